@@ -1,4 +1,7 @@
-"""Follow device health with nats-py, the short way: what is heard, and what stood before. A change in the first moment may be shown twice; health_subscriber.py loses and repeats nothing."""
+"""Follow device health with nats-py, the short way: what is heard, and what stood before.
+
+A change in the first moment may be shown twice; health_subscriber.py loses and repeats nothing.
+"""
 
 import asyncio
 import base64
@@ -14,7 +17,9 @@ async def main(url: str) -> None:
     nc = await nats.connect(url, inbox_prefix="_INBOX.user", error_cb=quiet, **once)
 
     async def ask(verb: str, **query: str) -> dict:
-        return json.loads((await nc.request(f"$JS.topobus.API.STREAM.{verb}.TOPOBUS_HEALTH", json.dumps(query).encode())).data)
+        return json.loads(
+            (await nc.request(f"$JS.topobus.API.STREAM.{verb}.TOPOBUS_HEALTH", json.dumps(query).encode())).data
+        )
 
     changes = await nc.subscribe("topobus.v1.health.>")
     for subject in (await ask("INFO", subjects_filter="topobus.v1.health.>"))["state"].get("subjects", {}):
@@ -38,4 +43,7 @@ except KeyboardInterrupt:
     pass
 except (OSError, ValueError, KeyError, TimeoutError, nats.errors.Error) as err:
     where = sys.argv[1].rpartition("//")[2].rpartition("@")[2]
-    sys.exit(f"health_short.py: {where}: {str(err) or type(err).__name__}; is NATS there, and the login that of its user `user`?")
+    sys.exit(
+        f"health_short.py: {where}: {str(err) or type(err).__name__}; is NATS there, and the login that of "
+        "its user `user`?"
+    )

@@ -28,13 +28,15 @@ from topobus.process import log_lines as log_lines
 from topobus.testing.clock import VirtualTimeLoop
 from topobus.testing.nats.accounts import cheap_folder
 
-# No test times anything: Hypothesis fails an example that takes more than 200 ms by itself, which a busy machine makes of any.
+# No test times anything: Hypothesis fails an example that takes more than 200 ms by itself,
+# which a busy machine makes of any.
 settings.register_profile("topobus", deadline=None, max_examples=examples(100))
 # What `make coverage` runs: the same examples each time, so that a branch is not taken by chance.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("topobus")
 
-# A child that a test forks collects no garbage: finalizers of what it inherited (gRPC's channels) wait for threads that it does not have, for ever.
+# A child that a test forks collects no garbage: finalizers of what it inherited (gRPC's channels)
+# wait for threads that it does not have, for ever.
 os.register_at_fork(after_in_child=gc.disable)
 
 _NUMBERS = itertools.count()
@@ -44,20 +46,25 @@ _BLOCKING.start()
 
 @pytest.fixture(autouse=True)
 def own_log_configuration() -> Iterator[None]:
-    """Take back what a test's commands configured: a level that one of them sets for the process would hide the next test's lines."""
+    """Take back what a test's commands configured: a level that one of them sets for the process
+    would hide the next test's lines.
+    """
     before, handlers = structlog.get_config(), [*logging.getLogger().handlers]
     try:
         yield
     finally:
         structlog.configure(**before)
-        # One that a test's command put there would configure structlog anew, with the next test's first line.
+        # One that a test's command put there would configure structlog anew,
+        # with the next test's first line.
         logging.getLogger().handlers[:] = handlers
         structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(autouse=True)
 def own_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the contexts of a test's commands to the test: one that a `topobus up` selected would be the next test's system, and they are never the user's own."""
+    """Keep the contexts of a test's commands to the test: one that a `topobus up` selected would be
+    the next test's system, and they are never the user's own.
+    """
     before = os.environ["XDG_CONFIG_HOME"]
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.getbasetemp() / f"contexts-{next(_NUMBERS)}")
     try:
@@ -68,13 +75,15 @@ def own_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_blocking_calls() -> Iterator[None]:
-    """Fail a test in which service code blocked the event loop: every other caller of that service waited meanwhile."""
+    """Fail a test in which service code blocked the event loop: every other caller of that service
+    waited meanwhile.
+    """
     _BLOCKING.take()
     yield
     if calls := _BLOCKING.take():
         pytest.fail(
-            "service code blocks the event loop; give it to asyncio.to_thread, or to _ALLOWED in support/blocking.py with its reason:\n"
-            + "\n".join(calls)
+            "service code blocks the event loop; give it to asyncio.to_thread, or to _ALLOWED in "
+            "support/blocking.py with its reason:\n" + "\n".join(calls)
         )
 
 
@@ -101,22 +110,41 @@ def _tell_set_up(report: pytest.CollectReport | pytest.TestReport) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the choice of the bus, and of how programs start."""
-    parser.addoption("--real-bus", action="store_true", help="run on a real nats-server what is marked memory_bus, too, and in real time")
-    parser.addoption("--real-starts", action="store_true", help="start every program by exec, as is done for what is marked real_start")
+    parser.addoption(
+        "--real-bus",
+        action="store_true",
+        help="run on a real nats-server what is marked memory_bus, too, and in real time",
+    )
+    parser.addoption(
+        "--real-starts",
+        action="store_true",
+        help="start every program by exec, as is done for what is marked real_start",
+    )
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run what is marked `virtual_time` on a loop whose time jumps, the rest on one like asyncio's own; a real server's sockets need real time."""
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run what is marked `virtual_time` on a loop whose time jumps, the rest on one like asyncio's
+    own.
+
+    A real server's sockets need real time.
+    """
     in_memory = not config.getoption("--real-bus") and item.get_closest_marker("real_server") is None
-    is_virtual = item.get_closest_marker("virtual_time") is not None and (in_memory or item.get_closest_marker("memory_bus") is None)
+    is_virtual = item.get_closest_marker("virtual_time") is not None and (
+        in_memory or item.get_closest_marker("memory_bus") is None
+    )
     if is_virtual and item.get_closest_marker("both_buses") is not None:
-        # Each bus is combined with each loop; `pytest_collection_modifyitems` keeps the pairs that go together.
+        # Each bus is combined with each loop; `pytest_collection_modifyitems`
+        # keeps the pairs that go together.
         return {"virtual": VirtualTimeLoop, "real": RealTimeLoop}
     return {"virtual": VirtualTimeLoop} if is_virtual else {"real": RealTimeLoop}
 
 
 def _has_its_loop(item: pytest.Item) -> bool:
-    """Say whether a test of both buses that is in virtual time runs on the loop of its bus: time jumps in memory, and a real server's sockets need real time."""
+    """Say whether a test of both buses that is in virtual time runs on the loop of its bus: time
+    jumps in memory, and a real server's sockets need real time.
+    """
     if item.get_closest_marker("both_buses") is None or item.get_closest_marker("virtual_time") is None:
         return True
     parameters = cast("pytest.Function", item).callspec.params
@@ -152,17 +180,25 @@ _OWN_FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin the list of tests in quarantine (id -> why), and put temporary folders into memory where there is room.
+    """Begin the list of tests in quarantine (id -> why), and put temporary folders into memory
+    where there is room.
 
-    Recorded machines are trees of thousands of small files: on a disk the kernel took four times the processor time that it takes in memory.
+    Recorded machines are trees of thousands of small files: on a disk the kernel took four times
+    the processor time that it takes in memory.
     """
     config.stash[_QUARANTINED] = {}
-    # What lives longer than a test (a module's `topobus up`) names its system here: never among the user's own, and no test reads it.
+    # What lives longer than a test (a module's `topobus up`) names its system here: never among the
+    # user's own, and no test reads it.
     config.stash[_OWN_CONTEXTS] = Path(tempfile.mkdtemp(prefix="topobus-tests-"))
     os.environ["XDG_CONFIG_HOME"] = str(config.stash[_OWN_CONTEXTS])
     os.environ.pop("TOPOBUS_CONTEXT", None)
-    # A run that a shell put into the background ignores two of them, one by nohup the third, and so would every program that a test starts and ends by it.
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)):
+    # A run that a shell put into the background ignores two of them, one by nohup the third, and so
+    # would every program that a test starts and ends by it.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     folder = cheap_folder()
@@ -171,7 +207,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None
     if not config.option.basetemp:
-        # Short, for a unix socket's path ends at 107 bytes, and gone after the run: memory is not a place to keep things.
+        # Short, for a unix socket's path ends at 107 bytes, and gone after the run: memory
+        # is not a place to keep things.
         config.stash[_OWN_FOLDER] = Path(tempfile.mkdtemp(prefix="tb"))
         config.option.basetemp = str(config.stash[_OWN_FOLDER])
 
@@ -187,7 +224,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Note the tests in quarantine before `-m` leaves them out, and begin with the files that take longest, in whatever order the others are put."""
+    """Note the tests in quarantine before `-m` leaves them out, and begin with the files that take
+    longest, in whatever order the others are put.
+    """
     items[:] = [item for item in items if _has_its_loop(item)]
     _note_quarantined(config, items)
     yield
@@ -197,7 +236,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _note_quarantined(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note each with its reason and issue. One without them is an error: nobody would ever bring it back."""
+    """Note each with its reason and issue.
+
+    One without them is an error: nobody would ever bring it back.
+    """
     for item in items:
         marker = item.get_closest_marker("quarantined")
         if marker is None:
@@ -218,7 +260,9 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Say how to have this order again, and count the quarantine in every run, an empty one included: what is left out must not be forgotten."""
+    """Say how to have this order again, and count the quarantine in every run, an empty one
+    included: what is left out must not be forgotten.
+    """
     seed = getattr(config.option, "randomly_seed", None)
     if seed is not None and config.getoption("randomly_reorganize"):
         terminalreporter.write_line(f"in the order of -p randomly --randomly-seed={seed}")
@@ -229,7 +273,8 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what collection made out of later garbage collections: thousands of test items live to the end, and each full collection would walk them.
+    """Leave what collection made out of later garbage collections: thousands of test items live to
+    the end, and each full collection would walk them.
 
     The fork server imports beside us from here on, unless nobody will need it.
     """
@@ -241,7 +286,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Start programs of ours as copies of one process (support.forked_starts), in tests with processes that are not marked `real_start`."""
+    """Start programs of ours as copies of one process (support.forked_starts), in tests with
+    processes that are not marked `real_start`.
+    """
     if not _forks(item):
         return (yield)
     with forked_starts.forked_starts():

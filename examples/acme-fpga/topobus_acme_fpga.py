@@ -1,7 +1,7 @@
 """Topobus driver for the Acme A1 FPGA card: all that a vendor writes, in one file.
 
-The card is made up. Its kernel driver `acme` shows, in the card's PCI folder:
-acme/serial (text), acme/minor (the N of /dev/acmeN), acme/state (`ready`, or what is wrong), acme/temperature_c.
+The card is made up. Its kernel driver `acme` shows, in the card's PCI folder: acme/serial (text),
+acme/minor (the N of /dev/acmeN), acme/state (`ready`, or what is wrong), acme/temperature_c.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class AcmeDriver(DeviceDriver):
         self._pci_health = PciHealth(is_speed_steady=True)
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """Pick our functions out of the machine; the kit fills in NUMA node, root, switch and name."""
+        """Pick our functions out of the machine.
+
+        The kit fills in NUMA node, root, switch and name.
+        """
         devices = []
         for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=(_CLASS,)):
             try:
@@ -72,7 +75,9 @@ class AcmeDriver(DeviceDriver):
         """Look at what every PCI card tells, and at our own two files."""
         return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each card's node; the number is read anew, for it may change with a reboot."""
         if (refusal := gone(tree, devices)) is not None:
             return refusal

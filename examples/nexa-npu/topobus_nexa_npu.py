@@ -1,8 +1,10 @@
-"""Topobus driver for the Nexa N2 neural processor: a card that is used whole or by halves, belongs to one pod at a time, and is wiped after it.
+"""Topobus driver for the Nexa N2 neural processor: a card that is used whole or by halves, belongs
+to one pod at a time, and is wiped after it.
 
-The card is made up. Its kernel driver `nexa` shows, in the card's PCI folder, for each half N of 0 and 1:
-nexa/minor (the M of /dev/nexaM-N), nexa/tenantN (path of the network namespace whose programs the half obeys; can be written), nexa/used_mibN (memory that
-was not wiped; to write 0 wipes it), nexa/fault (`none`, or what is wrong with the card).
+The card is made up. Its kernel driver `nexa` shows, in the card's PCI folder, for each half N of 0
+and 1: nexa/minor (the M of /dev/nexaM-N), nexa/tenantN (path of the network namespace whose
+programs the half obeys; can be written), nexa/used_mibN (memory that was not wiped; to write 0
+wipes it), nexa/fault (`none`, or what is wrong with the card).
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from msgspec.structs import replace
 
 from topobus.devicekit.driver import DeviceDriver, DeviceRecord, Discovery, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
-from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
+from topobus.devicekit.pci import (
+    PciHealth,
+    observe_kernel_driver,
+    pci_device,
+    pci_device_name,
+    pci_folder,
+    select_functions,
+)
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet, CounterUse
@@ -43,7 +52,10 @@ class NexaDriver(DeviceDriver):
         self._pci_health = PciHealth()
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """List each card and its two halves; their counters keep a half and the whole from two owners."""
+        """List each card and its two halves.
+
+        Their counters keep a half and the whole from two owners.
+        """
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=(_CLASS,))
         cards = [_device(function, _HALVES) for function in functions]
         halves = [_device(function, (half,)) for function in functions for half in _HALVES]
@@ -54,8 +66,13 @@ class NexaDriver(DeviceDriver):
         """Look at what every PCI card tells, and at the card's own word; both halves share it."""
         return {device.name: self._observe_one(tree, device) for device in devices}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give the nodes of the halves; the number is read anew, for it may change with a reboot."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give the nodes of the halves.
+
+        The number is read anew, for it may change with a reboot.
+        """
         if (refusal := gone(tree, devices)) is not None:
             return refusal
         edits = {}
@@ -109,7 +126,11 @@ class NexaDriver(DeviceDriver):
             return [unreadable(err)]
         if fault != "none":
             sick, reset = HealthState.UNHEALTHY, RecoveryAction.RESET_DEVICE
-            seen.append(Observation(dimension=Dimension.FIRMWARE, state=sick, reason="card-fault", message=fault[:60], action=reset))
+            seen.append(
+                Observation(
+                    dimension=Dimension.FIRMWARE, state=sick, reason="card-fault", message=fault[:60], action=reset
+                )
+            )
         return seen
 
 
@@ -118,7 +139,14 @@ def _device(function: PciDevice, halves: Sequence[int]) -> Device:
     # `parent` says with what it goes away, `partition_of` with what it is never held.
     name, card = (whole, "") if len(halves) == len(_HALVES) else (f"{whole}-half-{halves[0]}", whole)
     device = pci_device(
-        function, device_class="npu", driver="nexa", vendor="nexa", model="Nexa N2", name=name, parent=card, partition_of=card
+        function,
+        device_class="npu",
+        driver="nexa",
+        vendor="nexa",
+        model="Nexa N2",
+        name=name,
+        parent=card,
+        partition_of=card,
     )
     attributes = {**device.attributes, "type": "npu-half" if card else "npu", "halves": "".join(map(str, halves))}
     uses = (CounterUse(counter_set=whole, counter="cores", amount=_HALF_CORES * len(halves)),)
@@ -137,4 +165,6 @@ def _write(tree: Tree, device: Device, file: str, text: str) -> None:
     try:
         tree.path(_file(device, file)).write_text(f"{text}\n", encoding="utf-8")
     except OSError as err:
-        raise HardwareError(f"{device.name}: {file} cannot be written: {err.strerror}", path=_file(device, file)) from err
+        raise HardwareError(
+            f"{device.name}: {file} cannot be written: {err.strerror}", path=_file(device, file)
+        ) from err

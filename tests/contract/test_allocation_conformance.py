@@ -39,7 +39,9 @@ def test_allocate_equals_upstream_when_compatible(chunk: int) -> None:
 
 
 def test_allocate_equals_upstream_when_every_search_counts_as_hard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short cuts for hard searches give the same answers when they are taken from the first step on."""
+    """The short cuts for hard searches give the same answers when they are taken from the first
+    step on.
+    """
     monkeypatch.setattr(search, "_HARD_STEPS", 0)
     compiler = CelCompiler()
     different: list[tuple[str, object, object]] = []
@@ -52,7 +54,10 @@ def test_allocate_equals_upstream_when_every_search_counts_as_hard(monkeypatch: 
 
 
 def test_allocate_takes_the_very_steps_of_upstream_when_told_to() -> None:
-    """Without its short cuts the search is upstream's, step by step; so the order of its checks is, too."""
+    """Without its short cuts the search is upstream's, step by step.
+
+    So the order of its checks is, too.
+    """
     compiler = CelCompiler()
     different: list[tuple[str, object, object]] = []
     for case in _cases(0):

@@ -1,4 +1,6 @@
-"""What Kubernetes 1.36.2's own selector compiler and evaluator answered when it was asked: rules that random expressions seldom meet."""
+"""What Kubernetes 1.36.2's own selector compiler and evaluator answered when it was asked: rules
+that random expressions seldom meet.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,23 @@ from topobus.engine.cel.selector import compile_expression
 
 DEVICE = DeviceFacts(
     "d.io",
-    {"d.io": {"n": 1, "s": "fish", "fw": Version("1.10.0"), "vs": (Version("1.0.0"), Version("2.0.0")), "l": ("a", "b"), "big": 2**53 + 1}},
+    {
+        "d.io": {
+            "n": 1,
+            "s": "fish",
+            "fw": Version("1.10.0"),
+            "vs": (Version("1.0.0"), Version("2.0.0")),
+            "l": ("a", "b"),
+            "big": 2**53 + 1,
+        }
+    },
     {},
 )
 A = "device.attributes['d.io']"
 
 TRUE = [
-    # equality of Kubernetes' own types: the left one decides, and within lists what cannot be compared counts as equal
+    # equality of Kubernetes' own types: the left one decides, and within lists what
+    # cannot be compared counts as equal
     f"{A}.fw != '1.10.0' && '1.10.0' != {A}.fw",
     "dyn('x') != ip('1.1.1.1')",
     f"{A}.vs == ['a', 'b']",
@@ -34,28 +46,36 @@ TRUE = [
     "'%x %X %.2s %%'.format(['aé', -255, 'abc']) == '61c3a9 -FF abc %'",
     "'%e|%e|%.3e'.format([0.00012, -1.0 / 0.0, 9.9999]) == '1.200000×10⁻⁰⁴|    -∞|9.999900×10⁰⁰'",
     # nanoseconds
-    "duration('1ns') > duration('0s') && string(duration('1.5us')) == '0.0000015s' && duration('0.9999999999s') < duration('1s')",
+    "duration('1ns') > duration('0s') && string(duration('1.5us')) == '0.0000015s' && "
+    "duration('0.9999999999s') < duration('1s')",
     "string(timestamp('2026-01-01T00:00:00.123456789Z')) == '2026-01-01T00:00:00.123456789Z'",
     "string(timestamp('2026-01-01T0:00:00+05:60')) == '2026-01-01T00:00:00+06:00'",
     "string(timestamp('0000-12-31T23:00:00-02:00')) == '0000-12-31T23:00:00-02:00'",
-    "timestamp('2026-01-01T00:00:00,5Z').getMilliseconds() == 500 && timestamp('2026-01-01T00:00:00Z').getMinutes('-02:30') == 30",
+    "timestamp('2026-01-01T00:00:00,5Z').getMilliseconds() == 500 && "
+    "timestamp('2026-01-01T00:00:00Z').getMinutes('-02:30') == 30",
     "string(duration('-9223372036.854775808s')) == '-9223372036.854776s'",
-    "!optional.ofNonZeroValue(timestamp('0001-01-01T00:00:00Z')).hasValue() && !optional.ofNonZeroValue(duration('0s')).hasValue()",
+    "!optional.ofNonZeroValue(timestamp('0001-01-01T00:00:00Z')).hasValue() && "
+    "!optional.ofNonZeroValue(duration('0s')).hasValue()",
     # quantities keep the form in which they were read
     "quantity('G') == quantity('0') && isQuantity('+') && !isQuantity('Pi') && !isQuantity('１Gi')",
-    "!quantity('1Pi').isInteger() && !quantity('0n').isInteger() && !quantity('1000m').isInteger() && quantity('1Ti').isInteger()",
+    "!quantity('1Pi').isInteger() && !quantity('0n').isInteger() && !quantity('1000m').isInteger() && "
+    "quantity('1Ti').isInteger()",
     "!quantity('9999999999999999999999G').isInteger() && quantity('0.3').asApproximateFloat() == 0.1 * 3.0",
     # texts
-    "'abc'.indexOf('a', 99) == -1 && 'abc'.indexOf('', 99) == 99 && 'abc'.lastIndexOf('', 99) == 99 && 'abc'.lastIndexOf('a', 99) == -1",
+    "'abc'.indexOf('a', 99) == -1 && 'abc'.indexOf('', 99) == 99 && 'abc'.lastIndexOf('', 99) == 99 && "
+    "'abc'.lastIndexOf('a', 99) == -1",
     "double('1_0') == 10.0 && double('0x1p-2') == 0.25 && bool('T')",
-    "semver('v01.2', true) == semver('1.2.0') && isSemver('1.2.3-rc', true) && !isSemver('2+b', true) && !isSemver('1.2-a', true)",
+    "semver('v01.2', true) == semver('1.2.0') && isSemver('1.2.3-rc', true) && !isSemver('2+b', true) && "
+    "!isSemver('1.2-a', true)",
     # looking for what cannot be a key, and into what an optional value holds
-    "!(dyn([1]) in {'a': 1}) && !(dyn(1) in device.attributes) && !has({1: 1}.x) && !has(optional.ofNonZeroValue(device.attributes).x)",
+    "!(dyn([1]) in {'a': 1}) && !(dyn(1) in device.attributes) && !has({1: 1}.x) && "
+    "!has(optional.ofNonZeroValue(device.attributes).x)",
     f"!({A}.fw in device.attributes)",
     # what has no order among itself counts as sorted
     "[1, 2].map(x, x == 2 ? dyn('a') : dyn(x)).isSorted() && [1, 2].map(x, x == 2 ? dyn('a') : dyn(x)).max() == 1",
     # lists of no known type
-    f"{A}.l.sort() == ['a', 'b'] && {A}.l.reverse()[0] == 'b' && {A}.l.sortBy(x, x)[1] == 'b' && {A}.l.slice(0, 1) == ['a']",
+    f"{A}.l.sort() == ['a', 'b'] && {A}.l.reverse()[0] == 'b' && {A}.l.sortBy(x, x)[1] == 'b' && "
+    f"{A}.l.slice(0, 1) == ['a']",
 ]
 FAILING = [
     f"{A}.fw == '1.10.0'",
@@ -141,7 +161,9 @@ def test_selector_is_refused_as_upstream(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", DEAR)
 def test_selector_is_objected_to_as_upstream(expression: str) -> None:
-    """Compiles, but its estimate is above what an API server takes: something it walks has no known size."""
+    """Compiles, but its estimate is above what an API server takes: something it walks has no known
+    size.
+    """
     selector = compile_expression(expression)
 
     assert not isinstance(selector, SelectorError)
@@ -150,7 +172,9 @@ def test_selector_is_objected_to_as_upstream(expression: str) -> None:
 
 @pytest.mark.parametrize(("expression", "cost"), CHEAP.items())
 def test_selector_is_estimated_as_upstream(expression: str, cost: int) -> None:
-    """Lists of an attribute are bounded by what a device may carry, so that their functions have an estimate below the limit."""
+    """Lists of an attribute are bounded by what a device may carry, so that their functions have an
+    estimate below the limit.
+    """
     selector = compile_expression(expression)
 
     assert not isinstance(selector, SelectorError)

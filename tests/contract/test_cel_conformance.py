@@ -1,4 +1,6 @@
-"""Selectors are refused, true, false, in error and too dear exactly where Kubernetes 1.36.2 has them so, in every recorded case."""
+"""Selectors are refused, true, false, in error and too dear exactly where Kubernetes 1.36.2 has
+them so, in every recorded case.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from lab.conformance.recorded_answers import kinds, main, run_file
 
 _FOLDER = Path(__file__).parent.parent / "data" / "conformance"
 RECORDED = {"random": _FOLDER / "cel-selectors.jsonl.gz", "corners": _FOLDER / "cel-selectors-corners.jsonl.gz"}
-DEVICE = {"driver": "d.io", "attributes": {"n": {"int": 1}, "big": {"bigint": "9007199254740993"}}, "capacity": {"memory": "1Gi"}}
+DEVICE = {
+    "driver": "d.io",
+    "attributes": {"n": {"int": 1}, "big": {"bigint": "9007199254740993"}},
+    "capacity": {"memory": "1Gi"},
+}
 
 
 def _write(path: Path, *lines: dict[str, Any]) -> Path:
@@ -24,7 +30,9 @@ def _write(path: Path, *lines: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("file", RECORDED.values(), ids=RECORDED)
 def test_selectors_are_answered_as_upstream_answers(file: Path) -> None:
-    """Refused or not, the verdict, that there is an error, and whether the estimate is above the limit: all as recorded; and each estimate is the very number."""
+    """Refused or not, the verdict, that there is an error, and whether the estimate is above the
+    limit: all as recorded; and each estimate is the very number.
+    """
     check = CelSelectors()
 
     different = [(case_id, got, expected) for case_id, expected, got in run_file(file, check) if got != expected]
@@ -36,13 +44,21 @@ def test_selectors_are_answered_as_upstream_answers(file: Path) -> None:
 
 
 def test_runner_knows_the_kind_and_reports_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command finds the kind by the file's name, passes what agrees, and tells costs apart without failing a case by them."""
+    """The command finds the kind by the file's name, passes what agrees, and tells costs apart
+    without failing a case by them.
+    """
     file = _write(
         tmp_path / "cel-selectors-more.jsonl",
         {"device": DEVICE},
         {"expression": "device.attributes['d.io'].n == 1", "expect": {"maxCost": 5, "cost": 5, "match": True}},
-        {"expression": "device.attributes['d.io'].big == 9007199254740992.0", "expect": {"maxCost": 99, "cost": 5, "match": True}},
-        {"expression": "device.attributes['d.io'].none", "expect": {"maxCost": 4, "cost": 4, "error": "no such key: none"}},
+        {
+            "expression": "device.attributes['d.io'].big == 9007199254740992.0",
+            "expect": {"maxCost": 99, "cost": 5, "match": True},
+        },
+        {
+            "expression": "device.attributes['d.io'].none",
+            "expect": {"maxCost": 4, "cost": 4, "error": "no such key: none"},
+        },
         {"expression": "1 +", "expect": {"refused": "Syntax error"}},
     )
 
@@ -66,15 +82,21 @@ def test_runner_knows_the_kind_and_reports_costs(tmp_path: Path, capsys: pytest.
     ],
 )
 def test_runner_fails_a_case_that_differs(tmp_path: Path, expression: str, expect: dict[str, Any]) -> None:
-    """Another verdict, an error, a refusal, or an estimate on the other side of the limit is a failure."""
+    """Another verdict, an error, a refusal, or an estimate on the other side of the limit is a
+    failure.
+    """
     file = _write(tmp_path / "cel-selectors.jsonl", {"device": DEVICE}, {"expression": expression, "expect": expect})
 
     assert main([str(file)]) == 1
 
 
 def test_runner_cannot_use_a_file_without_its_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file whose first line is a case, or a device of an unknown type, ends with status 2 and says why."""
-    headless = _write(tmp_path / "cel-selectors.jsonl", {"expression": "true", "expect": {"maxCost": 0, "cost": 0, "match": True}})
+    """A file whose first line is a case, or a device of an unknown type, ends with status 2 and
+    says why.
+    """
+    headless = _write(
+        tmp_path / "cel-selectors.jsonl", {"expression": "true", "expect": {"maxCost": 0, "cost": 0, "match": True}}
+    )
     strange = _write(tmp_path / "cel-selectors-2.jsonl", {"device": {**DEVICE, "attributes": {"n": {"float": 1.5}}}})
 
     assert main([str(headless)]) == 2

@@ -1,6 +1,8 @@
-"""What an API server estimates that an expression may cost, and how it is evaluated: situations that Kubernetes publishes for its own environment.
+"""What an API server estimates that an expression may cost, and how it is evaluated: situations
+that Kubernetes publishes for its own environment.
 
-Source: k8s.io/dynamic-resource-allocation/cel/compile_test.go, 1.36 (Apache-2.0); the situations are put in our own words, the numbers are theirs.
+Source: k8s.io/dynamic-resource-allocation/cel/compile_test.go, 1.36 (Apache-2.0); the situations
+are put in our own words, the numbers are theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ MEBI = Quantity.parse("1Mi")
 
 
 class Case(NamedTuple):
-    """An expression over a device with attributes in the driver's domain; a text as the verdict is part of an error."""
+    """An expression over a device with attributes in the driver's domain.
+
+    A text as the verdict is part of an error.
+    """
 
     expression: str
     cost: int
@@ -54,8 +59,12 @@ TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
 CASES = {
     "true": Case("true", 0),
     "false": Case("false", 0, verdict=False),
-    "name-of-unknown-domain": Case('device.attributes["none"].noSuchAttr.isGreaterThan(quantity("0"))', 6, "no such key: noSuchAttr"),
-    "key-of-unknown-domain": Case('device.attributes["none"]["noSuchAttr"].isGreaterThan(quantity("0"))', 6, "no such key: noSuchAttr"),
+    "name-of-unknown-domain": Case(
+        'device.attributes["none"].noSuchAttr.isGreaterThan(quantity("0"))', 6, "no such key: noSuchAttr"
+    ),
+    "key-of-unknown-domain": Case(
+        'device.attributes["none"]["noSuchAttr"].isGreaterThan(quantity("0"))', 6, "no such key: noSuchAttr"
+    ),
     "domain-is-not-there": Case('"none" in device.attributes', 3, verdict=False),
     "domain-is-there": Case('"dra.example.com" in device.attributes', 3, attributes={"x": True}),
     "no-driver": Case('device.driver == ""', 2, driver=""),
@@ -69,7 +78,10 @@ CASES = {
     "loop-over-bool": Case(f"{D}.name.exists(x, x == true)", 5 + 6 * 64, "expected iterable type", {"name": True}),
     "loop-over-text": Case(f'{D}.name.exists(x, x == "fish")', 5 + 6 * 64, "expected iterable type", {"name": "fish"}),
     "loop-over-version": Case(
-        f'{D}.name.exists(x, x.isGreaterThan(semver("0.0.1")))', 5 + 7 * 64, "expected iterable type", {"name": Version("1.0.0")}
+        f'{D}.name.exists(x, x.isGreaterThan(semver("0.0.1")))',
+        5 + 7 * 64,
+        "expected iterable type",
+        {"name": Version("1.0.0")},
     ),
     "list-is-no-verdict": Case(f"{D}.names", 4, "type list", {"names": ("fish", "bird")}),
     "size": Case(f"{D}.names.size() == 2", 6, attributes={"names": (1, 2)}),
@@ -77,12 +89,16 @@ CASES = {
     "exists-in-ints": Case(f"{D}.names.exists(x, x > 0)", 5 + 6 * 64, attributes={"names": (1, 2)}),
     "all-of-texts": Case(f'{D}.names.all(x, x != "")', 5 + 4 * 64, attributes={"names": ("fish", "bird")}),
     "all-of-versions": Case(
-        f'{D}.names.all(x, x.isGreaterThan(semver("0.0.1")))', 5 + 6 * 64, attributes={"names": (Version("1.0.0"), Version("2.0.0"))}
+        f'{D}.names.all(x, x.isGreaterThan(semver("0.0.1")))',
+        5 + 6 * 64,
+        attributes={"names": (Version("1.0.0"), Version("2.0.0"))},
     ),
     "in-list": Case(f"1 in {D}.names", 4 + 64, attributes={"names": (1, 2, 3)}),
     "version": Case(f'{D}.name.isGreaterThan(semver("0.0.1"))', 6, attributes={"name": Version("1.0.0")}),
     "loose-version": Case(
-        f'{D}.name.isGreaterThan(semver("v0.0.1", true)) && isSemver("v1.0.0", true)', 7, attributes={"name": Version("1.0.0")}
+        f'{D}.name.isGreaterThan(semver("v0.0.1", true)) && isSemver("v1.0.0", true)',
+        7,
+        attributes={"name": Version("1.0.0")},
     ),
     "quantity": Case(f'{C}.name.isGreaterThan(quantity("1Ki"))', 6, capacity={"name": MEBI}),
     "guarded": Case(f'"name" in {C} && {C}.name.isGreaterThan(quantity("1Ki"))', 10, capacity={"name": MEBI}),
@@ -96,7 +112,8 @@ CASES = {
     "capacity-domains": Case('device.capacity.exists_one(x, x == "dra.example.com")', 164, capacity={"memory": MEBI}),
     "capacity-names": Case(f'{C}.exists_one(x, x == "memory")', 133, capacity={"memory": MEBI}),
     "expensive": Case(
-        f"{TEN}.all(x, {TEN}.all(y, {TEN}.all(z, {TEN}.all(z2, {TEN}.all(z3, {TEN}.all(z4, {TEN}.all(z5, int('1'.find('[0-9]*')) < 100)))))))",
+        f"{TEN}.all(x, {TEN}.all(y, {TEN}.all(z, {TEN}.all(z2, {TEN}.all(z3, {TEN}.all(z4, {TEN}.all(z5, "
+        "int('1'.find('[0-9]*')) < 100)))))))",
         85555551,
         "actual cost limit exceeded",
     ),
@@ -115,7 +132,13 @@ CASES = {
             ("version", 'semver("1.0.0")', Version("1.0.0"), True, 1),
             ("versions", 'semver("3.0.0")', (Version("1.0.0"), Version("2.0.0")), False, 1),
             ("at-limit", '"value-48"', tuple(f"value-{number}" for number in range(48)), False, 0),
-            ("over-limit", '"value-49"', tuple(f"value-{number}" for number in range(49)), "lists longer than 48 values", 0),
+            (
+                "over-limit",
+                '"value-49"',
+                tuple(f"value-{number}" for number in range(49)),
+                "lists longer than 48 values",
+                0,
+            ),
         )
     },
 }
@@ -123,7 +146,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_selector_costs_and_says_what_upstream_does(case: Case) -> None:
-    """The estimate is upstream's number, the verdict or the error is its own, and no evaluation costs more than was estimated."""
+    """The estimate is upstream's number, the verdict or the error is its own, and no evaluation
+    costs more than was estimated.
+    """
     selector = compile_expression(case.expression)
     assert not isinstance(selector, SelectorError), selector
     device = DeviceFacts(

@@ -18,11 +18,15 @@ from topobus.values.errors import ConfigError
 
 
 def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
-    return ApiObject(api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec)
+    return ApiObject(
+        api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec
+    )
 
 
 def _claim(name: str, parameters: str = "") -> ApiObject:
-    reference = {"parametersRef": {"apiGroup": GROUP, "kind": "LicenceParameters", "name": parameters}} if parameters else {}
+    reference = (
+        {"parametersRef": {"apiGroup": GROUP, "kind": "LicenceParameters", "name": parameters}} if parameters else {}
+    )
     return _object("ResourceClaim", name, {"resourceClassName": "licence", **reference})
 
 

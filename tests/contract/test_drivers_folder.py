@@ -1,4 +1,6 @@
-"""The sample driver with hands keeps the contract of drivers and of hands: with short work and with long."""
+"""The sample driver with hands keeps the contract of drivers and of hands: with short work and with
+long.
+"""
 
 from __future__ import annotations
 

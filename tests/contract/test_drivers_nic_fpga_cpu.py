@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.bitstream_files import gbs, xclbin
-from support.fpga_cards import BLANK, FileDflProgrammer, FileXrtProgrammer, add, dfl_machine, files_of, port_file, xilinx_machine
+from support.fpga_cards import (
+    BLANK,
+    FileDflProgrammer,
+    FileXrtProgrammer,
+    add,
+    dfl_machine,
+    files_of,
+    port_file,
+    xilinx_machine,
+)
 from support.net_trees import add_interface, remove_interface
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import DeviceDriver
@@ -94,7 +103,9 @@ class TestIntelDflDriver(DriverContract):
 
 
 class TestIntelDflDriverThatPrograms(HandsContract):
-    """The same with a store: the card is programmed for a claim, and blanked after it, at whichever step the service dies."""
+    """The same with a store: the card is programmed for a claim, and blanked after it, at whichever
+    step the service dies.
+    """
 
     config = ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "matrix"},)
     bad_config = ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "Not A Name"},)
@@ -103,7 +114,9 @@ class TestIntelDflDriverThatPrograms(HandsContract):
     def make_driver(self) -> DeviceDriver:
         """Make the driver, as a service does at each start."""
         driver = IntelDflDriver(FileDflProgrammer(self._root))
-        driver.configure(FpgaServices(functions=FunctionSettings(store=str(self._root.parent / "store")), can_program=True))
+        driver.configure(
+            FpgaServices(functions=FunctionSettings(store=str(self._root.parent / "store")), can_program=True)
+        )
         return driver
 
     def record(self, into: Path) -> RecordedMachine:
@@ -133,7 +146,9 @@ class TestXilinxDriverThatPrograms(HandsContract):
     def make_driver(self) -> DeviceDriver:
         """Make the driver, as a service does at each start."""
         driver = XilinxDriver(FileXrtProgrammer(self._root))
-        driver.configure(FpgaServices(functions=FunctionSettings(store=str(self._root.parent / "store")), can_program=True))
+        driver.configure(
+            FpgaServices(functions=FunctionSettings(store=str(self._root.parent / "store")), can_program=True)
+        )
         return driver
 
     def record(self, into: Path) -> RecordedMachine:

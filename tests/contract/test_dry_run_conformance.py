@@ -1,6 +1,8 @@
-"""A dry run answers what the controller would, and both homes ask the same: the recorded cases of Kubernetes' own allocator, and generated ones with what a dry run once forgot.
+"""A dry run answers what the controller would, and both homes ask the same: the recorded cases of
+Kubernetes' own allocator, and generated ones with what a dry run once forgot.
 
-The other side is the controller's own: a `StandaloneState` filled here object by object, and its `Allocator`.
+The other side is the controller's own: a `StandaloneState` filled here object
+by object, and its `Allocator`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,13 @@ def _cases(chunk: int) -> Iterator[dict[str, Any]]:
 def _object(kind: str, plain: dict[str, Any]) -> ApiObject:
     metadata = {key: value for key, value in plain["metadata"].items() if value is not None}
     version = "v1" if kind in ("Node", "Namespace") else API
-    return ApiObject(api_version=version, kind=kind, metadata=metadata, spec=plain.get("spec") or {}, status=plain.get("status") or {})
+    return ApiObject(
+        api_version=version,
+        kind=kind,
+        metadata=metadata,
+        spec=plain.get("spec") or {},
+        status=plain.get("status") or {},
+    )
 
 
 def _taker(case: dict[str, Any]) -> ApiObject:
@@ -75,9 +83,20 @@ def _taker(case: dict[str, Any]) -> ApiObject:
     for text, used in (allocated.get("consumedCapacity") or {}).items():
         driver, _, rest = text.partition("/")
         pool, _, device = rest.rpartition("/")
-        results.append({"request": "r", "driver": driver, "pool": pool, "device": device, "shareID": "s", "consumedCapacity": used or {}})
+        results.append(
+            {
+                "request": "r",
+                "driver": driver,
+                "pool": pool,
+                "device": device,
+                "shareID": "s",
+                "consumedCapacity": used or {},
+            }
+        )
     status = {"allocation": {"devices": {"results": results}}}
-    return _object("ResourceClaim", {"metadata": {"name": "taker", "namespace": "elsewhere", "uid": "taker"}, "status": status})
+    return _object(
+        "ResourceClaim", {"metadata": {"name": "taker", "namespace": "elsewhere", "uid": "taker"}, "status": status}
+    )
 
 
 def _rule(case: dict[str, Any], random: Random) -> ApiObject:
@@ -90,12 +109,21 @@ def _rule(case: dict[str, Any], random: Random) -> ApiObject:
         names = [device["name"] for device in chosen.get("devices") or ()]
         if names and random.random() < 0.5:
             selector["device"] = random.choice(names)
-    taint = {"key": "example.com/broken", "effect": random.choice(["NoSchedule", "NoExecute", "None"]), "timeAdded": "2026-01-01T00:00:00Z"}
-    return _object("DeviceTaintRule", {"metadata": {"name": "rule"}, "spec": {"deviceSelector": selector, "taint": taint}})
+    taint = {
+        "key": "example.com/broken",
+        "effect": random.choice(["NoSchedule", "NoExecute", "None"]),
+        "timeAdded": "2026-01-01T00:00:00Z",
+    }
+    return _object(
+        "DeviceTaintRule", {"metadata": {"name": "rule"}, "spec": {"deviceSelector": selector, "taint": taint}}
+    )
 
 
 def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, str, list[ApiObject]]:
-    """Read a case as objects; with `random` also with a taint rule, and admin access with or without the namespace's label."""
+    """Read a case as objects.
+
+    With `random` also with a taint rule, and admin access with or without the namespace's label.
+    """
     node = ((case.get("node") or {}).get("metadata") or {}).get("name") or "node"
     labels = ((case.get("node") or {}).get("metadata") or {}).get("labels") or {}
     claims = [_object("ResourceClaim", claim) for claim in case.get("claims") or ()]
@@ -103,7 +131,9 @@ def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, 
     objects += [_object("DeviceClass", device_class) for device_class in case.get("classes") or ()]
     objects += [_object("ResourceSlice", resource_slice) for resource_slice in case.get("slices") or ()]
     claims = [
-        msgspec.structs.replace(claim, metadata={"namespace": "default", **claim.metadata, "uid": f"uid-{number}"}, status={})
+        msgspec.structs.replace(
+            claim, metadata={"namespace": "default", **claim.metadata, "uid": f"uid-{number}"}, status={}
+        )
         for number, claim in enumerate(claims)
     ]
     if random is not None:
@@ -112,12 +142,18 @@ def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, 
         if random.random() < 0.5:
             labels = {"resource.kubernetes.io/admin-access": "true"}
             objects.append(
-                _object("Namespace", {"metadata": {"name": claims[0].metadata["namespace"] if claims else "default", "labels": labels}})
+                _object(
+                    "Namespace",
+                    {"metadata": {"name": claims[0].metadata["namespace"] if claims else "default", "labels": labels}},
+                )
             )
         if claims and random.random() < 0.4:
             claims[0] = _with_admin_access(claims[0])
     # A case is about one node, though its slices may name more.
-    claims = [msgspec.structs.replace(claim, metadata={**claim.metadata, "annotations": {NODE_ANNOTATION: node}}) for claim in claims]
+    claims = [
+        msgspec.structs.replace(claim, metadata={**claim.metadata, "annotations": {NODE_ANNOTATION: node}})
+        for claim in claims
+    ]
     names = [claim.metadata["name"] for claim in claims]
     namespace = claims[0].metadata["namespace"] if claims else "default"
     uses = [{"name": f"e{number}", "resourceClaimName": name} for number, name in enumerate(names)]
@@ -142,18 +178,26 @@ def _with_admin_access(claim: ApiObject) -> ApiObject:
 def _allocator(state: StandaloneState, compiler: CelCompiler) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
-    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
+    runtime = Runtime(
+        name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry
+    )
     return Allocator(settings, runtime, state, compiler, ControllerMetrics(registry))
 
 
 async def _search(allocator: Allocator, node: str, members: list[Member]) -> Outcome:
-    """Find devices as the controller does for a claim: first fit, then equal ones that lie closer together."""
+    """Find devices as the controller does for a claim: first fit, then equal ones that lie closer
+    together.
+    """
     outcome = await allocator.search_members(node, members)
-    return await allocator.brought_closer(node, members, outcome, pod=None) if isinstance(outcome, Allocated) else outcome
+    return (
+        await allocator.brought_closer(node, members, outcome, pod=None) if isinstance(outcome, Allocated) else outcome
+    )
 
 
 def _controller(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> Outcome | str:
-    """What the controller's own search says of the claims on a node, or how the claims cannot be read."""
+    """What the controller's own search says of the claims on a node, or how the claims cannot be
+    read.
+    """
     state = StandaloneState()
     for machine in situation.machines:
         state.put_machine(machine)
@@ -171,7 +215,8 @@ def _controller(situation: Situation, node: str, claims: list[ApiObject], compil
             continue
     try:
         members = [
-            member(ObjectKey(**object_parts(claim)), state.objects[ObjectKey(**object_parts(claim))], state.classes) for claim in claims
+            member(ObjectKey(**object_parts(claim)), state.objects[ObjectKey(**object_parts(claim))], state.classes)
+            for claim in claims
         ]
         return asyncio.run(_search(_allocator(state, compiler), node, members))
     except ContractError as err:
@@ -195,7 +240,9 @@ def _differs(situation: Situation, node: str, claims: list[ApiObject], compiler:
 def _said(answer: DryAnswer) -> tuple[str, object]:
     if answer.condition == "Allocated":
         return answer.condition, SHARE.sub("", encode(list(answer.allocations.values())).decode())
-    return answer.condition, tuple(reason.message for reason in answer.reasons if reason.code not in ("nearest-miss", "would-fit"))
+    return answer.condition, tuple(
+        reason.message for reason in answer.reasons if reason.code not in ("nearest-miss", "would-fit")
+    )
 
 
 def _expected(node: str, outcome: Outcome | str) -> tuple[str, object]:
@@ -209,7 +256,9 @@ def _expected(node: str, outcome: Outcome | str) -> tuple[str, object]:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_dry_run_equals_the_controller_in_recorded_cases(chunk: int) -> None:
-    """Where a claim goes, or why not, is what the controller's own search finds, as recorded and with rules and admission added."""
+    """Where a claim goes, or why not, is what the controller's own search finds, as recorded and
+    with rules and admission added.
+    """
     compiler = CelCompiler()
     different: list[tuple[str, object]] = []
     compared = 0
@@ -232,12 +281,17 @@ def _with_reserved_taint(api_object: ApiObject) -> ApiObject:
     if api_object.kind != "ResourceSlice":
         return api_object
     mark = {"key": RESERVED_TAINT, "effect": "NoSchedule"}
-    devices = [{**device, "taints": [*(device.get("taints") or ()), mark]} for device in api_object.spec.get("devices") or ()]
+    devices = [
+        {**device, "taints": [*(device.get("taints") or ()), mark]} for device in api_object.spec.get("devices") or ()
+    ]
     return msgspec.structs.replace(api_object, spec={**api_object.spec, "devices": devices})
 
 
 def _input(state: ClusterState, node: str, claim: Claim) -> object:
-    """Show what a search of a node would begin with; the node's own name as a label is the stand-alone home's."""
+    """Show what a search of a node would begin with.
+
+    The node's own name as a label is the stand-alone home's.
+    """
     given = state.input_for(node, [(claim, claim.spec)])
     pools = [
         (
@@ -255,7 +309,9 @@ def _input(state: ClusterState, node: str, claim: Claim) -> object:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_both_homes_make_the_same_input_when_the_objects_are_the_same(chunk: int) -> None:
-    """Classes, devices with their taints, and who holds what are the same, whichever store the objects came from."""
+    """Classes, devices with their taints, and who holds what are the same, whichever store the
+    objects came from.
+    """
     compared = 0
     for case in _cases(chunk):
         situation, node, claims = _situation(case, Random(case["id"]))
@@ -267,7 +323,9 @@ def test_both_homes_make_the_same_input_when_the_objects_are_the_same(chunk: int
             except ContractError as err:
                 refused.append(err.message)
             try:
-                cluster.put(api_object.kind, "v1", {part: getattr(api_object, part) for part in ("metadata", "spec", "status")})
+                cluster.put(
+                    api_object.kind, "v1", {part: getattr(api_object, part) for part in ("metadata", "spec", "status")}
+                )
             except ContractError as err:
                 refused.append(err.message)
             assert len(refused) != 1, (case["id"], refused)
@@ -284,17 +342,26 @@ def test_both_homes_make_the_same_input_when_the_objects_are_the_same(chunk: int
 
 def _gpu_claim(count: int, **parameters: Any) -> ApiObject:
     config = {
-        "opaque": {"driver": "topobus.dev", "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **parameters}}
+        "opaque": {
+            "driver": "topobus.dev",
+            "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **parameters},
+        }
     }
-    devices: dict[str, Any] = {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": count}}]}
+    devices: dict[str, Any] = {
+        "requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": count}}]
+    }
     if parameters:
         devices["config"] = [config]
-    return _object("ResourceClaim", {"metadata": {"name": "c", "namespace": "default", "uid": "u"}, "spec": {"devices": devices}})
+    return _object(
+        "ResourceClaim", {"metadata": {"name": "c", "namespace": "default", "uid": "u"}, "spec": {"devices": devices}}
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
-    """Silent services, the node's own alignment options, ledgers and taint rules count in a dry run as they do in the controller."""
+    """Silent services, the node's own alignment options, ledgers and taint rules count in a dry run
+    as they do in the controller.
+    """
     random = Random(seed)
     machine, inventories = dgx_facts()
     holder = Owner(kind=OwnerKind.POD, name="busy", uid="busy")
@@ -302,19 +369,30 @@ def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
     allocation = Allocation(owner=holder, holdings=(Holding(container="c", devices={"gpu": held}),), decision_id="d")
     options = AlignmentOptions(policy=random.choice(list(Policy)), allow_request_policy=random.random() < 0.7)
     wishes = random.choice(
-        [{}, {"policy": "single-numa-node"}, {"locality": "hard:switch"}, {"locality": "hard:numa", "policy": "restricted"}]
+        [
+            {},
+            {"policy": "single-numa-node"},
+            {"locality": "hard:switch"},
+            {"locality": "hard:numa", "policy": "restricted"},
+        ]
     )
     rule = {"deviceSelector": {"driver": "gpu.topobus.dev", "device": f"gpu-{random.randrange(8)}"}}
     taint = {"taint": {"key": "k", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}}
     claim = _gpu_claim(random.randint(1, 5), **wishes)
     situation = Situation(
         wanted=(claim,),
-        objects=(_object("DeviceTaintRule", {"metadata": {"name": "rule"}, "spec": {**rule, **taint}}),) if random.random() < 0.5 else (),
+        objects=(_object("DeviceTaintRule", {"metadata": {"name": "rule"}, "spec": {**rule, **taint}}),)
+        if random.random() < 0.5
+        else (),
         machines=(machine,),
         inventories=tuple(inventories.values()),
         ledgers=(Ledger(node=machine.node, allocations={holder.key: allocation} if held else {}),),
-        alignments=(NodeAlignment(node=machine.node, options=options, reserved_cpus=CpuSet(0, 1)),) if random.random() < 0.7 else (),
-        silences=(Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z"),) if random.random() < 0.3 else (),
+        alignments=(NodeAlignment(node=machine.node, options=options, reserved_cpus=CpuSet(0, 1)),)
+        if random.random() < 0.7
+        else (),
+        silences=(Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z"),)
+        if random.random() < 0.3
+        else (),
     )
 
     assert _differs(situation, machine.node, [claim], CelCompiler()) is None
@@ -324,7 +402,11 @@ def test_dry_run_waits_for_a_silent_service() -> None:
     """The case of the report: devices of a service that does not answer are given to nobody."""
     machine, inventories = dgx_facts()
     silent = Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z")
-    parts: dict[str, Any] = {"wanted": (_gpu_claim(1),), "machines": (machine,), "inventories": tuple(inventories.values())}
+    parts: dict[str, Any] = {
+        "wanted": (_gpu_claim(1),),
+        "machines": (machine,),
+        "inventories": tuple(inventories.values()),
+    }
 
     (heard,) = dry_run(Situation(**parts), CelCompiler())
     (unheard,) = dry_run(Situation(**parts, silences=(silent,)), CelCompiler())

@@ -1,4 +1,6 @@
-"""The rights of the classes and the drivers that come with Topobus fit: nothing that a shipped driver gives is refused, on any recorded machine."""
+"""The rights of the classes and the drivers that come with Topobus fit: nothing that a shipped
+driver gives is refused, on any recorded machine.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,14 @@ def test_shipped_drivers_stay_within_the_rights_of_their_class(profile: str, tmp
         devices = driver.discover(tree, machine).devices
         edits = driver.prepare(tree, devices, PrepareContext(owner=OWNER)) if devices else {}
         assert not isinstance(edits, Refusal)
-        answer = Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits.get("", ContainerEdits()))
+        answer = Prepared(
+            edits={name: edit for name, edit in edits.items() if name}, common=edits.get("", ContainerEdits())
+        )
         prepared += len(devices)
 
-        assert refuse_forbidden(driver.device_class, answer, rights_of(driver.device_class, NO_RIGHTS, is_foreign=False)) is None
+        assert (
+            refuse_forbidden(driver.device_class, answer, rights_of(driver.device_class, NO_RIGHTS, is_foreign=False))
+            is None
+        )
 
     assert prepared

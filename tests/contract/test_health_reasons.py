@@ -1,4 +1,6 @@
-"""Every code of docs/reference/health-reasons.md has a recorded fault that shows it, or a reason why none can exist and a test that shows it otherwise."""
+"""Every code of docs/reference/health-reasons.md has a recorded fault that shows it, or a reason
+why none can exist and a test that shows it otherwise.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _documented() -> dict[str, set[str]]:
 
 
 def test_every_documented_reason_has_a_recorded_fault_or_a_reason_why_not() -> None:
-    """A code without a row would be a promise that nobody checks, and a row without a code a sign that nobody can look up."""
+    """A code without a row would be a promise that nobody checks, and a row without a code a sign
+    that nobody can look up.
+    """
     shown = {fault.code for fault in (*FAULTS, *NVML_FAULTS)}
 
     assert sorted(_documented()) == sorted({*shown, *_WITHOUT_A_FAULT})
@@ -50,7 +54,9 @@ def test_every_recorded_fault_has_a_state_that_its_page_tells() -> None:
     documented = _documented()
 
     assert [
-        (fault.code, fault.state) for fault in (*FAULTS, *NVML_FAULTS) if str(fault.state).capitalize() not in documented[fault.code]
+        (fault.code, fault.state)
+        for fault in (*FAULTS, *NVML_FAULTS)
+        if str(fault.state).capitalize() not in documented[fault.code]
     ] == []
 
 

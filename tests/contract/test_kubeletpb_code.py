@@ -1,4 +1,6 @@
-"""The generated kubelet code: equal to its protos, loadable all at once, and numbered as kubelet numbers it."""
+"""The generated kubelet code: equal to its protos, loadable all at once, and numbered as kubelet
+numbers it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ APIS = {
 def _regenerate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     if sys.version_info >= (3, 13) and not any(shutil.which(f"python3.{minor}") for minor in (11, 12)):
         pytest.skip("NOT TESTED: the generator has wheels for Python 3.11 and 3.12, and none is on PATH")
-    return subprocess.run([sys.executable, str(root / "proto" / "regenerate"), *options], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, str(root / "proto" / "regenerate"), *options], capture_output=True, text=True, check=False
+    )
 
 
 def test_kubeletpb_equals_its_protos_when_generated_again() -> None:
@@ -68,9 +72,16 @@ def test_regenerate_check_fails_with_a_diff_when_code_was_edited(tmp_path: Path)
     ids=["nothing-edited", "proto-edited", "code-edited", "code-added"],
 )
 def test_regenerate_check_finds_an_edit_when_no_generator_can_be_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], edited: str, suffix: str, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    edited: str,
+    suffix: str,
+    code: int,
 ) -> None:
-    """A machine with another Python alone checks as well: what differs from the last generation is named, and "not generated again" is said."""
+    """A machine with another Python alone checks as well: what differs from the last generation is
+    named, and "not generated again" is said.
+    """
     for folder in ("proto", "requirements", "shared/topobus/kubeletpb", "shared/topobus/runtimepb"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     if edited:
@@ -94,7 +105,9 @@ def test_regenerate_check_finds_an_edit_when_no_generator_can_be_had(
 
 @pytest.mark.parametrize("suffix", ["api_pb2", "api_pb2_grpc"])
 def test_kubeletpb_loads_all_seven_apis_when_one_process_needs_them(suffix: str) -> None:
-    """No two of kubelet's APIs collide in the descriptor pool, though upstream calls each file api.proto and two packages v1."""
+    """No two of kubelet's APIs collide in the descriptor pool, though upstream calls each file
+    api.proto and two packages v1.
+    """
     loaded = {name: importlib.import_module(f"topobus.kubeletpb.{name}.{suffix}") for name in APIS}
 
     assert len(loaded) == 7
@@ -107,15 +120,27 @@ def test_kubeletpb_loads_all_seven_apis_when_one_process_needs_them(suffix: str)
     [
         ("deviceplugin.v1beta1", "RegisterRequest", {"version": 1, "endpoint": 2, "resource_name": 3, "options": 4}),
         ("deviceplugin.v1beta1", "Device", {"ID": 1, "health": 2, "topology": 3}),
-        ("deviceplugin.v1beta1", "ContainerAllocateResponse", {"envs": 1, "mounts": 2, "devices": 3, "annotations": 4, "cdi_devices": 5}),
+        (
+            "deviceplugin.v1beta1",
+            "ContainerAllocateResponse",
+            {"envs": 1, "mounts": 2, "devices": 3, "annotations": 4, "cdi_devices": 5},
+        ),
         (
             "deviceplugin.v1beta1",
             "ContainerPreferredAllocationRequest",
             {"available_deviceIDs": 1, "must_include_deviceIDs": 2, "allocation_size": 3},
         ),
-        ("deviceplugin.v1beta1", "DevicePluginOptions", {"pre_start_required": 1, "get_preferred_allocation_available": 2}),
+        (
+            "deviceplugin.v1beta1",
+            "DevicePluginOptions",
+            {"pre_start_required": 1, "get_preferred_allocation_available": 2},
+        ),
         ("dra.v1", "Claim", {"namespace": 1, "uid": 2, "name": 3}),
-        ("dra.v1", "Device", {"request_names": 1, "pool_name": 2, "device_name": 3, "cdi_device_ids": 4, "share_id": 5}),
+        (
+            "dra.v1",
+            "Device",
+            {"request_names": 1, "pool_name": 2, "device_name": 3, "cdi_device_ids": 4, "share_id": 5},
+        ),
         ("dra.v1beta1", "NodePrepareResourceResponse", {"devices": 1, "error": 2}),
         ("pluginregistration.v1", "PluginInfo", {"type": 1, "name": 2, "endpoint": 3, "supported_versions": 4}),
         ("podresources.v1", "DynamicResource", {"claim_name": 2, "claim_namespace": 3, "claim_resources": 4}),
@@ -135,7 +160,9 @@ def test_message_keeps_kubelets_field_numbers_when_encoded(api: str, message: st
 
 
 def test_project_requires_the_runtimes_that_made_the_code_when_installed() -> None:
-    """Generated code runs with no older grpcio and protobuf than made it, so the project's lower bounds are what made it."""
+    """Generated code runs with no older grpcio and protobuf than made it, so the project's lower
+    bounds are what made it.
+    """
     code = (ROOT / "shared" / "topobus" / "kubeletpb" / "dra" / "v1" / "api_pb2.py").read_text()
     protobuf = re.search(r"Protobuf Python Version: ([\d.]+)", code)
     grpcio = re.search(r"^grpcio-tools==([\d.]+)", (ROOT / "requirements" / "proto.txt").read_text(), re.MULTILINE)
@@ -148,7 +175,9 @@ def test_project_requires_the_runtimes_that_made_the_code_when_installed() -> No
 
 @pytest.mark.parametrize("api", sorted(APIS))
 def test_kubeletpb_asks_for_no_newer_runtime_when_loaded(api: str) -> None:
-    """A generator that writes a check of versions would raise the lower bounds for everybody who installs the gateway beside other packages."""
+    """A generator that writes a check of versions would raise the lower bounds for everybody who
+    installs the gateway beside other packages.
+    """
     folder = ROOT / "shared" / "topobus" / "kubeletpb" / Path(*api.split("."))
 
     assert "ValidateProtobufRuntimeVersion" not in (folder / "api_pb2.py").read_text()

@@ -1,4 +1,6 @@
-"""What Multus, sriov-cni and programs of the SR-IOV device plugin read, in the shapes that their documents give: variables, file names, documents."""
+"""What Multus, sriov-cni and programs of the SR-IOV device plugin read, in the shapes that their
+documents give: variables, file names, documents.
+"""
 
 from __future__ import annotations
 
@@ -52,23 +54,35 @@ def test_documents_have_the_recorded_shape(case: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("case", SHAPES["files"], ids=lambda case: case["resource"])
 def test_files_have_the_recorded_names(case: dict[str, str]) -> None:
-    """Slashes of the resource's name become hyphens; nothing else changes, and the name is known again."""
+    """Slashes of the resource's name become hyphens.
+
+    Nothing else changes, and the name is known again.
+    """
     assert file_name(case["resource"], case["id"]) == case["wanted"]
     assert is_file_of(case["resource"], case["wanted"])
     assert not is_file_of(f"{case['resource']}-other", case["wanted"])
 
 
 def test_slices_have_the_attributes_of_multus_when_devices_are_named_by_address() -> None:
-    """Under names with Multus' domain, beside the device's own; without the setting, and for a device without an address, there are none."""
+    """Under names with Multus' domain, beside the device's own.
+
+    Without the setting, and for a device without an address, there are none.
+    """
     function = Device(
-        name="nic-0000-3b-00-1", device_class="nic", pool="nic-vf", pci=PciAddress.parse("3b:00.1"), attributes={"rdma": False}
+        name="nic-0000-3b-00-1",
+        device_class="nic",
+        pool="nic-vf",
+        pci=PciAddress.parse("3b:00.1"),
+        attributes={"rdma": False},
     )
     veth = Device(name="nic-veth", device_class="nic", pool="nic-vf")
     named, plain = GatewaySettings(node="n1", ids={"nic-vf": "pci"}), GatewaySettings(node="n1")
 
     shown = [settings.shown(device) for settings in (named, plain) for device in (function, veth)]
 
-    attributes = [set(slice_device(device).attributes) & set(MULTUS) if device is not None else None for device in shown]
+    attributes = [
+        set(slice_device(device).attributes) & set(MULTUS) if device is not None else None for device in shown
+    ]
     assert attributes == [set(MULTUS), set(), set(), set()]
     assert shown[0] is not None
     assert {name: slice_device(shown[0]).attributes[name].string for name in MULTUS} == MULTUS

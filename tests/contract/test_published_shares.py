@@ -1,4 +1,6 @@
-"""What we publish of shares and partitions means to Kubernetes' allocator what it means to us: recorded cases, with their devices said in our words and published."""
+"""What we publish of shares and partitions means to Kubernetes' allocator what it means to us:
+recorded cases, with their devices said in our words and published.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def _amount(value: Any) -> int:
 
 def _policy(raw: Mapping[str, Any]) -> CapacityPolicy:
     span = raw.get("validRange") or {}
-    amounts = {name: _amount(span[field]) for name, field in (("minimum", "min"), ("maximum", "max"), ("step", "step")) if field in span}
+    amounts = {
+        name: _amount(span[field])
+        for name, field in (("minimum", "min"), ("maximum", "max"), ("step", "step"))
+        if field in span
+    }
     default = {"default": _amount(raw["default"])} if "default" in raw else {}
     return CapacityPolicy(valid_values=tuple(map(_amount, raw.get("validValues", ()))), **amounts, **default)
 
@@ -53,7 +59,9 @@ def _device(raw: Mapping[str, Any]) -> Device:
         device_class="gpu",
         allows_multiple=bool(raw.get("allowMultipleAllocations")),
         capacity={name: _amount(value["value"]) for name, value in capacity.items()},
-        capacity_policies={name: _policy(value["requestPolicy"]) for name, value in capacity.items() if "requestPolicy" in value},
+        capacity_policies={
+            name: _policy(value["requestPolicy"]) for name, value in capacity.items() if "requestPolicy" in value
+        },
         consumes=tuple(
             CounterUse(counter_set=use["counterSet"], counter=name, amount=_amount(counter["value"]))
             for use in raw.get("consumesCounters", ())
@@ -63,19 +71,35 @@ def _device(raw: Mapping[str, Any]) -> Device:
 
 
 def _published(device: Device, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the recorded device with all that is shares and counters as we publish it; the rest stays recorded."""
+    """Give the recorded device with all that is shares and counters as we publish it.
+
+    The rest stays recorded.
+    """
     shown = json.loads(msgspec.json.encode(slice_device(device)))
-    kept = {key: value for key, value in raw.items() if key not in ("allowMultipleAllocations", "capacity", "consumesCounters")}
-    return kept | {key: value for key, value in shown.items() if key in ("allowMultipleAllocations", "capacity", "consumesCounters")}
+    kept = {
+        key: value
+        for key, value in raw.items()
+        if key not in ("allowMultipleAllocations", "capacity", "consumesCounters")
+    }
+    return kept | {
+        key: value
+        for key, value in shown.items()
+        if key in ("allowMultipleAllocations", "capacity", "consumesCounters")
+    }
 
 
 def _republish(case: dict[str, Any]) -> bool:
-    """Replace shares and counters of a case by what we publish; False for a case that has none, or says what no slice of ours would."""
+    """Replace shares and counters of a case by what we publish.
+
+    False for a case that has none, or says what no slice of ours would.
+    """
     has_any = False
     for resource_slice in case["slices"]:
         spec = resource_slice.get("spec", resource_slice)
         sets = [
-            CounterSet(name=it["name"], counters={name: _amount(counter["value"]) for name, counter in it["counters"].items()})
+            CounterSet(
+                name=it["name"], counters={name: _amount(counter["value"]) for name, counter in it["counters"].items()}
+            )
             for it in spec.get("sharedCounters", ())
         ]
         if sets:
@@ -116,7 +140,9 @@ def test_recorded_counters_are_taken_by_the_host_as_they_are() -> None:
     for case in _cases(0):
         specs = [resource_slice.get("spec", resource_slice) for resource_slice in case["slices"]]
         sets = [
-            CounterSet(name=it["name"], counters={name: _amount(counter["value"]) for name, counter in it["counters"].items()})
+            CounterSet(
+                name=it["name"], counters={name: _amount(counter["value"]) for name, counter in it["counters"].items()}
+            )
             for spec in specs
             for it in spec.get("sharedCounters", ())
         ]
@@ -125,7 +151,9 @@ def test_recorded_counters_are_taken_by_the_host_as_they_are() -> None:
         totals = {(it.name, name): total for it in sets for name, total in it.counters.items()}
         devices = [_device(raw) for spec in specs for raw in spec.get("devices", ()) if raw.get("consumesCounters")]
         fitting = [
-            device for device in devices if all(use.amount <= totals.get((use.counter_set, use.counter), -1) for use in device.consumes)
+            device
+            for device in devices
+            if all(use.amount <= totals.get((use.counter_set, use.counter), -1) for use in device.consumes)
         ]
         seen += bool(fitting)
         good, _, faults = partitioned(fitting, sets)

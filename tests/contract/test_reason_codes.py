@@ -1,4 +1,6 @@
-"""The catalogue of reason codes and the source say the same: a code that anybody can be given is listed, and none is listed that nobody gives."""
+"""The catalogue of reason codes and the source say the same: a code that anybody can be given is
+listed, and none is listed that nobody gives.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ CODE = re.compile(r"[a-z0-9]+(-([a-z0-9]+|\*))*")
 
 
 def modules() -> dict[Path, ast.Module]:
-    """All our modules that can make a Reason; generated code and the test kit make none for users."""
+    """All our modules that can make a Reason.
+
+    Generated code and the test kit make none for users.
+    """
     found_modules = {}
     for room in ("shared", "services"):
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -26,7 +31,13 @@ def modules() -> dict[Path, ast.Module]:
 
 def name_of(call: ast.Call) -> str:
     """The bare name of what is called."""
-    return call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return (
+        call.func.id
+        if isinstance(call.func, ast.Name)
+        else call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else ""
+    )
 
 
 def argument(call: ast.Call, position: int, keyword: str) -> ast.expr | None:
@@ -43,8 +54,11 @@ def texts(node: ast.expr, assigned: dict[str, list[ast.expr]]) -> Iterator[str |
         yield from texts(node.body, assigned)
         yield from texts(node.orelse, assigned)
     elif isinstance(node, ast.JoinedStr):
-        # Put together of a fixed and a telling part: the catalogue says `pool-*` and what may stand there.
-        yield "".join(str(expression.value) if isinstance(expression, ast.Constant) else "*" for expression in node.values)
+        # Put together of a fixed and a telling part: the catalogue says
+        # `pool-*` and what may stand there.
+        yield "".join(
+            str(expression.value) if isinstance(expression, ast.Constant) else "*" for expression in node.values
+        )
     elif isinstance(node, ast.Attribute) and node.attr == "code":
         # Handed on from another Reason, which was made somewhere, too.
         return
@@ -76,13 +90,20 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
 
 @cache
 def codes_in_source() -> dict[str, set[str]]:
-    """Every code that a Reason is made with, and where; helpers that take a code are followed to their callers."""
-    # Each module is walked once: there are hundreds of them, and for each helper all are looked through.
+    """Every code that a Reason is made with, and where.
+
+    Helpers that take a code are followed to their callers.
+    """
+    # Each module is walked once: there are hundreds of them, and for each
+    # helper all are looked through.
     nodes = {path: tuple(ast.walk(tree)) for path, tree in modules().items()}
     functions_of = {
-        path: [node for node in within if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)] for path, within in nodes.items()
+        path: [node for node in within if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for path, within in nodes.items()
     }
-    calls_of = {path: [(name_of(node), node) for node in within if isinstance(node, ast.Call)] for path, within in nodes.items()}
+    calls_of = {
+        path: [(name_of(node), node) for node in within if isinstance(node, ast.Call)] for path, within in nodes.items()
+    }
     # A helper's name may be another helper's in another module, so helpers are known by both.
     makers: dict[tuple[str, Path | None], tuple[int, str]] = {("Reason", None): (-1, "code")}
     codes: dict[str, set[str]] = {}
@@ -96,15 +117,24 @@ def codes_in_source() -> dict[str, set[str]]:
                 continue
             for call in (call for called, call in calls if called == maker):
                 value = argument(call, position, keyword)
-                # The innermost function around the call: its parameters make it a helper, its assignments say what a name can be.
-                around = [function for function in functions_of[path] if function.lineno <= call.lineno <= (function.end_lineno or 0)]
+                # The innermost function around the call: its parameters make it a helper, its
+                # assignments say what a name can be.
+                around = [
+                    function
+                    for function in functions_of[path]
+                    if function.lineno <= call.lineno <= (function.end_lineno or 0)
+                ]
                 inner = max(around, key=lambda function: function.lineno, default=None)
                 if value is None or inner is None:
                     continue
                 parameters = [arg.arg for arg in (*inner.args.posonlyargs, *inner.args.args)]
-                if isinstance(value, ast.Name) and value.id in (*parameters, *(arg.arg for arg in inner.args.kwonlyargs)):
+                if isinstance(value, ast.Name) and value.id in (
+                    *parameters,
+                    *(arg.arg for arg in inner.args.kwonlyargs),
+                ):
                     place = parameters.index(value.id) if value.id in parameters else -1
-                    # A public method is called wherever its object goes, a function of the module and a private method only here.
+                    # A public method is called wherever its object goes, a function of the module
+                    # and a private method only here.
                     is_method = parameters[:1] == ["self"]
                     home_of_helper = None if is_method and not inner.name.startswith("_") else path
                     makers[inner.name, home_of_helper] = (place - is_method if place >= 0 else -1, value.id)
@@ -125,7 +155,9 @@ def test_reason_codes_can_all_be_read_from_the_source() -> None:
 
 def test_reason_codes_are_in_the_catalogue_when_the_source_gives_them() -> None:
     """Whoever gets a code finds it on the page, which is generated from the catalogue."""
-    missing = {code: sorted(where) for code, where in codes_in_source().items() if CODE.fullmatch(code) and code not in codes()}
+    missing = {
+        code: sorted(where) for code, where in codes_in_source().items() if CODE.fullmatch(code) and code not in codes()
+    }
 
     assert missing == {}
 
@@ -139,4 +171,11 @@ def test_reason_codes_are_followed_through_helpers() -> None:
     """The reader of the source is worth its name: it finds codes that only a helper's caller names."""
     codes = codes_in_source()
 
-    assert {"not-enough-devices", "count-zero", "policy-forbidden", "gave-up", "locality-missed", "no-reservation"} <= codes.keys()
+    assert {
+        "not-enough-devices",
+        "count-zero",
+        "policy-forbidden",
+        "gave-up",
+        "locality-missed",
+        "no-reservation",
+    } <= codes.keys()

@@ -28,7 +28,9 @@ def _references(value: Any) -> list[str]:
 
 def test_pages_are_current_when_the_code_has_changed() -> None:
     """Every generated file equals what tools/render-docs writes now."""
-    done = subprocess.run([sys.executable, "tools/render-docs", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "tools/render-docs", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert done.returncode == 0, f"run `.venv/bin/python tools/render-docs` and commit what it writes:\n{done.stderr}"
 
@@ -48,19 +50,26 @@ def test_asyncapi_references_exist_when_the_document_is_rendered() -> None:
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
 def test_rights_never_reach_everything_when_they_are_rendered(principal: str) -> None:
-    """Nobody may publish or hear all subjects, all inboxes, or delete streams; nobody but the provisioner may make or change any."""
+    """Nobody may publish or hear all subjects, all inboxes, or delete streams.
+
+    Nobody but the provisioner may make or change any.
+    """
     granted = rights(principal)
     for subject in (*granted["publish"], *granted["subscribe"]):
         assert subject not in (">", "_INBOX.>", "$JS.API.>", "$KV.>", "topobus.v1.>")
     for verb in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.RESTORE", "STREAM.MSG.DELETE"):
         assert not any(verb in subject for subject in granted["publish"])
     # One principal makes the catalogue's streams; an operator edits them by its login.
-    may_make = [verb for verb in ("STREAM.CREATE", "STREAM.UPDATE") if any(verb in subject for subject in granted["publish"])]
+    may_make = [
+        verb for verb in ("STREAM.CREATE", "STREAM.UPDATE") if any(verb in subject for subject in granted["publish"])
+    ]
     assert may_make == (["STREAM.CREATE", "STREAM.UPDATE"] if principal == PROVISIONER else [])
 
 
 def test_rights_are_one_nodes_and_one_classs_when_a_node_is_given() -> None:
-    """A device service of one node writes its own class's inventory and what is kept back of it there, and nobody else's."""
+    """A device service of one node writes its own class's inventory and what is kept back of it
+    there, and nobody else's.
+    """
     for device_service in DEVICE_SERVICES:
         written = [
             subject
@@ -82,22 +91,34 @@ def test_rights_let_askers_ask_and_answerers_answer_when_the_catalogue_says_so()
         for reader in ask.readers:
             assert subject in rights(reader)["publish"], (ask.name, reader)
         for writer in ask.writer:
-            assert any(subject.startswith(f"topobus.v1.{ask.name}.") for subject in rights(writer)["subscribe"]), (ask.name, writer)
+            assert any(subject.startswith(f"topobus.v1.{ask.name}.") for subject in rights(writer)["subscribe"]), (
+                ask.name,
+                writer,
+            )
 
 
 def test_rights_let_nobody_answer_in_anothers_place() -> None:
-    """In an asker's inboxes each principal may publish at its own branch only; where the server answers, and at all of them, nobody may."""
+    """In an asker's inboxes each principal may publish at its own branch only.
+
+    Where the server answers, and at all of them, nobody may.
+    """
     for principal in PRINCIPALS:
         published = rights(principal)["publish"]
         branches = [subject.split(".") for subject in published if subject.startswith("_INBOX.")]
         own = connection_name(principal)
 
         # A subscriber's clients put a random token after its name; nobody asks in its place.
-        assert all(branch[1:] in ([own, ">"],) if principal == "user" else branch[2:] == [own, ">"] for branch in branches), principal
+        assert all(
+            branch[1:] in ([own, ">"],) if principal == "user" else branch[2:] == [own, ">"] for branch in branches
+        ), principal
 
 
-@pytest.mark.parametrize(("version", "has_sync", "has_flag"), [((2, 9), False, False), ((2, 10), True, False), ((2, 14), True, True)])
-def test_server_configuration_has_only_options_that_the_version_knows(version: tuple[int, int], has_sync: bool, has_flag: bool) -> None:
+@pytest.mark.parametrize(
+    ("version", "has_sync", "has_flag"), [((2, 9), False, False), ((2, 10), True, False), ((2, 14), True, True)]
+)
+def test_server_configuration_has_only_options_that_the_version_knows(
+    version: tuple[int, int], has_sync: bool, has_flag: bool
+) -> None:
     """An option from the future keeps a server from starting."""
     text = render_server(version)
 

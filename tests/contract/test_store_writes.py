@@ -1,4 +1,6 @@
-"""Everything that the controller writes goes through `controller/store`: past it, a write would miss the revision, the copy, or both."""
+"""Everything that the controller writes goes through `controller/store`: past it, a write would
+miss the revision, the copy, or both.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import ast
 from pathlib import Path
 
 CONTROLLER = Path(__file__).parents[2] / "services" / "topobus" / "controller"
-# The benchmark plays the user and the nodes as well; what removes the keys of a node that is gone removes all kinds of keys, each at the revision that was read.
+# The benchmark plays the user and the nodes as well; what removes the keys of a node that is gone
+# removes all kinds of keys, each at the revision that was read.
 OUTSIDE = ("store", "bench", "node_removal.py")
 WRITES_OF_THE_BUS = {"put", "delete", "compare_and_set", "compare_and_delete"}
 WRITES_OF_THE_API = {"create", "patch", "delete"}

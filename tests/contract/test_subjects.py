@@ -20,7 +20,9 @@ _ALLOWED = ("shared/topobus/formats/messages/", "shared/topobus/bus/", "shared/t
 
 
 def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -> None:
-    """A literal subject, stream or bucket elsewhere would escape the permissions, the reference page and any change of the grammar."""
+    """A literal subject, stream or bucket elsewhere would escape the permissions, the reference
+    page and any change of the grammar.
+    """
     literals = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for room in ("shared", "services")

@@ -1,6 +1,8 @@
-"""Malformed input on every subject, bucket and stream of the catalogue: eight running services stay up, ready and silent about tracebacks.
+"""Malformed input on every subject, bucket and stream of the catalogue: eight running services stay
+up, ready and silent about tracebacks.
 
-The tables are made from the catalogue, so a new ask, state or event is covered as soon as it exists.
+The tables are made from the catalogue, so a new ask, state or event is
+covered as soon as it exists.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from topobus.values.outcome import Placement
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 DEVICES = {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
-# What an answer may say of itself when the request was bad; `internal` and `config` would be a lie about whose mistake it was.
+# What an answer may say of itself when the request was bad; `internal` and `config` would be a
+# lie about whose mistake it was.
 STABLE_CODES = {"contract", "unavailable", "hardware", "busy"}
 _AT_ONCE = 32
 # A relay runs beside a node's own server, and here all share one.
@@ -75,14 +78,21 @@ class System:
             return None
 
     async def store(self, subject: str, data: bytes) -> None:
-        """Write any bytes into whatever stream takes the subject; those that none takes are dropped."""
+        """Write any bytes into whatever stream takes the subject.
+
+        Those that none takes are dropped.
+        """
         with contextlib.suppress(nats.errors.NoRespondersError):
             await self.raw.request(subject, data, timeout=LIMIT_S)
 
     async def assert_well(self) -> None:
-        """Check that each service runs still as the same process, is ready, has no traceback in its log, and that good requests are answered."""
+        """Check that each service runs still as the same process, is ready, has no traceback in its
+        log, and that good requests are answered.
+        """
         for name, service in self.services.items():
-            assert service.process.returncode is None, f"{name} ended with {service.process.returncode}: {service.raw[-3:]}"
+            assert service.process.returncode is None, (
+                f"{name} ended with {service.process.returncode}: {service.raw[-3:]}"
+            )
             await service.until_ready()
             assert not [line for line in service.raw if any(trace in line for trace in _TRACES)], name
         small = pod("well", container(cpus=1))
@@ -116,7 +126,10 @@ async def system(folder: Path) -> AsyncIterator[System]:
 @asynccontextmanager
 async def started(server: NatsServer, folder: Path) -> AsyncIterator[System]:
     """Start the system on a server, and wait until it is complete."""
-    async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as bus, all_services(server.url, folder) as services:
+    async with (
+        Bus.session(NatsSettings(url=server.url), name="topobus-cli") as bus,
+        all_services(server.url, folder) as services,
+    ):
         askers = {name: await nats.connect(server.url, inbox_prefix=inbox) for name, inbox in _INBOXES.items()}
         made = System(services=services, bus=bus, raw=askers["cli"], askers=askers, server=server, folder=folder)
         await until_all_ready(services)
@@ -127,7 +140,9 @@ async def started(server: NatsServer, folder: Path) -> AsyncIterator[System]:
             await asker.close()
 
 
-async def until_complete(bus: Bus, count: Callable[[Inventory], int] = lambda inventory: len(inventory.devices)) -> None:
+async def until_complete(
+    bus: Bus, count: Callable[[Inventory], int] = lambda inventory: len(inventory.devices)
+) -> None:
     """Wait until all devices of the demo machine stand in the bucket."""
     counts: dict[str, int] = {}
     async with asyncio.timeout(LIMIT_S), aclosing(bus.watch(INVENTORY, node=NODE)) as changes:
@@ -139,7 +154,9 @@ async def until_complete(bus: Bus, count: Callable[[Inventory], int] = lambda in
 
 
 async def until_well(bus: Bus) -> None:
-    """Wait until all devices of the demo machine may be handed out again: one that a spoilt machine lacked was gone, and recovers for `health.hold_s`."""
+    """Wait until all devices of the demo machine may be handed out again: one that a spoilt machine
+    lacked was gone, and recovers for `health.hold_s`.
+    """
     await until_complete(bus, lambda inventory: sum(device.health.is_allocatable for device in inventory.devices))
 
 
@@ -154,11 +171,16 @@ def subjects(ask: Ask[Any, Any]) -> list[str]:
     """Where an ask is answered: at the node, for each class; the cluster's asks at the cluster."""
     node = CLUSTER if ask.writer == ("controller",) else NODE
     classes = DEVICE_SERVICES if "device_class" in ask.parts else ("",)
-    return [ask.subject(node=node, **({"device_class": device_class} if device_class else {})) for device_class in classes]
+    return [
+        ask.subject(node=node, **({"device_class": device_class} if device_class else {})) for device_class in classes
+    ]
 
 
 def judged(ask: Ask[Any, Any], answer: Msg | None) -> str:
-    """Give the code of an error answer, `answered` for a good one, `nobody`; fails for an answer that no asker could read."""
+    """Give the code of an error answer, `answered` for a good one, `nobody`.
+
+    Fails for an answer that no asker could read.
+    """
     if answer is None:
         return "nobody"
     code = (answer.headers or {}).get("Topobus-Error")
@@ -196,7 +218,9 @@ async def ask_all(system: System, ask: Ask[Any, Any], cases: Iterable[tuple[str,
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
 async def test_ask_is_answered_with_a_stable_error_when_it_is_no_message(system: System, ask: Ask[Any, Any]) -> None:
-    """Bytes that are no message get an error answer with code `contract`, whatever they are, and harm nobody."""
+    """Bytes that are no message get an error answer with code `contract`, whatever they are, and
+    harm nobody.
+    """
     cases = {name: data for name, data in GARBAGE.items() if not is_readable(data, ask.request)}
     outcomes = await ask_all(system, ask, cases.items())
 
@@ -207,7 +231,9 @@ async def test_ask_is_answered_with_a_stable_error_when_it_is_no_message(system:
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
 async def test_ask_is_answered_when_one_place_of_the_message_is_spoilt(system: System, ask: Ask[Any, Any]) -> None:
-    """Wrong types, missing fields, counts and names out of all range: each is answered, with a result or a stable code, never as our own defect."""
+    """Wrong types, missing fields, counts and names out of all range: each is answered, with a
+    result or a stable code, never as our own defect.
+    """
     outcomes = await ask_all(system, ask, spoilt(to_builtins(sample(ask.request))))
 
     assert {name: code for name, code in outcomes.items() if code not in {*STABLE_CODES, "answered"}} == {}
@@ -216,7 +242,9 @@ async def test_ask_is_answered_when_one_place_of_the_message_is_spoilt(system: S
 
 
 async def test_ask_finds_nobody_when_node_or_class_is_unknown(system: System) -> None:
-    """Another node, an unknown class, a part too many or too few: the server says at once that nobody is there."""
+    """Another node, an unknown class, a part too many or too few: the server says at once that
+    nobody is there.
+    """
     asked = [
         await system.ask(f"{PREFIX}.{ask.name}.{rest}", encode(sample(ask.request)))
         for ask in _ASKS
@@ -229,12 +257,18 @@ async def test_ask_finds_nobody_when_node_or_class_is_unknown(system: System) ->
 
 async def revisions(bus: Bus) -> list[int]:
     """Revisions of all objects and inventories."""
-    return [entry.revision for entry in await bus.list(OBJECT)] + [entry.revision for entry in await bus.list(INVENTORY)]
+    return [entry.revision for entry in await bus.list(OBJECT)] + [
+        entry.revision for entry in await bus.list(INVENTORY)
+    ]
 
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
-async def test_ask_writes_nowhere_when_its_reply_subject_is_none_or_not_an_inbox(system: System, ask: Ask[Any, Any]) -> None:
-    """An ask without a reply subject, or with one that is a bucket, a stream or another ask, harms nothing."""
+async def test_ask_writes_nowhere_when_its_reply_subject_is_none_or_not_an_inbox(
+    system: System, ask: Ask[Any, Any]
+) -> None:
+    """An ask without a reply subject, or with one that is a bucket, a stream or another ask, harms
+    nothing.
+    """
     data = encode(sample(ask.request))
     before = await revisions(system.bus)
     for subject in subjects(ask):
@@ -256,14 +290,21 @@ def bucket_keys(state: Any) -> list[str]:
     """The key that our services read, and some that none should ever have."""
     parts = {"node": NODE, "device_class": "gpu", "kind": "resourceclaim", "namespace": "default", "name": "spoilt"}
     good = state.key(**{part: parts[part] for part in state.parts})
-    odd = [name for name in ODD_NAMES if name and name.isascii() and not set(name) & set(" .*>/\x00") and len(name) < 100]
+    odd = [
+        name for name in ODD_NAMES if name and name.isascii() and not set(name) & set(" .*>/\x00") and len(name) < 100
+    ]
     return [good, "one", "a.b.c.d.e", *odd, f"{good}.more", f"elsewhere{good.removeprefix(NODE)}"]
 
 
 async def fill(system: System, state: Any) -> None:
-    """Write garbage into every key of a state's buckets, and every spoilt variant into the key that is read."""
+    """Write garbage into every key of a state's buckets, and every spoilt variant into the key that
+    is read.
+    """
     keys = bucket_keys(state)
-    messages = [*GARBAGE.values(), *(data for _, data in itertools.islice(spoilt(to_builtins(sample(state.message))), 400))]
+    messages = [
+        *GARBAGE.values(),
+        *(data for _, data in itertools.islice(spoilt(to_builtins(sample(state.message))), 400)),
+    ]
     for bucket in state.buckets():
         for key in keys:
             for data in (GARBAGE if key == keys[0] else {"no-json": b"{", "list": b"[]"}).values():
@@ -274,7 +315,9 @@ async def fill(system: System, state: Any) -> None:
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
 async def test_system_goes_on_when_a_bucket_is_full_of_garbage(system: System, state: Any) -> None:
-    """Bytes that are no value, and values that make no sense, in keys that are read and in keys that should not be: nothing falls over."""
+    """Bytes that are no value, and values that make no sense, in keys that are read and in keys
+    that should not be: nothing falls over.
+    """
     good = [(entry.parts, entry.value) for entry in await system.bus.list(state)]
 
     await fill(system, state)
@@ -317,7 +360,9 @@ POD: dict[str, Any] = {
     "kind": "Pod",
     "metadata": {"name": "spoilt", "namespace": "default", "uid": "u-3"},
     "spec": {
-        "containers": [{"name": "main", "resources": {"limits": {"cpu": "2", "topobus.dev/gpu": "1"}, "claims": [{"name": "c"}]}}],
+        "containers": [
+            {"name": "main", "resources": {"limits": {"cpu": "2", "topobus.dev/gpu": "1"}, "claims": [{"name": "c"}]}}
+        ],
         "resourceClaims": [{"name": "c", "resourceClaimName": "spoilt"}],
     },
 }
@@ -325,9 +370,12 @@ POD: dict[str, Any] = {
 
 @pytest.mark.parametrize("good", [CLAIM, CLASS, POD], ids=lambda good: str(good["kind"]))
 async def test_controller_goes_on_when_an_object_has_one_place_spoilt(system: System, good: dict[str, Any]) -> None:
-    """Every place of a class, a claim and a pod spoilt in every way, written past the CLI's check: a good claim is allocated afterwards."""
+    """Every place of a class, a claim and a pod spoilt in every way, written past the CLI's check:
+    a good claim is allocated afterwards.
+    """
     subjects_of = {
-        kind: f"$KV.{OBJECT.bucket}.{kind}.{space}.spoilt" for kind, space in (("deviceclass", "_"), ("resourceclaim", "default"))
+        kind: f"$KV.{OBJECT.bucket}.{kind}.{space}.spoilt"
+        for kind, space in (("deviceclass", "_"), ("resourceclaim", "default"))
     }
     subjects_of["pod"] = f"$KV.{OBJECT.bucket}.pod.default.spoilt"
     for _, data in spoilt(good):
@@ -367,7 +415,9 @@ async def until_allocated(bus: Bus, name: str) -> None:
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 async def test_system_goes_on_when_a_stream_is_full_of_garbage(system: System, event: Any) -> None:
-    """Bytes that are no event, and events that make no sense, on subjects of known and unknown devices: nothing falls over."""
+    """Bytes that are no event, and events that make no sense, on subjects of known and unknown
+    devices: nothing falls over.
+    """
     parts = {"node": NODE, "device_class": "gpu", "device": "gpu-0000-18-00-0"}
     subject_of_ours = event.subject(**{part: parts[part] for part in event.parts})
     unknown = event.subject(**{part: f"un{parts[part]}" for part in event.parts})
@@ -381,7 +431,9 @@ async def test_system_goes_on_when_a_stream_is_full_of_garbage(system: System, e
 
 
 async def test_system_starts_when_buckets_and_streams_are_full_of_garbage(short_folder: Path) -> None:
-    """Garbage in every key that a service reads at its start but the ledger's, and in every stream, does not keep the system down."""
+    """Garbage in every key that a service reads at its start but the ledger's, and in every stream,
+    does not keep the system down.
+    """
     async with NatsServer() as server:
         async with started(server, short_folder) as system:
             parts = {"node": NODE, "device_class": "gpu", "device": "gpu-0000-18-00-0"}

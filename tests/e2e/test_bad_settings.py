@@ -1,4 +1,5 @@
-"""Wrong settings, at each of the eight services as a process: status 78, one message that names the key and where it was written, no traceback.
+"""Wrong settings, at each of the eight services as a process: status 78, one message that names the
+key and where it was written, no traceback.
 
 Almost all are asked by --check-config: what it does not find, an operator finds at night.
 """
@@ -39,58 +40,94 @@ LONG = "/x" * 60
 CASES = {
     "unknown-key-in-file": Wrong(toml="[nats]\nurrl = 'x'\n", says=("nats.urrl", "did you mean url?", "file ")),
     "unknown-section-in-file": Wrong(toml="[nat]\nurl = 'x'\n", says=("there is no setting nat", "file ")),
-    "unknown-key-in-variable": Wrong(variables={"TOPOBUS_*__NATS__URRL": "x"}, says=("TOPOBUS_*__NATS__URRL", "did you mean URL?")),
-    "unknown-shared-variable": Wrong(variables={"TOPOBUS_ALL__NOD": "x"}, says=("TOPOBUS_ALL__NOD", "did you mean NODE?")),
-    "unknown-shared-hardware": Wrong(variables={"TOPOBUS_ALL__HARDWARE__ROOTT": "x"}, says=("TOPOBUS_ALL__HARDWARE__ROOTT",)),
+    "unknown-key-in-variable": Wrong(
+        variables={"TOPOBUS_*__NATS__URRL": "x"}, says=("TOPOBUS_*__NATS__URRL", "did you mean URL?")
+    ),
+    "unknown-shared-variable": Wrong(
+        variables={"TOPOBUS_ALL__NOD": "x"}, says=("TOPOBUS_ALL__NOD", "did you mean NODE?")
+    ),
+    "unknown-shared-hardware": Wrong(
+        variables={"TOPOBUS_ALL__HARDWARE__ROOTT": "x"}, says=("TOPOBUS_ALL__HARDWARE__ROOTT",)
+    ),
     "section-as-key": Wrong(variables={"TOPOBUS_ALL__NATS": "x"}, says=("TOPOBUS_ALL__NATS", "URL|url")),
-    "number-that-is-text": Wrong(variables={"TOPOBUS_*__HTTP__PORT": "many"}, says=("http.port", "'many'", "TOPOBUS_*__HTTP__PORT")),
+    "number-that-is-text": Wrong(
+        variables={"TOPOBUS_*__HTTP__PORT": "many"}, says=("http.port", "'many'", "TOPOBUS_*__HTTP__PORT")
+    ),
     "number-out-of-range": Wrong(toml="[http]\nport = 65536\n", says=("http.port", "65536", "file ")),
-    "number-without-end": Wrong(variables={"TOPOBUS_ALL__NATS__TIMEOUT_S": "inf"}, says=("nats.timeout_s", "TOPOBUS_ALL__NATS__TIMEOUT_S")),
+    "number-without-end": Wrong(
+        variables={"TOPOBUS_ALL__NATS__TIMEOUT_S": "inf"}, says=("nats.timeout_s", "TOPOBUS_ALL__NATS__TIMEOUT_S")
+    ),
     "no-number": Wrong(toml="[nats]\ntimeout_s = nan\n", says=("nats.timeout_s", "file ")),
     "table-where-text-belongs": Wrong(toml="[node]\nname = 'x'\n", says=("node", "file ")),
     "bad-node-name": Wrong(variables={"TOPOBUS_ALL__NODE": "No_Node"}, says=("node", "'No_Node'", "TOPOBUS_ALL__NODE")),
     "bad-node-name-in-file": Wrong(toml="node = '-x'\n", says=("node", "'-x'", "settings.toml")),
-    "unknown-log-level": Wrong(variables={"TOPOBUS_ALL__LOG__LEVEL": "loud"}, says=("log.level", "debug", "TOPOBUS_ALL__LOG__LEVEL")),
+    "unknown-log-level": Wrong(
+        variables={"TOPOBUS_ALL__LOG__LEVEL": "loud"}, says=("log.level", "debug", "TOPOBUS_ALL__LOG__LEVEL")
+    ),
     "file-that-is-no-toml": Wrong(toml="[nats\n", says=("settings.toml", "is not TOML")),
-    "url-of-another-scheme": Wrong(variables={"TOPOBUS_ALL__NATS__URL": "http://x:1"}, says=("nats.url", "TOPOBUS_ALL__NATS__URL")),
+    "url-of-another-scheme": Wrong(
+        variables={"TOPOBUS_ALL__NATS__URL": "http://x:1"}, says=("nats.url", "TOPOBUS_ALL__NATS__URL")
+    ),
     "url-without-a-host": Wrong(toml="[nats]\nurl = 'nats://'\n", says=("nats.url", "settings.toml")),
-    "url-with-a-bad-port": Wrong(variables={"TOPOBUS_ALL__NATS__URL": "nats://x:99999"}, says=("nats.url", "TOPOBUS_ALL__NATS__URL")),
-    "url-with-an-open-bracket": Wrong(variables={"TOPOBUS_ALL__NATS__URL": "nats://[::1"}, says=("nats.url", "TOPOBUS_ALL__NATS__URL")),
+    "url-with-a-bad-port": Wrong(
+        variables={"TOPOBUS_ALL__NATS__URL": "nats://x:99999"}, says=("nats.url", "TOPOBUS_ALL__NATS__URL")
+    ),
+    "url-with-an-open-bracket": Wrong(
+        variables={"TOPOBUS_ALL__NATS__URL": "nats://[::1"}, says=("nats.url", "TOPOBUS_ALL__NATS__URL")
+    ),
     "password-file-that-is-missing": Wrong(
         variables={"TOPOBUS_ALL__NATS__PASSWORD_FILE": "/nowhere"},
         says=("nats.password_file", "/nowhere", "TOPOBUS_ALL__NATS__PASSWORD_FILE"),
     ),
-    "certificate-that-is-none": Wrong(toml="[nats]\ntls_ca_file = '/dev/null'\n", says=("nats.tls_ca_file", "settings.toml")),
+    "certificate-that-is-none": Wrong(
+        toml="[nats]\ntls_ca_file = '/dev/null'\n", says=("nats.tls_ca_file", "settings.toml")
+    ),
     "unknown-plugin-allowed": Wrong(
-        services=DEVICE_SERVICES, variables={"TOPOBUS_*__DRIVERS__ALLOW": "nvidea"}, says=("drivers.allow", "'nvidea'", "DRIVERS__ALLOW")
+        services=DEVICE_SERVICES,
+        variables={"TOPOBUS_*__DRIVERS__ALLOW": "nvidea"},
+        says=("drivers.allow", "'nvidea'", "DRIVERS__ALLOW"),
     ),
     "unknown-plugin-denied": Wrong(
         services=DEVICE_SERVICES, toml="[drivers]\ndeny = ['x']\n", says=("drivers.deny", "'x'", "settings.toml")
     ),
-    "negative-time": Wrong(services=DEVICE_SERVICES, toml="[health]\npoll_s = -1\n", says=("health.poll_s", "-1", "settings.toml")),
+    "negative-time": Wrong(
+        services=DEVICE_SERVICES, toml="[health]\npoll_s = -1\n", says=("health.poll_s", "-1", "settings.toml")
+    ),
     "unknown-policy": Wrong(
         services=("topology",),
         variables={"TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY": "strict"},
         says=("alignment.policy", "single-numa-node", "TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY"),
     ),
     "bad-cpulist": Wrong(
-        services=("topology",), toml="[alignment]\nreserved_cpus = '0-'\n", says=("alignment", "reserved_cpus", "cpulist", "settings.toml")
+        services=("topology",),
+        toml="[alignment]\nreserved_cpus = '0-'\n",
+        says=("alignment", "reserved_cpus", "cpulist", "settings.toml"),
     ),
     "options-that-exclude-each-other": Wrong(
         services=("topology",),
         toml="[alignment.cpu]\nfull_pcpus_only = true\ndistribute_cpus_across_cores = true\n",
         says=("alignment.cpu", "settings.toml"),
     ),
-    "unknown-mode": Wrong(services=("controller",), toml="mode = 'fast'\n", says=("mode", "corrected", "settings.toml")),
-    "budget-too-small": Wrong(services=("controller",), toml="step_budget = 1\n", says=("step_budget", "100", "settings.toml")),
+    "unknown-mode": Wrong(
+        services=("controller",), toml="mode = 'fast'\n", says=("mode", "corrected", "settings.toml")
+    ),
+    "budget-too-small": Wrong(
+        services=("controller",), toml="step_budget = 1\n", says=("step_budget", "100", "settings.toml")
+    ),
     "socket-folder-too-long": Wrong(
         services=("gateway",),
         variables={"TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": LONG},
         says=("kubelet.plugins_dir", "107", "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR"),
     ),
-    "bad-prefix": Wrong(services=("gateway",), toml="resource_prefix = 'kubernetes.io'\n", says=("resource_prefix", "settings.toml")),
-    "unknown-exposure": Wrong(services=("gateway",), toml="[exposure]\ngpu = 'all'\n", says=("exposure", "settings.toml")),
-    "cluster-without-its-file": Wrong(services=("gateway",), toml="[cluster]\nmode = 'kubeconfig'\n", says=("cluster", "settings.toml")),
+    "bad-prefix": Wrong(
+        services=("gateway",), toml="resource_prefix = 'kubernetes.io'\n", says=("resource_prefix", "settings.toml")
+    ),
+    "unknown-exposure": Wrong(
+        services=("gateway",), toml="[exposure]\ngpu = 'all'\n", says=("exposure", "settings.toml")
+    ),
+    "cluster-without-its-file": Wrong(
+        services=("gateway",), toml="[cluster]\nmode = 'kubeconfig'\n", says=("cluster", "settings.toml")
+    ),
 }
 
 
@@ -136,7 +173,9 @@ async def start(service: str, *arguments: str, **variables: str) -> End:
 
 
 def chosen() -> Iterator[ParameterSet]:
-    """Each case at one service that it concerns, in turn, so that all services and all cases are met and each process is started for a reason."""
+    """Each case at one service that it concerns, in turn, so that all services and all cases are
+    met and each process is started for a reason.
+    """
     for number, (name, wrong) in enumerate(CASES.items()):
         service = wrong.services[number % len(wrong.services)]
         yield pytest.param(service, wrong, id=f"{name}-{service}")
@@ -151,20 +190,26 @@ async def test_service_names_key_and_origin_when_a_setting_is_wrong(service: str
         file.write_text(wrong.toml)
         arguments += ["--config", str(file)]
 
-    end = await start(service, *arguments, **{key.replace("*", service.upper()): value for key, value in wrong.variables.items()})
+    end = await start(
+        service, *arguments, **{key.replace("*", service.upper()): value for key, value in wrong.variables.items()}
+    )
 
     end.assert_refused(service, wrong.says)
 
 
 async def test_every_service_refuses_when_key_node_url_or_file_is_wrong(tmp_path: Path) -> None:
-    """What concerns all is refused by all eight, in the same words, without --check-config, and an unreadable file is named."""
+    """What concerns all is refused by all eight, in the same words, without --check-config, and an
+    unreadable file is named.
+    """
     room = asyncio.Semaphore(_AT_ONCE)
     wrong: list[tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = [
         ((), {"TOPOBUS_ALL__NATS__URL": "ftp://x"}, ("nats.url", "TOPOBUS_ALL__NATS__URL")),
         (("--config", str(tmp_path)), {}, (str(tmp_path), "cannot read")),
     ]
 
-    async def check_case(service: str, arguments: tuple[str, ...], variables: dict[str, str], says: tuple[str, ...]) -> None:
+    async def check_case(
+        service: str, arguments: tuple[str, ...], variables: dict[str, str], says: tuple[str, ...]
+    ) -> None:
         async with room:
             (await start(service, *arguments, **variables)).assert_refused(service, says)
 

@@ -1,4 +1,6 @@
-"""The ledger outlives its store: whatever happens to the bucket, a running topology service forgets nothing that it has answered."""
+"""The ledger outlives its store: whatever happens to the bucket, a running topology service forgets
+nothing that it has answered.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ pytestmark = pytest.mark.integration
 
 TRAINER = pod("trainer", container(cpus=16, gpu=6))
 GREEDY = pod("greedy", container(gpu=3))
-# The machine is a record: no service of its devices runs, and a test that a busy machine makes long must not see them called silent.
+# The machine is a record: no service of its devices runs, and a test that a busy machine makes long
+# must not see them called silent.
 PATIENT = {"TOPOBUS_TOPOLOGY__SILENCE__HUNG_S": "3600", "TOPOBUS_TOPOLOGY__SILENCE__GONE_S": "3600"}
 
 
@@ -66,7 +69,9 @@ async def ledger_that(bus: Bus, holds: Callable[[Ledger], bool]) -> Ledger:
 
 @pytest.mark.usefixtures("topology")
 async def test_ledger_is_written_back_when_the_store_was_emptied(server: NatsServer, bus: Bus) -> None:
-    """NATS comes back without its store while nobody asks anything: holdings stand in the new store, as a new epoch, and stay held."""
+    """NATS comes back without its store while nobody asks anything: holdings stand in the new
+    store, as a new epoch, and stay held.
+    """
     await server.stop()
     shutil.rmtree(server.store)
     await server.start()
@@ -98,7 +103,9 @@ async def test_ledger_is_written_back_when_the_store_was_put_back_from_a_copy(se
     assert isinstance(last.result, Refusal)
 
 
-async def test_ledger_is_written_back_when_somebody_wrote_an_old_one_or_garbage(server: NatsServer, bus: Bus, topology: Service) -> None:
+async def test_ledger_is_written_back_when_somebody_wrote_an_old_one_or_garbage(
+    server: NatsServer, bus: Bus, topology: Service
+) -> None:
     """Neither an emptied value nor bytes that are no ledger make the service forget or stop."""
     import nats
 
@@ -151,7 +158,9 @@ async def garbage(server: NatsServer, *data: bytes) -> None:
     await client.close()
 
 
-CONTRADICTION = encode(Ledger(node=NODE, epoch=9, sequence=1)).replace(b'"allocations":{}', b'"allocations":{"pod/a/b/c":{}}')
+CONTRADICTION = encode(Ledger(node=NODE, epoch=9, sequence=1)).replace(
+    b'"allocations":{}', b'"allocations":{"pod/a/b/c":{}}'
+)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +169,9 @@ CONTRADICTION = encode(Ledger(node=NODE, epoch=9, sequence=1)).replace(b'"alloca
 async def test_ledger_is_recalled_from_the_history_when_it_is_garbage_at_the_start(
     server: NatsServer, bus: Bus, topology: Service, data: bytes
 ) -> None:
-    """A service that starts on garbage takes the newest revision that is a ledger, says both revisions, and holds what that holds."""
+    """A service that starts on garbage takes the newest revision that is a ledger, says both
+    revisions, and holds what that holds.
+    """
     assert await topology.stop() == 0
     before = await bus.get(LEDGER, node=NODE)
     await garbage(server, data)
@@ -178,8 +189,12 @@ async def test_ledger_is_recalled_from_the_history_when_it_is_garbage_at_the_sta
     assert after.value.epoch > before.value.epoch
 
 
-async def test_topology_does_not_start_when_no_revision_of_its_ledger_can_be_read(server: NatsServer, bus: Bus, topology: Service) -> None:
-    """Garbage in all of the history: exit 65, one line that names the key and how to put a backup back, and never an empty ledger."""
+async def test_topology_does_not_start_when_no_revision_of_its_ledger_can_be_read(
+    server: NatsServer, bus: Bus, topology: Service
+) -> None:
+    """Garbage in all of the history: exit 65, one line that names the key and how to put a backup
+    back, and never an empty ledger.
+    """
     assert await topology.stop() == 0
     await garbage(server, *(b'{"node": 5}' for _ in range(LEDGER.history)))
     async with service("topology", server.url, PATIENT) as again:

@@ -1,4 +1,6 @@
-"""Services come and go in any order, alone and together, and so does NATS: everything comes back by itself."""
+"""Services come and go in any order, alone and together, and so does NATS: everything comes back by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ async def health_events(bus: Bus) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", SERVICES)
 async def test_service_waits_for_nats_and_stops_when_there_is_none(name: str, short_folder: Path) -> None:
-    """Alone in the world a service says what it waits for, is not ready, and ends by itself at SIGTERM: after 4.5 s it would end with status 70."""
+    """Alone in the world a service says what it waits for, is not ready, and ends by itself at
+    SIGTERM: after 4.5 s it would end with status 70.
+    """
     build("dgx", short_folder / "machine")
     async with service(name, f"nats://127.0.0.1:{free_port()}", system_settings(short_folder)) as alone:
         line = await alone.logged("bus.waiting")
@@ -74,14 +78,18 @@ async def test_service_waits_for_nats_and_stops_when_there_is_none(name: str, sh
         pytest.param(tuple(reversed(SERVICES)), id="reversed"),
         # The whole system once with nothing but what each service imports itself.
         pytest.param(
-            ("gateway", "topology", "cpu", "controller", "gpu", "discovery", "nic", "fpga"), marks=pytest.mark.real_start, id="mixed"
+            ("gateway", "topology", "cpu", "controller", "gpu", "discovery", "nic", "fpga"),
+            marks=pytest.mark.real_start,
+            id="mixed",
         ),
     ],
 )
 async def test_system_becomes_ready_when_started_in_any_order_before_nats(
     order: tuple[str, ...], server: NatsServer, short_folder: Path
 ) -> None:
-    """Eight services that were there before NATS find it, and each other, and are ready without help."""
+    """Eight services that were there before NATS find it, and each other, and are ready without
+    help.
+    """
     await server.stop()
     async with all_services(server.url, short_folder, order=order) as running:
         for each_service in running.values():
@@ -92,9 +100,11 @@ async def test_system_becomes_ready_when_started_in_any_order_before_nats(
 
 
 async def test_system_comes_back_when_nats_lost_its_store(server: NatsServer, client: Bus, short_folder: Path) -> None:
-    """After NATS came back empty, machine, inventories, ledger and health stand in it again, and what is held stays held.
+    """After NATS came back empty, machine, inventories, ledger and health stand in it again, and
+    what is held stays held.
 
-    Who published the events before counts them on, so that a subscriber who saw the first takes the second.
+    Who published the events before counts them on, so that a subscriber who
+    saw the first takes the second.
     """
     async with all_services(server.url, short_folder) as running:
         await until_all_ready(running)
@@ -118,7 +128,9 @@ async def test_system_comes_back_when_nats_lost_its_store(server: NatsServer, cl
     assert set(map(tuple, events.values())) == {(2,)}
 
 
-async def test_system_loses_and_repeats_nothing_when_each_service_is_killed(server: NatsServer, client: Bus, short_folder: Path) -> None:
+async def test_system_loses_and_repeats_nothing_when_each_service_is_killed(
+    server: NatsServer, client: Bus, short_folder: Path
+) -> None:
     """Kill -9 of every service in turn: holdings stay, and no health event is told again."""
     async with all_services(server.url, short_folder) as running:
         await until_all_ready(running)
@@ -138,7 +150,9 @@ async def test_system_loses_and_repeats_nothing_when_each_service_is_killed(serv
     assert set(map(tuple, after.values())) == {(1,)}
 
 
-async def test_twin_is_named_in_both_logs_when_topology_runs_twice(server: NatsServer, client: Bus, short_folder: Path) -> None:
+async def test_twin_is_named_in_both_logs_when_topology_runs_twice(
+    server: NatsServer, client: Bus, short_folder: Path
+) -> None:
     """A second topology or device service of a node is found, and both say so."""
     build("dgx", short_folder / "machine")
     settings = system_settings(short_folder)
@@ -154,8 +168,12 @@ async def test_twin_is_named_in_both_logs_when_topology_runs_twice(server: NatsS
     assert client.is_connected
 
 
-async def test_gateway_waits_when_another_one_runs_on_the_node(server: NatsServer, client: Bus, short_folder: Path) -> None:
-    """Two gateways never share a checkpoint: the second stands by, ready to go on and saying so, and takes over when the first is killed."""
+async def test_gateway_waits_when_another_one_runs_on_the_node(
+    server: NatsServer, client: Bus, short_folder: Path
+) -> None:
+    """Two gateways never share a checkpoint: the second stands by, ready to go on and saying so,
+    and takes over when the first is killed.
+    """
     async with all_services(server.url, short_folder) as running:
         await until_all_ready(running)
         async with service("gateway", server.url, system_settings(short_folder)) as second:

@@ -1,4 +1,7 @@
-"""The engine and its images, once for all tests that need them; a containerd of its own for each that runs containers without Docker."""
+"""The engine and its images, once for all tests that need them.
+
+A containerd of its own for each that runs containers without Docker.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ class Images:
 
 @contextmanager
 def failing_without_engine() -> Iterator[None]:
-    """Fail the tests of a fixture when the engine, or what it needs, is not to be had: with what the engine said, once and without our own frames."""
+    """Fail the tests of a fixture when the engine, or what it needs, is not to be had: with what
+    the engine said, once and without our own frames.
+    """
     trouble = ""
     try:
         yield
@@ -58,11 +63,16 @@ def failing_without_engine() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
-    """A Docker daemon that answers, the base image, and one of this machine's own nats-server; a daemon that was started here is stopped at the end."""
+    """A Docker daemon that answers, the base image, and one of this machine's own nats-server.
+
+    A daemon that was started here is stopped at the end.
+    """
     scratch = tmp_path_factory.mktemp("engine")
     with failing_without_engine(), provide_engine(scratch / "dockerd.log"):
         base = base_image(scratch)
-        nats = os.environ.get("NATS_IMAGE") or program_image(base, find_nats_server(), scratch / "nats", tag="topobus-ci/nats:local")
+        nats = os.environ.get("NATS_IMAGE") or program_image(
+            base, find_nats_server(), scratch / "nats", tag="topobus-ci/nats:local"
+        )
         yield Images(base=base, nats=nats)
 
 
@@ -73,7 +83,9 @@ def service_images(images: Images) -> Mapping[str, str]:
         # The first makes the wheel, which the others take from the engine's cache.
         say(f"building the images of the CLI and of {len(SERVICES)} services")
         built = {"cli": service_image(images.base, "cli")}
-        for service, image in zip(SERVICES, builders.map(lambda service: service_image(images.base, service), SERVICES), strict=True):
+        for service, image in zip(
+            SERVICES, builders.map(lambda service: service_image(images.base, service), SERVICES), strict=True
+        ):
             say(f"built {image}")
             built[service] = image
         return built
@@ -81,7 +93,9 @@ def service_images(images: Images) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="session")
-def system(images: Images, service_images: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerCompose]:
+def system(
+    images: Images, service_images: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DockerCompose]:
     """The system of compose.yaml as it is shipped, up and healthy; `down` leaves nothing of it."""
     scratch = tmp_path_factory.mktemp("compose")
     settings = {

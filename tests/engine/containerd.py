@@ -1,7 +1,8 @@
-"""A containerd 2 of one's own, with CDI and NRI switched on, driven through the Container Runtime Interface as kubelet drives it.
+"""A containerd 2 of one's own, with CDI and NRI switched on, driven through the Container Runtime
+Interface as kubelet drives it.
 
-Nothing can be pulled: its one image is made here of a static busybox. containerd comes unpacked aside from another Debian release when the installed one
-is older; runc is the machine's own.
+Nothing can be pulled: its one image is made here of a static busybox. containerd comes unpacked
+aside from another Debian release when the installed one is older; runc is the machine's own.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ _EXITED = 2
 _START_S = 30.0
 _RUN_S = 60.0
 _POD_NETWORK = 0
-# A network of pods that gives them an address of which nobody knows, and `lo`; what a pod has besides is the test's.
+# A network of pods that gives them an address of which nobody knows, and `lo`; what a
+# pod has besides is the test's.
 _CNI_PLUGIN = """\
 #!/bin/sh
 case $CNI_COMMAND in
 ADD) echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.99.0.2/24","interface":0}]}';;
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}';;
 esac
-"""
+"""  # noqa: E501
 _CNI_NETWORK = '{"cniVersion": "1.0.0", "name": "nothing", "plugins": [{"type": "nothing"}]}'
 _CONFIG = """\
 version = 3
@@ -105,7 +107,9 @@ class Started:
 
 
 class Sandbox:
-    """A pod's sandbox; `run` runs a script in a container of it, with CDI devices by name, to its end."""
+    """A pod's sandbox; `run` runs a script in a container of it, with CDI devices by name, to its
+    end.
+    """
 
     def __init__(self, sandbox_id: str, run: Callable[[str, Sequence[str]], Ended]) -> None:
         self.id = sandbox_id
@@ -122,9 +126,11 @@ class Containerd:
         self._count = 0
 
     def run(self, script: str, *, cdi_devices: Sequence[str] = (), edits: ContainerEdits | None = None) -> Ended:
-        """Run a shell script in a container of its own pod, with CDI devices by name or a device plugin's answer.
+        """Run a shell script in a container of its own pod, with CDI devices by name or a device
+        plugin's answer.
 
-        Errors: raises grpc.RpcError when the runtime refuses (an unknown CDI device, a device node that is not there).
+        Errors: raises grpc.RpcError when the runtime refuses (an unknown CDI device, a
+        device node that is not there).
         """
         with self._pod(script, cdi_devices, edits) as (name, made):
             return self._ended(name, made)
@@ -150,7 +156,9 @@ class Containerd:
 
     @contextmanager
     def sandbox(self, name: str, *, uid: str) -> Iterator[Sandbox]:
-        """Have the sandbox of a pod with a network namespace of its own for the length of a block; containers are made by the test.
+        """Have the sandbox of a pod with a network namespace of its own for the length of a block.
+
+        Containers are made by the test.
 
         Errors: as `run`.
         """
@@ -171,7 +179,9 @@ class Containerd:
             self._call("RemovePodSandbox", pod)
 
     def remove_all(self) -> None:
-        """Remove what is left of sandboxes, as kubelet does: containerd keeps one that a plugin refused, and its process goes on."""
+        """Remove what is left of sandboxes, as kubelet does: containerd keeps one that a plugin
+        refused, and its process goes on.
+        """
         for sandbox in self._call("ListPodSandbox", self._new("Nothing")).items:
             pod = self._new("SandboxId", pod_sandbox_id=sandbox.id)
             self._call("StopPodSandbox", pod)
@@ -182,14 +192,19 @@ class Containerd:
         name = f"container-{self._count}"
         container = self._container(name, script, names, None, options)
         container.metadata.name = name
-        request = self._new("CreateContainerRequest", pod_sandbox_id=pod.pod_sandbox_id, config=container, sandbox_config=sandbox)
+        request = self._new(
+            "CreateContainerRequest", pod_sandbox_id=pod.pod_sandbox_id, config=container, sandbox_config=sandbox
+        )
         made = self._call("CreateContainer", request)
         self._call("StartContainer", made)
         return self._ended(name, made)
 
     @contextmanager
     def _pod(self, script: str, cdi_devices: Sequence[str], edits: ContainerEdits | None) -> Iterator[tuple[str, Any]]:
-        """Have a pod of one container for the length of a block; gives its name and the container."""
+        """Have a pod of one container for the length of a block.
+
+        Gives its name and the container.
+        """
         self._count += 1
         name = f"pod-{self._count}"
         options = self._new("NamespaceOption", network=_HOST_NETWORK)
@@ -202,7 +217,9 @@ class Containerd:
         pod = self._call("RunPodSandbox", self._new("RunPodSandboxRequest", config=sandbox))
         try:
             container = self._container(name, script, cdi_devices, edits, options)
-            request = self._new("CreateContainerRequest", pod_sandbox_id=pod.pod_sandbox_id, config=container, sandbox_config=sandbox)
+            request = self._new(
+                "CreateContainerRequest", pod_sandbox_id=pod.pod_sandbox_id, config=container, sandbox_config=sandbox
+            )
             made = self._call("CreateContainer", request)
             self._call("StartContainer", made)
             yield name, made
@@ -210,7 +227,9 @@ class Containerd:
             self._call("StopPodSandbox", pod)
             self._call("RemovePodSandbox", pod)
 
-    def _container(self, name: str, script: str, cdi_devices: Sequence[str], edits: ContainerEdits | None, options: Any) -> Any:
+    def _container(
+        self, name: str, script: str, cdi_devices: Sequence[str], edits: ContainerEdits | None, options: Any
+    ) -> Any:
         given = edits or ContainerEdits()
         return self._new(
             "ContainerConfig",
@@ -219,7 +238,12 @@ class Containerd:
             command=["/bin/sh", "-c", script],
             envs=[self._new("KeyValue", key=key, value=value.encode()) for key, value in sorted(given.env.items())],
             mounts=[
-                self._new("Mount", container_path=mount.container_path, host_path=mount.host_path, readonly="ro" in mount.options)
+                self._new(
+                    "Mount",
+                    container_path=mount.container_path,
+                    host_path=mount.host_path,
+                    readonly="ro" in mount.options,
+                )
                 for mount in given.mounts
             ],
             devices=[
@@ -232,7 +256,9 @@ class Containerd:
                 for device_node in given.device_nodes
             ],
             log_path=f"{name}.log",
-            linux=self._new("ContainerLinux", security_context=self._new("ContainerSecurityContext", namespace_options=options)),
+            linux=self._new(
+                "ContainerLinux", security_context=self._new("ContainerSecurityContext", namespace_options=options)
+            ),
             CDI_devices=[self._new("CdiDevice", name=cdi_device) for cdi_device in cdi_devices],
         )
 
@@ -256,7 +282,9 @@ class Containerd:
 
 @contextmanager
 def provide_containerd(folder: Path, cdi: Path) -> Iterator[Containerd]:
-    """Start a containerd below `folder` that reads CDI files of `cdi`; it and all that it started are gone afterwards.
+    """Start a containerd below `folder` that reads CDI files of `cdi`.
+
+    It and all that it started are gone afterwards.
 
     Errors: raises EngineUnavailable with what to do.
     """
@@ -280,10 +308,16 @@ def provide_containerd(folder: Path, cdi: Path) -> Iterator[Containerd]:
             grpc.channel_ready_future(channel).result(timeout=_START_S)
         except grpc.FutureTimeoutError as err:
             tail = (folder / "containerd.log").read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise EngineUnavailable(f"containerd does not answer after {_START_S:g} s; its log ends with:\n{tail}") from err
+            raise EngineUnavailable(
+                f"containerd does not answer after {_START_S:g} s; its log ends with:\n{tail}"
+            ) from err
         _image(folder / "image.tar")
         ctr = [str(programs / "ctr"), "--address", str(folder / "c.sock"), "--namespace", "k8s.io"]
-        must([*ctr, "images", "import", "--local", "--snapshotter", "native", str(folder / "image.tar")], timeout_s=60, what="image import")
+        must(
+            [*ctr, "images", "import", "--local", "--snapshotter", "native", str(folder / "image.tar")],
+            timeout_s=60,
+            what="image import",
+        )
         made = Containerd(folder, _types(folder), channel)
         undo.callback(made.remove_all)
         yield made
@@ -323,7 +357,9 @@ def _types(folder: Path) -> dict[str, Any]:
     """Compile the messages of cri.proto."""
     compiled = folder / "cri.binpb"
     here = Path(__file__).parent
-    status = grpc_tools.protoc.main(["protoc", f"-I{here}", f"--descriptor_set_out={compiled}", str(here / "cri.proto")])
+    status = grpc_tools.protoc.main(
+        ["protoc", f"-I{here}", f"--descriptor_set_out={compiled}", str(here / "cri.proto")]
+    )
     if status != 0:
         raise EngineUnavailable("cri.proto does not compile")
     files = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
@@ -331,7 +367,9 @@ def _types(folder: Path) -> dict[str, Any]:
     for file in files.file:
         pool.Add(file)
     return {
-        descriptor_proto.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"runtime.v1.{descriptor_proto.name}"))
+        descriptor_proto.name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"runtime.v1.{descriptor_proto.name}")
+        )
         for file in files.file
         for descriptor_proto in file.message_type
     }
@@ -355,7 +393,10 @@ def _image(into: Path) -> None:
                 "layers": [_entry("application/vnd.oci.image.layer.v1.tar", layer)],
             }
         )
-        named = {**_entry("application/vnd.oci.image.manifest.v1+json", manifest), "annotations": {"io.containerd.image.name": _IMAGE}}
+        named = {
+            **_entry("application/vnd.oci.image.manifest.v1+json", manifest),
+            "annotations": {"io.containerd.image.name": _IMAGE},
+        }
         _add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
         _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": [{**named, "platform": platform}]}))
         for blob in (layer, config, manifest):

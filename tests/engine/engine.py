@@ -1,7 +1,9 @@
-"""A real container engine for the tests with containers: found, else installed and started; and the images that stand in for a registry's.
+"""A real container engine for the tests with containers: found, else installed and started.
 
-No image can be pulled on the machines this runs on, so the base image is a debootstrap tree of the machine's own release, and an image of a program of
-Debian's is that plus the program. Set BASE_IMAGE to use another base. Containers, and what they wait for, are testcontainers' part.
+And the images that stand in for a registry's. No image can be pulled on the machines this runs on,
+so the base image is a debootstrap tree of the machine's own release, and an image of a program of
+Debian's is that plus the program. Set BASE_IMAGE to use another base. Containers, and what they
+wait for, are testcontainers' part.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from pathlib import Path
 
 import docker.errors
 
-# The reaper that testcontainers starts beside a container is an image of its own, which cannot be pulled here; context managers clean up. Read at its import.
+# The reaper that testcontainers starts beside a container is an image of its own, which cannot be
+# pulled here; context managers clean up. Read at its import.
 os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
 
 from testcontainers.core.image import DockerImage
@@ -41,12 +44,15 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[2]
 _CERTIFICATES = ROOT / "deploy" / "images" / "certificates"
-# Where Debian, Fedora and Alpine keep all trusted certificates; the one of these that pip here is told to use goes into the images.
+# Where Debian, Fedora and Alpine keep all trusted certificates; the one of these that pip here is
+# told to use goes into the images.
 _CA_FILES = (os.environ.get("PIP_CERT", ""), os.environ.get("SSL_CERT_FILE", ""))
 _DAEMON_START_S = 60
 _PID_FILES = (("/var/run/docker.pid", "dockerd"), ("/var/run/docker/containerd/containerd.pid", "containerd"))
-# It changes nothing of this machine's network but for bridges, which are gone with it: what dockerd does to iptables (`-P FORWARD DROP`, chains of its own) it
-# leaves behind, and then no pod of this machine reaches another. Published ports and names need none of that; only builds ask the outside, from this network.
+# It changes nothing of this machine's network but for bridges, which are gone with it: what
+# dockerd does to iptables (`-P FORWARD DROP`, chains of its own) it leaves behind, and then no
+# pod of this machine reaches another. Published ports and names need none of that; only builds
+# ask the outside, from this network.
 _DAEMON = ("dockerd", "--iptables=false", "--ip6tables=false", "--ip-forward=false")
 _BRIDGE = "docker0"
 # So many characters of a failed command's output: the error stands at the end.
@@ -64,8 +70,12 @@ def say(text: str) -> None:
     print(f"engine: {text}", file=sys.stderr, flush=True)  # noqa: T201 - progress for the person who waits
 
 
-def _run(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input="")
+def _run(
+    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input=""
+    )
 
 
 def must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, what: str) -> str:
@@ -79,7 +89,8 @@ def must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | N
         raise EngineUnavailable(f"{what} took longer than {timeout_s:g} s ({' '.join(command)})") from err
     if done.returncode != 0:
         raise EngineUnavailable(
-            f"{what} failed ({' '.join(command)}, exit {done.returncode}):\n{done.stdout[-_TAIL:]}\n{done.stderr[-_TAIL:]}"
+            f"{what} failed ({' '.join(command)}, exit "
+            f"{done.returncode}):\n{done.stdout[-_TAIL:]}\n{done.stderr[-_TAIL:]}"
         )
     return done.stdout
 
@@ -91,7 +102,8 @@ def apt_install(*packages: str) -> None:
     """
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise EngineUnavailable(
-            f"needs {', '.join(packages)}; install them (as root: apt-get install {' '.join(packages)}) and run this again"
+            f"needs {', '.join(packages)}; install them (as root: apt-get install {' '.join(packages)}) and "
+            "run this again"
         )
     say(f"installing {', '.join(packages)}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -103,7 +115,10 @@ def apt_install(*packages: str) -> None:
 
 @contextmanager
 def provide_engine(log: Path) -> Iterator[None]:
-    """See that a Docker daemon answers for the length of a block; one that was started here ends with it, and its bridge."""
+    """See that a Docker daemon answers for the length of a block.
+
+    One that was started here ends with it, and its bridge.
+    """
     if shutil.which("docker") is None or (not _answers() and shutil.which("dockerd") is None):
         apt_install("docker.io", "iproute2")
     if _answers():
@@ -122,7 +137,9 @@ def provide_engine(log: Path) -> Iterator[None]:
         while not _answers():
             if daemon.poll() is not None or time.monotonic() > give_up:
                 tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
-                raise EngineUnavailable(f"dockerd does not answer after {_DAEMON_START_S} s; its log ends with:\n{tail}")
+                raise EngineUnavailable(
+                    f"dockerd does not answer after {_DAEMON_START_S} s; its log ends with:\n{tail}"
+                )
         yield
     finally:
         daemon.terminate()
@@ -136,11 +153,15 @@ def _answers() -> bool:
 
 
 def _forget_dead(pid_file: Path, program: str) -> None:
-    """Remove the pid file of a daemon that was killed: its number may be another process's by now, and dockerd would take that for the daemon."""
+    """Remove the pid file of a daemon that was killed: its number may be another process's by now,
+    and dockerd would take that for the daemon.
+    """
     if not pid_file.is_file():
         return
     try:
-        running = Path("/proc", pid_file.read_text(encoding="utf-8").strip(), "comm").read_text(encoding="utf-8").strip()
+        running = (
+            Path("/proc", pid_file.read_text(encoding="utf-8").strip(), "comm").read_text(encoding="utf-8").strip()
+        )
     except OSError:
         running = ""
     if running != program:
@@ -148,18 +169,28 @@ def _forget_dead(pid_file: Path, program: str) -> None:
 
 
 def provide_compose(folder: Path) -> Mapping[str, str]:
-    """See that `docker compose` is there; gives the variables that it needs: where it is not installed, version 2 comes from another Debian release, unpacked aside."""
+    """See that `docker compose` is there.
+
+    Gives the variables that it needs: where it is not installed, version 2 comes from another
+    Debian release, unpacked aside.
+    """
     if _run(["docker", "compose", "version"], timeout_s=30).returncode == 0:
         return {}
     plugin = debian_program("docker-compose", "2", "usr/libexec/docker/cli-plugins/docker-compose")
     (folder / "cli-plugins").mkdir(parents=True)
     (folder / "cli-plugins" / "docker-compose").symlink_to(plugin)
-    must(["docker", "compose", "version"], timeout_s=30, env={**os.environ, "DOCKER_CONFIG": str(folder)}, what="docker compose")
+    must(
+        ["docker", "compose", "version"],
+        timeout_s=30,
+        env={**os.environ, "DOCKER_CONFIG": str(folder)},
+        what="docker compose",
+    )
     return {"DOCKER_CONFIG": str(folder)}
 
 
 def debian_program(package: str, version: str, path: str) -> Path:
-    """Give a program of a Debian package, unpacked aside; `version` as tools/fetch-debian-package takes it.
+    """Give a program of a Debian package, unpacked aside; `version` as tools/fetch-debian-package
+    takes it.
 
     Errors: raises EngineUnavailable when the archive does not have it.
     """
@@ -190,7 +221,9 @@ def _release() -> str:
 
 
 def base_image(scratch: Path) -> str:
-    """Name an image with Python 3.11 or newer: $BASE_IMAGE, else one made of this machine's own release."""
+    """Name an image with Python 3.11 or newer: $BASE_IMAGE, else one made of this machine's own
+    release.
+    """
     if given := os.environ.get("BASE_IMAGE"):
         return given
     release = _release()
@@ -202,7 +235,11 @@ def base_image(scratch: Path) -> str:
         apt_install("debootstrap")
     say(f"making the base image {name} with debootstrap")
     tree = scratch / "base"
-    must(["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", release, str(tree)], timeout_s=900, what="debootstrap")
+    must(
+        ["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", release, str(tree)],
+        timeout_s=900,
+        what="debootstrap",
+    )
     archive = scratch / "base.tar"
     must(["tar", "-C", str(tree), "-c", "-f", str(archive), "."], timeout_s=300, what="tar")
     must(["docker", "import", str(archive), name], timeout_s=300, what="docker import")
@@ -212,19 +249,24 @@ def base_image(scratch: Path) -> str:
 
 
 def program_image(base: str, program: Path, folder: Path, *, tag: str, command: Sequence[str] = ()) -> str:
-    """Build the base image with one program of this machine as its entry point, under its own name on PATH."""
+    """Build the base image with one program of this machine as its entry point, under its own name
+    on PATH.
+    """
     folder.mkdir()
     shutil.copy(program, folder / program.name)
     arguments = ", ".join(f'"{word}"' for word in command)
     (folder / "Dockerfile").write_text(
-        f'FROM {base}\nCOPY {program.name} /usr/local/bin/{program.name}\nENTRYPOINT ["{program.name}"]\nCMD [{arguments}]\n',
+        f'FROM {base}\nCOPY {program.name} /usr/local/bin/{program.name}\nENTRYPOINT ["{program.name}"]\nCMD '
+        f"[{arguments}]\n",
         encoding="utf-8",
     )
     return _build(folder, tag)
 
 
 def service_image(base: str, service: str) -> str:
-    """Build a service's image as docs/how-to/deploy-one-service.md says, by the name that compose.yaml gives it."""
+    """Build a service's image as docs/how-to/deploy-one-service.md says, by the name that
+    compose.yaml gives it.
+    """
     return _build(
         ROOT,
         f"topobus-ci/{service}:latest",
@@ -245,7 +287,9 @@ def _build(context: Path, tag: str, **how: object) -> str:
 
 @contextmanager
 def machine_certificates() -> Iterator[None]:
-    """Have the certificates that pip trusts here where builds of services' images look, for the length of a block."""
+    """Have the certificates that pip trusts here where builds of services' images look, for the
+    length of a block.
+    """
     given = next((Path(ca_file) for ca_file in _CA_FILES if ca_file and Path(ca_file).is_file()), None)
     target = _CERTIFICATES / "machine.crt"
     try:

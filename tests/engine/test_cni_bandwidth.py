@@ -1,4 +1,7 @@
-"""A limit of 10 Mbit/s measured with real packets, to a pod and from it. Takes a quarter of a minute, so not in `make test`: that asserts the kernel's rate."""
+"""A limit of 10 Mbit/s measured with real packets, to a pod and from it.
+
+Takes a quarter of a minute, so not in `make test`: that asserts the kernel's rate.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ __all__ = ["bundle", "node"]
 pytestmark = pytest.mark.engine
 
 _BITS = 10_000_000
-# The counter has the headers of a merged packet once, the bucket those of each packet: of 10 Mbit/s on the wire 9.56 to 9.6 are counted.
-# What passes at once at the beginning (50 ms of the rate) is over after this.
+# The counter has the headers of a merged packet once, the bucket those of each packet: of
+# 10 Mbit/s on the wire 9.56 to 9.6 are counted. What passes at once at the beginning (50 ms
+# of the rate) is over after this.
 _WARM_UP_S = 1.0
 _MEASURE_S = 5.0
 
@@ -70,7 +74,10 @@ def test_rate_holds_within_5_percent_when_a_pod_is_limited(node: Node) -> None:
     values = pod_values(pod, Device(name="nic-0", device_class="nic"))
     assert isinstance(values, dict)
     network = {"type": "bridge", "bridge": "tb0", "isGateway": True, "ipam": node.host_local()}
-    node.add(node.chain(network, {"type": "bandwidth", "capabilities": {"bandwidth": True}}), node.target(runtime_values=values))
+    node.add(
+        node.chain(network, {"type": "bandwidth", "capabilities": {"bandwidth": True}}),
+        node.target(runtime_values=values),
+    )
 
     to_pod = measure(node, node.host, node.pod, "10.99.0.2", "net1")
     from_pod = measure(node, node.pod, node.host, "10.99.0.1", "tb0")

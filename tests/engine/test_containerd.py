@@ -1,7 +1,9 @@
-"""The whole road on a real container runtime: real services on a recorded machine, kubelet's calls, and containers that containerd 2 starts.
+"""The whole road on a real container runtime: real services on a recorded machine, kubelet's calls,
+and containers that containerd 2 starts.
 
-The machine's device nodes are real ones (of the null device's number), so nothing between the device service and the container stands in for anything;
-kubelet alone is the simulator, for there is no cluster here.
+The machine's device nodes are real ones (of the null device's number), so nothing between
+the device service and the container stands in for anything; kubelet alone is the
+simulator, for there is no cluster here.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ DRIVERS = ("gpu.topobus.dev", "nic.topobus.dev")
 UID = "0c7d6a52-7d9a-4e0c-9a39-3f0a4f1d8a11"
 CLAIM = ClaimReference(name="pair", uid=UID, drivers=DRIVERS)
 DEVICES = {"gpu": "gpu-0000-18-00-0", "nic": "nic-0000-19-00-0"}
-# At the device plugins' door devices are given from the other end (ADR 21): the last of NUMA node 0, which are the fourth of their kind.
+# At the device plugins' door devices are given from the other end (ADR 21): the last of NUMA node
+# 0, which are the fourth of their kind.
 PLUGIN_DEVICES = {"gpu": "gpu-0000-4d-00-0", "nic": "nic-0000-4e-00-0"}
 
 
 def script(own: int, other: int) -> str:
-    """Write what a container does to see its devices: nodes that can be opened, those of others absent, and the variables; by the devices' numbers."""
+    """Write what a container does to see its devices: nodes that can be opened, those of others
+    absent, and the variables; by the devices' numbers.
+    """
     return f"""
 for node in nvidia{own} nvidiactl infiniband/uverbs{own} nvidia{other} infiniband/uverbs{other}; do
   if test -c /dev/$node && : < /dev/$node && : > /dev/$node; then echo "$node opens"; else echo "$node absent"; fi
@@ -67,7 +72,9 @@ def its_own(own: int, other: int, devices: dict[str, str]) -> list[str]:
 async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
     """All services on a recorded machine with real device nodes, an allocated claim, and a kubelet."""
     build("dgx", folder / "machine", has_device_nodes=True)
-    results = [{"request": key, "driver": f"{key}.topobus.dev", "pool": NODE, "device": name} for key, name in DEVICES.items()]
+    results = [
+        {"request": key, "driver": f"{key}.topobus.dev", "pool": NODE, "device": name} for key, name in DEVICES.items()
+    ]
     claim = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -94,7 +101,10 @@ async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
 async def test_container_has_the_claims_devices_when_containerd_reads_our_cdi_files(
     kubelet: KubeletSimulator, containerd: Containerd
 ) -> None:
-    """DRA: what kubelet gets for a prepared claim are CDI names that containerd 2 finds; the container can open its own devices and has no others."""
+    """DRA: what kubelet gets for a prepared claim are CDI names that containerd 2 finds.
+
+    The container can open its own devices and has no others.
+    """
     for driver in DRIVERS:
         await kubelet.wait_for_driver(driver)
     (prepared,) = await kubelet.prepare_claims([CLAIM])
@@ -114,7 +124,9 @@ async def test_container_has_the_plugins_devices_when_kubelet_passes_an_allocate
     """Device plugin: the same container by Allocate's answer."""
     for device_class in DEVICES:
         await kubelet.wait_for_resource(f"topobus.dev/{device_class}", allocatable=8)
-    pod = Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1, "topobus.dev/nic": 1}),))
+    pod = Pod(
+        name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1, "topobus.dev/nic": 1}),)
+    )
     admitted = await kubelet.admit(pod)
     assert isinstance(admitted, Admission), admitted
     ended = containerd.run(script(3, 0), edits=admitted.container("main").edits)

@@ -1,6 +1,8 @@
-"""CPUs of a claim on a real containerd 2 and real CPUs: nobody else runs on them from kubelet's answer on, and everybody does again afterwards.
+"""CPUs of a claim on a real containerd 2 and real CPUs: nobody else runs on them from kubelet's
+answer on, and everybody does again afterwards.
 
-The services run on this very machine's tree; kubelet alone is the simulator. The same promises, and the rare roads, are held by `tests/integration/test_gateway_cpus.py` on a simulated runtime.
+The services run on this very machine's tree; kubelet alone is the simulator. The same promises, and
+the rare roads, are held by `tests/integration/test_gateway_cpus.py` on a simulated runtime.
 """
 
 from __future__ import annotations
@@ -75,8 +77,12 @@ async def running(folder: Path, containerd: Containerd) -> AsyncIterator[Running
                 yield Running(services, kubelet, lambda: service("gateway", server.url, settings))
 
 
-async def test_cpu_is_a_claims_own_on_a_real_containerd_until_it_is_unprepared(running: Running, containerd: Containerd) -> None:
-    """A container that runs loses the CPU before kubelet has its answer, the claim's has it alone, and all have it back without a container being made."""
+async def test_cpu_is_a_claims_own_on_a_real_containerd_until_it_is_unprepared(
+    running: Running, containerd: Containerd
+) -> None:
+    """A container that runs loses the CPU before kubelet has its answer, the claim's has it alone,
+    and all have it back without a container being made.
+    """
     services, kubelet = running.services, running.kubelet
     with containerd.started() as neighbour:
         before = neighbour.cpus()
@@ -87,7 +93,9 @@ async def test_cpu_is_a_claims_own_on_a_real_containerd_until_it_is_unprepared(r
         with containerd.started() as late:
             pool = late.cpus()
             await kubelet.unprepare_claims([CLAIM])
-            grown = await services["gateway"].logged("cpusets.updated", where=lambda line: line["shared"] == str(ONLINE))
+            grown = await services["gateway"].logged(
+                "cpusets.updated", where=lambda line: line["shared"] == str(ONLINE)
+            )
             afterwards = (neighbour.cpus(), late.cpus())
 
     assert (prepared.error, before, at_the_answer) == ("", str(ONLINE), REST)
@@ -95,8 +103,13 @@ async def test_cpu_is_a_claims_own_on_a_real_containerd_until_it_is_unprepared(r
     assert (pool, grown["containers"], afterwards) == (REST, 2, (str(ONLINE), str(ONLINE)))
 
 
-async def test_pool_is_back_after_each_of_many_claims_on_a_real_containerd(running: Running, containerd: Containerd) -> None:
-    """However often a CPU is taken and given back, both containers have both CPUs afterwards; how long that took is printed."""
+async def test_pool_is_back_after_each_of_many_claims_on_a_real_containerd(
+    running: Running, containerd: Containerd
+) -> None:
+    """However often a CPU is taken and given back, both containers have both CPUs afterwards.
+
+    How long that took is printed.
+    """
     pid = running.services["gateway"].process.pid
     waits_ms: list[float] = []
     whole_ms: list[float] = []
@@ -115,7 +128,10 @@ async def test_pool_is_back_after_each_of_many_claims_on_a_real_containerd(runni
             waits_ms.append((time.monotonic() - answered) * 1000)
             whole_ms.append((time.monotonic() - asked) * 1000)
         spent_ms = (_processor_s(pid) - began_s) * 1000 / _ROUNDS
-    figures = f"after unprepare's answer {_figures(waits_ms)}, after its call {_figures(whole_ms)}; gateway's processor time {spent_ms:.1f} ms a claim"
+    figures = (
+        f"after unprepare's answer {_figures(waits_ms)}, after its call {_figures(whole_ms)}; gateway's processor "
+        f"time {spent_ms:.1f} ms a claim"
+    )
     sys.stdout.write(f"\nboth CPUs back: {figures}\n")
 
 
@@ -135,8 +151,13 @@ def _processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def test_container_starts_only_past_the_gateway_on_a_real_containerd(running: Running, containerd: Containerd) -> None:
-    """With the gateway a container of the claim has nothing of the guard; without, its start fails with an error that names the gateway; when it is back, it starts."""
+async def test_container_starts_only_past_the_gateway_on_a_real_containerd(
+    running: Running, containerd: Containerd
+) -> None:
+    """With the gateway a container of the claim has nothing of the guard.
+
+    Without, its start fails with an error that names the gateway; when it is back, it starts.
+    """
     (prepared,) = await running.kubelet.prepare_claims([CLAIM])
     names = sorted({name for device in prepared.devices for name in device.cdi_devices})
     look = "grep Cpus_allowed_list /proc/self/status; grep -c topobus /proc/self/mounts; ls /run/topobus 2>&1"

@@ -1,4 +1,6 @@
-"""CUDA on containerd 2 without NVIDIA's toolkit: real services, kubelet's calls, a driver of real libraries, and containers that load it."""
+"""CUDA on containerd 2 without NVIDIA's toolkit: real services, kubelet's calls, a driver of real
+libraries, and containers that load it.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,20 @@ SCRIPT = "echo $NVIDIA_VISIBLE_DEVICES; /probe/cuda-probe"
 
 @pytest_asyncio.fixture
 async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
-    """All services on a recorded machine with real device nodes and a driver, an allocated claim with two requests, and a kubelet."""
+    """All services on a recorded machine with real device nodes and a driver, an allocated claim
+    with two requests, and a kubelet.
+    """
     recorded = build("dgx", folder / "machine", has_device_nodes=True)
-    (recorded.root / "proc/driver/nvidia/version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1\n")
+    (recorded.root / "proc/driver/nvidia/version").write_text(
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1\n"
+    )
     driver_root(folder / "driver")
     hook = folder / "topobus-gpu-hook"
     hook.write_text(f"#!{sys.executable}\nfrom topobus.gpu.driver_root.oci_hook import main\nmain()\n")
     hook.chmod(0o755)
-    results = [{"request": request, "driver": DRIVER, "pool": NODE, "device": name} for request, name in DEVICES.items()]
+    results = [
+        {"request": request, "driver": DRIVER, "pool": NODE, "device": name} for request, name in DEVICES.items()
+    ]
     claim = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -71,9 +79,13 @@ async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
 
 @pytest.fixture
 def image_files(folder: Path) -> tuple[Mount, ...]:
-    """What the image of busybox lacks of a usual one: glibc and the program, in places where they are in every image."""
+    """What the image of busybox lacks of a usual one: glibc and the program, in places where they
+    are in every image.
+    """
     loader = Path("/lib64/ld-linux-x86-64.so.2")
-    listed = subprocess.run([str(loader), "--list", str(probe_program())], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [str(loader), "--list", str(probe_program())], check=True, capture_output=True, text=True
+    ).stdout
     libraries = {word for line in listed.splitlines() for word in line.split() if word.startswith("/")} | {str(loader)}
     (folder / "image").mkdir()
     shutil.copy(probe_program(), folder / "image" / "cuda-probe")
@@ -84,12 +96,17 @@ def image_files(folder: Path) -> tuple[Mount, ...]:
 async def test_containers_load_the_driver_and_see_their_own_gpu_when_containerd_reads_our_cdi_file(
     kubelet: KubeletSimulator, containerd: Containerd, image_files: tuple[Mount, ...]
 ) -> None:
-    """DRA: two containers of one claim, each with the name of one request; both find libcuda.so.1 by the cache that the hook extended, and open one GPU, not the same."""
+    """DRA: two containers of one claim, each with the name of one request.
+
+    Both find libcuda.so.1 by the cache that the hook extended, and open one GPU, not the same.
+    """
     await kubelet.wait_for_driver(DRIVER)
     (prepared,) = await kubelet.prepare_claims([CLAIM])
     edits = ContainerEdits(env={"NVIDIA_VISIBLE_DEVICES": "all"}, mounts=image_files)
     names = {
-        request: [name for device in prepared.devices if device.device == DEVICES[request] for name in device.cdi_devices]
+        request: [
+            name for device in prepared.devices if device.device == DEVICES[request] for name in device.cdi_devices
+        ]
         for request in DEVICES
     }
     ended = [containerd.run(SCRIPT, cdi_devices=names[request], edits=edits) for request in "ab"]
@@ -107,12 +124,17 @@ async def test_container_loads_the_driver_by_a_variable_when_kubelet_passes_an_a
 ) -> None:
     """Device plugin: no hook has words there; the files and the variable have."""
     await kubelet.wait_for_resource("topobus.dev/gpu", allocatable=8)
-    admitted = await kubelet.admit(Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1}),)))
+    admitted = await kubelet.admit(
+        Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1}),))
+    )
     assert isinstance(admitted, Admission), admitted
     edits = admitted.container("main").edits
     ended = containerd.run(
-        SCRIPT, edits=ContainerEdits(env=edits.env, device_nodes=edits.device_nodes, mounts=(*edits.mounts, *image_files))
+        SCRIPT,
+        edits=ContainerEdits(env=edits.env, device_nodes=edits.device_nodes, mounts=(*edits.mounts, *image_files)),
     )
 
-    assert (ended.code, ended.lines[:3]) == (0, ["void", "library /usr/local/nvidia/lib64/libcuda.so.1", "init 0"]), ended.lines
+    assert (ended.code, ended.lines[:3]) == (0, ["void", "library /usr/local/nvidia/lib64/libcuda.so.1", "init 0"]), (
+        ended.lines
+    )
     assert ended.lines[3].partition(" ")[2] in {str(1 << minor) for minor in range(8)}

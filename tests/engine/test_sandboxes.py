@@ -1,6 +1,8 @@
-"""An interface of a claim in the network namespace of a real containerd 2's sandbox: there before the first container starts, back before the namespace is gone, and no container without it.
+"""An interface of a claim in the network namespace of a real containerd 2's sandbox: there before
+the first container starts, back before the namespace is gone, and no container without it.
 
-The device service is the test's own and moves a veth by `ip`; the roads that are rare are held by `tests/integration/gateway/attachments` on a simulated runtime.
+The device service is the test's own and moves a veth by `ip`; the roads that are rare are held by
+`tests/integration/gateway/attachments` on a simulated runtime.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class VethService:
 
 @pytest_asyncio.fixture
 async def rig(folder: Path, containerd: Containerd, veth: None) -> AsyncIterator[Rig]:
-    """A gateway's surroundings, with containerd's socket and CDI folder, and a claim for the interface."""
+    """A gateway's surroundings, with containerd's socket and CDI folder, and a claim for the
+    interface.
+    """
     async with NatsServer() as server, make_rig(server.url, classes=("nic",)) as made:
         made.plane.to_attach = frozenset({"nic-0"})
         # Its edits name no node of the host: an interface has none.
@@ -87,7 +91,9 @@ async def rig(folder: Path, containerd: Containerd, veth: None) -> AsyncIterator
         reserved_for = [{"resource": "pods", "name": "app", "uid": POD_UID}]
         await made.plane.store(msgspec.structs.replace(value, status={**value.status, "reservedFor": reserved_for}))
         socket = str(folder / "c" / "nri.sock")
-        made.settings = msgspec.structs.replace(made.settings, cdi_dir=str(folder / "cdi"), runtime=RuntimeSettings(socket=socket))
+        made.settings = msgspec.structs.replace(
+            made.settings, cdi_dir=str(folder / "cdi"), runtime=RuntimeSettings(socket=socket)
+        )
         yield made
 
 
@@ -102,7 +108,10 @@ async def prepare(rig: Rig) -> None:
 async def test_interface_is_in_a_real_sandbox_before_its_containers_and_back_before_the_namespace_is_gone(
     rig: Rig, containerd: Containerd
 ) -> None:
-    """The runtime tells the pod and its namespace; a refusal holds its containers back with the reason, and the next try goes on."""
+    """The runtime tells the pod and its namespace.
+
+    A refusal holds its containers back with the reason, and the next try goes on.
+    """
 
     async def refuse(_: AttachRequest) -> AttachReply:
         return AttachReply(result=no("name-taken", "interface.name: net1 is taken in the pod"))
@@ -120,15 +129,22 @@ async def test_interface_is_in_a_real_sandbox_before_its_containers_and_back_bef
         unprepared = await rig.kubelet.unprepare_claims([CLAIM])
 
     (attached_sandbox,) = service.sandboxes
-    assert "of pod default/app cannot start: claim default/net: interface.name: net1 is taken in the pod" in str(refused.value)
+    assert "of pod default/app cannot start: claim default/net: interface.name: net1 is taken in the pod" in str(
+        refused.value
+    )
     assert (attached_sandbox.id, attached_sandbox.uid, attached_sandbox.namespace) == (sandbox.id, POD_UID, "default")
     assert ended.lines == ["1", "0"]
     assert (service.was_there, unprepared) == ([True], {})
     assert PEER in ip("link", "show")
 
 
-async def test_container_waits_for_its_interface_when_the_gateway_was_away_on_a_real_containerd(rig: Rig, containerd: Containerd) -> None:
-    """The sandbox starts without the gateway, no container of the claim does; when it is back, the interface is there and the container starts."""
+async def test_container_waits_for_its_interface_when_the_gateway_was_away_on_a_real_containerd(
+    rig: Rig, containerd: Containerd
+) -> None:
+    """The sandbox starts without the gateway, no container of the claim does.
+
+    When it is back, the interface is there and the container starts.
+    """
     service = VethService(rig)
     with ExitStack() as pods:
         async with rig.kubelet:
@@ -148,7 +164,10 @@ async def test_container_waits_for_its_interface_when_the_gateway_was_away_on_a_
 
 
 async def test_container_sees_what_its_service_gives_it_on_a_real_containerd(rig: Rig, containerd: Containerd) -> None:
-    """Each container of the claim has a variable of its own, by the runtime's hand; the guard is gone from both."""
+    """Each container of the claim has a variable of its own, by the runtime's hand.
+
+    The guard is gone from both.
+    """
     rig.plane.to_attach, rig.plane.to_adjust = frozenset(), frozenset({"nic-0"})
     look = "echo $CARD_OF; grep -c topobus /proc/self/mounts"
     async with rig.kubelet, rig.gateway():

@@ -1,4 +1,6 @@
-"""Each service's image alone, run as docs/how-to/deploy-one-service.md says: ready by HTTP, honest without hardware and without NATS, gone at SIGTERM."""
+"""Each service's image alone, run as docs/how-to/deploy-one-service.md says: ready by HTTP, honest
+without hardware and without NATS, gone at SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,22 @@ NO_DEVICES = Path(__file__).parent / "no_devices.toml"
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """What stands for the host's folders: `/` is a machine without devices, every other path an empty folder, the console's password a file."""
+    """What stands for the host's folders: `/` is a machine without devices, every other path an
+    empty folder, the console's password a file.
+    """
     build(NO_DEVICES, tmp_path / "machine")
     (tmp_path / "console-password").write_text("a long password\n")
     return tmp_path
 
 
 @contextmanager
-def _running(image: str, run: DocumentedRun, host: Path, wait: WaitStrategy, network: Network | None = None) -> Iterator[DockerContainer]:
+def _running(
+    image: str, run: DocumentedRun, host: Path, wait: WaitStrategy, network: Network | None = None
+) -> Iterator[DockerContainer]:
     """Run an image with the page's options, on folders of `host`, until the block ends."""
-    container = DockerContainer(image, env=dict(run.environment), command=list(run.command) or None, ports=[HTTP_PORT], network=network)
+    container = DockerContainer(
+        image, env=dict(run.environment), command=list(run.command) or None, ports=[HTTP_PORT], network=network
+    )
     for source, place, mode in run.volumes:
         folder = host / (source.strip("./") or "machine")
         if not folder.exists():
@@ -73,7 +81,9 @@ def _nats(image: str) -> Iterator[tuple[Network, str]]:
     """Run the NATS that the page's URL names; gives its network, and its URL for this host."""
     with Network() as network:
         command = list(RUNS["nats"].command)
-        container = DockerContainer(image, command=command, ports=[NATS_PORT], network=network, network_aliases=["nats"])
+        container = DockerContainer(
+            image, command=command, ports=[NATS_PORT], network=network, network_aliases=["nats"]
+        )
         with container.waiting_for(LogMessageWaitStrategy("Server is ready").with_poll_interval(0.1)):
             yield network, f"nats://127.0.0.1:{container.get_exposed_port(NATS_PORT)}"
 
@@ -94,16 +104,24 @@ def _stop(container: DockerContainer) -> tuple[int, str]:
 async def test_service_is_ready_and_ends_when_its_image_runs_as_the_page_says(
     nats_image: str, service_images: Mapping[str, str], host: Path, service: str
 ) -> None:
-    """With NATS, and discovery where it waits for the machine: /readyz says 200, no hardware is an empty inventory, and SIGTERM ends it with 0."""
+    """With NATS, and discovery where it waits for the machine: /readyz says 200, no hardware is an
+    empty inventory, and SIGTERM ends it with 0.
+    """
     run = _run_of(service)
     with ExitStack() as undo:
         network, url = undo.enter_context(_nats(nats_image))
         # They start in any order; discovery alone needs no other.
         for beside in {"discovery", service} - {service}:
-            undo.enter_context(_running(service_images[beside], RUNS[beside], host, LogMessageWaitStrategy("service.started"), network))
-        container = undo.enter_context(_running(service_images[service], run, host, HttpWaitStrategy(HTTP_PORT, "/readyz"), network))
+            undo.enter_context(
+                _running(service_images[beside], RUNS[beside], host, LogMessageWaitStrategy("service.started"), network)
+            )
+        container = undo.enter_context(
+            _running(service_images[service], run, host, HttpWaitStrategy(HTTP_PORT, "/readyz"), network)
+        )
         async with asyncio.timeout(60), Bus.session(NatsSettings(url=url), name="topobus-cli") as bus:
-            inventories = {entry.value.device_class: len(entry.value.devices) for entry in await bus.list(INVENTORY, node="n1")}
+            inventories = {
+                entry.value.device_class: len(entry.value.devices) for entry in await bus.list(INVENTORY, node="n1")
+            }
         status, said = _stop(container)
 
     assert inventories == INVENTORIES.get(service, {})
@@ -115,7 +133,10 @@ async def test_service_is_ready_and_ends_when_its_image_runs_as_the_page_says(
 def test_service_says_what_it_waits_for_when_nats_is_not_where_the_setting_says(
     service_images: Mapping[str, str], host: Path, service: str
 ) -> None:
-    """Where, what and what to do stand in its log; /readyz says 503 with the same; SIGTERM ends it with 0 all the same."""
+    """Where, what and what to do stand in its log; /readyz says 503 with the same.
+
+    SIGTERM ends it with 0 all the same.
+    """
     url = "nats://127.0.0.1:4222"
     documented = _run_of(service)
     run = replace(documented, environment={**documented.environment, "TOPOBUS_ALL__NATS__URL": url})

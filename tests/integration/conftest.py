@@ -1,4 +1,6 @@
-"""A real nats-server for each test that asks for one: an account of a shared one or one of its own, in every version that the environment names."""
+"""A real nats-server for each test that asks for one: an account of a shared one or one of its own,
+in every version that the environment names.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from topobus.values.machine import Machine
 
 
 def _binaries() -> list[Path]:
-    """List the servers to test on: TOPOBUS_NATS_SERVERS (paths, colon-separated), else the one that is found."""
+    """List the servers to test on: TOPOBUS_NATS_SERVERS (paths, colon-separated), else the one that
+    is found.
+    """
     given = [Path(part) for part in os.environ.get("TOPOBUS_NATS_SERVERS", "").split(os.pathsep) if part]
     if given:
         return given
@@ -42,7 +46,10 @@ def _binaries() -> list[Path]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that needs a server once per version, or in memory (None) if it is marked so; the bus's contract suite does both."""
+    """Run each test that needs a server once per version, or in memory (None) if it is marked so.
+
+    The bus's contract suite does both.
+    """
     if "nats_binary" not in metafunc.fixturenames:
         return
     markers = {marker.name for marker in metafunc.definition.iter_markers()}
@@ -56,19 +63,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # No silent skip: a suite that tested nothing must not look green.
         pytest.fail("no nats-server: install the package nats-server or set TOPOBUS_NATS_SERVER", pytrace=False)
     servers = [pytest.param(path, id=str(path) if len(binaries) > 1 else "nats") for path in binaries]
-    metafunc.parametrize("nats_binary", [*([pytest.param(None, id="memory")] if is_in_memory else []), *servers], scope="session")
+    metafunc.parametrize(
+        "nats_binary", [*([pytest.param(None, id="memory")] if is_in_memory else []), *servers], scope="session"
+    )
 
 
 @pytest.fixture(scope="session")
 def nats_accounts(nats_binary: Path | None) -> Iterator[NatsAccounts]:
-    """The server of this worker, of which each test borrows an account; a test in memory borrows none."""
+    """The server of this worker, of which each test borrows an account.
+
+    A test in memory borrows none.
+    """
     with NatsAccounts(binary=nats_binary) as accounts:
         yield accounts
 
 
 @pytest_asyncio.fixture
-async def nats_server(nats_binary: Path | None, nats_accounts: NatsAccounts, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsServer]:
-    """An empty server, as far as its clients can tell: one in memory, or an account that nobody had before. It cannot be stopped or configured."""
+async def nats_server(
+    nats_binary: Path | None, nats_accounts: NatsAccounts, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[NatsServer]:
+    """An empty server, as far as its clients can tell: one in memory, or an account that nobody had
+    before.
+
+    It cannot be stopped or configured.
+    """
     if nats_binary is None:
         yield _in_memory(monkeypatch)
         return
@@ -77,7 +95,10 @@ async def nats_server(nats_binary: Path | None, nats_accounts: NatsAccounts, mon
 
 
 def _in_memory(monkeypatch: pytest.MonkeyPatch) -> NatsServer:
-    """Make a server in memory that every connection of this process finds at its URL; nothing else can be reached while the test lasts."""
+    """Make a server in memory that every connection of this process finds at its URL.
+
+    Nothing else can be reached while the test lasts.
+    """
     server = MemoryNats()
     monkeypatch.setattr(connection, "GatedClient", server.new_client)
     return cast("NatsServer", server)
@@ -120,7 +141,11 @@ async def _provisioned(server: NatsServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Inventory]]:
-    """The demo machine with what its GPU and NIC drivers find; read once, for its tree has thousands of files. Another node's is made of it by replacing the name."""
+    """The demo machine with what its GPU and NIC drivers find.
+
+    Read once, for its tree has thousands of files. Another node's is
+    made of it by replacing the name.
+    """
     root = tmp_path_factory.mktemp("dgx")
     build("dgx", root)
     tree = Tree(HardwareSettings(root=str(root)))
@@ -128,7 +153,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
     inventories = []
     for device_class, driver in (("gpu", NvidiaDriver()), ("nic", PciNetdevDriver())):
         devices = sorted(driver.discover(tree, machine).devices, key=lambda device: device.name)
-        inventories.append(Inventory(node=machine.node, device_class=device_class, generation=1, devices=tuple(devices)))
+        inventories.append(
+            Inventory(node=machine.node, device_class=device_class, generation=1, devices=tuple(devices))
+        )
     shutil.rmtree(root)
     return machine, inventories
 

@@ -1,4 +1,7 @@
-"""The API server simulator under kubectl, which was not made for it. Skipped where there is no kubectl."""
+"""The API server simulator under kubectl, which was not made for it.
+
+Skipped where there is no kubectl.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,15 @@ async def test_kubectl_applies_patches_and_deletes_when_it_is_given_our_manifest
         strategic = '{"spec":{"template":{"spec":{"containers":[{"name":"gpu","image":"a:1"}]}}}}'
         await kubectl(config, "patch", *node_plane, "-p", strategic)
         patched = await kubectl(config, "get", *node_plane, image)
-        await kubectl(config, "patch", "node", "n1", "--type=json", "-p", '[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]')
+        await kubectl(
+            config,
+            "patch",
+            "node",
+            "n1",
+            "--type=json",
+            "-p",
+            '[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]',
+        )
         await kubectl(config, "patch", "node", "n1", "--type=merge", "-p", '{"metadata":{"labels":{"c":"d"}}}')
         labels = server.objects("Node")[0]["metadata"]["labels"]
         await kubectl(config, "set", "image", *node_plane, "gpu=b:2")

@@ -1,7 +1,8 @@
-"""Attacks across the accounts of a NATS server, on a real one: a hostile vendor's service, a subscriber and another node change nothing that is not theirs.
+"""Attacks across the accounts of a NATS server, on a real one: a hostile vendor's service, a
+subscriber and another node change nothing that is not theirs.
 
-The attacks are made from the catalogue (`support.account_attacks`); that they are real ones is shown by the same attacks within one account, as users with rights
-alone leave it.
+The attacks are made from the catalogue (`support.account_attacks`); that they are real ones is
+shown by the same attacks within one account, as users with rights alone leave it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ async def _carry_out(attacker: Attacker, planned: Iterable[Attack]) -> None:
 
 @pytest.mark.parametrize("name", ATTACKERS)
 async def test_nothing_changes_when_a_credential_attacks_across_accounts(nats_binary: Path, name: str) -> None:
-    """Whatever a vendor of another node or a subscriber sends, streams, values, consumers and services of others are as before, and hear nothing."""
+    """Whatever a vendor of another node or a subscriber sends, streams, values, consumers and
+    services of others are as before, and hear nothing.
+    """
     described = accounts(Shape.CENTRAL, nodes=["n1", "n2"])
     async with (
         account_nats(described, binary=nats_binary) as nats,
@@ -75,7 +78,10 @@ async def test_nothing_changes_when_a_credential_attacks_across_accounts(nats_bi
 
 
 async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Path) -> None:
-    """A node says up what is its own and answers what it is asked; of another node it can neither say, ask, answer nor overwrite anything at the hub."""
+    """A node says up what is its own and answers what it is asked.
+
+    Of another node it can neither say, ask, answer nor overwrite anything at the hub.
+    """
     described = accounts(Shape.HUB, nodes=["n1", "n2"])
     own = [hub.replace("*", "n2", 1) for _, hub in up_mappings()]
     asked: list[str] = []
@@ -104,12 +110,16 @@ async def test_nothing_changes_when_a_nodes_leaf_attacks_the_hub(nats_binary: Pa
         assert without_granted(await nats.image(), own) == without_granted(before, own)
         assert asked == []
         # An ask of the hub, by the way that is there.
-        assert await controller.ask(RELEASE, sample(RELEASE.request), node="n1", timeout_s=LIMIT_S) == sample(RELEASE.reply)
+        assert await controller.ask(RELEASE, sample(RELEASE.request), node="n1", timeout_s=LIMIT_S) == sample(
+            RELEASE.reply
+        )
         assert asked == [RELEASE.subject(node="n1")]
 
 
 def _one_account(nodes: Sequence[str]) -> tuple[Account, ...]:
-    """Describe a server whose users have rights and no accounts, as deploy/nats/permissions.conf does."""
+    """Describe a server whose users have rights and no accounts, as deploy/nats/permissions.conf
+    does.
+    """
     users = tuple(
         User(
             name=principal if principal in ("controller", "cli", "user") else f"{principal}-{node}",
@@ -128,7 +138,9 @@ def _one_account(nodes: Sequence[str]) -> tuple[Account, ...]:
 
 @pytest.mark.parametrize("name", ATTACKERS)
 async def test_ledger_is_overwritten_when_all_share_an_account(nats_binary: Path, name: str) -> None:
-    """With rights alone the same attacks succeed by what the server itself says and delivers, and only by that: accounts are what stops them."""
+    """With rights alone the same attacks succeed by what the server itself says and delivers, and
+    only by that: accounts are what stops them.
+    """
     async with (
         account_nats(_one_account(["n1", "n2"]), binary=nats_binary, zones={"": ""}) as nats,
         attacked(nats, "{}-n1") as (_, before),
@@ -142,7 +154,8 @@ async def test_ledger_is_overwritten_when_all_share_an_account(nats_binary: Path
         untouched = _ledgers(before)
         await _carry_out(attacker, [attack for attack in planned if attack.kind == "reply"])
         await _until(nats, lambda images: _ledgers(images)[-1:] != untouched[-1:])
-        # What a consumer of the ledgers delivers to a ledger it would deliver again, for ever. A vendor has no right to any.
+        # What a consumer of the ledgers delivers to a ledger it would deliver again, for
+        # ever. A vendor has no right to any.
         consumers = [attack for attack in planned if attack.kind == "consumer" and is_granted(granted, attack.subject)]
         await _carry_out(attacker, [attack for attack in consumers if "ledgers" not in attack.subject])
         await _until(nats, lambda images: not consumers or any(image.consumers for image in images.values()))
@@ -150,7 +163,11 @@ async def test_ledger_is_overwritten_when_all_share_an_account(nats_binary: Path
 
 def _ledgers(images: dict[str, StreamImage]) -> list[tuple[int, str, bytes, bytes]]:
     """Give what the stream of ledgers holds under the victim's key."""
-    return [message for message in images[bucket_stream(LEDGER)].messages if message[1] == subject_of(LEDGER, VICTIM.node, "")]
+    return [
+        message
+        for message in images[bucket_stream(LEDGER)].messages
+        if message[1] == subject_of(LEDGER, VICTIM.node, "")
+    ]
 
 
 async def _until(nats: AccountNats, has_happened: Callable[[dict[str, StreamImage]], bool]) -> None:
@@ -160,7 +177,9 @@ async def _until(nats: AccountNats, has_happened: Callable[[dict[str, StreamImag
 
 
 async def test_publish_stores_when_somebody_else_used_the_events_id(bus: Bus) -> None:
-    """Who may write to the stream can guess another's id: that takes no event away, and a repetition is stored once all the same."""
+    """Who may write to the stream can guess another's id: that takes no event away, and a
+    repetition is stored once all the same.
+    """
     await bus.publish(HEALTH, health(1, "gpu-1"), event_id="guessed", node="n1", device_class="gpu", device="gpu-1")
 
     stored = await bus.publish(HEALTH, health(2), event_id="guessed", node="n1", device_class="gpu", device="gpu-0")

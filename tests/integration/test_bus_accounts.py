@@ -1,4 +1,6 @@
-"""The system on a NATS server with accounts: real services work together, and a subscriber hears and replays what is stored without a consumer."""
+"""The system on a NATS server with accounts: real services work together, and a subscriber hears
+and replays what is stored without a consumer.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ async def _placed(gateway: Bus, wanted: PodRequest) -> str:
     raise AssertionError("the loop above has no end")
 
 
-async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_own(nats_binary: Path, tmp_path: Path) -> None:
-    """Machine, inventory and ledger are written, a pod is placed, its device prepared, and a subscriber hears the hints and of each device, and reads the latter again."""
+async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_own(
+    nats_binary: Path, tmp_path: Path
+) -> None:
+    """Machine, inventory and ledger are written, a pod is placed, its device prepared, and a
+    subscriber hears the hints and of each device, and reads the latter again.
+    """
     build("dgx", tmp_path / "machine")
     async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as nats, AsyncExitStack() as stack:
         heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
@@ -86,12 +92,16 @@ async def test_system_works_when_vendors_and_subscribers_have_accounts_of_their_
         async with asyncio.timeout(LIMIT_S):
             first, sequence = await heard.get()
         query = json.dumps({"next_by_subj": HEALTH.pattern(), "seq": sequence}).encode()
-        answer = json.loads((await subscriber.ask(f"{IMPORTED_API}.STREAM.MSG.GET.{HEALTH.stream}", query)).data)["message"]
+        answer = json.loads((await subscriber.ask(f"{IMPORTED_API}.STREAM.MSG.GET.{HEALTH.stream}", query)).data)[
+            "message"
+        ]
 
         async with asyncio.timeout(LIMIT_S):
             while not [given for given in hints if given.op_id == decision]:
                 await subscriber.barrier()
-        assert [(given.node, given.device_class, given.by) for given in hints if given.op_id == decision] == [(NODE, "gpu", "topology")]
+        assert [(given.node, given.device_class, given.by) for given in hints if given.op_id == decision] == [
+            (NODE, "gpu", "topology")
+        ]
         assert (answer["subject"], answer["seq"]) == (first, sequence)
         assert decode(base64.b64decode(answer["data"]), HealthEvent, where="replay").node == NODE
         assert subscriber.denials == []

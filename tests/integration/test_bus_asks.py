@@ -1,4 +1,6 @@
-"""Asks over a real server: deadlines, errors, concurrency, draining, and what an asker may not make us do."""
+"""Asks over a real server: deadlines, errors, concurrency, draining, and what an asker may not make
+us do.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ async def test_ask_says_nobody_is_there_when_no_peer_listens(bus: Bus) -> None:
 
 
 async def test_ask_names_the_class_that_was_asked_when_its_service_is_away(bus: Bus) -> None:
-    """Many services answer the same question, each for its class: whoever mends it looks at the one that is missing."""
+    """Many services answer the same question, each for its class: whoever mends it looks at the one
+    that is missing.
+    """
     request = PrepareRequest(op_id="o", owner=release().owner, devices=("nic-0",))
     with pytest.raises(PeerUnavailable, match=r"nobody answers prepare.*is nic running"):
         await asyncio.wait_for(bus.ask(PREPARE, request, node="n1", device_class="nic", timeout_s=600), 60)
@@ -53,7 +57,9 @@ async def test_ask_gives_up_when_the_answer_does_not_come_in_time(bus: Bus) -> N
 async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_of_life(
     own_nats_server: NatsServer, own_bus: Bus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sign of life runs no handler, warns of no twin, and tells nobody there, no answer and no server apart."""
+    """A sign of life runs no handler, warns of no twin, and tells nobody there, no answer and no
+    server apart.
+    """
     asked: list[ReleaseRequest] = []
 
     async def handle(request: ReleaseRequest) -> ReleaseReply:
@@ -70,7 +76,11 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
 
     assert isinstance(answered, Answered)
     assert answered.instance.startswith("topobus-cli-")
-    assert [answer.because for answer in (nobody, hung, away) if isinstance(answer, Silent)] == ["nobody", "timeout", "no-bus"]
+    assert [answer.because for answer in (nobody, hung, away) if isinstance(answer, Silent)] == [
+        "nobody",
+        "timeout",
+        "no-bus",
+    ]
     assert asked == []
     assert "twin.found" not in "".join(capsys.readouterr())
 
@@ -80,7 +90,11 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
     [
         (ContractError("device 'x' does not exist"), ContractError, "device 'x' does not exist"),
         (PeerUnavailable("wait a little", retry_after_s=7.0), PeerUnavailable, "wait a little"),
-        (HardwareError("the card fell off — again\r\nInjected: yes"), HardwareError, "the card fell off — again\r\nInjected: yes"),
+        (
+            HardwareError("the card fell off — again\r\nInjected: yes"),
+            HardwareError,
+            "the card fell off — again\r\nInjected: yes",
+        ),
         (InvariantError("two owners"), PeerUnavailable, "two owners"),
     ],
     ids=["contract", "unavailable", "hardware", "invariant"],
@@ -88,7 +102,9 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
 async def test_ask_raises_the_peers_error_when_its_handler_raised_one(
     bus: Bus, raised: TopobusError, wanted: type[TopobusError], text: str
 ) -> None:
-    """A TopobusError of the handler reaches the asker with its meaning and its words, whatever characters they have."""
+    """A TopobusError of the handler reaches the asker with its meaning and its words, whatever
+    characters they have.
+    """
 
     async def handle(_request: ReleaseRequest) -> ReleaseReply:
         raise raised
@@ -102,7 +118,9 @@ async def test_ask_raises_the_peers_error_when_its_handler_raised_one(
 
 
 async def test_ask_learns_nothing_of_the_inside_when_the_handler_failed(bus: Bus) -> None:
-    """A bug in a handler is "failed" to the asker: no traceback, no secret, and the next ask is served."""
+    """A bug in a handler is "failed" to the asker: no traceback, no secret, and the next ask is
+    served.
+    """
     is_first = True
 
     async def handle(_request: ReleaseRequest) -> ReleaseReply:
@@ -133,7 +151,10 @@ async def test_process_crashes_when_a_handler_breaks_an_invariant(bus: Bus) -> N
 
 
 async def test_answer_refuses_when_the_request_is_malformed(bus: Bus) -> None:
-    """Bytes that are no request give a contract error with the place of the misfit; the handler never sees them."""
+    """Bytes that are no request give a contract error with the place of the misfit.
+
+    The handler never sees them.
+    """
     handled: list[ReleaseRequest] = []
 
     async def handle(request: ReleaseRequest) -> ReleaseReply:
@@ -150,7 +171,9 @@ async def test_answer_refuses_when_the_request_is_malformed(bus: Bus) -> None:
 
 
 async def test_answer_handles_many_at_once_when_handlers_wait(bus: Bus) -> None:
-    """Requests are handled side by side up to the limit, the next ones wait their turn, and all are answered."""
+    """Requests are handled side by side up to the limit, the next ones wait their turn, and all are
+    answered.
+    """
     running = 0
     most = 0
     is_full = asyncio.Event()
@@ -176,7 +199,9 @@ async def test_answer_handles_many_at_once_when_handlers_wait(bus: Bus) -> None:
 
 
 async def test_answer_skips_the_work_when_the_asker_gave_up_meanwhile(nats_server: NatsServer, bus: Bus) -> None:
-    """A request whose deadline passed while it waited is not handled: its effect would surprise everybody."""
+    """A request whose deadline passed while it waited is not handled: its effect would surprise
+    everybody.
+    """
     handled: list[str] = []
     is_busy = asyncio.Event()
     go = asyncio.Event()
@@ -205,7 +230,9 @@ async def test_answer_skips_the_work_when_the_asker_gave_up_meanwhile(nats_serve
 
 
 async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus) -> None:
-    """A request that lay in some buffer past its deadline has no effect, by its own time of sending, and its asker is told both clocks."""
+    """A request that lay in some buffer past its deadline has no effect, by its own time of
+    sending, and its asker is told both clocks.
+    """
     handled: list[str] = []
 
     async def handle(request: ReleaseRequest) -> ReleaseReply:
@@ -214,7 +241,9 @@ async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus
 
     await bus.answer(RELEASE, handle, node="n1")
     old = {"Topobus-Deadline-Ms": "100", "Topobus-Sent-Ms": "1700000000000"}
-    answer = await bus._connection.request(RELEASE.subject(node="n1"), b"{}", headers=old, timeout_s=60, answerer="topology")
+    answer = await bus._connection.request(
+        RELEASE.subject(node="n1"), b"{}", headers=old, timeout_s=60, answerer="topology"
+    )
     await bus.ask(RELEASE, release("fresh"), node="n1")
 
     assert answer.headers is not None
@@ -223,11 +252,15 @@ async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus
     assert handled == ["fresh"]
 
 
-@pytest.mark.parametrize(("ahead_s", "is_served"), [(3.0, True), (-3600.0, True), (60.0, False)], ids=["a-little", "behind", "ahead"])
+@pytest.mark.parametrize(
+    ("ahead_s", "is_served"), [(3.0, True), (-3600.0, True), (60.0, False)], ids=["a-little", "behind", "ahead"]
+)
 async def test_ask_names_the_clock_that_is_ahead_when_the_peer_takes_it_for_stale(
     nats_server: NatsServer, bus: Bus, capsys: pytest.CaptureFixture[str], ahead_s: float, is_served: bool
 ) -> None:
-    """A node whose clock is ahead serves nothing, and nobody is left in the dark: the asker's error, the sign of life and one log line have the seconds."""
+    """A node whose clock is ahead serves nothing, and nobody is left in the dark: the asker's
+    error, the sign of life and one log line have the seconds.
+    """
     clock = ManualClock(start=datetime.now(UTC) + timedelta(seconds=ahead_s))
     handled: list[str] = []
 
@@ -256,7 +289,10 @@ async def test_ask_names_the_clock_that_is_ahead_when_the_peer_takes_it_for_stal
 
 
 async def test_answer_writes_no_bucket_when_the_asker_names_one_as_its_inbox(bus: Bus) -> None:
-    """A reply subject of the asker's choice would make us write the ledger in our own name; only what names an inbox is served."""
+    """A reply subject of the asker's choice would make us write the ledger in our own name.
+
+    Only what names an inbox is served.
+    """
     await bus.put(INVENTORY, inventory(1), node="n1", device_class="gpu")
     handled: list[str] = []
 
@@ -276,20 +312,26 @@ async def test_answer_writes_no_bucket_when_the_asker_names_one_as_its_inbox(bus
 
 
 async def test_answer_sends_no_header_of_the_asker_back_when_it_replies(bus: Bus) -> None:
-    """Credentials or ids in a request's headers are not reflected, as nats-py's own respond() would."""
+    """Credentials or ids in a request's headers are not reflected, as nats-py's own respond()
+    would.
+    """
 
     async def handle(_request: ReleaseRequest) -> ReleaseReply:
         return released()
 
     await bus.answer(RELEASE, handle, node="n1")
     request = b'{"op_id":"x","owner":{"kind":"pod","name":"a","uid":"b"}}'
-    answer = await bus._connection.request(RELEASE.subject(node="n1"), request, headers={"Authorization": "s3cret"}, timeout_s=60)
+    answer = await bus._connection.request(
+        RELEASE.subject(node="n1"), request, headers={"Authorization": "s3cret"}, timeout_s=60
+    )
 
     assert "Authorization" not in (answer.headers or {})
 
 
 async def test_answers_are_not_lost_when_the_service_stops(nats_server: NatsServer, bus: Bus) -> None:
-    """A stopping service answers what it has received: ten queued requests, ten answers (nats.micro loses nine)."""
+    """A stopping service answers what it has received: ten queued requests, ten answers (nats.micro
+    loses nine).
+    """
     service = await Bus.connect(NatsSettings(url=nats_server.url), name="service")
     received = 0
     all_here = asyncio.Event()
@@ -311,7 +353,10 @@ async def test_answers_are_not_lost_when_the_service_stops(nats_server: NatsServ
 
 
 async def test_no_request_is_swallowed_when_the_service_stops_under_load(nats_server: NatsServer, bus: Bus) -> None:
-    """Whoever asks a stopping service is answered or told at once that nobody is there; nobody waits for nothing."""
+    """Whoever asks a stopping service is answered or told at once that nobody is there.
+
+    Nobody waits for nothing.
+    """
     service = await Bus.connect(NatsSettings(url=nats_server.url), name="service")
     is_busy = asyncio.Event()
 

@@ -1,7 +1,9 @@
-"""Attacks on asks with the credential of a principal, on a real server with the shipped permissions: none has an effect, each is counted.
+"""Attacks on asks with the credential of a principal, on a real server with the shipped
+permissions: none has an effect, each is counted.
 
-The server delivers what it is told to deliver, to any subject, with rights of its own: stored messages by a consumer's `deliver_subject`, and what it says
-itself (acknowledgements, answers of JetStream's interface) at a message's reply subject.
+The server delivers what it is told to deliver, to any subject, with rights of its own: stored
+messages by a consumer's `deliver_subject`, and what it says itself (acknowledgements, answers of
+JetStream's interface) at a message's reply subject.
 """
 
 from __future__ import annotations
@@ -29,7 +31,19 @@ from topobus.bus.server_config.nats_permissions import render_permissions
 from topobus.bus.server_config.streams import stream_names
 from topobus.bus.streams.events import Start
 from topobus.engine.health.silence import Answered
-from topobus.formats.messages.catalogue import ASKS, DECISION, HINT, INVENTORY, LEDGER, LINK, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
+from topobus.formats.messages.catalogue import (
+    ASKS,
+    DECISION,
+    HINT,
+    INVENTORY,
+    LEDGER,
+    LINK,
+    MACHINE,
+    PLACE,
+    PREPARE,
+    PROVISIONER,
+    RELEASE,
+)
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import PlaceRequest
 from topobus.formats.messages.nouns import Ask
@@ -55,7 +69,9 @@ def _asker_of(ask: Ask[Any, Any]) -> str:
 
 
 class Answering:
-    """An ask answered under its own principal, with what its handler was given and what was dropped before it."""
+    """An ask answered under its own principal, with what its handler was given and what was dropped
+    before it.
+    """
 
     def __init__(self, ask: Ask[Any, Any]) -> None:
         self.ask = ask
@@ -70,7 +86,8 @@ class Answering:
     def dropped(self) -> int:
         """Count what came to the ask's subject and was no request."""
         counts = (
-            self.registry.get_sample_value("topobus_bus_strays_total", {"noun": self.ask.name, "why": why}) for why in ("subject", "reply")
+            self.registry.get_sample_value("topobus_bus_strays_total", {"noun": self.ask.name, "why": why})
+            for why in ("subject", "reply")
         )
         return sum(int(count or 0) for count in counts)
 
@@ -87,7 +104,9 @@ async def answering(nats: SecuredNats, ask: Ask[Any, Any]) -> AsyncIterator[Answ
 
 
 async def _until_seen(nats: SecuredNats, answerer: Answering, count: int) -> None:
-    """Have one who may ask exchange signs of life with the answerer until it has seen so many messages, which the server brings in its own time."""
+    """Have one who may ask exchange signs of life with the answerer until it has seen so many
+    messages, which the server brings in its own time.
+    """
     async with nats.bus(_asker_of(answerer.ask)) as asker, asyncio.timeout(LIMIT_S):
         while len(answerer.handled) + answerer.dropped() < count:
             sign = await asker.is_answered(answerer.ask, timeout_s=LIMIT_S, **_parts(answerer.ask))
@@ -101,20 +120,27 @@ async def nats(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
         yield server
 
 
-# Whose answerer is a user of a central server; a node's own server is attacked in test_leaf_attacks.py.
+# Whose answerer is a user of a central server; a node's own server is
+# attacked in test_leaf_attacks.py.
 _ASKS = [ask for ask in ASKS if ask is not LINK]
 
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
-async def test_ask_is_not_served_when_the_server_delivers_a_stored_message(nats: SecuredNats, ask: Ask[Any, Any]) -> None:
-    """A request stored under the attacker's own key, and a sign of life and a twin's question, reach the ask's subject and nothing happens."""
+async def test_ask_is_not_served_when_the_server_delivers_a_stored_message(
+    nats: SecuredNats, ask: Ask[Any, Any]
+) -> None:
+    """A request stored under the attacker's own key, and a sign of life and a twin's question,
+    reach the ask's subject and nothing happens.
+    """
     subject = ask.subject(**_parts(ask))
     async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker, nats.attacker("cli") as reader:
         inbox = f"_INBOX.{_asker_of(ask)}.{answerer_of(ask, 'gpu')}.{new_token()}"
         for headers in ({}, {"Topobus-Ping": inbox}, {"Topobus-Twin": "attacker"}):
             await attacker.ask(_OWN_KEY, encode(sample(ask.request)), headers=headers)
         # A device service may make no consumer; somebody who reads inventories by one may.
-        answer = await reader.deliver(_OWN_STREAM, "$KV.topobus_inventories_gpu.>", subject, deliver_group=ask.queue_group)
+        answer = await reader.deliver(
+            _OWN_STREAM, "$KV.topobus_inventories_gpu.>", subject, deliver_group=ask.queue_group
+        )
         assert b'"error"' not in answer
         await _until_seen(nats, answerer, 3)
 
@@ -123,10 +149,16 @@ async def test_ask_is_not_served_when_the_server_delivers_a_stored_message(nats:
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
 @pytest.mark.parametrize("principal", ["gpu", "user"])
-async def test_ask_is_not_served_when_the_server_answers_at_its_subject(nats: SecuredNats, ask: Ask[Any, Any], principal: str) -> None:
-    """What JetStream says to a request whose reply subject is the ask's is no request, and no sign of life is given for it."""
+async def test_ask_is_not_served_when_the_server_answers_at_its_subject(
+    nats: SecuredNats, ask: Ask[Any, Any], principal: str
+) -> None:
+    """What JetStream says to a request whose reply subject is the ask's is no request, and no sign
+    of life is given for it.
+    """
     async with answering(nats, ask) as answerer, nats.attacker(principal) as attacker:
-        await attacker.send("$JS.API.STREAM.NAMES" if principal == "user" else _OWN_KEY, b"{}", reply=ask.subject(**_parts(ask)))
+        await attacker.send(
+            "$JS.API.STREAM.NAMES" if principal == "user" else _OWN_KEY, b"{}", reply=ask.subject(**_parts(ask))
+        )
         await _until_seen(nats, answerer, 1)
 
         assert attacker.denials == []
@@ -134,8 +166,12 @@ async def test_ask_is_not_served_when_the_server_answers_at_its_subject(nats: Se
 
 
 @pytest.mark.parametrize("ask", [PREPARE, HINT], ids=lambda ask: ask.name)
-async def test_ask_is_not_served_when_its_own_service_asks_for_more_than_a_twin(nats: SecuredNats, ask: Ask[Any, Any]) -> None:
-    """Who answers an ask may publish there to look for a twin, and cannot use that to ask, nor to be answered in another's inbox."""
+async def test_ask_is_not_served_when_its_own_service_asks_for_more_than_a_twin(
+    nats: SecuredNats, ask: Ask[Any, Any]
+) -> None:
+    """Who answers an ask may publish there to look for a twin, and cannot use that to ask, nor to
+    be answered in another's inbox.
+    """
     subject = ask.subject(**_parts(ask))
     request = encode(sample(ask.request))
     async with answering(nats, ask) as answerer, nats.attacker("gpu") as attacker:
@@ -176,7 +212,9 @@ async def _ledger(bus: Bus) -> Ledger:
 
 async def _release_by_decisions(attacker: Attacker) -> None:
     """A decision event has `op_id` and `owner`, so it reads as a ReleaseRequest."""
-    assert b'"error"' not in await attacker.deliver("TOPOBUS_DECISIONS", "topobus.v1.decision.>", RELEASE.subject(node=NODE))
+    assert b'"error"' not in await attacker.deliver(
+        "TOPOBUS_DECISIONS", "topobus.v1.decision.>", RELEASE.subject(node=NODE)
+    )
 
 
 @pytest.mark.parametrize("principal", ["discovery", "gpu"])
@@ -184,7 +222,9 @@ async def _release_by_decisions(attacker: Attacker) -> None:
 async def test_device_service_can_make_no_consumer_when_the_server_knows_it(
     nats_binary: Path, tmp_path: Path, principal: str, nodes: dict[str, str]
 ) -> None:
-    """Who reads key by key needs no consumer, and has no right to one: nothing that it stored is delivered to a subject of its choice."""
+    """Who reads key by key needs no consumer, and has no right to one: nothing that it stored is
+    delivered to a subject of its choice.
+    """
     async with (
         secured_nats(tmp_path, binary=nats_binary, permissions=render_permissions(nodes=nodes)) as nats,
         nats.attacker(principal) as attacker,
@@ -200,7 +240,9 @@ async def test_device_service_can_make_no_consumer_when_the_server_knows_it(
 
 
 async def test_ledger_is_unchanged_when_a_credential_makes_the_server_ask_for_release(nats: SecuredNats) -> None:
-    """Nobody but the catalogue's askers can take a running pod's devices away, whatever its credential lets the server deliver."""
+    """Nobody but the catalogue's askers can take a running pod's devices away, whatever its
+    credential lets the server deliver.
+    """
     async with _topology(nats) as (topology, gateway):
         # A dry run, whose operation is in no ledger: its event would read as a fresh request.
         await gateway.ask(PLACE, PlaceRequest(op_id="dry", pod=TRAINER, is_dry_run=True), node=NODE)
@@ -212,7 +254,8 @@ async def test_ledger_is_unchanged_when_a_credential_makes_the_server_ask_for_re
         async with nats.attacker("user") as attacker:
             await _release_by_decisions(attacker)
         await topology.logged("ask.dropped", where=lambda line: line["noun"] == "release")
-        # Asked by one who may, after the attack: the answer comes after what the attack would have written.
+        # Asked by one who may, after the attack: the answer comes after what
+        # the attack would have written.
         after = await gateway.ask(PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node=NODE)
 
         assert isinstance(after.result, Placement)

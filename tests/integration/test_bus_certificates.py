@@ -1,4 +1,6 @@
-"""The certificate of a NATS server with TLS: why one is refused, that none ends a connection, and what is told before one ends."""
+"""The certificate of a NATS server with TLS: why one is refused, that none ends a connection, and
+what is told before one ends.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ async def _refusal(settings: NatsSettings) -> str:
     readiness = WatchedReadiness()
     connecting = asyncio.create_task(Bus.connect(settings, name="topobus-cli", readiness=readiness))
     await readiness.until(
-        lambda parts: "the certificate of the server" in parts.get("bus", "") or parts.get("bus") == "ready", timeout_s=_LIMIT_S
+        lambda parts: "the certificate of the server" in parts.get("bus", "") or parts.get("bus") == "ready",
+        timeout_s=_LIMIT_S,
     )
     said = readiness.report()["bus"]
     connecting.cancel()
@@ -85,8 +88,12 @@ async def _refusal(settings: NatsSettings) -> str:
     return said
 
 
-async def test_refusal_names_dates_names_and_signer_when_a_certificate_will_not_do(secure: _Secure, tmp_path: Path) -> None:
-    """Expired, not good yet, for another name, of another authority: each says what the server shows and what was wanted; nobody gets in."""
+async def test_refusal_names_dates_names_and_signer_when_a_certificate_will_not_do(
+    secure: _Secure, tmp_path: Path
+) -> None:
+    """Expired, not good yet, for another name, of another authority: each says what the server
+    shows and what was wanted; nobody gets in.
+    """
     # The authority must have been there before the oldest of its certificates.
     secure.certify("127.0.0.1", ago=timedelta(days=1000))
     other = tmp_path / "other"
@@ -106,19 +113,23 @@ async def test_refusal_names_dates_names_and_signer_when_a_certificate_will_not_
         said["authority"] = await _refusal(secure.settings(ca_file=other / "ca.crt"))
 
     assert (
-        f"expired on {ended:%Y-%m-%d %H:%M} UTC (it was good from {ended - timedelta(days=365, hours=1):%Y-%m-%d %H:%M} UTC)"
-        in said["expired"]
+        f"expired on {ended:%Y-%m-%d %H:%M} UTC (it was good from "
+        f"{ended - timedelta(days=365, hours=1):%Y-%m-%d %H:%M} UTC)" in said["expired"]
     )
     assert f"is good from {datetime.now(UTC) + timedelta(days=3, hours=-1):%Y-%m-%d}" in said["early"]
     assert "is for 10.1.2.3, hub.example.org, and not for localhost" in said["name"]
     assert "is for 10.1.2.3, hub.example.org, and not for 127.0.0.1" in said["address"]
     assert re.search(
-        rf"is signed by 'Topobus authority [0-9a-f]+', not trusted by {other}/ca.crt \(nats.tls_ca_file\): ", said["authority"]
+        rf"is signed by 'Topobus authority [0-9a-f]+', not trusted by {other}/ca.crt \(nats.tls_ca_file\): ",
+        said["authority"],
     )
 
 
 async def test_connection_lives_on_when_the_server_has_an_expired_certificate_by_now(secure: _Secure) -> None:
-    """Whoever is connected stays so and is answered; whoever connects now is refused; with a good one again everybody comes in."""
+    """Whoever is connected stays so and is answered; whoever connects now is refused.
+
+    With a good one again everybody comes in.
+    """
     secure.certify("127.0.0.1", ago=timedelta(days=1000))
     secure.certify("127.0.0.1", is_renewal=True)
     registry = CollectorRegistry()
@@ -137,7 +148,9 @@ async def test_connection_lives_on_when_the_server_has_an_expired_certificate_by
 
 
 async def test_services_come_back_when_certificate_and_authority_change_while_they_run(secure: _Secure) -> None:
-    """In the manual's steps, with each connection lost after each step: a client reads the file of the authorities anew, and is never refused."""
+    """In the manual's steps, with each connection lost after each step: a client reads the file of
+    the authorities anew, and is never refused.
+    """
     secure.certify("127.0.0.1", ago=timedelta(days=1))
     now = datetime.now(UTC)
 
@@ -170,7 +183,9 @@ async def test_services_come_back_when_certificate_and_authority_change_while_th
 
     assert issuers[0] == issuers[1] != issuers[2] == issuers[3]
     # A machine that is busy may let a connect wait; none is refused.
-    assert [log["error"] for log in logs if log["event"] == "bus.waiting" and "certificate" in log["error"].lower()] == []
+    assert [
+        log["error"] for log in logs if log["event"] == "bus.waiting" and "certificate" in log["error"].lower()
+    ] == []
 
 
 @asynccontextmanager
@@ -192,7 +207,11 @@ def _issuer(bus: Bus) -> str:
 
 
 async def test_end_of_the_certificate_is_told_when_it_is_near(secure: _Secure) -> None:
-    """The metric says when it ends; from 30 days before it is looked at what the server shows to new clients, so a renewed one ends the warnings without a new connection."""
+    """The metric says when it ends.
+
+    From 30 days before it is looked at what the server shows to new clients, so a renewed one ends
+    the warnings without a new connection.
+    """
     ends = secure.certify("127.0.0.1", ago=timedelta(days=340))
     clock, registry = ManualClock(datetime.now(UTC)), CollectorRegistry()
     with capture_logs() as logs:
@@ -213,7 +232,9 @@ async def test_end_of_the_certificate_is_told_when_it_is_near(secure: _Secure) -
                 await bus.close()
 
     assert at_first == ends.timestamp()
-    assert {(warning["expires"], warning["days"]) for warning in _warnings(logs)} == {(f"{ends:%Y-%m-%d %H:%M} UTC", 24)}
+    assert {(warning["expires"], warning["days"]) for warning in _warnings(logs)} == {
+        (f"{ends:%Y-%m-%d %H:%M} UTC", 24)
+    }
 
 
 def _warnings(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:

@@ -1,4 +1,6 @@
-"""The bus on a cluster of three servers with three copies of everything: no write twice, no event lost, when a server dies."""
+"""The bus on a cluster of three servers with three copies of everything: no write twice, no event
+lost, when a server dies.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,19 @@ _LIMIT_S = 120.0
 
 @pytest_asyncio.fixture
 async def cluster(nats_binary: Path) -> AsyncIterator[NatsCluster]:
-    """Three servers; skipped where the server's replicated compare-and-set is broken (2.9), which provisioning refuses."""
+    """Three servers.
+
+    Skipped where the server's replicated compare-and-set is broken
+    (2.9), which provisioning refuses.
+    """
     process = await asyncio.create_subprocess_exec(nats_binary, "--version", stdout=asyncio.subprocess.PIPE)
     printed = (await process.communicate())[0].decode()
     match = re.search(r"v(\d+)\.(\d+)", printed)
     assert match is not None, printed
     if (int(match[1]), int(match[2])) < (2, 10):
-        pytest.skip(f"{printed.strip()} has no exclusive compare-and-set on replicas; `make versions` runs this on newer ones")
+        pytest.skip(
+            f"{printed.strip()} has no exclusive compare-and-set on replicas; `make versions` runs this on newer ones"
+        )
     async with NatsCluster(binary=nats_binary) as made:
         yield made
 
@@ -62,7 +70,9 @@ async def _leader(bus: Bus, stream: str) -> str:
                 return str(name)
 
 
-async def test_compare_and_set_lets_one_writer_win_when_the_bucket_has_three_copies(cluster: NatsCluster, replicated: Bus) -> None:
+async def test_compare_and_set_lets_one_writer_win_when_the_bucket_has_three_copies(
+    cluster: NatsCluster, replicated: Bus
+) -> None:
     """Twenty writers over three connections, to three servers: exactly one wins each round."""
     async with (
         Bus.session(NatsSettings(url=cluster.servers[1].url, replicas=3), name="second") as second,
@@ -72,7 +82,9 @@ async def test_compare_and_set_lets_one_writer_win_when_the_bucket_has_three_cop
         for generation in range(20):
             outcomes = await asyncio.gather(
                 *(
-                    (replicated, second, third)[number % 3].compare_and_set(INVENTORY, inventory(generation), revision, **_KEY)
+                    (replicated, second, third)[number % 3].compare_and_set(
+                        INVENTORY, inventory(generation), revision, **_KEY
+                    )
                     for number in range(20)
                 )
             )
@@ -82,8 +94,12 @@ async def test_compare_and_set_lets_one_writer_win_when_the_bucket_has_three_cop
             revision = won[0].revision
 
 
-async def test_compare_and_set_counts_every_step_when_the_leader_is_killed_between(cluster: NatsCluster, replicated: Bus) -> None:
-    """A counter made of compare-and-sets: the leader is killed in the middle, and no step is lost or done twice."""
+async def test_compare_and_set_counts_every_step_when_the_leader_is_killed_between(
+    cluster: NatsCluster, replicated: Bus
+) -> None:
+    """A counter made of compare-and-sets: the leader is killed in the middle, and no step is lost
+    or done twice.
+    """
 
     async def step(want: int) -> None:
         """Write `want` on top of `want - 1`; an ambiguous write is read back."""
@@ -94,7 +110,9 @@ async def test_compare_and_set_counts_every_step_when_the_leader_is_killed_betwe
                 if have >= want:
                     return
                 assert have == want - 1
-                await replicated.compare_and_set(INVENTORY, inventory(want), 0 if entry is None else entry.revision, **_KEY)
+                await replicated.compare_and_set(
+                    INVENTORY, inventory(want), 0 if entry is None else entry.revision, **_KEY
+                )
             except (AmbiguousWrite, PeerUnavailable):
                 await replicated.wait_connected()
 
@@ -114,8 +132,12 @@ async def test_compare_and_set_counts_every_step_when_the_leader_is_killed_betwe
     assert entry.value.generation == 30
 
 
-async def test_watch_and_follow_miss_nothing_when_each_server_dies_in_turn(cluster: NatsCluster, replicated: Bus) -> None:
-    """Every server is killed and started once: a watcher ends at the newest value, a follower has every event once and in order."""
+async def test_watch_and_follow_miss_nothing_when_each_server_dies_in_turn(
+    cluster: NatsCluster, replicated: Bus
+) -> None:
+    """Every server is killed and started once: a watcher ends at the newest value, a follower has
+    every event once and in order.
+    """
     seen: list[int] = []
     latest = 0
     moved = asyncio.Event()
@@ -136,7 +158,12 @@ async def test_watch_and_follow_miss_nothing_when_each_server_dies_in_turn(clust
         while True:
             try:
                 await replicated.publish(
-                    HEALTH, health(generation), event_id=f"e-{generation}", node="n1", device_class="gpu", device="gpu-0"
+                    HEALTH,
+                    health(generation),
+                    event_id=f"e-{generation}",
+                    node="n1",
+                    device_class="gpu",
+                    device="gpu-0",
                 )
                 await replicated.put(INVENTORY, inventory(generation), **_KEY)
                 return
@@ -171,7 +198,9 @@ async def test_watch_and_follow_miss_nothing_when_each_server_dies_in_turn(clust
 
 
 async def test_write_is_refused_or_unknown_when_the_majority_is_gone(cluster: NatsCluster, replicated: Bus) -> None:
-    """One server of three is no cluster: a write is never acknowledged, and goes through when the others are back."""
+    """One server of three is no cluster: a write is never acknowledged, and goes through when the
+    others are back.
+    """
     written = await replicated.compare_and_set(INVENTORY, inventory(1), 0, **_KEY)
     assert isinstance(written, Written)
     for server in cluster.servers[1:]:

@@ -1,4 +1,6 @@
-"""The supervised connection against a real server: every way in which a naked nats-py client goes deaf or dies (B1 to B6, B12, B14)."""
+"""The supervised connection against a real server: every way in which a naked nats-py client goes
+deaf or dies (B1 to B6, B12, B14).
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,12 @@ async def _answer(bus: Bus) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_bus_talks_again_when_the_server_froze_for_longer_than_the_canary(own_nats_server: NatsServer, own_bus: Bus) -> None:
-    """B1: a server that is frozen and thawed leaves no deaf client: the canary notices, a new client asks and answers."""
+async def test_bus_talks_again_when_the_server_froze_for_longer_than_the_canary(
+    own_nats_server: NatsServer, own_bus: Bus
+) -> None:
+    """B1: a server that is frozen and thawed leaves no deaf client: the canary notices, a new
+    client asks and answers.
+    """
     await _answer(own_bus)
     own_nats_server.pause()
     # The canary needs 6 s; without it nats-py's own pings would notice after 15.
@@ -66,7 +72,9 @@ async def test_bus_talks_again_when_the_server_froze_for_longer_than_the_canary(
 
 
 async def test_barrier_leaves_the_client_alive_when_it_was_given_up(own_nats_server: NatsServer, own_bus: Bus) -> None:
-    """B1: giving a barrier up, and its echo coming late, must not kill the read loop as a timed-out flush of nats-py does."""
+    """B1: giving a barrier up, and its echo coming late, must not kill the read loop as a timed-out
+    flush of nats-py does.
+    """
     generation = _connection(own_bus).generation
     own_nats_server.pause()
     with pytest.raises(TimeoutError):
@@ -78,7 +86,9 @@ async def test_barrier_leaves_the_client_alive_when_it_was_given_up(own_nats_ser
 
 
 async def test_answer_is_heard_when_another_client_asks_at_once(nats_server: NatsServer, bus: Bus) -> None:
-    """B2: when `answer` has returned, the server knows the subscription: no asker on another connection hears "nobody there"."""
+    """B2: when `answer` has returned, the server knows the subscription: no asker on another
+    connection hears "nobody there".
+    """
     async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as asker:
         for number in range(200):
 
@@ -92,7 +102,10 @@ async def test_answer_is_heard_when_another_client_asks_at_once(nats_server: Nat
 
 
 async def test_bus_comes_back_when_the_server_refused_its_user_for_a_while(nats_binary: Path, tmp_path: Path) -> None:
-    """B3: an -ERR (here: our user is gone) closes a nats-py client for good; ours is replaced until the server takes us again."""
+    """B3: an -ERR (here: our user is gone) closes a nats-py client for good.
+
+    Ours is replaced until the server takes us again.
+    """
     password = tmp_path / "password"
     password.write_text("s3cret\n")
     users = 'authorization {{ users: [ {{user: "{name}", password: "s3cret"}} ] }}'
@@ -109,7 +122,10 @@ async def test_bus_comes_back_when_the_server_refused_its_user_for_a_while(nats_
 
 
 async def test_publish_refuses_and_stays_connected_when_headers_make_the_message_too_large(nats_binary: Path) -> None:
-    """B4: the server counts headers into max_payload and hangs up; we count them too and refuse before sending."""
+    """B4: the server counts headers into max_payload and hangs up.
+
+    We count them too and refuse before sending.
+    """
     async with (
         NatsServer(binary=nats_binary, config="max_payload: 65536") as server,
         Bus.session(NatsSettings(url=server.url), name="test") as bus,
@@ -125,15 +141,30 @@ async def test_publish_refuses_and_stays_connected_when_headers_make_the_message
 
 
 async def test_put_refuses_and_stays_connected_when_the_value_is_larger_than_the_bucket_takes(bus: Bus) -> None:
-    """A value beyond the catalogue's limit, compressed too, is a ContractError here, not a lost connection; one just below it is written as it is."""
+    """A value beyond the catalogue's limit, compressed too, is a ContractError here, not a lost
+    connection.
+
+    One just below it is written as it is.
+    """
     with pytest.raises(ContractError, match="bucket takes"):
-        await bus.put(INVENTORY, inventory(1, padding_bytes=3 * INVENTORY.max_value_bytes), node="n1", device_class="gpu")
+        await bus.put(
+            INVENTORY, inventory(1, padding_bytes=3 * INVENTORY.max_value_bytes), node="n1", device_class="gpu"
+        )
 
-    assert await bus.put(INVENTORY, inventory(1, padding_bytes=INVENTORY.max_value_bytes - 300), node="n1", device_class="gpu") == 1
+    assert (
+        await bus.put(
+            INVENTORY, inventory(1, padding_bytes=INVENTORY.max_value_bytes - 300), node="n1", device_class="gpu"
+        )
+        == 1
+    )
 
 
-async def test_ask_is_never_made_later_when_it_failed_during_an_outage(own_nats_server: NatsServer, own_bus: Bus) -> None:
-    """B5: an ask that failed while the server was away fails at once and is not replayed after the reconnect."""
+async def test_ask_is_never_made_later_when_it_failed_during_an_outage(
+    own_nats_server: NatsServer, own_bus: Bus
+) -> None:
+    """B5: an ask that failed while the server was away fails at once and is not replayed after the
+    reconnect.
+    """
     handled: list[object] = []
 
     async def handle(request: object) -> object:
@@ -152,8 +183,12 @@ async def test_ask_is_never_made_later_when_it_failed_during_an_outage(own_nats_
     assert handled == [release("later")]
 
 
-async def test_ask_fails_at_once_when_the_connection_is_lost_while_it_waits(own_nats_server: NatsServer, own_bus: Bus) -> None:
-    """Whoever waits for an answer learns within moments that the connection is gone, not after its whole timeout."""
+async def test_ask_fails_at_once_when_the_connection_is_lost_while_it_waits(
+    own_nats_server: NatsServer, own_bus: Bus
+) -> None:
+    """Whoever waits for an answer learns within moments that the connection is gone, not after its
+    whole timeout.
+    """
     is_asked = asyncio.Event()
 
     async def handle(_request: object) -> object:
@@ -171,10 +206,15 @@ async def test_ask_fails_at_once_when_the_connection_is_lost_while_it_waits(own_
 
 
 async def test_connect_waits_when_the_server_starts_later(nats_binary: Path) -> None:
-    """B6: a service may start before NATS; connecting waits, says what it waits for, and then works."""
+    """B6: a service may start before NATS.
+
+    Connecting waits, says what it waits for, and then works.
+    """
     port = free_port()
     readiness = Readiness()
-    connecting = asyncio.create_task(Bus.connect(NatsSettings(url=f"nats://127.0.0.1:{port}"), name="test", readiness=readiness))
+    connecting = asyncio.create_task(
+        Bus.connect(NatsSettings(url=f"nats://127.0.0.1:{port}"), name="test", readiness=readiness)
+    )
     with suppress(TimeoutError):
         # Long enough for several refused connects; waiting is what is tested.
         await asyncio.wait_for(asyncio.shield(connecting), 1.0)
@@ -199,10 +239,13 @@ async def test_write_is_ambiguous_when_the_server_freezes(own_nats_server: NatsS
 
 
 async def test_readiness_fails_when_the_server_denies_a_subject(nats_binary: Path, tmp_path: Path) -> None:
-    """B12: a denied subscription raises nothing in nats-py; ours makes the process not ready and names the subject."""
+    """B12: a denied subscription raises nothing in nats-py.
+
+    Ours makes the process not ready and names the subject.
+    """
     password = tmp_path / "password"
     password.write_text("s3cret")
-    config = """authorization { users: [ {user: "u", password: "s3cret", permissions: {publish: ">", subscribe: ["_INBOX.>"]}} ] }"""
+    config = """authorization { users: [ {user: "u", password: "s3cret", permissions: {publish: ">", subscribe: ["_INBOX.>"]}} ] }"""  # noqa: E501
     readiness = Readiness()
     async with NatsServer(binary=nats_binary, config=config) as server:
         settings = NatsSettings(url=server.url, user="u", password_file=str(password))
@@ -221,7 +264,7 @@ async def test_errors_are_counted_when_the_client_reports_them_aside(nats_binary
     """B14: what nats-py only tells its error callback shows in the metrics."""
     password = tmp_path / "password"
     password.write_text("s3cret")
-    config = """authorization { users: [ {user: "u", password: "s3cret", permissions: {publish: ["_INBOX.>"], subscribe: ">"}} ] }"""
+    config = """authorization { users: [ {user: "u", password: "s3cret", permissions: {publish: ["_INBOX.>"], subscribe: ">"}} ] }"""  # noqa: E501
     registry = CollectorRegistry()
     async with NatsServer(binary=nats_binary, config=config) as server:
         settings = NatsSettings(url=server.url, user="u", password_file=str(password))
@@ -236,10 +279,13 @@ async def test_errors_are_counted_when_the_client_reports_them_aside(nats_binary
 
 
 async def test_connect_fails_when_a_password_file_is_missing(nats_server: NatsServer, tmp_path: Path) -> None:
-    """B14: an unreadable password file is the operator's mistake and said at once, not retried as if the network were down."""
+    """B14: an unreadable password file is the operator's mistake and said at once, not retried as
+    if the network were down.
+    """
     with pytest.raises(ConfigError, match="password_file"):
         await asyncio.wait_for(
-            Bus.connect(NatsSettings(url=nats_server.url, user="u", password_file=str(tmp_path / "none")), name="test"), _LIMIT_S
+            Bus.connect(NatsSettings(url=nats_server.url, user="u", password_file=str(tmp_path / "none")), name="test"),
+            _LIMIT_S,
         )
 
 

@@ -15,7 +15,9 @@ _KEY = {"node": "n1", "device_class": "gpu"}
 
 
 async def _publish(bus: Bus, generation: int, device: str = "gpu-0") -> int:
-    return await bus.publish(HEALTH, health(generation, device), event_id=f"{device}-{generation}", device=device, **_KEY)
+    return await bus.publish(
+        HEALTH, health(generation, device), event_id=f"{device}-{generation}", device=device, **_KEY
+    )
 
 
 def _events(items: list[Received[HealthEvent]]) -> list[int]:
@@ -45,7 +47,9 @@ async def test_last_gives_the_newest_oldest_first_when_there_are_more(bus: Bus) 
 
 
 async def test_events_are_cloud_events_when_read_by_somebody_else(bus: Bus) -> None:
-    """An event carries CloudEvents attributes as headers, so that a reader without our code knows what it has."""
+    """An event carries CloudEvents attributes as headers, so that a reader without our code knows
+    what it has.
+    """
     await _publish(bus, 1)
     stored = await bus._events._jetstream.last_message("TOPOBUS_HEALTH", HEALTH.subject(device="gpu-0", **_KEY))
 

@@ -1,4 +1,6 @@
-"""Watches and followers against a real server: nothing lost, nothing twice, whatever happens to server, store or reader (B7 to B10)."""
+"""Watches and followers against a real server: nothing lost, nothing twice, whatever happens to
+server, store or reader (B7 to B10).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ from topobus.values.errors import PeerUnavailable
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 _KEY = {"node": "n1", "device_class": "gpu"}
-# A watch of the whole bucket has a consumer unless its reader may make none, a watch of one key has none; all keep the same promises.
+# A watch of the whole bucket has a consumer unless its reader may make none, a watch of one key has
+# none; all keep the same promises.
 _both_ways = pytest.mark.parametrize("watched", [{}, _KEY, {"node": "n1"}], ids=["bucket", "key", "unconsumed"])
 _each_reader = pytest.mark.parametrize("rights", ["consumed", "unconsumed"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def rights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the right to consumers from our own bus where a test's case says so, as the console has none."""
+    """Take the right to consumers from our own bus where a test's case says so, as the console has
+    none.
+    """
     if "unconsumed" in request.node.name:
         monkeypatch.setattr(Connection, "makes_consumers", False)
 
@@ -41,7 +46,9 @@ async def _put(bus: Bus, generation: int, **options: int) -> int:
 
 
 async def _publish(bus: Bus, generation: int, device: str = "gpu-0") -> int:
-    return await bus.publish(HEALTH, health(generation, device), event_id=f"{device}-{generation}", device=device, **_KEY)
+    return await bus.publish(
+        HEALTH, health(generation, device), event_id=f"{device}-{generation}", device=device, **_KEY
+    )
 
 
 def _generations(items: list[Change[Inventory]]) -> list[int]:
@@ -64,8 +71,12 @@ async def _restart(server: NatsServer, bus: Bus) -> None:
 
 
 @_both_ways
-async def test_watch_gives_snapshot_then_end_then_changes_when_a_bucket_has_values(bus: Bus, watched: dict[str, str]) -> None:
-    """A watch tells the present values, then that they are complete, then each change with its key's parts."""
+async def test_watch_gives_snapshot_then_end_then_changes_when_a_bucket_has_values(
+    bus: Bus, watched: dict[str, str]
+) -> None:
+    """A watch tells the present values, then that they are complete, then each change with its
+    key's parts.
+    """
     await _put(bus, 1)
     await _put(bus, 2)
     async with Reader(bus.watch(INVENTORY, **watched)) as reader:
@@ -83,7 +94,10 @@ async def test_watch_gives_snapshot_then_end_then_changes_when_a_bucket_has_valu
 
 @_both_ways
 async def test_watch_tells_a_deletion_when_it_never_told_the_value(bus: Bus, watched: dict[str, str]) -> None:
-    """A value may come and go while the feed is made anew; whoever wrote it must hear that it is gone. What was deleted before the snapshot is not told."""
+    """A value may come and go while the feed is made anew.
+
+    Whoever wrote it must hear that it is gone. What was deleted before the snapshot is not told.
+    """
     await bus.delete(INVENTORY, **_KEY)
     async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 1)
@@ -105,7 +119,10 @@ async def test_watch_ends_its_snapshot_at_once_when_the_bucket_is_empty(bus: Bus
 
 @pytest.mark.parametrize("watched", [{"node": "n1"}, _KEY], ids=["bucket", "key"])
 async def test_watch_leaves_out_what_was_deleted_when_it_begins_later(bus: Bus, watched: dict[str, str]) -> None:
-    """A key deleted before the watch began is no news; one that does not match the parts neither."""
+    """A key deleted before the watch began is no news.
+
+    One that does not match the parts neither.
+    """
     await _put(bus, 1)
     await bus.delete(INVENTORY, **_KEY)
     await bus.put(INVENTORY, inventory(7, node="n2"), node="n2", device_class="gpu")
@@ -131,7 +148,10 @@ async def test_watch_skips_the_value_when_it_is_malformed(bus: Bus, watched: dic
 async def test_watch_goes_on_within_seconds_when_the_server_restarts(
     own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
 ) -> None:
-    """B7: after a restart the stock watcher is blind for 19 s; ours gives the next change within a few, and no value again."""
+    """B7: after a restart the stock watcher is blind for 19 s.
+
+    Ours gives the next change within a few, and no value again.
+    """
     await _put(own_bus, 1)
     async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 2)
@@ -145,7 +165,9 @@ async def test_watch_goes_on_within_seconds_when_the_server_restarts(
 
 @pytest.mark.virtual_time
 @_both_ways
-async def test_watch_goes_on_when_the_server_froze(own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]) -> None:
+async def test_watch_goes_on_when_the_server_froze(
+    own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
+) -> None:
     """A server frozen for longer than the watchdog allows costs no change and repeats none."""
     async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 1)
@@ -179,12 +201,20 @@ async def test_watch_goes_on_when_its_consumer_is_deleted(bus: Bus) -> None:
 
 @_each_reader
 async def test_watch_loses_nothing_when_its_reader_is_slow_and_values_are_large(bus: Bus) -> None:
-    """B8: more bytes than any client-side queue holds wait on the server while the reader sleeps; then all keys arrive."""
+    """B8: more bytes than any client-side queue holds wait on the server while the reader sleeps.
+
+    Then all keys arrive.
+    """
     changes = bus.watch(INVENTORY)
     try:
         assert (await anext(changes)).kind is ChangeKind.SNAPSHOT_END
         for number in range(60):
-            await bus.put(INVENTORY, inventory(number, node=f"n{number}", padding_bytes=300_000), node=f"n{number}", device_class="gpu")
+            await bus.put(
+                INVENTORY,
+                inventory(number, node=f"n{number}", padding_bytes=300_000),
+                node=f"n{number}",
+                device_class="gpu",
+            )
 
         async with asyncio.timeout(60):
             seen = [(await anext(changes)).parts["node"] for _ in range(60)]
@@ -195,7 +225,9 @@ async def test_watch_loses_nothing_when_its_reader_is_slow_and_values_are_large(
 
 @_each_reader
 async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_it(bus: Bus) -> None:
-    """Keys whose first value is pushed out of history while the snapshot is read stall the server's own last-per-subject delivery; not ours."""
+    """Keys whose first value is pushed out of history while the snapshot is read stall the server's
+    own last-per-subject delivery; not ours.
+    """
     nodes = [f"n{number}" for number in range(40)]
     for node in nodes:
         await bus.put(INVENTORY, inventory(0, node=node, device_class="ssd"), node=node, device_class="ssd")
@@ -204,7 +236,12 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
         seen = [await anext(changes)]
         for generation in range(1, INVENTORY.history + 4):
             await asyncio.gather(
-                *(bus.put(INVENTORY, inventory(generation, node=node, device_class="ssd"), node=node, device_class="ssd") for node in nodes)
+                *(
+                    bus.put(
+                        INVENTORY, inventory(generation, node=node, device_class="ssd"), node=node, device_class="ssd"
+                    )
+                    for node in nodes
+                )
             )
         async with asyncio.timeout(60):
             while seen[-1].kind is not ChangeKind.SNAPSHOT_END:
@@ -222,7 +259,9 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
 
 @pytest.mark.real_server
 async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B8: what nats-py drops because its queue is full is noticed as a gap and read again: every event once, in order."""
+    """B8: what nats-py drops because its queue is full is noticed as a gap and read again: every
+    event once, in order.
+    """
     # Small enough that a batch overflows it.
     monkeypatch.setattr("topobus.bus.connection.subscriptions.PENDING_MESSAGES", 3)
     for generation in range(20):
@@ -240,7 +279,10 @@ async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, mon
 async def test_watch_starts_anew_when_an_older_store_was_put_back(
     own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
 ) -> None:
-    """B9: revisions that go backwards make a stock watcher blind; ours says RESET and tells the other history from its start."""
+    """B9: revisions that go backwards make a stock watcher blind.
+
+    Ours says RESET and tells the other history from its start.
+    """
     await _put(own_bus, 1)
     await own_nats_server.stop()
     shutil.copytree(own_nats_server.store, own_nats_server.folder / "old")
@@ -260,7 +302,14 @@ async def test_watch_starts_anew_when_an_older_store_was_put_back(
 
     kinds = _kinds(items)
     assert _generations(items) == [11, 1, 99]
-    assert kinds == [ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.RESET, ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.PUT]
+    assert kinds == [
+        ChangeKind.PUT,
+        ChangeKind.SNAPSHOT_END,
+        ChangeKind.RESET,
+        ChangeKind.PUT,
+        ChangeKind.SNAPSHOT_END,
+        ChangeKind.PUT,
+    ]
 
 
 @pytest.mark.real_server
@@ -268,7 +317,9 @@ async def test_watch_starts_anew_when_an_older_store_was_put_back(
 async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_position(
     own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
 ) -> None:
-    """B9, the hidden case: the numbers look right again, but what stands at our position is another message."""
+    """B9, the hidden case: the numbers look right again, but what stands at our position is another
+    message.
+    """
     await _put(own_bus, 1)
     await own_nats_server.stop()
     shutil.copytree(own_nats_server.store, own_nats_server.folder / "old")
@@ -303,7 +354,9 @@ async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_p
 async def test_log_says_that_a_watch_is_fed_again_when_it_said_that_it_waits(
     bus: Bus, watched: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that nobody has made yet, as at a slow start: who reads that the watch waits reads that it is over, once each."""
+    """A bucket that nobody has made yet, as at a slow start: who reads that the watch waits reads
+    that it is over, once each.
+    """
     said: list[str] = []
     heard = {"feed.waiting": asyncio.Event(), "feed.healed": asyncio.Event()}
 
@@ -329,8 +382,12 @@ async def test_log_says_that_a_watch_is_fed_again_when_it_said_that_it_waits(
 
 @pytest.mark.real_server
 @_both_ways
-async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]) -> None:
-    """A server that comes back empty gets its buckets again from us, and the watch says that all it told is void."""
+async def test_watch_starts_anew_when_the_whole_store_was_lost(
+    own_nats_server: NatsServer, own_bus: Bus, watched: dict[str, str]
+) -> None:
+    """A server that comes back empty gets its buckets again from us, and the watch says that all it
+    told is void.
+    """
     await _put(own_bus, 1)
     async with Reader(own_bus.watch(INVENTORY, **watched)) as reader:
         await reader.until(lambda items: len(items) == 2)
@@ -346,7 +403,9 @@ async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: 
 
 @_each_reader
 async def test_follow_gives_the_newest_of_each_then_changes_when_it_starts_late(bus: Bus) -> None:
-    """A late follower first learns each device's present health, then what changes, and can tell the two apart."""
+    """A late follower first learns each device's present health, then what changes, and can tell
+    the two apart.
+    """
     for generation in (1, 2, 3):
         await _publish(bus, generation, "gpu-0")
     await _publish(bus, 1, "gpu-1")
@@ -363,7 +422,9 @@ async def test_follow_gives_the_newest_of_each_then_changes_when_it_starts_late(
 
 
 @_each_reader
-async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under_it(own_nats_server: NatsServer, own_bus: Bus) -> None:
+async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under_it(
+    own_nats_server: NatsServer, own_bus: Bus
+) -> None:
     """Two restarts while events are published: every event arrives once, in order."""
     published: list[int] = []
 
@@ -388,7 +449,9 @@ async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under
     assert _events(items) == published == list(range(60))
 
 
-async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(own_nats_server: NatsServer, own_bus: Bus) -> None:
+async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(
+    own_nats_server: NatsServer, own_bus: Bus
+) -> None:
     """Start.NEW skips what was there, and from then on nothing, a restart included."""
     await _publish(own_bus, 1)
     async with Reader(own_bus.follow(HEALTH, start=Start.NEW)) as reader:
@@ -407,8 +470,13 @@ async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(own_nat
 
 
 async def test_follow_reads_positions_when_the_server_writes_them_in_the_newer_form(nats_binary: Path) -> None:
-    """B10: with the server's flag js_ack_fc_v2 every ordered consumer of nats-py breaks; ours reads both forms."""
-    version = subprocess.run([nats_binary, "--version"], check=True, capture_output=True, text=True).stdout.split("v")[-1].strip()  # noqa: ASYNC221 - a moment, before anything runs
+    """B10: with the server's flag js_ack_fc_v2 every ordered consumer of nats-py breaks.
+
+    Ours reads both forms.
+    """
+    asked = [nats_binary, "--version"]
+    shown = subprocess.run(asked, check=True, capture_output=True, text=True)  # noqa: ASYNC221 - a moment
+    version = shown.stdout.split("v")[-1].strip()
     if tuple(map(int, version.split(".")[:2])) < (2, 14):
         pytest.skip(f"nats-server {version} has no such flag (2.14 has)")
     async with (

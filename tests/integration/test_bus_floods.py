@@ -1,4 +1,6 @@
-"""Floods of asks: who sends masses waits behind its own, others have their turn, and expensive requests run behind cheap ones. Counted in turns, not in time."""
+"""Floods of asks: who sends masses waits behind its own, others have their turn, and expensive
+requests run behind cheap ones. Counted in turns, not in time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from topobus.values.request import PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
-# Of an ask that nobody waits for any more nothing is done: none of these may end before its test does.
+# Of an ask that nobody waits for any more nothing is done: none of
+# these may end before its test does.
 _LONG_S = 300.0
 
 
@@ -52,12 +55,18 @@ async def service(nats_server: NatsServer) -> AsyncIterator[Service]:
 
 def flood(bus: Bus, count: int, prefix: str = "flood") -> list[asyncio.Task[ReleaseReply]]:
     """Ask so many times at once."""
-    return [asyncio.create_task(bus.ask(RELEASE, release(f"{prefix}-{number}"), node="n1", timeout_s=_LONG_S)) for number in range(count)]
+    return [
+        asyncio.create_task(bus.ask(RELEASE, release(f"{prefix}-{number}"), node="n1", timeout_s=_LONG_S))
+        for number in range(count)
+    ]
 
 
 async def until_arrived(bus: Bus) -> None:
-    """Wait until the service has taken in what was asked before: a sign of life is given in the order of arrival."""
-    # Tasks that were made a moment ago send in their first turns; without these the sign would be asked for before them.
+    """Wait until the service has taken in what was asked before: a sign of life is given in the
+    order of arrival.
+    """
+    # Tasks that were made a moment ago send in their first turns; without these the sign
+    # would be asked for before them.
     for _ in range(5):
         await asyncio.sleep(0)
     assert isinstance(await bus.is_answered(RELEASE, timeout_s=60, node="n1"), Answered)
@@ -66,13 +75,17 @@ async def until_arrived(bus: Bus) -> None:
 async def until_done(asking: list[asyncio.Task[PlanReply]], count: int) -> None:
     """Wait until so many have their answer."""
     while sum(task.done() for task in asking) < count:
-        await asyncio.wait([task for task in asking if not task.done()], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [task for task in asking if not task.done()], timeout=60, return_when=asyncio.FIRST_COMPLETED
+        )
 
 
 async def test_an_asker_is_served_next_when_another_of_its_kind_waits_with_hundreds(
     nats_server: NatsServer, bus: Bus, service: Service
 ) -> None:
-    """Two programs of one principal have turns of their own: the second one waits for the request that runs and for one more."""
+    """Two programs of one principal have turns of their own: the second one waits for the request
+    that runs and for one more.
+    """
     flooding = flood(bus, 300)
     await until_arrived(bus)
     async with Bus.session(NatsSettings(url=nats_server.url), name="topobus-cli") as other:
@@ -88,7 +101,9 @@ async def test_an_asker_is_served_next_when_another_of_its_kind_waits_with_hundr
 async def test_a_principal_has_every_second_turn_when_another_floods_from_many_connections(
     nats_server: NatsServer, bus: Bus, service: Service
 ) -> None:
-    """Whoever opens many connections takes turns from its own principal alone: kubelet's way is no longer for a flood of the CLI's."""
+    """Whoever opens many connections takes turns from its own principal alone: kubelet's way is no
+    longer for a flood of the CLI's.
+    """
     flooding = flood(bus, 20)
     await until_arrived(bus)
     settings = NatsSettings(url=nats_server.url)
@@ -103,8 +118,13 @@ async def test_a_principal_has_every_second_turn_when_another_floods_from_many_c
     assert service.handled.index("gateway-4") <= 2 * 5
 
 
-async def test_only_the_flood_is_told_to_come_again_when_the_queue_is_full(nats_server: NatsServer, bus: Bus, service: Service) -> None:
-    """A full queue has room for who waits with less; the flood's newest request loses its place, and is told when to ask again."""
+async def test_only_the_flood_is_told_to_come_again_when_the_queue_is_full(
+    nats_server: NatsServer, bus: Bus, service: Service
+) -> None:
+    """A full queue has room for who waits with less.
+
+    The flood's newest request loses its place, and is told when to ask again.
+    """
     flooding = flood(bus, 1 + 1024)
     await until_arrived(bus)
     async with Bus.session(NatsSettings(url=nats_server.url), name="topobus-cli") as other:
@@ -120,7 +140,10 @@ async def test_only_the_flood_is_told_to_come_again_when_the_queue_is_full(nats_
 
 
 async def test_a_cheap_request_is_answered_while_expensive_ones_run_and_wait(nats_server: NatsServer, bus: Bus) -> None:
-    """Expensive requests run a few at a time and wait in no cheap one's place; who finds no room gets an answer that says when to ask again."""
+    """Expensive requests run a few at a time and wait in no cheap one's place.
+
+    Who finds no room gets an answer that says when to ask again.
+    """
     may_end, are_two = asyncio.Event(), asyncio.Event()
     running: set[str] = set()
     most = 0
@@ -141,11 +164,16 @@ async def test_a_cheap_request_is_answered_while_expensive_ones_run_and_wait(nat
         return PlanRequest(op_id=f"op-{number}", pod=PodRequest(owner=OWNER, containers=()), node=node)
 
     workload = Workload[PlanRequest, PlanReply](
-        is_heavy=lambda request: not request.node, at_once=2, most_waiting=5, busy=lambda pause_s: PlanReply(retry_after_s=pause_s)
+        is_heavy=lambda request: not request.node,
+        at_once=2,
+        most_waiting=5,
+        busy=lambda pause_s: PlanReply(retry_after_s=pause_s),
     )
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as service:
         await service.answer(PLAN, handle, concurrency=4, workload=workload, node="_")
-        expensive = [asyncio.create_task(bus.ask(PLAN, plan(number), node="_", timeout_s=_LONG_S)) for number in range(20)]
+        expensive = [
+            asyncio.create_task(bus.ask(PLAN, plan(number), node="_", timeout_s=_LONG_S)) for number in range(20)
+        ]
         await asyncio.wait_for(are_two.wait(), 60)
         cheap = await bus.ask(PLAN, plan(100, node="n1"), node="_", timeout_s=60)
         assert cheap.silent_nodes == ("cheap",)

@@ -1,4 +1,6 @@
-"""Watches of one key, which have no consumer: what is said of a key is a hint, what is stored is the truth, and a lost word heals."""
+"""Watches of one key, which have no consumer: what is said of a key is a hint, what is stored is
+the truth, and a lost word heals.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ async def _write(bus: Bus, generation: int) -> None:
 
 @pytest_asyncio.fixture
 async def deaf(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reader[Change[Inventory]]]:
-    """A watch that has begun, and whose subscription the server has lost since; looks for what was missed come often."""
+    """A watch that has begun, and whose subscription the server has lost since.
+
+    Looks for what was missed come often.
+    """
     monkeypatch.setattr(key_feed, "CHECK_S", 0.1)
     monkeypatch.setattr(key_feed, "_FIRST_CHECK_S", 0.1)
     monkeypatch.setattr(key_feed, "_TICK_S", 0.1)
@@ -51,7 +56,10 @@ async def deaf(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reade
 
 
 async def test_key_watch_tells_a_change_when_the_word_of_it_was_lost(bus: Bus, deaf: Reader[Change[Inventory]]) -> None:
-    """A server says each write once, to who listens at that moment; what nobody heard is seen at the next look, again and again, and counted."""
+    """A server says each write once, to who listens at that moment.
+
+    What nobody heard is seen at the next look, again and again, and counted.
+    """
     for generation in (1, 2):
         await _write(bus, generation)
         await deaf.until(lambda items, generation=generation: generation in _generations(items))
@@ -59,8 +67,12 @@ async def test_key_watch_tells_a_change_when_the_word_of_it_was_lost(bus: Bus, d
     assert bus._connection.metrics.resyncs.labels(_STREAM, "missed-hint")._value.get() >= 1
 
 
-async def test_key_watch_says_reset_when_a_lost_bucket_was_made_again_unheard(bus: Bus, deaf: Reader[Change[Inventory]]) -> None:
-    """A bucket that somebody deletes and makes again is another one, also when the connection stays."""
+async def test_key_watch_says_reset_when_a_lost_bucket_was_made_again_unheard(
+    bus: Bus, deaf: Reader[Change[Inventory]]
+) -> None:
+    """A bucket that somebody deletes and makes again is another one, also when the connection
+    stays.
+    """
     await _write(bus, 1)
     await deaf.until(lambda items: 1 in _generations(items))
     await bus._states._jetstream.call(f"STREAM.DELETE.{_STREAM}")
@@ -72,7 +84,9 @@ async def test_key_watch_says_reset_when_a_lost_bucket_was_made_again_unheard(bu
 
 
 async def test_key_watch_believes_the_store_when_somebody_forges_the_word(bus: Bus) -> None:
-    """Whoever may publish where writes are said can make us look, and no more: neither a value nor a number nor a deletion is taken from there."""
+    """Whoever may publish where writes are said can make us look, and no more: neither a value nor
+    a number nor a deletion is taken from there.
+    """
     forged = {
         "Nats-Stream": _STREAM,
         "Nats-Subject": f"$KV.{INVENTORY.home(**_KEY).bucket}.n1.gpu",
@@ -82,7 +96,13 @@ async def test_key_watch_believes_the_store_when_somebody_forges_the_word(bus: B
     await _write(bus, 1)
     async with Reader(bus.watch(INVENTORY, **_KEY)) as reader:
         await reader.until(lambda items: len(items) == 2)
-        for headers in ({}, forged, {**forged, "KV-Operation": "DEL"}, {**forged, "Nats-Sequence": "0"}, {"Nats-Sequence": "x" * 5000}):
+        for headers in (
+            {},
+            forged,
+            {**forged, "KV-Operation": "DEL"},
+            {**forged, "Nats-Sequence": "0"},
+            {"Nats-Sequence": "x" * 5000},
+        ):
             await bus._connection.publish(_HINTS, encode(inventory(7)), headers=headers)
         await bus._connection.barrier()
         await _write(bus, 2)
@@ -96,7 +116,9 @@ async def test_key_watch_believes_the_store_when_somebody_forges_the_word(bus: B
 
 
 async def test_nothing_of_one_key_needs_a_consumer(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch, list, get, history and the last event of one subject, garbage included, make none: users who take all that a stream may have stop nobody."""
+    """Watch, list, get, history and the last event of one subject, garbage included, make none:
+    users who take all that a stream may have stop nobody.
+    """
     verbs: list[str] = []
     call = JetStream.call
 

@@ -1,4 +1,6 @@
-"""Logins that change while a service runs, on a real server: newer passwords are taken before the older ones are left, and what is forgotten is out."""
+"""Logins that change while a service runs, on a real server: newer passwords are taken before the
+older ones are left, and what is forgotten is out.
+"""
 
 from __future__ import annotations
 
@@ -71,18 +73,25 @@ async def _until_generation(bus: Bus, generation: int) -> None:
         forget()
 
 
-@pytest.mark.parametrize(("form", "ask", "answerer"), [("--one-account", PREPARE, "gpu"), ("--accounts", ADOPT, "topology")])
+@pytest.mark.parametrize(
+    ("form", "ask", "answerer"), [("--one-account", PREPARE, "gpu"), ("--accounts", ADOPT, "topology")]
+)
 async def test_no_ask_fails_when_passwords_are_changed_with_an_overlap(
     nats_binary: Path, tmp_path: Path, form: str, ask: Ask[Any, Any], answerer: str
 ) -> None:
-    """Asker and answerer take new passwords twice, and those of before count no more, while questions go on: each one is answered, and handled once.
+    """Asker and answerer take new passwords twice, and those of before count no more, while
+    questions go on: each one is answered, and handled once.
 
-    Between accounts one that is on its way when the server reads its users again may stay without an answer: the server forgets then who may answer what.
+    Between accounts one that is on its way when the server reads its users again may stay without
+    an answer: the server forgets then who may answer what.
     """
     folder, server_file = tmp_path / "users", tmp_path / "users.conf"
 
     async def keys(*words: str) -> None:
-        assert await asyncio.to_thread(run, ["keys", words[0], str(folder), *words[1:], "--server-file", str(server_file)]) == 0
+        assert (
+            await asyncio.to_thread(run, ["keys", words[0], str(folder), *words[1:], "--server-file", str(server_file)])
+            == 0
+        )
 
     def settings(name: str) -> NatsSettings:
         return NatsSettings(url=server.url, user=name, password_file=str(folder / name / "password"))

@@ -1,4 +1,8 @@
-"""Accounts that are new to a nats-server that runs: a device class of somebody's own, and a node at a hub. It gives them what they import at its second SIGHUP."""
+"""Accounts that are new to a nats-server that runs: a device class of somebody's own, and a node at
+a hub.
+
+It gives them what they import at its second SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +38,27 @@ pytestmark = pytest.mark.integration
 
 _LIMIT_S = 60.0
 _PAUSE_S = 0.05
-_REQUEST = PrepareRequest(op_id="", owner=Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid="u"), devices=("npu-0",))
+_REQUEST = PrepareRequest(
+    op_id="", owner=Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid="u"), devices=("npu-0",)
+)
 _REFUSAL = Refusal(reasons=(Reason(code="driver-failed", message="from the new class"),))
 
 
 async def _provision_at_last(bus: Bus) -> None:
-    """Do as a service that came between the two signals: what the server leaves unanswered then is asked again by the service that is started anew."""
+    """Do as a service that came between the two signals: what the server leaves unanswered then is
+    asked again by the service that is started anew.
+    """
     while True:
         with suppress(PeerUnavailable):
             return await bus.provision()
 
 
-async def test_added_class_is_served_when_the_script_of_the_manifest_has_told_the_server(nats_binary: Path, tmp_path: Path) -> None:
-    """Its service has its streams, is read and is asked by a gateway that was connected before, without a restart of anything."""
+async def test_added_class_is_served_when_the_script_of_the_manifest_has_told_the_server(
+    nats_binary: Path, tmp_path: Path
+) -> None:
+    """Its service has its streams, is read and is asked by a gateway that was connected before,
+    without a restart of anything.
+    """
     async with server_with_rights() as server:
         pods = PodFiles(server, tmp_path / "pods")
         async with objects_of(server, tmp_path) as objects:
@@ -63,7 +75,8 @@ async def test_added_class_is_served_when_the_script_of_the_manifest_has_told_th
             Bus.session(pods.settings(url, "controller"), name="controller") as controller,
             Bus.session(pods.settings(url, "gateway"), name="gateway") as gateway,
         ):
-            # The script's first two: an ask that is on its way while a server reads its accounts anew stays without an answer.
+            # The script's first two: an ask that is on its way while a server reads its
+            # accounts anew stays without an answer.
             await _until_read(nats_server, 2)
             await controller.provision()
             async with objects_of(server, tmp_path) as objects:
@@ -72,7 +85,9 @@ async def test_added_class_is_served_when_the_script_of_the_manifest_has_told_th
             settings = structs.replace(pods.settings(url, "npu"), zone="vendor", timeout_s=5.0)
             async with Bus.session(settings, name="npu") as npu:
                 await _provision_at_last(npu)
-                await npu.put(INVENTORY, Inventory(node="n1", device_class="npu", generation=1), node="n1", device_class="npu")
+                await npu.put(
+                    INVENTORY, Inventory(node="n1", device_class="npu", generation=1), node="n1", device_class="npu"
+                )
                 await npu.answer(PREPARE, _refuse, node="n1", device_class="npu")
                 entry = await gateway.get(INVENTORY, node="n1", device_class="npu")
                 reply = await gateway.ask(PREPARE, _REQUEST, node="n1", device_class="npu")
@@ -91,7 +106,9 @@ async def test_added_node_reaches_the_hub_after_the_second_signal(nats_binary: P
 
     await make_keys("--shape", "hub", "--node", "w1")
     async with NatsServer(binary=nats_binary, config=server_file.read_text()) as hub, asyncio.timeout(_LIMIT_S):
-        settings = NatsSettings(url=hub.url, user="controller", password_file=str(folder / "controller/password"), zone="core")
+        settings = NatsSettings(
+            url=hub.url, user="controller", password_file=str(folder / "controller/password"), zone="core"
+        )
         async with Bus.session(settings, name="controller") as controller:
             await controller.provision()
         await make_keys("--node", "w2")

@@ -1,4 +1,6 @@
-"""Notices on the bus: said once to whoever may listen, over the accounts of a real server, and never waited for."""
+"""Notices on the bus: said once to whoever may listen, over the accounts of a real server, and
+never waited for.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def nats(nats_binary: Path) -> AsyncIterator[AccountNats]:
 
 def _hints(op_id: str, *, node: str = "n1", device_class: str = "gpu") -> HintsEvent:
     lists = (GivenHints(resource=device_class, hints=None),)
-    return HintsEvent(node=node, device_class=device_class, op_id=op_id, by="test", lists=lists, time="2026-11-28T00:00:00Z")
+    return HintsEvent(
+        node=node, device_class=device_class, op_id=op_id, by="test", lists=lists, time="2026-11-28T00:00:00Z"
+    )
 
 
 async def _say(bus: Bus, *given: HintsEvent) -> None:
@@ -37,8 +41,15 @@ async def _say(bus: Bus, *given: HintsEvent) -> None:
 
 
 async def test_notice_is_heard_once_by_each_listener_when_writers_are_in_other_accounts(nats: AccountNats) -> None:
-    """What a device service says in its own account and topology in the core's reaches commands and subscribers, each once."""
-    async with nats.bus("gpu") as gpu, nats.bus("topology") as topology, nats.bus("cli") as cli, nats.client("user") as user:
+    """What a device service says in its own account and topology in the core's reaches commands and
+    subscribers, each once.
+    """
+    async with (
+        nats.bus("gpu") as gpu,
+        nats.bus("topology") as topology,
+        nats.bus("cli") as cli,
+        nats.client("user") as user,
+    ):
         heard: dict[str, list[str]] = {"cli": [], "user": []}
 
         async def hear(message: object) -> None:
@@ -69,7 +80,11 @@ async def test_notice_is_heard_once_by_each_listener_when_writers_are_in_other_a
 
 async def test_notices_of_a_decision_are_each_at_the_subject_of_their_class(nats: AccountNats) -> None:
     """They are sent together, and who listens for one class hears that of this class alone."""
-    async with nats.bus("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS, device_class="nic")) as notices:
+    async with (
+        nats.bus("topology") as topology,
+        nats.bus("cli") as cli,
+        aclosing(cli.listen(HINTS, device_class="nic")) as notices,
+    ):
         async with asyncio.timeout(LIMIT_S):
             said = asyncio.ensure_future(anext(notices))
             while not said.done():
@@ -80,7 +95,9 @@ async def test_notices_of_a_decision_are_each_at_the_subject_of_their_class(nats
 
 
 async def test_notice_is_dropped_when_it_says_another_node_than_its_subject(nats: AccountNats) -> None:
-    """Readers keep what they hear by the names inside: a notice at another node's subject is not given to them."""
+    """Readers keep what they hear by the names inside: a notice at another node's subject is not
+    given to them.
+    """
     async with nats.client("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS)) as notices:
         async with asyncio.timeout(LIMIT_S):
             said = asyncio.ensure_future(anext(notices))
@@ -92,11 +109,19 @@ async def test_notice_is_dropped_when_it_says_another_node_than_its_subject(nats
         assert said.result().op_id == "truth"
 
 
-async def test_listener_hears_how_many_it_missed_when_more_came_than_it_read(nats: AccountNats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a slow reader has no room for is dropped, counted, and told in its place: before the next one that it gets."""
+async def test_listener_hears_how_many_it_missed_when_more_came_than_it_read(
+    nats: AccountNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a slow reader has no room for is dropped, counted, and told in its place: before the
+    next one that it gets.
+    """
     monkeypatch.setattr(events, "_UNREAD_NOTICES", 2)
     missed: list[int] = []
-    async with nats.bus("topology") as topology, nats.bus("cli") as cli, aclosing(cli.listen(HINTS, on_missed=missed.append)) as notices:
+    async with (
+        nats.bus("topology") as topology,
+        nats.bus("cli") as cli,
+        aclosing(cli.listen(HINTS, on_missed=missed.append)) as notices,
+    ):
         async with asyncio.timeout(LIMIT_S):
             first = asyncio.ensure_future(anext(notices))
             said = 0
@@ -106,7 +131,8 @@ async def test_listener_hears_how_many_it_missed_when_more_came_than_it_read(nat
                 await asyncio.wait([first], timeout=0.05)
             for place in range(20):
                 await _say(topology, _hints(f"flood-{place}"))
-            # Room for two, and nobody reads until all are there; then there is room for the last one.
+            # Room for two, and nobody reads until all are there; then
+            # there is room for the last one.
             for bus in (topology, cli):
                 await bus._connection.barrier()
             got = [first.result(), *[await anext(notices) for _ in range(2)]]

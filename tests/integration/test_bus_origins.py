@@ -1,4 +1,7 @@
-"""What is stored and asked says who sent it: its release, and its clock against the server's. The sender learns it, too, and nobody is refused for it."""
+"""What is stored and asked says who sent it: its release, and its clock against the server's.
+
+The sender learns it, too, and nobody is refused for it.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,17 @@ class WrongClock(SystemClock):
 
 @asynccontextmanager
 async def process(
-    server: NatsServer, name: str, *, release_text: str | None = None, clock: SystemClock | None = None, readiness: Readiness | None = None
+    server: NatsServer,
+    name: str,
+    *,
+    release_text: str | None = None,
+    clock: SystemClock | None = None,
+    readiness: Readiness | None = None,
 ) -> AsyncIterator[Bus]:
     """Connect as a process of some release, with some clock."""
-    bus = await Bus.connect(NatsSettings(url=server.url), name=name, clock=clock, readiness=readiness, release=release_text)
+    bus = await Bus.connect(
+        NatsSettings(url=server.url), name=name, clock=clock, readiness=readiness, release=release_text
+    )
     try:
         yield bus
     finally:
@@ -46,7 +56,9 @@ async def process(
 
 
 @pytest.mark.parametrize("ahead_s", [_HOUR_S, -_HOUR_S], ids=["ahead", "behind"])
-async def test_readers_learn_release_and_clock_of_who_wrote_a_value(nats_server: NatsServer, bus: Bus, ahead_s: float) -> None:
+async def test_readers_learn_release_and_clock_of_who_wrote_a_value(
+    nats_server: NatsServer, bus: Bus, ahead_s: float
+) -> None:
     """The server's own time of storing is the measure, so that the reader's clock does not matter."""
     async with process(nats_server, "gpu", release_text="9.1.0", clock=WrongClock(ahead_s)) as gpu:
         await gpu.put(INVENTORY, inventory(1), node="n1", device_class="gpu")
@@ -65,7 +77,10 @@ async def test_readers_learn_release_and_clock_of_who_wrote_a_value(nats_server:
 async def test_process_learns_that_its_clock_is_wrong_and_that_it_is_right_again(
     nats_server: NatsServer, bus: Bus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says what, wanted and next step, readiness has a remark and stays ready; servers before 2.10 tell by a write that is read again."""
+    """One line says what, wanted and next step, readiness has a remark and stays ready.
+
+    Servers before 2.10 tell by a write that is read again.
+    """
     readiness = Readiness()
     clock = WrongClock(-_HOUR_S)
 

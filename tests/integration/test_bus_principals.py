@@ -1,4 +1,6 @@
-"""What each login of a central server with accounts can do at worst, tried on a real server, is what the page for operators says."""
+"""What each login of a central server with accounts can do at worst, tried on a real server, is
+what the page for operators says.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ _ALL, _NONE = "everything", "nothing"
 
 
 def _documented() -> dict[str, tuple[str, str, str, str]]:
-    """Read the page's table: by login what it can change, whether it can make consumers and streams, and what it can ask."""
+    """Read the page's table: by login what it can change, whether it can make consumers and
+    streams, and what it can ask.
+    """
     _, _, after = _PAGE.read_text(encoding="utf-8").partition(f"{_HEAD}\n")
     rows = {}
     for line in after.splitlines()[1:]:
         if not line.startswith("|"):
             break
-        logins, changes, consumers, streams, asks = (cell.strip().replace("`", "") for cell in line.strip("|").split("|"))
+        logins, changes, consumers, streams, asks = (
+            cell.strip().replace("`", "") for cell in line.strip("|").split("|")
+        )
         rows |= dict.fromkeys(logins.split(", "), (changes, consumers, streams, asks))
     return rows
 
@@ -56,7 +62,9 @@ async def nats(nats_binary: Path) -> AsyncIterator[AccountNats]:
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
 async def test_principal_can_do_at_worst_what_the_page_says(nats: AccountNats, principal: str) -> None:
-    """By its own subjects, by reply subjects, consumers, streams and asks: no more, and no less, than its row of the page."""
+    """By its own subjects, by reply subjects, consumers, streams and asks: no more, and no less,
+    than its row of the page.
+    """
     async with answering(nats, "{}", VICTIM) as answers, nats.client(principal) as attacker:
         consumers, streams = await _take_streams(nats, attacker)
         changes = await _overwrite(nats, attacker)
@@ -66,7 +74,11 @@ async def test_principal_can_do_at_worst_what_the_page_says(nats: AccountNats, p
 
 
 async def _overwrite(nats: AccountNats, attacker: Attacker) -> str:
-    """Write at all subjects that are granted, and have the server's own words written to all keys and events; names the nouns of which something changed."""
+    """Write at all subjects that are granted, and have the server's own words written to all keys
+    and events.
+
+    Names the nouns of which something changed.
+    """
     granted = nats.users[attacker.principal].rights["publish"]
     own = [".".join("own" if token in ("*", ">") else token for token in pattern.split(".")) for pattern in granted]
     stored = stored_subjects(VICTIM)
@@ -79,10 +91,13 @@ async def _overwrite(nats: AccountNats, attacker: Attacker) -> str:
         for target in stored:
             await attacker.client.publish(subject, b"{}", reply=target)
     await attacker.barrier()
-    # What crosses accounts goes through the server's own clients: the services' answers come by the same way, after it.
+    # What crosses accounts goes through the server's own clients: the services' answers
+    # come by the same way, after it.
     await until_answered(nats, "{}", VICTIM)
     after = await _last_sequences(nats)
-    nouns = {noun.name for noun in (*STATES, *EVENTS) if any(after[name] != before[name] for name in _streams_of(noun.name))}
+    nouns = {
+        noun.name for noun in (*STATES, *EVENTS) if any(after[name] != before[name] for name in _streams_of(noun.name))
+    }
     return _ALL if nouns == {noun.name for noun in (*STATES, *EVENTS)} else ", ".join(sorted(nouns)) or _NONE
 
 
@@ -105,7 +120,9 @@ async def _take_streams(nats: AccountNats, attacker: Attacker) -> tuple[str, str
 
 
 async def _ask(nats: AccountNats, attacker: Attacker, answers: Answering) -> str:
-    """Ask every ask of the victim's node, each with an inbox of its own, and name those that were done."""
+    """Ask every ask of the victim's node, each with an inbox of its own, and name those that were
+    done.
+    """
     parts = {"node": VICTIM.node, "device_class": VICTIM.classes[0]}
     for ask in ASKS:
         subject = ask.subject(**{part: parts[part] for part in ask.parts})
@@ -127,7 +144,8 @@ def _streams_of(noun: str) -> Sequence[str]:
 async def _last_sequences(nats: AccountNats) -> dict[str, int]:
     async with nats.client("cli") as reader:
         return {
-            stream: json.loads((await reader.ask(f"$JS.API.STREAM.INFO.{stream}")).data)["state"]["last_seq"] for stream in stream_names()
+            stream: json.loads((await reader.ask(f"$JS.API.STREAM.INFO.{stream}")).data)["state"]["last_seq"]
+            for stream in stream_names()
         }
 
 

@@ -35,7 +35,9 @@ async def test_provision_makes_every_stream_and_bucket_when_the_server_is_empty(
 
 
 async def test_provision_succeeds_for_all_when_eight_services_start_at_once(nats_server: NatsServer) -> None:
-    """Eight processes that provision at the same moment all succeed, and each finds everything as it should be."""
+    """Eight processes that provision at the same moment all succeed, and each finds everything as
+    it should be.
+    """
 
     async def start(number: int) -> dict[str, str]:
         async with Bus.session(NatsSettings(url=nats_server.url), name=f"service-{number}") as bus:
@@ -50,7 +52,9 @@ async def test_provision_succeeds_for_all_when_eight_services_start_at_once(nats
 async def test_provision_goes_on_when_the_server_takes_a_stream_made_meanwhile_for_another(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server looks at names, unlocks, and then looks at subjects: who makes a stream that another makes at that moment hears of overlapping subjects."""
+    """A server looks at names, unlocks, and then looks at subjects: who makes a stream that another
+    makes at that moment hears of overlapping subjects.
+    """
     call = JetStream.call
     overlaps: list[str] = []
 
@@ -73,7 +77,9 @@ async def test_provision_goes_on_when_the_server_takes_a_stream_made_meanwhile_f
 async def test_provision_goes_on_when_the_server_has_no_store_for_a_stream_that_another_makes(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, is_made_meanwhile: bool
 ) -> None:
-    """Two controllers that start at once on an empty server: one of them hears that the store cannot be made, and the stream is there, or can be made, a moment later."""
+    """Two controllers that start at once on an empty server: one of them hears that the store
+    cannot be made, and the stream is there, or can be made, a moment later.
+    """
     call = JetStream.call
     refused: list[str] = []
 
@@ -111,30 +117,49 @@ async def test_provision_refuses_when_the_server_has_no_store_for_a_stream(
 
 
 async def test_provision_names_the_subject_when_a_stream_of_others_takes_it(nats_server: NatsServer) -> None:
-    """Subjects that another stream takes keep ours from being made: the error names stream, subject and what to do."""
+    """Subjects that another stream takes keep ours from being made: the error names stream, subject
+    and what to do.
+    """
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
-        await bus._states._jetstream.call("STREAM.CREATE.OTHERS", {"name": "OTHERS", "subjects": [f"$KV.{LEDGER.bucket}.>"]})
+        await bus._states._jetstream.call(
+            "STREAM.CREATE.OTHERS", {"name": "OTHERS", "subjects": [f"$KV.{LEDGER.bucket}.>"]}
+        )
 
-        with pytest.raises(ConfigError, match=rf"KV_{LEDGER.bucket}.*another stream takes.*\$KV\.{LEDGER.bucket}") as error:
+        with pytest.raises(
+            ConfigError, match=rf"KV_{LEDGER.bucket}.*another stream takes.*\$KV\.{LEDGER.bucket}"
+        ) as error:
             await bus.provision()
 
     assert "nats stream ls --subject" in error.value.next_step
 
 
 async def test_provision_names_the_difference_when_a_stream_has_drifted(bus: Bus) -> None:
-    """Drift is refused with stream, field, got, wanted and what to do; nothing is changed behind the operator's back."""
+    """Drift is refused with stream, field, got, wanted and what to do.
+
+    Nothing is changed behind the operator's back.
+    """
     api = bus._states._jetstream
     info = await api.stream_info("KV_topobus_ledgers")
     assert info is not None
     await api.call("STREAM.UPDATE.KV_topobus_ledgers", {**info.config, "max_msgs_per_subject": 3})
 
-    with pytest.raises(ConfigError, match=r"KV_topobus_ledgers.*max_msgs_per_subject is 3, wanted 16.*nats stream edit"):
+    with pytest.raises(
+        ConfigError, match=r"KV_topobus_ledgers.*max_msgs_per_subject is 3, wanted 16.*nats stream edit"
+    ):
         await bus.provision()
 
 
-async def test_provision_makes_the_others_and_names_the_first_when_two_streams_have_drifted(nats_server: NatsServer) -> None:
-    """Streams are made at the same time: one that is refused keeps no other from being made, and the error does not depend on which answer came first."""
-    spoilt = {config["name"]: config for config in wanted_streams(1) if config["name"] in (stream_names()[1], stream_names()[-1])}
+async def test_provision_makes_the_others_and_names_the_first_when_two_streams_have_drifted(
+    nats_server: NatsServer,
+) -> None:
+    """Streams are made at the same time: one that is refused keeps no other from being made, and
+    the error does not depend on which answer came first.
+    """
+    spoilt = {
+        config["name"]: config
+        for config in wanted_streams(1)
+        if config["name"] in (stream_names()[1], stream_names()[-1])
+    }
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
         for name, config in spoilt.items():
             await bus._states._jetstream.call(f"STREAM.CREATE.{name}", {**config, "max_msgs_per_subject": 3})
@@ -147,7 +172,10 @@ async def test_provision_makes_the_others_and_names_the_first_when_two_streams_h
 
 
 async def test_provision_refuses_when_replicas_are_wanted_of_an_old_server(nats_server: NatsServer) -> None:
-    """Before 2.10 a replicated compare-and-set lets several writers win; a newer single server cannot replicate at all: both are said."""
+    """Before 2.10 a replicated compare-and-set lets several writers win.
+
+    A newer single server cannot replicate at all: both are said.
+    """
     async with Bus.session(NatsSettings(url=nats_server.url, replicas=3, timeout_s=1.0), name="test") as bus:
         if bus.server_version < (2, 10, 0):
             with pytest.raises(ConfigError, match=r"2\.10"):
@@ -181,8 +209,12 @@ def _session(server: NatsServer, **options: int) -> AbstractAsyncContextManager[
     ],
     ids=lambda field: next(iter(field)),
 )
-async def test_provision_refuses_a_stream_that_somebody_made_beforehand(nats_server: NatsServer, field: dict[str, Any]) -> None:
-    """A bucket that is as the catalogue wants it but for one field more is refused by name, and the check-up names it, too."""
+async def test_provision_refuses_a_stream_that_somebody_made_beforehand(
+    nats_server: NatsServer, field: dict[str, Any]
+) -> None:
+    """A bucket that is as the catalogue wants it but for one field more is refused by name, and the
+    check-up names it, too.
+    """
     name = f"KV_{INVENTORY.bucket}"
     wanted = next(config for config in wanted_streams(1) if config["name"] == name)
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
@@ -197,8 +229,13 @@ async def test_provision_refuses_a_stream_that_somebody_made_beforehand(nats_ser
         assert next(iter(field)) in (await bus.inspect())[name]
 
 
-async def test_provision_says_what_room_is_missing_when_the_store_is_too_small(nats_binary: Path, tmp_path: Path) -> None:
-    """A store that the bounds do not fit into is refused with the stream, its size and what to do; a smaller wish fits."""
+async def test_provision_says_what_room_is_missing_when_the_store_is_too_small(
+    nats_binary: Path, tmp_path: Path
+) -> None:
+    """A store that the bounds do not fit into is refused with the stream, its size and what to do.
+
+    A smaller wish fits.
+    """
     small = 'jetstream {{ store_dir: "{}", max_file_store: 400MB }}'
     async with NatsServer(binary=nats_binary, config=small.format(tmp_path / "a")) as server, _session(server) as bus:
         with pytest.raises(ConfigError, match=r"no room for stream KV_\w+, which may take \d+ MiB.*nats\.store_mib"):
@@ -213,8 +250,12 @@ async def test_provision_says_what_room_is_missing_when_the_store_is_too_small(n
             assert set((await other.inspect()).values()) == {""}
 
 
-async def test_streams_are_made_again_when_somebody_deletes_them_while_the_controller_runs(nats_server: NatsServer) -> None:
-    """Every deleted stream is back without a restart and without a reconnect, also when nobody uses it."""
+async def test_streams_are_made_again_when_somebody_deletes_them_while_the_controller_runs(
+    nats_server: NatsServer,
+) -> None:
+    """Every deleted stream is back without a restart and without a reconnect, also when nobody uses
+    it.
+    """
     async with Bus.session(NatsSettings(url=nats_server.url), name=PROVISIONER) as bus:
         await bus.provision()
         api = bus._states._jetstream
@@ -228,7 +269,9 @@ async def test_streams_are_made_again_when_somebody_deletes_them_while_the_contr
 
 
 async def test_stream_is_made_again_when_a_writer_misses_it(nats_server: NatsServer) -> None:
-    """Without a controller, and without users, whoever writes to a stream that is gone makes it again, and the write is done within its timeout."""
+    """Without a controller, and without users, whoever writes to a stream that is gone makes it
+    again, and the write is done within its timeout.
+    """
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
         await bus.provision()
         await bus._states._jetstream.call(f"STREAM.DELETE.KV_{INVENTORY.bucket}")

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.integration
 
 
 async def test_lists_of_streams_are_given_to_the_cli_when_there_are_accounts(nats_binary: Path) -> None:
-    """`nats stream ls` and `nats kv ls`, told to await answers at the CLI's inboxes, show every stream with what it is for."""
+    """`nats stream ls` and `nats kv ls`, told to await answers at the CLI's inboxes, show every
+    stream with what it is for.
+    """
     async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as nats:
         async with nats.bus("controller") as controller:
             await controller.provision()

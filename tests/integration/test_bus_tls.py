@@ -1,4 +1,6 @@
-"""TLS that is wanted is not to be talked out of: a server, or somebody before it, without TLS is sent nothing, and learns no password."""
+"""TLS that is wanted is not to be talked out of: a server, or somebody before it, without TLS is
+sent nothing, and learns no password.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class _FakeServer:
         """One entry for each client that went away."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Greet, and take in everything until the client leaves; answer a PING as a server would, so that a client goes on."""
+        """Greet, and take in everything until the client leaves.
+
+        Answer a PING as a server would, so that a client goes on.
+        """
         writer.write(self._greeting.replace("PORT", str(self.port)).encode())
         with suppress(OSError):
             while data := await reader.read(65536):
@@ -61,7 +66,9 @@ _LATE_TLS = _PLAIN.replace("}", ',"tls_available":true}')
 
 
 @pytest.mark.parametrize(
-    "greeting", [_PLAIN, _PLAIN_WITH_OTHERS, _LATE_TLS], ids=["no-word-of-tls", "names-other-servers", "tls-only-available"]
+    "greeting",
+    [_PLAIN, _PLAIN_WITH_OTHERS, _LATE_TLS],
+    ids=["no-word-of-tls", "names-other-servers", "tls-only-available"],
 )
 @pytest.mark.parametrize(
     ("url", "has_ca"),
@@ -73,14 +80,23 @@ _LATE_TLS = _PLAIN.replace("}", ',"tls_available":true}')
     ],
     ids=["tls-url", "password-in-url", "ca-set", "one-of-several"],
 )
-async def test_password_is_not_sent_when_the_server_offers_no_tls(tmp_path: Path, greeting: str, url: str, has_ca: bool) -> None:
-    """Not one byte goes to a server whose greeting leaves TLS out, at the first connect and at the next ones; the error says why."""
+async def test_password_is_not_sent_when_the_server_offers_no_tls(
+    tmp_path: Path, greeting: str, url: str, has_ca: bool
+) -> None:
+    """Not one byte goes to a server whose greeting leaves TLS out, at the first connect and at the
+    next ones.
+
+    The error says why.
+    """
     (tmp_path / "password").write_text(_PASSWORD)
     ca_file = str(Authority(tmp_path / "ca").own.certificate) if has_ca else ""
     readiness = WatchedReadiness()
     async with _fake_server(greeting) as fake:
         settings = NatsSettings(
-            url=url.replace("PORT", str(fake.port)), user="cli", password_file=str(tmp_path / "password"), tls_ca_file=ca_file
+            url=url.replace("PORT", str(fake.port)),
+            user="cli",
+            password_file=str(tmp_path / "password"),
+            tls_ca_file=ca_file,
         )
         connecting = asyncio.create_task(Bus.connect(settings, name="topobus-cli", readiness=readiness))
         async with asyncio.timeout(_LIMIT_S):
@@ -102,7 +118,9 @@ async def test_bus_does_not_connect_when_a_plain_server_stands_behind_a_tls_url(
     async with NatsServer(binary=nats_binary) as server:
         readiness = WatchedReadiness()
         connecting = asyncio.create_task(
-            Bus.connect(NatsSettings(url=server.url.replace("nats://", "tls://")), name="topobus-cli", readiness=readiness)
+            Bus.connect(
+                NatsSettings(url=server.url.replace("nats://", "tls://")), name="topobus-cli", readiness=readiness
+            )
         )
         async with asyncio.timeout(_LIMIT_S):
             await readiness.until(lambda parts: "offers no TLS" in parts.get("bus", ""))
@@ -114,7 +132,11 @@ async def test_bus_does_not_connect_when_a_plain_server_stands_behind_a_tls_url(
 
 
 async def test_bus_connects_when_the_server_has_tls(nats_binary: Path, tmp_path: Path) -> None:
-    """With the server's authority trusted, a user and a password, the connection is made and messages come back; another authority is refused."""
+    """With the server's authority trusted, a user and a password, the connection is made and
+    messages come back.
+
+    Another authority is refused.
+    """
     authority = Authority(tmp_path / "ca")
     issued = authority.issue("server")
     (tmp_path / "password").write_text(_PASSWORD)
@@ -133,7 +155,9 @@ async def test_bus_connects_when_the_server_has_tls(nats_binary: Path, tmp_path:
             async with asyncio.timeout(_LIMIT_S), Bus.session(settings, name="topobus-cli") as bus:
                 assert bus.is_connected
         other = Authority(tmp_path / "other").own.certificate
-        settings = NatsSettings(url=server.url, user="u", password_file=str(tmp_path / "password"), tls_ca_file=str(other))
+        settings = NatsSettings(
+            url=server.url, user="u", password_file=str(tmp_path / "password"), tls_ca_file=str(other)
+        )
         readiness = WatchedReadiness()
         connecting = asyncio.create_task(Bus.connect(settings, name="topobus-cli", readiness=readiness))
         async with asyncio.timeout(_LIMIT_S):

@@ -1,4 +1,6 @@
-"""Claims with wishes on a real server, with the recorded machine and the real topology service: placed near, or told why not."""
+"""Claims with wishes on a real server, with the recorded machine and the real topology service:
+placed near, or told why not.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,23 @@ def example(name: str = "gpu-nic-near", **fields: str) -> ApiObject:
     if fields:
         kept = {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters"}
         spec["devices"]["config"][0]["opaque"]["parameters"] = {**kept, **fields}
-    return admit(msgspec.structs.replace(api_object, spec=spec, metadata={"name": name}), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+    return admit(
+        msgspec.structs.replace(api_object, spec=spec, metadata={"name": name}),
+        uid=f"uid-{name}",
+        now="2026-01-01T00:00:00Z",
+    )
 
 
 class Node:
     """The recorded machine on the bus, with what the claims and the ledger come to."""
 
-    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], ledgers: Reader[Change[Ledger]], inventories: list[Inventory]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        objects: Reader[Change[ApiObject]],
+        ledgers: Reader[Change[Ledger]],
+        inventories: list[Inventory],
+    ) -> None:
         self.bus = bus
         self.objects = objects
         self.ledgers = ledgers
@@ -70,10 +82,14 @@ class Node:
 
     async def _until(self, name: str, reason: str, part: str) -> ApiObject:
         def newest(items: list[Change[ApiObject]]) -> ApiObject | None:
-            api_objects = [change.value for change in items if change.parts.get("name") == name and change.value is not None]
+            api_objects = [
+                change.value for change in items if change.parts.get("name") == name and change.value is not None
+            ]
             conditions: list[dict[str, Any]] = api_objects[-1].status.get("conditions", []) if api_objects else []
             return (
-                api_objects[-1] if any(condition["reason"] == reason and part in condition["message"] for condition in conditions) else None
+                api_objects[-1]
+                if any(condition["reason"] == reason and part in condition["message"] for condition in conditions)
+                else None
             )
 
         api_object = newest(await self.objects.until(lambda items: newest(items) is not None))
@@ -105,13 +121,18 @@ async def node(
 
 def runtime(name: str, where: str, bus: Bus) -> Runtime:
     """Make what a service runs in."""
-    return Runtime(name=name, node=where, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+    return Runtime(
+        name=name, node=where, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+    )
 
 
 async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(
     bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
 ) -> None:
-    """The example gets a GPU and a NIC of one switch, held at the node; what cannot be kept is told with its places, what is malformed with its path."""
+    """The example gets a GPU and a NIC of one switch, held at the node.
+
+    What cannot be kept is told with its places, what is malformed with its path.
+    """
     async with node(bus, nats_server, recorded, AlignmentSettings()) as there:
         await there.apply(example())
         devices = await there.devices("gpu-nic-near")
@@ -136,7 +157,9 @@ async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(
 async def test_claim_is_told_that_the_node_forbids_wishes_when_it_does(
     bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
 ) -> None:
-    """A node that allows no policy but its own turns the wish away by name, and still serves a claim without one."""
+    """A node that allows no policy but its own turns the wish away by name, and still serves a
+    claim without one.
+    """
     async with node(bus, nats_server, recorded, AlignmentSettings(allow_request_policy=False)) as there:
         await there.apply(example())
         message = await there.until_reason("gpu-nic-near", "DoesNotFit", "this node allows no locality but its own")

@@ -1,4 +1,6 @@
-"""The controller dies at every step of a classic claim's life, on a real nats-server, and another replica goes on: nothing is handed out twice, nothing leaks."""
+"""The controller dies at every step of a classic claim's life, on a real nats-server, and another
+replica goes on: nothing is handed out twice, nothing leaks.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,21 @@ driverName: nic.topobus.dev
 def claim(name: str, mode: str = "WaitForFirstConsumer", of: str = "gpu") -> str:
     """Write a claim."""
     spec = f"{{resourceClassName: {of}, allocationMode: {mode}}}"
-    return f"---\n{{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClaim, metadata: {{name: {name}}}, spec: {spec}}}\n"
+    return (
+        f"---\n{{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClaim, metadata: {{name: {name}}}, spec: "
+        f"{spec}}}\n"
+    )
 
 
 def pod(name: str, *claims: str) -> str:
     """Write a pod."""
-    entries = ", ".join(f"{{name: c{index}, source: {{resourceClaimName: {each_claim}}}}}" for index, each_claim in enumerate(claims))
-    return f"---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: m}}], resourceClaims: [{entries}]}}}}\n"
+    entries = ", ".join(
+        f"{{name: c{index}, source: {{resourceClaimName: {each_claim}}}}}" for index, each_claim in enumerate(claims)
+    )
+    return (
+        f"---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: m}}], "
+        f"resourceClaims: [{entries}]}}}}\n"
+    )
 
 
 @pytest_asyncio.fixture
@@ -102,7 +112,9 @@ async def is_free(place: ClassicPlace, name: str) -> None:
     """The claims are pending again, unreserved, and nothing is held."""
     for claim_name in (name, f"{name}-nic"):
         await place.until(
-            "resourceclaim", claim_name, lambda value: value is not None and classic_lifecycle.status_of(value).allocation is None
+            "resourceclaim",
+            claim_name,
+            lambda value: value is not None and classic_lifecycle.status_of(value).allocation is None,
         )
         status = classic_lifecycle.status_of(await place.claim(claim_name))
         assert (status.driver_name, status.reserved_for, status.deallocation_requested) == ("", (), False)
@@ -149,7 +161,9 @@ async def _round(place: ClassicPlace, story: str, name: str, dies_at: int, *, is
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.timeout(300)
 async def test_another_replica_goes_on_when_one_dies_at_any_step(place: ClassicPlace, story: str) -> None:
-    """Before and after each write and each ask: the claim ends as if nobody had died, its devices are in one ledger once, and all is let go in the end."""
+    """Before and after each write and each ask: the claim ends as if nobody had died, its devices
+    are in one ledger once, and all is let go in the end.
+    """
     whole = await _round(place, story, "whole", 0, is_after=False)
     assert any(step.operation == "ask" for step in whole.fates.steps)
 
@@ -163,12 +177,16 @@ async def test_another_replica_goes_on_when_one_dies_at_any_step(place: ClassicP
 
     if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
         assert deaths == 2 * len(whole.fates.steps)
-    # On a real server two changes may come as one, and a round then has a step less than the one that was counted.
+    # On a real server two changes may come as one, and a round then has a step less
+    # than the one that was counted.
     assert deaths >= 0.8 * 2 * len(whole.fates.steps)
 
 
 async def test_replicas_give_one_device_once_when_they_work_at_the_same_claims(place: ClassicPlace) -> None:
-    """Three replicas see each claim at the same time; every claim gets its device, and no two the same."""
+    """Three replicas see each claim at the same time.
+
+    Every claim gets its device, and no two the same.
+    """
     names = [f"c{index}" for index in range(8)]
     async with controller(place.url), controller(place.url), controller(place.url):
         await place.apply("".join(claim(name, "Immediate") for name in names))
@@ -190,12 +208,15 @@ async def test_replicas_give_one_device_once_when_they_work_at_the_same_claims(p
 def _structured(name: str, count: int) -> str:
     request = f"{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: {count}}}}}"
     return (
-        f"{{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: {name}}}, spec: {{devices: {{requests: [{request}]}}}}}}"
+        f"{{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: {name}}}, spec: {{devices: "
+        f"{{requests: [{request}]}}}}}}"
     )
 
 
 async def _plug(place: ClassicPlace, node: str, uid: str) -> None:
-    """Take a GPU as a device plugin's container does: past all claims, straight at the node's ledger."""
+    """Take a GPU as a device plugin's container does: past all claims, straight at the node's
+    ledger.
+    """
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid)
     request = PodRequest(
         owner=owner,
@@ -207,7 +228,11 @@ async def _plug(place: ClassicPlace, node: str, uid: str) -> None:
 
 def _is_consistent(place: ClassicPlace) -> bool:
     """Say whether ledgers and claims tell the same, and nothing is under way."""
-    newest = {change.parts["name"]: change.value for change in place.objects.items if change.parts.get("kind") == "resourceclaim"}
+    newest = {
+        change.parts["name"]: change.value
+        for change in place.objects.items
+        if change.parts.get("kind") == "resourceclaim"
+    }
     given: dict[tuple[str, str], str] = {}
     for name, api_object in newest.items():
         if api_object is None:
@@ -218,7 +243,9 @@ def _is_consistent(place: ClassicPlace) -> bool:
             or not api_object.status.get("conditions")
         ):
             return False
-        for result in ((as_structured(api_object).status.get("allocation") or {}).get("devices") or {}).get("results") or []:
+        for result in ((as_structured(api_object).status.get("allocation") or {}).get("devices") or {}).get(
+            "results"
+        ) or []:
             assert (result["pool"], result["device"]) not in given
             given[result["pool"], result["device"]] = name
     held = {
@@ -237,12 +264,16 @@ def _is_consistent(place: ClassicPlace) -> bool:
 async def test_nothing_is_given_twice_when_replicas_are_killed_while_claims_of_both_generations_come_and_go(
     place: ClassicPlace, seed: int
 ) -> None:
-    """Two replicas as processes, one of them killed again and again; classic claims, structured ones, pods and device plugins want the same eight GPUs."""
+    """Two replicas as processes, one of them killed again and again.
+
+    Classic claims, structured ones, pods and device plugins want the same eight GPUs.
+    """
     random = Random(seed)
     settings = {
         "TOPOBUS_CONTROLLER__RETRY_S": "0.2",
         "TOPOBUS_CONTROLLER__ASK_TIMEOUT_S": "1",
-        # The test itself answers for the device services; a busy machine must not make them look silent.
+        # The test itself answers for the device services; a busy machine
+        # must not make them look silent.
         "TOPOBUS_CONTROLLER__SILENCE__HUNG_S": "3600",
         "TOPOBUS_CONTROLLER__SILENCE__GONE_S": "3600",
     }
@@ -259,7 +290,9 @@ async def test_nothing_is_given_twice_when_replicas_are_killed_while_claims_of_b
                 await _plug(place, random.choice(["n1", "n2"]), name)
                 for kind in ("now", "new", "pod"):
                     if number and random.random() < 0.6:
-                        await place.delete("pod" if kind == "pod" else "resourceclaim", f"{kind}-{seed}-{random.randrange(number)}")
+                        await place.delete(
+                            "pod" if kind == "pod" else "resourceclaim", f"{kind}-{seed}-{random.randrange(number)}"
+                        )
                 wanted = before + random.randrange(4, 16)
                 await place.objects.until(lambda items, wanted=wanted: len(items) >= wanted)  # type: ignore[misc]  # a default argument
                 doomed.process.kill()

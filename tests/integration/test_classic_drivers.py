@@ -1,4 +1,6 @@
-"""Classic drivers on a real server: our own one keeps the contract that third parties keep, and a third party's serves pods beside it."""
+"""Classic drivers on a real server: our own one keeps the contract that third parties keep, and a
+third party's serves pods beside it.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,22 @@ GPU_GROUP = "gpu.resource.topobus.dev"
 
 
 def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
-    return ApiObject(api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec)
+    return ApiObject(
+        api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec
+    )
 
 
 def _claim(name: str, parameters: str = "") -> ApiObject:
-    reference = {"parametersRef": {"apiGroup": GPU_GROUP, "kind": "ClaimParameters", "name": parameters}} if parameters else {}
+    reference = (
+        {"parametersRef": {"apiGroup": GPU_GROUP, "kind": "ClaimParameters", "name": parameters}} if parameters else {}
+    )
     return _object("ResourceClaim", name, {"resourceClassName": "gpu", **reference})
 
 
 def _seen_bus(bus: Bus, state: StandaloneState) -> FatedBus:
-    """Give a bus whose asks the world learns of at once, as a controller's watch does a moment later."""
+    """Give a bus whose asks the world learns of at once, as a controller's watch does a moment
+    later.
+    """
 
     async def see(node: str) -> None:
         entry = await bus.get(catalogue.LEDGER, node=node)
@@ -71,7 +79,9 @@ class TestOwnDriver(ClassicDriverContract):
         )
 
     @pytest_asyncio.fixture
-    async def make(self, bus: Bus, nats_server: NatsServer, scene: ClassicScene) -> AsyncIterator[Callable[[], ClassicDriver]]:
+    async def make(
+        self, bus: Bus, nats_server: NatsServer, scene: ClassicScene
+    ) -> AsyncIterator[Callable[[], ClassicDriver]]:
         """Make drivers over one world."""
         async with classic_place(bus, nats_server.url):
             state = StandaloneState()
@@ -133,7 +143,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     SERVER.taken.clear()
     line = metadata.EntryPoint(name="licence", value="support.licence_driver:LicenceDriver", group=ENTRY_POINTS)
     real = metadata.entry_points
-    monkeypatch.setattr(metadata, "entry_points", lambda **wanted: [line] if wanted.get("group") == ENTRY_POINTS else real(**wanted))
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda **wanted: [line] if wanted.get("group") == ENTRY_POINTS else real(**wanted)
+    )
 
 
 @pytest_asyncio.fixture
@@ -145,7 +157,9 @@ async def place(bus: Bus, nats_server: NatsServer) -> AsyncIterator[ClassicPlace
 
 @pytest.mark.usefixtures("installed")
 async def test_third_partys_claims_are_negotiated_beside_ours(place: ClassicPlace) -> None:
-    """One pod with a claim of each driver: both allocated, its handle as the driver wrote it, and both given back with the pod."""
+    """One pod with a claim of each driver: both allocated, its handle as the driver wrote it, and
+    both given back with the pod.
+    """
     async with controller(place.url):
         await place.apply(MANIFEST)
         await place.scheduled("solver")
@@ -156,13 +170,17 @@ async def test_third_partys_claims_are_negotiated_beside_ours(place: ClassicPlac
         assert SERVER.free == 1
 
         await place.delete("pod", "solver")
-        await place.until("resourceclaim", "seats", lambda claim: claim is not None and "allocation" not in claim.status)
+        await place.until(
+            "resourceclaim", "seats", lambda claim: claim is not None and "allocation" not in claim.status
+        )
         assert SERVER.free == 4
 
 
 @pytest.mark.usefixtures("installed")
 async def test_hung_driver_never_holds_up_its_neighbours(place: ClassicPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims of other drivers go on while one driver does not answer, and the hung one's are tried again."""
+    """Claims of other drivers go on while one driver does not answer, and the hung one's are tried
+    again.
+    """
     answer = asyncio.Event()
     real = LicenceDriver.allocate
 
@@ -173,7 +191,9 @@ async def test_hung_driver_never_holds_up_its_neighbours(place: ClassicPlace, mo
     monkeypatch.setattr(LicenceDriver, "allocate", hang)
     async with controller(place.url):
         await place.apply(
-            MANIFEST.partition("---\napiVersion: v1\n")[0].replace("{resourceClassName", "{allocationMode: Immediate, resourceClassName")
+            MANIFEST.partition("---\napiVersion: v1\n")[0].replace(
+                "{resourceClassName", "{allocationMode: Immediate, resourceClassName"
+            )
         )
         await place.allocated("gpu")
         assert "allocation" not in (await place.claim("seats")).status
@@ -184,7 +204,9 @@ async def test_hung_driver_never_holds_up_its_neighbours(place: ClassicPlace, mo
 
 @pytest.mark.usefixtures("installed")
 async def test_failing_driver_is_asked_again(place: ClassicPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception in a vendor's code is that vendor's trouble: nothing crashes, and the claim is allocated once it works."""
+    """An exception in a vendor's code is that vendor's trouble: nothing crashes, and the claim is
+    allocated once it works.
+    """
     real = LicenceDriver.allocate
     failures = [RuntimeError("boom"), KeyError("x")]
 

@@ -1,4 +1,6 @@
-"""Commands find the system of a `topobus up` by its context, with no variable and no option, and say which one it was."""
+"""Commands find the system of a `topobus up` by its context, with no variable and no option, and
+say which one it was.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """A user with a configuration folder of its own, and nothing said of any system."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TOPOBUS_") or name == "TOPOBUS_NATS_SERVER"}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TOPOBUS_") or name == "TOPOBUS_NATS_SERVER"
+    }
     return {**own, "XDG_CONFIG_HOME": str(tmp_path / "config"), "TOPOBUS_CLI__CONNECT_TIMEOUT_S": "60"}
 
 
@@ -35,7 +41,9 @@ def topobus(environment: dict[str, str]) -> Command:
     """One command of that user."""
 
     def run(*arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([*_TOPOBUS, *arguments], env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(
+            [*_TOPOBUS, *arguments], env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
         assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -68,7 +76,11 @@ def _up(environment: dict[str, str], *arguments: str) -> Iterator[dict[str, Any]
 def test_commands_use_the_running_system_and_refuse_it_when_it_has_ended(
     environment: dict[str, str], topobus: Command, state: Path
 ) -> None:
-    """Its context is selected while it runs; then a command says that it is stopped, instead of asking whoever has the port now. The next run has the port again."""
+    """Its context is selected while it runs.
+
+    Then a command says that it is stopped, instead of asking whoever has the port now.
+    The next run has the port again.
+    """
     with _up(environment, "--dir", str(state), "--context", "bench") as ready:
         inventory = json.loads(topobus("inventory", "--json").stdout)
         versions = json.loads(topobus("version", "-o", "json").stdout)
@@ -88,24 +100,40 @@ def test_commands_use_the_running_system_and_refuse_it_when_it_has_ended(
     assert f"unknown node 'nope' ({text})" in unknown
     assert "`topobus inventory`" in stored_nodes
     assert nodes == "demo-node\n:4\n"
-    assert [(context["name"], context["state"], context["is_selected"]) for context in running] == [("bench", "running", True)]
+    assert [(context["name"], context["state"], context["is_selected"]) for context in running] == [
+        ("bench", "running", True)
+    ]
     assert f"`topobus up` of {state}, which is not running" in stopped
     assert (again["nats"], again["context"]) == (ready["nats"], "bench")
     services = {(service["node"], service["service"]): service["version"] for service in versions["services"]}
     on_node = ("cpu", "discovery", "fpga", "gateway", "gpu", "nic", "topology")
-    assert services == {**{("demo-node", service): versions["client"] for service in on_node}, ("", "controller"): versions["client"]}
+    assert services == {
+        **{("demo-node", service): versions["client"] for service in on_node},
+        ("", "controller"): versions["client"],
+    }
     assert versions["nats_server"].count(".") == 2
     assert versions["system"] == text
 
 
-def test_second_system_is_reached_by_its_name_when_the_first_still_runs(environment: dict[str, str], topobus: Command, state: Path) -> None:
-    """Two systems of one user have ports and names of their own; the first stays the selected one, and a fresh folder leaves no context behind."""
-    with _up(environment, "--dir", str(state), "--node", "first") as first, _up(environment, "--node", "second") as second:
+def test_second_system_is_reached_by_its_name_when_the_first_still_runs(
+    environment: dict[str, str], topobus: Command, state: Path
+) -> None:
+    """Two systems of one user have ports and names of their own.
+
+    The first stays the selected one, and a fresh folder leaves no context behind.
+    """
+    with (
+        _up(environment, "--dir", str(state), "--node", "first") as first,
+        _up(environment, "--node", "second") as second,
+    ):
         nodes = {
             name: {entry["node"] for entry in json.loads(topobus(*words, "inventory", "--json").stdout)["inventories"]}
             for name, words in (("selected", ()), ("named", ("--context", second["context"])))
         }
-        asked = {words: topobus(*words) for words in (("inventory",), ("get", "pods"), ("decisions", "-o", "json"), ("machine",))}
+        asked = {
+            words: topobus(*words)
+            for words in (("inventory",), ("get", "pods"), ("decisions", "-o", "json"), ("machine",))
+        }
         names = topobus("__complete", "machine", "--node", "")
     left = json.loads(topobus("context", "ls", "--json").stdout)["contexts"]
 

@@ -1,4 +1,6 @@
-"""`topobus allocate --dry-run` without a running system: slices from a file, or a cluster by its kubeconfig."""
+"""`topobus allocate --dry-run` without a running system: slices from a file, or a cluster by its
+kubeconfig.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ _LIMIT_S = 60.0
 
 
 def test_dry_run_reads_slices_from_a_file_without_any_server(tmp_path: Path) -> None:
-    """With --slices neither NATS nor a controller is needed; a Node gives its labels to node selectors."""
+    """With --slices neither NATS nor a controller is needed.
+
+    A Node gives its labels to node selectors.
+    """
     slices = """
 apiVersion: v1
 kind: List
@@ -43,10 +48,20 @@ items:
     pool: {name: net, generation: 1, resourceSliceCount: 1}
     nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: In, values: [a]}]}]}
     devices: [{name: d0, attributes: {model: {string: big}}}, {name: d1, attributes: {model: {string: small}}}]
-"""
+"""  # noqa: E501
     (tmp_path / "slices.yaml").write_text(slices)
     (tmp_path / "claim.yaml").write_text(claim("one", 1, "gpu") + "---\n" + claim("two", 1, "gpu"))
-    command = [*_TOPOBUS, "allocate", "--dry-run", "-f", tmp_path / "claim.yaml", "--slices", tmp_path / "slices.yaml", "-o", "json"]
+    command = [
+        *_TOPOBUS,
+        "allocate",
+        "--dry-run",
+        "-f",
+        tmp_path / "claim.yaml",
+        "--slices",
+        tmp_path / "slices.yaml",
+        "-o",
+        "json",
+    ]
     environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": "nats://127.0.0.1:1"}
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=environment)
@@ -58,7 +73,9 @@ items:
 
 
 def test_dry_run_takes_a_folder_as_vendors_write_it(tmp_path: Path) -> None:
-    """Objects of v1beta1, the pods of a Deployment with their template's claims, and a Service beside them, in files of one folder."""
+    """Objects of v1beta1, the pods of a Deployment with their template's claims, and a Service
+    beside them, in files of one folder.
+    """
     (tmp_path / "claims.yaml").write_text(
         """
 apiVersion: resource.k8s.io/v1beta1
@@ -116,7 +133,10 @@ spec:
 
 
 def test_dry_run_says_what_it_takes_and_what_it_does_not_look_at(tmp_path: Path) -> None:
-    """The text has the capacity of a share; a claim that has its devices already and a pod of a group are told of."""
+    """The text has the capacity of a share.
+
+    A claim that has its devices already and a pod of a group are told of.
+    """
     (tmp_path / "all.yaml").write_text(
         """
 apiVersion: resource.k8s.io/v1
@@ -156,7 +176,10 @@ spec: {schedulingGroup: {podGroupName: gang}, containers: [{name: c}]}
 
 
 async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
-    """Slices, classes, allocated claims and nodes come from an API server; nothing is written there."""
+    """Slices, classes, allocated claims and nodes come from an API server.
+
+    Nothing is written there.
+    """
     taken = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "d0"}
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     objects: list[dict[str, Any]] = [
@@ -171,7 +194,12 @@ async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",
             "metadata": {"name": "n1-gpu"},
-            "spec": {"driver": "gpu.example.com", "pool": pool, "nodeName": "n1", "devices": [{"name": "d0"}, {"name": "d1"}]},
+            "spec": {
+                "driver": "gpu.example.com",
+                "pool": pool,
+                "nodeName": "n1",
+                "devices": [{"name": "d0"}, {"name": "d1"}],
+            },
         },
         {**yaml.safe_load(claim("taker", 1, "gpu")), "status": {"allocation": {"devices": {"results": [taken]}}}},
     ]
@@ -201,25 +229,47 @@ async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
 
 
 async def test_dry_run_counts_rules_and_namespaces_of_a_cluster(tmp_path: Path) -> None:
-    """DeviceTaintRules are listed and count; for a claim with admin access so are namespaces, and only with the label it is allocated."""
+    """DeviceTaintRules are listed and count.
+
+    For a claim with admin access so are namespaces, and only with the label it is allocated.
+    """
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    rule = {"deviceSelector": {"driver": "gpu.example.com", "device": "d0"}, "taint": {"key": "k", "effect": "NoSchedule"}}
+    rule = {
+        "deviceSelector": {"driver": "gpu.example.com", "device": "d0"},
+        "taint": {"key": "k", "effect": "NoSchedule"},
+    }
     objects: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ops", "labels": {"resource.kubernetes.io/admin-access": "true"}}},
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": "ops", "labels": {"resource.kubernetes.io/admin-access": "true"}},
+        },
         {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
         {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "broken"}, "spec": rule},
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",
             "metadata": {"name": "n1-gpu"},
-            "spec": {"driver": "gpu.example.com", "pool": pool, "nodeName": "n1", "devices": [{"name": "d0"}, {"name": "d1"}]},
+            "spec": {
+                "driver": "gpu.example.com",
+                "pool": pool,
+                "nodeName": "n1",
+                "devices": [{"name": "d0"}, {"name": "d1"}],
+            },
         },
     ]
     admin = claim("admin", 1, "gpu").replace("count: 1", "count: 1, adminAccess: true")
     (tmp_path / "claims.yaml").write_text(
-        "---\n".join((claim("both", 2, "gpu"), admin, admin.replace("name: admin", "name: admin, namespace: ops"), claim("one", 1, "gpu")))
+        "---\n".join(
+            (
+                claim("both", 2, "gpu"),
+                admin,
+                admin.replace("name: admin", "name: admin, namespace: ops"),
+                claim("one", 1, "gpu"),
+            )
+        )
     )
 
     async with ApiServerSimulator() as server:

@@ -25,13 +25,18 @@ _OTHER = "n7"
 
 @pytest_asyncio.fixture
 async def fleet(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> list[Inventory]:
-    """Twelve nodes whose services are silent; one of them has a machine without its NICs' inventory."""
+    """Twelve nodes whose services are silent.
+
+    One of them has a machine without its NICs' inventory.
+    """
     machine, inventories = recorded
     for number, node in enumerate(_NODES):
         await bus.put(MACHINE, structs.replace(machine, node=node, generation=number + 1), node=node)
         for inventory in inventories:
             if (node, inventory.device_class) != (_OTHER, "nic"):
-                await bus.put(INVENTORY, structs.replace(inventory, node=node), node=node, device_class=inventory.device_class)
+                await bus.put(
+                    INVENTORY, structs.replace(inventory, node=node), node=node, device_class=inventory.device_class
+                )
     return inventories
 
 
@@ -46,7 +51,10 @@ async def _run(nats_server: NatsServer, *arguments: str) -> list[str]:
 
 
 async def test_doctor_says_once_what_many_nodes_have_alike(nats_server: NatsServer, fleet: list[Inventory]) -> None:
-    """Lines do not grow with the nodes; the one that differs has a line of its own, and failures come last."""
+    """Lines do not grow with the nodes.
+
+    The one that differs has a line of its own, and failures come last.
+    """
     lines = await _run(nats_server, "doctor")
 
     levels = [line.split()[0] for line in lines if line.split()[0] in ("ok", "warn", "fail")]
@@ -57,7 +65,9 @@ async def test_doctor_says_once_what_many_nodes_have_alike(nats_server: NatsServ
     assert any(line.startswith(f"warn {_OTHER}: inventory nic no service of this class") for line in lines)
 
 
-async def test_doctor_leaves_out_what_is_well_when_problems_are_asked_for(nats_server: NatsServer, fleet: list[Inventory]) -> None:
+async def test_doctor_leaves_out_what_is_well_when_problems_are_asked_for(
+    nats_server: NatsServer, fleet: list[Inventory]
+) -> None:
     """The counts at the end are of all checks; JSON has each finding of each node."""
     lines = await _run(nats_server, "doctor", "--problems")
     document: dict[str, Any] = json.loads("".join(await _run(nats_server, "doctor", "--problems", "--json")))
@@ -68,7 +78,9 @@ async def test_doctor_leaves_out_what_is_well_when_problems_are_asked_for(nats_s
     assert {f"{node}: ledger" for node in _NODES} <= {finding["what"] for finding in document["findings"]}
 
 
-async def test_version_names_nodes_together_when_they_run_the_same(nats_server: NatsServer, fleet: list[Inventory]) -> None:
+async def test_version_names_nodes_together_when_they_run_the_same(
+    nats_server: NatsServer, fleet: list[Inventory]
+) -> None:
     """One block for all nodes of which the same is to be said."""
     lines = await _run(nats_server, "version")
 
@@ -76,7 +88,9 @@ async def test_version_names_nodes_together_when_they_run_the_same(nats_server: 
     assert len(lines) < 20
 
 
-async def test_inventory_sums_up_by_class_when_there_are_several_nodes(nats_server: NatsServer, fleet: list[Inventory]) -> None:
+async def test_inventory_sums_up_by_class_when_there_are_several_nodes(
+    nats_server: NatsServer, fleet: list[Inventory]
+) -> None:
     """Totals stand below the rows; a script that leaves the headers out gets the rows alone."""
     gpus = next(len(inventory.devices) for inventory in fleet if inventory.device_class == "gpu")
 

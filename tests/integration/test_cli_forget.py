@@ -38,14 +38,20 @@ async def ghosts(nats_server: NatsServer, bus: Bus) -> AsyncIterator[Bus]:
 
 
 async def test_forget_says_what_it_would_remove_and_then_what_it_removed(nats_server: NatsServer, ghosts: Bus) -> None:
-    """First a dry run, which changes nothing; then it is done, and once more there is nothing to do."""
+    """First a dry run, which changes nothing.
+
+    Then it is done, and once more there is nothing to do.
+    """
     dry = await run_cli(nats_server, "forget", "node", "ghost1", "--dry-run")
     stood = await ghosts.keys(INVENTORY, node="ghost1")
     done = await run_cli(nats_server, "forget", "node", "ghost1")
     again = await run_cli(nats_server, "forget", "node", "ghost1")
 
     assert (dry[0], done[0], again[0]) == (0, 0, 0)
-    assert dry[1].splitlines() == ["node ghost1 would be forgotten (dry run)", "  topobus_inventories_gpu  ghost1.gpu  would be removed"]
+    assert dry[1].splitlines() == [
+        "node ghost1 would be forgotten (dry run)",
+        "  topobus_inventories_gpu  ghost1.gpu  would be removed",
+    ]
     assert len(stood) == 1
     assert done[1].splitlines() == ["node ghost1 forgotten", "  topobus_inventories_gpu  ghost1.gpu  removed"]
     assert again[1].splitlines() == ["node ghost1: nothing stands of it"]

@@ -32,12 +32,18 @@ _USER = Owner(kind=OwnerKind.POD, namespace="prod", name="web", uid="")
 
 
 async def _publish(bus: Bus) -> None:
-    """Two nodes: on one a placed pod and what kubelet gave to another pod, on the other a claim with two pods."""
+    """Two nodes: on one a placed pod and what kubelet gave to another pod, on the other a claim
+    with two pods.
+    """
     by_plugin = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="", name="topobus.dev/nic", uid="x")
     claim = Owner(kind=OwnerKind.CLAIM, name="fast", uid="u2")
     held = {
         "n1": (
-            Allocation(owner=_POD, decision_id="d-1", holdings=(Holding(container="a", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1)),)),
+            Allocation(
+                owner=_POD,
+                decision_id="d-1",
+                holdings=(Holding(container="a", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1)),),
+            ),
             Allocation(owner=by_plugin, pods=(_USER,), holdings=(Holding(devices={"nic": ("nic-0",)}),)),
         ),
         "n2": (Allocation(owner=claim, pods=(_USER,), holdings=(Holding(devices={"gpu": ("gpu-7", "gpu-3")}),)),),
@@ -91,7 +97,9 @@ async def test_holders_are_narrowed_when_options_say_so(
     assert [shown(holder) for holder in json.loads(output)["holders"]] == wanted
 
 
-async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_devices(nats_server: NatsServer, bus: Bus) -> None:
+async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_devices(
+    nats_server: NatsServer, bus: Bus
+) -> None:
     """`place` stores no object: `describe` answers from the ledger, and `get` says where to look."""
     await _publish(bus)
 
@@ -107,7 +115,10 @@ async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_dev
 
 
 async def test_pods_that_can_be_released_are_completed_by_their_names(nats_server: NatsServer, bus: Bus) -> None:
-    """Those that hold something by themselves, with their namespaces; what a claim or kubelet gave is let go of elsewhere."""
+    """Those that hold something by themselves, with their namespaces.
+
+    What a claim or kubelet gave is let go of elsewhere.
+    """
     await _publish(bus)
 
     names = await asyncio.to_thread(names_of, "holders", BusOptions(nats=nats_server.url))
@@ -116,15 +127,25 @@ async def test_pods_that_can_be_released_are_completed_by_their_names(nats_serve
 
 
 async def test_holders_and_pod_know_each_other_when_only_the_claim_says_it(nats_server: NatsServer, bus: Bus) -> None:
-    """Without a kubelet the ledger names no pod of a claim, and the pod none of its devices: what the claim is reserved for stands in its status."""
+    """Without a kubelet the ledger names no pod of a claim, and the pod none of its devices: what
+    the claim is reserved for stands in its status.
+    """
     owner = Owner(kind=OwnerKind.CLAIM, name="fast", uid="u2")
     await bus.put(
         LEDGER,
-        Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-3",)}),))}),
+        Ledger(
+            node="n1",
+            allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-3",)}),))},
+        ),
         node="n1",
     )
     device = Device(name="gpu-3", device_class="gpu", numa_nodes=NodeSet(1))
-    await bus.put(INVENTORY, Inventory(node="n1", device_class="gpu", generation=1, devices=(device,)), node="n1", device_class="gpu")
+    await bus.put(
+        INVENTORY,
+        Inventory(node="n1", device_class="gpu", generation=1, devices=(device,)),
+        node="n1",
+        device_class="gpu",
+    )
     result = {"request": "two", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-3"}
     status = {
         "allocation": {"devices": {"results": [result]}},
@@ -137,7 +158,9 @@ async def test_holders_and_pod_know_each_other_when_only_the_claim_says_it(nats_
         "nodeName": "n1",
         "resourceClaims": [{"name": "card", "resourceClaimName": "fast"}, {"name": "later", "resourceClaimName": "no"}],
     }
-    pod = ApiObject(api_version="v1", kind="Pod", metadata={"name": "web", "namespace": "default", "uid": "web"}, spec=spec)
+    pod = ApiObject(
+        api_version="v1", kind="Pod", metadata={"name": "web", "namespace": "default", "uid": "web"}, spec=spec
+    )
     await bus.put(OBJECT, pod, kind="pod", namespace="default", name="web")
 
     _, listed, _ = await run_cli(nats_server, "holders")
@@ -146,14 +169,21 @@ async def test_holders_and_pod_know_each_other_when_only_the_claim_says_it(nats_
 
     (granted,) = json.loads(described)["devices"]
     assert _words(listed.splitlines()[1]) == "claim default/fast n1 1 gpu: gpu-3 default/batch, default/web"
-    assert (granted["request"], granted["device"], granted["pool"], granted["numa_nodes"]) == ("card/two", "gpu-3", "n1", "1")
+    assert (granted["request"], granted["device"], granted["pool"], granted["numa_nodes"]) == (
+        "card/two",
+        "gpu-3",
+        "n1",
+        "1",
+    )
     assert "card/two" in shown
 
 
 async def test_claim_without_an_object_is_named_by_doctor_and_freed_by_release(
     nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], topologies: AsyncExitStack
 ) -> None:
-    """After an older copy of the store: who holds without an object is told, and let go of by the command that is named; a stored claim is not."""
+    """After an older copy of the store: who holds without an object is told, and let go of by the
+    command that is named; a stored claim is not.
+    """
     topology = await topologies.enter_async_context(real_topology(bus, *recorded))
     for name in ("lost", "there"):
         owner = Owner(kind=OwnerKind.CLAIM, name=name, uid=f"u-{name}")
@@ -161,7 +191,9 @@ async def test_claim_without_an_object_is_named_by_doctor_and_freed_by_release(
         pod = PodRequest(owner=owner, containers=(ContainerRequest(name="r", devices=devices),))
         await ask_patiently(bus, PLACE, PlaceRequest(op_id=f"place-{name}", pod=pod), node=topology.ledger.node)
     stored = ApiObject(
-        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "there", "namespace": "default", "uid": "u-there"}
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "there", "namespace": "default", "uid": "u-there"},
     )
     await bus.put(OBJECT, stored, kind="resourceclaim", namespace="default", name="there")
 

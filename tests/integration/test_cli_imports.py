@@ -15,7 +15,8 @@ from topobus.values.ledger import Ledger
 
 pytestmark = [pytest.mark.integration, pytest.mark.real_start]
 
-# For metrics and their page, manifests and diffs of them, log lines, traces, words of other programs' command lines, and what only a failure or another command needs.
+# For metrics and their page, manifests and diffs of them, log lines, traces, words of other
+# programs' command lines, and what only a failure or another command needs.
 _UNUSED = (
     "argparse",
     "http.server",
@@ -34,12 +35,16 @@ import json, sys
 from topobus.cli.application import run
 run(sys.argv[1:])
 sys.stderr.write("\\n" + json.dumps(["nats" in sys.modules, [name for name in {(*_UNUSED, _SHAPES)!r} if name in sys.modules]]))
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize("words", [("holders",), ("device", "list"), ("health",), ("inventory",), ("get", "claims")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("holders",), ("device", "list"), ("health",), ("inventory",), ("get", "claims")], ids=" ".join
+)
 async def test_bus_command_loads_only_what_it_uses(nats_server: NatsServer, bus: Bus, words: tuple[str, ...]) -> None:
-    """A command that talks to the bus ends without what makes metrics, log lines, traces and manifests: each module costs every call."""
+    """A command that talks to the bus ends without what makes metrics, log lines, traces and
+    manifests: each module costs every call.
+    """
     await bus.put(LEDGER, Ledger(node="n1"), node="n1")
 
     process = await asyncio.create_subprocess_exec(

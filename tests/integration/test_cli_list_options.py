@@ -22,7 +22,9 @@ _LIMIT_S = 60.0
 
 async def _start(server: NatsServer, *arguments: str) -> asyncio.subprocess.Process:
     command = (sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", server.url)
-    return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
 
 
 async def _run(server: NatsServer, *arguments: str, code: int = 0) -> str:
@@ -52,7 +54,10 @@ def manifests(tmp_path: Path) -> Path:
 
 
 async def test_folder_is_applied_and_deleted_as_its_files(nats_server: NatsServer, bus: Bus, manifests: Path) -> None:
-    """A dry run stores nothing and says whether it would fit; -R goes into folders; delete takes the same folder, and its dry run deletes nothing."""
+    """A dry run stores nothing and says whether it would fit; -R goes into folders.
+
+    Delete takes the same folder, and its dry run deletes nothing.
+    """
     dry = await _run(nats_server, "apply", "-f", str(manifests), "--dry-run")
     no_node = " - no node has published a machine or an inventory yet  [no-node]"
     assert dry.splitlines() == [
@@ -82,7 +87,10 @@ async def test_folder_without_a_manifest_is_refused(nats_server: NatsServer, bus
 
 
 async def test_watched_listing_tells_each_change_once(nats_server: NatsServer, bus: Bus, manifests: Path) -> None:
-    """What is there, then what comes, then what goes, each as it happens; SIGTERM ends it with 0."""
+    """What is there, then what comes, then what goes, each as it happens.
+
+    SIGTERM ends it with 0.
+    """
     await _run(nats_server, "apply", "-f", str(manifests / "a.yaml"), "--no-wait")
     watch = await _start(nats_server, "get", "claims", "-w", "--no-headers")
     assert watch.stdout is not None
@@ -101,8 +109,13 @@ async def test_watched_listing_tells_each_change_once(nats_server: NatsServer, b
             await watch.wait()
 
 
-async def test_diff_shows_what_apply_would_change_and_writes_nothing(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
-    """New objects whole, changed ones by line, equal ones not at all; exit code 1 when there is a difference, as kubectl's."""
+async def test_diff_shows_what_apply_would_change_and_writes_nothing(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    """New objects whole, changed ones by line, equal ones not at all.
+
+    Exit code 1 when there is a difference, as kubectl's.
+    """
     manifest = tmp_path / "class.yaml"
     manifest.write_text(device_class("fast", "true"))
     new = await _run(nats_server, "diff", "-f", str(manifest), code=1)

@@ -1,4 +1,6 @@
-"""`topobus apply`, `get`, `describe`, `delete` and `allocate` against the whole system, and what a forced deletion leaves behind."""
+"""`topobus apply`, `get`, `describe`, `delete` and `allocate` against the whole system, and what a
+forced deletion leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,13 @@ class System:
         # Wide enough that no table breaks a word.
         environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url, "COLUMNS": "160"}
         done = subprocess.run(
-            [*_TOPOBUS, *map(str, arguments)], env=environment, input=stdin, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            [*_TOPOBUS, *map(str, arguments)],
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
         assert "Traceback" not in done.stderr
         assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -68,7 +76,10 @@ class System:
         return json.loads(self.run(*arguments, "--json", code=code, stdin=stdin).stdout)
 
     def until(self, is_enough: Callable[[Any], bool], *arguments: object) -> Any:
-        """Ask again until the answer satisfies the test; the deadline is far beyond what it takes."""
+        """Ask again until the answer satisfies the test.
+
+        The deadline is far beyond what it takes.
+        """
         deadline = time.monotonic() + _LIMIT_S
         while not is_enough(answer := self.json(*arguments)):
             assert time.monotonic() < deadline, answer
@@ -86,7 +97,10 @@ class System:
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    """Run the system on the recorded dgx. Not below pytest's folders: unix socket paths are short."""
+    """Run the system on the recorded dgx.
+
+    Not below pytest's folders: unix socket paths are short.
+    """
     state = Path(tempfile.mkdtemp(prefix="tb-"))
     process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
     running = System(process=process)
@@ -137,7 +151,9 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.to
 
 
 def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
-    """A new user's first walk: apply a pod with a template, see where it went, and get everything back."""
+    """A new user's first walk: apply a pod with a template, see where it went, and get everything
+    back.
+    """
     done = clean.run("apply", "-f", "-", stdin=POD)
     assert "Pod default/trainer created" in done.stdout
     assert "Scheduled: scheduled on node demo-node" in done.stdout
@@ -149,7 +165,10 @@ def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
     assert "allocated,reserved" in table
     assert "scheduled" in table
     described = clean.json("describe", "claim", made["metadata"]["name"])
-    assert {(device["numa_nodes"], device["health"]) for device in described["devices"]} <= {("0", "healthy"), ("1", "healthy")}
+    assert {(device["numa_nodes"], device["health"]) for device in described["devices"]} <= {
+        ("0", "healthy"),
+        ("1", "healthy"),
+    }
     assert described["held"][0]["node"] == _NODE
     assert described["decisions"]
     assert "reserved for: trainer" in clean.run("describe", "claim", made["metadata"]["name"]).stdout
@@ -173,7 +192,9 @@ def test_get_writes_manifests_that_apply_takes_again(clean: System) -> None:
 
 
 def test_apply_writes_nothing_when_one_document_is_wrong(clean: System) -> None:
-    """Bad content names document, line and path, and the good documents before it are not stored either."""
+    """Bad content names document, line and path, and the good documents before it are not stored
+    either.
+    """
     wrong = claim("good", 1) + "---\n" + claim("bad", 1).replace("deviceClassName", "deviceClasName")
 
     done = clean.run("apply", "-f", "-", stdin=wrong, code=65)
@@ -206,7 +227,10 @@ def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: System
 
 
 def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean: System) -> None:
-    """Text and JSON have the grouped reasons, the nearest miss and what would fit; the wait itself is no error."""
+    """Text and JSON have the grouped reasons, the nearest miss and what would fit.
+
+    The wait itself is no error.
+    """
     clean.run("apply", "-f", "-", stdin=claim("taker", 5))
     clean.run("apply", "-f", "-", stdin=claim("greedy", 6))
 
@@ -247,10 +271,14 @@ def test_bad_words_end_with_a_next_step(system: System, arguments: list[str], co
 
 
 def test_a_pods_name_has_one_owner(clean: System, tmp_path: Path) -> None:
-    """`place` refuses a pod that is stored, `apply` one that was placed; each is let go by its own command, and then the other may have the name."""
+    """`place` refuses a pod that is stored, `apply` one that was placed.
+
+    Each is let go by its own command, and then the other may have the name.
+    """
     manifest = tmp_path / "pod.yaml"
     manifest.write_text(
-        "{apiVersion: v1, kind: Pod, metadata: {name: n}, spec: {containers: [{name: c, resources: {limits: {topobus.dev/gpu: 1}}}]}}"
+        "{apiVersion: v1, kind: Pod, metadata: {name: n}, spec: {containers: [{name: c, resources: {limits: "
+        "{topobus.dev/gpu: 1}}}]}}"
     )
 
     clean.run("apply", "-f", str(manifest))
@@ -270,7 +298,10 @@ def test_a_pods_name_has_one_owner(clean: System, tmp_path: Path) -> None:
 
 
 def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> None:
-    """What would fit is a yes with devices, what would not is a no with reasons; nothing is stored or held by either."""
+    """What would fit is a yes with devices, what would not is a no with reasons.
+
+    Nothing is stored or held by either.
+    """
     clean.run("apply", "-f", "-", stdin=claim("taker", 6))
 
     yes = clean.json("allocate", "--dry-run", "-f", "-", stdin=claim("small", 2))["answers"][0]
@@ -283,13 +314,18 @@ def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> No
 
 
 def test_apply_says_whether_it_would_fit_when_it_is_a_dry_run(clean: System) -> None:
-    """The same answer as `allocate` gives, beside what would be stored; what is stored already is not asked about again."""
+    """The same answer as `allocate` gives, beside what would be stored.
+
+    What is stored already is not asked about again.
+    """
     clean.run("apply", "-f", "-", stdin=claim("taker", 6))
 
     document = clean.json("apply", "--dry-run", "-f", "-", stdin=claim("small", 2) + "---\n" + claim("taker", 6))
     no = clean.run("apply", "--dry-run", "-f", "-", stdin=claim("big", 3)).stdout
 
-    assert [(answer["name"], answer["condition"]) for answer in document["answers"]] == [("ResourceClaim default/small", "Allocated")]
+    assert [(answer["name"], answer["condition"]) for answer in document["answers"]] == [
+        ("ResourceClaim default/small", "Allocated")
+    ]
     assert "ResourceClaim default/big would wait: DoesNotFit" in no
 
 
@@ -303,7 +339,11 @@ def test_explain_points_to_the_claim_when_its_name_is_given(clean: System) -> No
 
 
 def test_apply_takes_a_vendors_file_when_it_has_kinds_of_others_and_old_versions(clean: System) -> None:
-    """What is ours is stored as v1; a Deployment and a Service beside it are named in one note, and a file of these alone is refused."""
+    """What is ours is stored as v1.
+
+    A Deployment and a Service beside it are named in one note, and a
+    file of these alone is refused.
+    """
     others = "{apiVersion: apps/v1, kind: Deployment}\n---\n{apiVersion: v1, kind: Service}\n"
     old = claim("old", 1).replace("resource.k8s.io/v1", "resource.k8s.io/v1beta2")
 
@@ -317,25 +357,35 @@ def test_apply_takes_a_vendors_file_when_it_has_kinds_of_others_and_old_versions
 
 
 def _tells_of_a_silent_node(answer: dict[str, Any]) -> bool:
-    """Say whether a decision tells that devices are in quarantine because their node does not answer."""
+    """Say whether a decision tells that devices are in quarantine because their node does not
+    answer.
+    """
     reasons = [decision["outcome"]["reasons"] for decision in answer["decisions"] if decision["verb"] == "quarantine"]
     return any(listed[0]["code"] == "node-silent" for listed in reasons)
 
 
 def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(clean: System) -> None:
-    """A node that does not answer frees nothing: not for a new claim, not after the controller was killed; once it answers, all is free."""
+    """A node that does not answer frees nothing: not for a new claim, not after the controller was
+    killed.
+
+    Once it answers, all is free.
+    """
     clean.run("apply", "-f", "-", stdin=claim("lost", 8))
     os.kill(clean.pids["topology"], signal.SIGSTOP)
     try:
         clean.run("delete", "claim", "lost", "--force")
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
         described = clean.until(_is_quarantined, "describe", "claim", "next")
-        assert "quarantined: claim default/lost was deleted by force, and node demo-node has not let go of it" in json.dumps(described)
+        assert (
+            "quarantined: claim default/lost was deleted by force, and node demo-node has not let go of it"
+            in json.dumps(described)
+        )
 
         os.kill(clean.pids["controller"], signal.SIGKILL)
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("later", 1))
         clean.until(_is_quarantined, "describe", "claim", "later")
-        # The decision follows when the node's time to answer is over, which is after the condition that `describe` shows.
+        # The decision follows when the node's time to answer is over, which is after the
+        # condition that `describe` shows.
         clean.until(_tells_of_a_silent_node, "decisions", "--limit", 200)
     finally:
         os.kill(clean.pids["topology"], signal.SIGCONT)
@@ -345,11 +395,16 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
 
 
 def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(clean: System) -> None:
-    """The node's topology itself refuses while a container may use the devices; the gateway's word that it is undone frees them."""
+    """The node's topology itself refuses while a container may use the devices.
+
+    The gateway's word that it is undone frees them.
+    """
     clean.run("apply", "-f", "-", stdin=claim("used", 8))
     stored = clean.json("get", "claim", "used")
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid=stored["metadata"]["uid"])
-    devices = {"gpu": tuple(sorted(result["device"] for result in stored["status"]["allocation"]["devices"]["results"]))}
+    devices = {
+        "gpu": tuple(sorted(result["device"] for result in stored["status"]["allocation"]["devices"]["results"]))
+    }
     adopted = AdoptRequest(op_id="adopt-used", owner=owner, devices=devices, is_prepared=True)
     clean.with_bus(lambda bus: bus.ask(ADOPT, adopted, node=_NODE))
 
@@ -359,7 +414,9 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(cle
     ledger = clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value
     assert owner.key in ledger.allocations
 
-    clean.with_bus(lambda bus: bus.ask(RELEASE, ReleaseRequest(op_id="undo-used", owner=owner, is_undone=True), node=_NODE))
+    clean.with_bus(
+        lambda bus: bus.ask(RELEASE, ReleaseRequest(op_id="undo-used", owner=owner, is_undone=True), node=_NODE)
+    )
 
     clean.until(lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", "next")
 

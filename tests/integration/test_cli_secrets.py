@@ -42,7 +42,9 @@ async def test_cli_prints_no_password_when_its_server_does_not_answer(command: s
 
 
 async def test_cli_prints_no_password_when_it_checks_or_is_refused(nats_binary: Path) -> None:
-    """Neither the check-up's first line nor the error of a wrong password has one, and the refusal's own words are there."""
+    """Neither the check-up's first line nor the error of a wrong password has one, and the
+    refusal's own words are there.
+    """
     config = f"authorization {{ users: [ {{ user: u, password: {_PASSWORD} }} ] }}"
     async with NatsServer(binary=nats_binary, config=config) as server:
         good = await _topobus("doctor", "--nats", server.url.replace("://", f"://u:{_PASSWORD}@"))

@@ -50,7 +50,12 @@ class Running:
     def topobus(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run one command against the system and check its exit code."""
         done = subprocess.run(
-            [*_TOPOBUS, *map(str, arguments)], env=self.environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            [*_TOPOBUS, *map(str, arguments)],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
         assert "Traceback" not in done.stderr
         assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -68,7 +73,10 @@ class Running:
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[Running]:
-    """Run the system on the recorded dgx. Not below pytest's folders: unix socket paths are short."""
+    """Run the system on the recorded dgx.
+
+    Not below pytest's folders: unix socket paths are short.
+    """
     state = Path(tempfile.mkdtemp(prefix="tb-"))
     process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
     running = Running(process=process, state=state, nats_url="")
@@ -85,12 +93,19 @@ def system() -> Iterator[Running]:
 
 def pod(name: str, **limits: object) -> str:
     """Write a pod with one container."""
-    wanted = ", ".join(f"{key.replace('__', '/').replace('topobus/', 'topobus.dev/')}: {value}" for key, value in limits.items())
-    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n    - name: main\n      resources: {{limits: {{{wanted}}}}}\n"
+    wanted = ", ".join(
+        f"{key.replace('__', '/').replace('topobus/', 'topobus.dev/')}: {value}" for key, value in limits.items()
+    )
+    return (
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n    - name: main\n      "
+        f"resources: {{limits: {{{wanted}}}}}\n"
+    )
 
 
 def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: Running) -> None:
-    """JSON has the recorded machine's fields, and the drawing shows both sockets and a GPU within 100 columns."""
+    """JSON has the recorded machine's fields, and the drawing shows both sockets and a GPU within
+    100 columns.
+    """
     report = system.json("machine")
     drawing = system.topobus("machine").stdout
 
@@ -102,8 +117,13 @@ def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: 
 
 
 def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> None:
-    """The summary has all classes; one class has its devices; JSON has the inventories themselves."""
-    counts = {inventory["device_class"]: len(inventory["devices"]) for inventory in system.json("inventory")["inventories"]}
+    """The summary has all classes; one class has its devices.
+
+    JSON has the inventories themselves.
+    """
+    counts = {
+        inventory["device_class"]: len(inventory["devices"]) for inventory in system.json("inventory")["inventories"]
+    }
 
     assert counts == {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
     assert "gpu-0000-18-00-0" in system.topobus("inventory", "gpu").stdout
@@ -128,7 +148,9 @@ def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> Non
 def test_command_names_what_exists_when_it_is_asked_for_what_does_not(
     system: Running, arguments: list[object], code: int, said: str
 ) -> None:
-    """An unknown class, node, decision, pod or claim is named on stderr with a way on, and nothing is printed to stdout."""
+    """An unknown class, node, decision, pod or claim is named on stderr with a way on, and nothing
+    is printed to stdout.
+    """
     done = system.topobus(*arguments, code=code)
 
     assert said in done.stderr
@@ -143,13 +165,20 @@ def test_inventory_repeats_the_selector_when_it_matches_nothing(system: Running)
 
 
 @pytest.mark.parametrize(("verb", "said"), [("forgive", "nothing to forgive"), ("return", "nothing to return")])
-def test_device_verb_says_that_there_is_nothing_to_do_when_nothing_stands(system: Running, verb: str, said: str) -> None:
-    """A device without sticky faults, or that nobody keeps back, is left as it is, in words that belong to the verb."""
+def test_device_verb_says_that_there_is_nothing_to_do_when_nothing_stands(
+    system: Running, verb: str, said: str
+) -> None:
+    """A device without sticky faults, or that nobody keeps back, is left as it is, in words that
+    belong to the verb.
+    """
     assert said in system.topobus("device", verb, "gpu-0000-18-00-0").stdout
 
 
 def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_path: Path) -> None:
-    """A dry run holds nothing; a placement does; the same pod again is refused; release gives all back."""
+    """A dry run holds nothing; a placement does; the same pod again is refused.
+
+    Release gives all back.
+    """
     manifest = _EXAMPLES / "pods/trainer.yaml"
 
     assert system.json("place", manifest, "--dry-run")["chosen"]["result"]["outcome"] == "placement"
@@ -201,10 +230,14 @@ def test_place_says_why_not_when_a_pod_asks_too_much(system: Running, tmp_path: 
 
 
 def test_place_takes_a_folder_when_it_has_pods(system: Running, tmp_path: Path) -> None:
-    """Each pod is placed; one that asks for its claims alone is not, and says what decides; a workload without pods is none."""
+    """Each pod is placed; one that asks for its claims alone is not, and says what decides.
+
+    A workload without pods is none.
+    """
     (tmp_path / "a.yaml").write_text(pod("first", topobus__gpu=1))
     (tmp_path / "b.yaml").write_text(
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: claimed}\nspec:\n  resourceClaims: [{name: c, resourceClaimName: c}]\n"
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: claimed}\nspec:\n  resourceClaims: [{name: c, "
+        "resourceClaimName: c}]\n"
         "  containers: [{name: a, image: x, resources: {claims: [{name: c}]}}]\n"
     )
     (tmp_path / "c.yaml").write_text(
@@ -230,7 +263,10 @@ def test_place_says_that_a_class_is_unknown_when_no_service_serves_it(system: Ru
 
 
 def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: Running, tmp_path: Path) -> None:
-    """The replay gives the same answer; a file that was tampered with gives another one and exit code 1."""
+    """The replay gives the same answer.
+
+    A file that was tampered with gives another one and exit code 1.
+    """
     chosen = system.json("place", _EXAMPLES / "pods/trainer.yaml", "--dry-run")["chosen"]
 
     explained = system.json("explain", chosen["decision_id"])
@@ -248,17 +284,24 @@ def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: Runnin
 
 
 def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -> None:
-    """`claim apply` makes class and claim, the controller allocates it, `claim delete` lets go of it."""
+    """`claim apply` makes class and claim, the controller allocates it, `claim delete` lets go of
+    it.
+    """
     system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml")
     system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
 
-    claim = wait_until(lambda: system.json("claim", "get", "gpu-nic-pair"), lambda shown: bool(shown["status"].get("allocation")))
+    claim = wait_until(
+        lambda: system.json("claim", "get", "gpu-nic-pair"), lambda shown: bool(shown["status"].get("allocation"))
+    )
     assert [result["request"] for result in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
     assert "allocated" in system.topobus("claim", "get").stdout
     assert "unchanged" in system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
 
     system.topobus("claim", "delete", "gpu-nic-pair")
-    left = wait_until(lambda: system.json("claim", "get"), lambda listed: all(item["kind"] != "ResourceClaim" for item in listed["items"]))
+    left = wait_until(
+        lambda: system.json("claim", "get"),
+        lambda listed: all(item["kind"] != "ResourceClaim" for item in listed["items"]),
+    )
     assert left["items"]
 
 
@@ -281,10 +324,18 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "name"), [(_WRONG_CLASS, "DeviceClass wrong.example.com"), (_WRONG_CLAIM, "default/wrong")], ids=["class", "claim"]
+    ("manifest", "name"),
+    [(_WRONG_CLASS, "DeviceClass wrong.example.com"), (_WRONG_CLAIM, "default/wrong")],
+    ids=["class", "claim"],
 )
-def test_claim_apply_answers_no_when_an_expression_does_not_compile(system: Running, tmp_path: Path, manifest: str, name: str) -> None:
-    """The controller's word on a wrong expression comes at once, with the place in it; --no-wait only stores; applied again, it is said again."""
+def test_claim_apply_answers_no_when_an_expression_does_not_compile(
+    system: Running, tmp_path: Path, manifest: str, name: str
+) -> None:
+    """The controller's word on a wrong expression comes at once, with the place in it; --no-wait
+    only stores.
+
+    Applied again, it is said again.
+    """
     file = tmp_path / "wrong.yaml"
     file.write_text(manifest)
     try:
@@ -316,7 +367,10 @@ def test_claim_apply_says_why_a_claim_waits_when_it_does_not_fit_now(system: Run
 
 
 def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, tmp_path: Path) -> None:
-    """Variables and exclusive CPUs of one container; the base's own wins and is told; a recorded machine's nodes are missing here."""
+    """Variables and exclusive CPUs of one container; the base's own wins and is told.
+
+    A recorded machine's nodes are missing here.
+    """
     manifest = tmp_path / "pod.yaml"
     manifest.write_text(pod("spec", cpu="2", memory="1Gi", **{"topobus.dev/gpu": "1"}))
     base = tmp_path / "config.json"
@@ -334,11 +388,16 @@ def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, 
     assert [conflict["what"] for conflict in merged["conflicts"]] == ["variable NVIDIA_VISIBLE_DEVICES"]
     assert merged["spec"]["linux"]["resources"]["cpu"]["cpus"]
     assert "/dev/nvidiactl" in merged["missing"]
-    assert "conflict: variable NVIDIA_VISIBLE_DEVICES: the pod wins over topobus.dev/gpu" in " ".join(answer.stderr.split())
+    assert "conflict: variable NVIDIA_VISIBLE_DEVICES: the pod wins over topobus.dev/gpu" in " ".join(
+        answer.stderr.split()
+    )
 
 
 def test_oci_says_what_to_name_when_nothing_is_held(system: Running) -> None:
-    """Neither or both of pod and claim is a usage error; what holds nothing is a no with a next step."""
+    """Neither or both of pod and claim is a usage error.
+
+    What holds nothing is a no with a next step.
+    """
     system.topobus("oci", code=2)
     system.topobus("oci", "--pod", "default/a", "--claim", "default/b", code=2)
     absent = system.topobus("oci", "--pod", "default/absent", code=1)
@@ -349,7 +408,10 @@ def test_oci_says_what_to_name_when_nothing_is_held(system: Running) -> None:
 def test_health_watch_tells_the_present_state_when_it_begins(system: Running) -> None:
     """The first eight lines are the eight GPUs, and SIGTERM ends the watch with 0."""
     watch = subprocess.Popen(
-        [*_TOPOBUS, "health", "watch", "--class", "gpu", "--json"], env=system.environment, stdout=subprocess.PIPE, text=True
+        [*_TOPOBUS, "health", "watch", "--class", "gpu", "--json"],
+        env=system.environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert watch.stdout is not None
     lines = [json.loads(watch.stdout.readline()) for _ in range(8)]
@@ -363,7 +425,9 @@ def test_health_watch_tells_the_present_state_when_it_begins(system: Running) ->
 
 
 def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: Running) -> None:
-    """Beside a service that this machine really runs, or after another `up`: records of one must never be undone by the other."""
+    """Beside a service that this machine really runs, or after another `up`: records of one must
+    never be undone by the other.
+    """
     lines = Path(f"/proc/{system.pids['nic']}/environ").read_text(encoding="utf-8").split("\0")
     environment = dict(line.partition("=")[::2] for line in lines if line.startswith("TOPOBUS_"))
     settings = load_settings(NicSettings, "nic", file=None, environ=environment)
@@ -373,7 +437,9 @@ def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: Running
 
 
 def test_doctor_asks_the_gateway_what_kubelet_knows(system: Running) -> None:
-    """Whatever kubelet lives on this machine, without --dir no socket here is looked at, and no failure is somebody else's."""
+    """Whatever kubelet lives on this machine, without --dir no socket here is looked at, and no
+    failure is somebody else's.
+    """
     findings = system.json("doctor")["findings"]
 
     assert [finding for finding in findings if finding["level"] == "fail"] == []
@@ -391,20 +457,33 @@ def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -
 
 
 def test_each_process_is_its_own_user_when_up_runs(system: Running, tmp_path: Path) -> None:
-    """Services have passwords of their own, commands find theirs without flags, and a wrong login is told with a next step."""
+    """Services have passwords of their own, commands find theirs without flags, and a wrong login
+    is told with a next step.
+    """
     (tmp_path / "password").write_text("p0123456789abcdef")
     logins = {}
     for service in ("nic", "gateway"):
         lines = Path(f"/proc/{system.pids[service]}/environ").read_text(encoding="utf-8").split("\0")
-        environment = dict(line.partition("=")[::2] for line in lines if line.startswith(f"TOPOBUS_{service.upper()}__NATS__"))
-        logins[environment[f"TOPOBUS_{service.upper()}__NATS__USER"]] = environment[f"TOPOBUS_{service.upper()}__NATS__PASSWORD_FILE"]
+        environment = dict(
+            line.partition("=")[::2] for line in lines if line.startswith(f"TOPOBUS_{service.upper()}__NATS__")
+        )
+        logins[environment[f"TOPOBUS_{service.upper()}__NATS__USER"]] = environment[
+            f"TOPOBUS_{service.upper()}__NATS__PASSWORD_FILE"
+        ]
     wrong = {"TOPOBUS_CLI__NATS__USER": "cli", "TOPOBUS_CLI__NATS__PASSWORD_FILE": str(tmp_path / "password")}
     refused = subprocess.run(
-        [*_TOPOBUS, "inventory"], env={**system.environment, **wrong}, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        [*_TOPOBUS, "inventory"],
+        env={**system.environment, **wrong},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
     )
     (users,) = (finding for finding in system.json("doctor")["findings"] if finding["what"] == "nats users")
 
-    assert logins == {service: str(system.state / "nats-users" / service / "password") for service in ("nic", "gateway")}
+    assert logins == {
+        service: str(system.state / "nats-users" / service / "password") for service in ("nic", "gateway")
+    }
     assert users["found"] == "the server has users; this is user cli"
     assert refused.returncode == 69
     assert "does not let us in as user 'cli'" in " ".join(refused.stderr.split())
@@ -424,7 +503,10 @@ def test_up_restarts_a_service_when_it_is_killed(system: Running) -> None:
 
 
 def wait_until(ask: Any, holds: Any) -> Any:
-    """Ask again until the answer holds; each ask is a process of its own and takes its time, so no pause is needed."""
+    """Ask again until the answer holds.
+
+    Each ask is a process of its own and takes its time, so no pause is needed.
+    """
     for _ in range(60):
         answer = ask()
         if holds(answer):

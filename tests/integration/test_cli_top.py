@@ -1,4 +1,6 @@
-"""`topobus top` on a pseudo terminal: what it shows as things happen, and the terminal as it was before, however it ends."""
+"""`topobus top` on a pseudo terminal: what it shows as things happen, and the terminal as it was
+before, however it ends.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ async def _put_nodes(bus: Bus, recorded: tuple[Machine, list[Inventory]], *nodes
     for node in nodes:
         await bus.put(MACHINE, structs.replace(machine, node=node), node=node)
         for inventory in inventories:
-            await bus.put(INVENTORY, structs.replace(inventory, node=node), node=node, device_class=inventory.device_class)
+            await bus.put(
+                INVENTORY, structs.replace(inventory, node=node), node=node, device_class=inventory.device_class
+            )
     return inventories
 
 
@@ -50,8 +54,15 @@ async def machines(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> list[
 
 
 @asynccontextmanager
-async def _top(server: NatsServer, *arguments: str, columns: int = 80, lines: int = 24, **more: str) -> AsyncIterator[TerminalSession]:
-    environment = {**os.environ, "TERM": "xterm-256color", "TOPOBUS_ALL__NATS__URL": server.url, "PYTHONIOENCODING": "utf-8"} | more
+async def _top(
+    server: NatsServer, *arguments: str, columns: int = 80, lines: int = 24, **more: str
+) -> AsyncIterator[TerminalSession]:
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "TOPOBUS_ALL__NATS__URL": server.url,
+        "PYTHONIOENCODING": "utf-8",
+    } | more
     session = TerminalSession((*_TOP, *arguments), environment, columns=columns, lines=lines)
     try:
         yield session
@@ -63,8 +74,12 @@ def _says(*texts: str) -> Callable[[list[str]], bool]:
     return lambda screen: all(any(text in line for line in screen) for text in texts)
 
 
-async def test_top_shows_what_happens_when_it_happens(nats_server: NatsServer, bus: Bus, machines: list[Inventory]) -> None:
-    """A new holder, a refusal, a sick device, another node and another size are on the screen without a key or a command."""
+async def test_top_shows_what_happens_when_it_happens(
+    nats_server: NatsServer, bus: Bus, machines: list[Inventory]
+) -> None:
+    """A new holder, a refusal, a sick device, another node and another size are on the screen
+    without a key or a command.
+    """
     gpus = next(inventory for inventory in machines if inventory.device_class == "gpu")
     name = gpus.devices[0].name
     condition = Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus")
@@ -112,8 +127,12 @@ async def test_top_shows_what_happens_when_it_happens(nats_server: NatsServer, b
     assert code == 0
 
 
-async def test_top_shows_a_fleet_whose_sick_node_is_opened_and_left(nats_server: NatsServer, bus: Bus, machines: list[Inventory]) -> None:
-    """The node that falls ill stands first, Enter draws it, Esc goes back to the table, and a filter leaves what it finds."""
+async def test_top_shows_a_fleet_whose_sick_node_is_opened_and_left(
+    nats_server: NatsServer, bus: Bus, machines: list[Inventory]
+) -> None:
+    """The node that falls ill stands first, Enter draws it, Esc goes back to the table, and a
+    filter leaves what it finds.
+    """
     gpus = next(inventory for inventory in machines if inventory.device_class == "gpu")
     condition = Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus")
     sick = structs.replace(gpus.devices[0], health=DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,)))
@@ -166,7 +185,9 @@ async def test_top_draws_the_node_at_once_when_there_is_one(
     assert code == 0
 
 
-async def test_top_is_in_ascii_when_the_terminal_has_nothing_else(nats_server: NatsServer, machines: list[Inventory]) -> None:
+async def test_top_is_in_ascii_when_the_terminal_has_nothing_else(
+    nats_server: NatsServer, machines: list[Inventory]
+) -> None:
     """Table and drawing use signs that every terminal has, and no line is wider than it."""
     async with _top(nats_server, columns=60, PYTHONIOENCODING="ascii") as session:
         table = await session.until(_says("2 nodes, all well", "q quit"))
@@ -180,11 +201,15 @@ async def test_top_is_in_ascii_when_the_terminal_has_nothing_else(nats_server: N
     assert len({line.rindex("|") for line in drawing if line.startswith("|")}) == 1
 
 
-@pytest.mark.parametrize("ending", [b"q", b"\x04", signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=str)
+@pytest.mark.parametrize(
+    "ending", [b"q", b"\x04", signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=str
+)
 async def test_top_gives_the_terminal_back_however_it_ends(
     nats_server: NatsServer, machines: list[Inventory], ending: bytes | signal.Signals
 ) -> None:
-    """A key or a signal: exit code 0, modes as before, the cursor and the user's screen back, and nothing written after that."""
+    """A key or a signal: exit code 0, modes as before, the cursor and the user's screen back, and
+    nothing written after that.
+    """
     async with _top(nats_server) as session:
         await session.until(_says("q quit"))
         during = session.modes()
@@ -215,8 +240,13 @@ async def test_top_ends_quietly_when_its_terminal_is_closed(nats_server: NatsSer
     assert code == 0
 
 
-async def test_top_gives_the_terminal_to_the_shell_while_it_is_stopped(nats_server: NatsServer, machines: list[Inventory]) -> None:
-    """Ctrl-Z: the terminal is as it was while the program is stopped; after `fg` it is drawn anew."""
+async def test_top_gives_the_terminal_to_the_shell_while_it_is_stopped(
+    nats_server: NatsServer, machines: list[Inventory]
+) -> None:
+    """Ctrl-Z: the terminal is as it was while the program is stopped.
+
+    After `fg` it is drawn anew.
+    """
     async with _top(nats_server, "--node", "demo-node") as session:
         await session.until(_says("q quit"))
 
@@ -251,11 +281,18 @@ def test_top_prints_once_when_there_is_no_terminal(nats_server: NatsServer, mach
     assert "stdout is no terminal: printed once" in done.stderr
 
 
-def test_top_prints_the_table_once_when_there_are_several_nodes(nats_server: NatsServer, machines: list[Inventory]) -> None:
+def test_top_prints_the_table_once_when_there_are_several_nodes(
+    nats_server: NatsServer, machines: list[Inventory]
+) -> None:
     """Every node has a row, as text and as JSON."""
     done, as_json = (
         subprocess.run(
-            [*_TOP, *options, "--nats", nats_server.url], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+            [*_TOP, *options, "--nats", nats_server.url],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         for options in ((), ("--json",))
     )

@@ -1,4 +1,6 @@
-"""`topobus apply` and `diff` take pods that ask by a vendor's resource names, as `place` and `simulate` do."""
+"""`topobus apply` and `diff` take pods that ask by a vendor's resource names, as `place` and
+`simulate` do.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,31 @@ def _write(folder: Path, name: str, resources: str) -> str:
 
 
 async def test_apply_schedules_a_pod_that_asks_by_a_vendors_name_when_its_profile_is_named(
-    nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], topologies: AsyncExitStack, tmp_path: Path
+    nats_server: NatsServer,
+    bus: Bus,
+    recorded: tuple[Machine, list[Inventory]],
+    topologies: AsyncExitStack,
+    tmp_path: Path,
 ) -> None:
-    """The pod is stored with our name, which is told, scheduled, and its GPUs are held; a class by its own name as ever; `diff` sees no difference then."""
+    """The pod is stored with our name, which is told, scheduled, and its GPUs are held.
+
+    A class by its own name as ever; `diff` sees no difference then.
+    """
     await topologies.enter_async_context(real_topology(bus, *recorded))
     for inventory in recorded[1]:
         await bus.put(INVENTORY, inventory, node=inventory.node, device_class=inventory.device_class)
-    by_vendor, of_class = _write(tmp_path, "vendor", "nvidia.com/gpu: 2"), _write(tmp_path, "network", "topobus.dev/nic: 1")
+    by_vendor, of_class = (
+        _write(tmp_path, "vendor", "nvidia.com/gpu: 2"),
+        _write(tmp_path, "network", "topobus.dev/nic: 1"),
+    )
     nobody = PodRequest(owner=Owner(kind=OwnerKind.POD, name="doctor", uid="doctor"), containers=())
     async with controller(nats_server.url):
-        await ask_patiently(bus, PLAN, PlanRequest(op_id="o", pod=nobody, node="doctor.invalid", is_dry_run=True), node=CLUSTER)
-        code, output, noted = await run_cli(nats_server, "apply", "-f", by_vendor, "-f", of_class, "--profiles", "nvidia")
+        await ask_patiently(
+            bus, PLAN, PlanRequest(op_id="o", pod=nobody, node="doctor.invalid", is_dry_run=True), node=CLUSTER
+        )
+        code, output, noted = await run_cli(
+            nats_server, "apply", "-f", by_vendor, "-f", of_class, "--profiles", "nvidia"
+        )
         same, _, _ = await run_cli(nats_server, "diff", "-f", by_vendor, "--profiles", "nvidia")
         ledger = await bus.get(LEDGER, node=recorded[0].node)
 
@@ -61,7 +77,9 @@ async def test_apply_schedules_a_pod_that_asks_by_a_vendors_name_when_its_profil
     assert stored.value.spec["containers"][0]["resources"] == {"limits": {"topobus.dev/gpu": 2}}
     assert ledger is not None
     held = {allocation.owner.name: allocation.holdings[0].devices for allocation in ledger.value.allocations.values()}
-    assert {name: {device_class: len(names) for device_class, names in devices.items()} for name, devices in held.items()} == {
+    assert {
+        name: {device_class: len(names) for device_class, names in devices.items()} for name, devices in held.items()
+    } == {
         "vendor": {"gpu": 2},
         "network": {"nic": 1},
     }

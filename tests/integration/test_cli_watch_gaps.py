@@ -1,4 +1,6 @@
-"""Commands that follow what happens say, in their lines, when NATS goes away and is back: what follows after a gap is not what came next."""
+"""Commands that follow what happens say, in their lines, when NATS goes away and is back: what
+follows after a gap is not what came next.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ async def _say(bus: Bus, words: tuple[str, ...]) -> None:
     elif words[0] == "health":
         await bus.publish(HEALTH, health(1), event_id="e", node="n1", device_class="gpu", device="gpu-0")
     else:
-        decided = DecisionEvent(id="d-1", verb="release", node="n1", op_id="o-1", time="2026-11-28T00:00:00Z", owner=OWNER)
+        decided = DecisionEvent(
+            id="d-1", verb="release", node="n1", op_id="o-1", time="2026-11-28T00:00:00Z", owner=OWNER
+        )
         await bus.publish(DECISION, decided, event_id="d", node="n1")
 
 
@@ -40,9 +44,20 @@ async def _say(bus: Bus, words: tuple[str, ...]) -> None:
 async def test_followers_tell_a_gap_in_their_lines_when_the_server_restarts(
     own_nats_server: NatsServer, own_bus: Bus, words: tuple[str, ...], is_lossy: bool, is_json: bool
 ) -> None:
-    """Two lines: that nothing comes, and that it goes on; of hints, which nobody stores, that those of meanwhile are lost."""
+    """Two lines: that nothing comes, and that it goes on.
+
+    Of hints, which nobody stores, that those of meanwhile are lost.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "topobus.cli.main", *words, "--nats", own_nats_server.url, *(["--json"] if is_json else [])),
+        *(
+            sys.executable,
+            "-m",
+            "topobus.cli.main",
+            *words,
+            "--nats",
+            own_nats_server.url,
+            *(["--json"] if is_json else []),
+        ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -31,7 +31,9 @@ spec: {containers: [{name: main, resources: {limits: {topobus.dev/gpu: 1}}}]}
 
 async def _publish(bus: Bus, *nodes: str) -> None:
     for node in nodes:
-        await bus.put(MACHINE, Machine(node=node, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=0),), cpus=()), node=node)
+        await bus.put(
+            MACHINE, Machine(node=node, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=0),), cpus=()), node=node
+        )
         await bus.put(LEDGER, Ledger(node=node), node=node)
 
 
@@ -39,7 +41,9 @@ async def _publish(bus: Bus, *nodes: str) -> None:
 async def test_place_says_that_nothing_was_placed_when_no_controller_runs(
     nats_server: NatsServer, bus: Bus, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    """The server knows that nobody listens: there is nothing to look for, and the way past the controller is named with its nodes."""
+    """The server knows that nobody listens: there is nothing to look for, and the way past the
+    controller is named with its nodes.
+    """
     await _publish(bus, "n1", "n2")
     (tmp_path / "pod.yaml").write_text(_POD)
 
@@ -65,7 +69,9 @@ async def test_place_says_which_service_is_missing_when_the_named_node_has_no_to
     assert "start topobus-topology on n1" in said
 
 
-async def test_place_names_the_service_that_keeps_silent_behind_the_controller(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+async def test_place_names_the_service_that_keeps_silent_behind_the_controller(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
     """The controller answers, and a node's topology did not answer it: that one is to be looked at."""
     await _publish(bus, "n1")
     (tmp_path / "pod.yaml").write_text(_POD)
@@ -85,7 +91,12 @@ async def test_place_names_the_service_that_keeps_silent_behind_the_controller(n
 async def test_device_asks_a_node_no_more_when_it_did_not_answer(nats_server: NatsServer, bus: Bus) -> None:
     """Ten devices of a service that hangs cost one wait, not ten."""
     devices = tuple(Device(name=f"gpu-{number}", device_class="gpu") for number in range(10))
-    await bus.put(INVENTORY, Inventory(node="n1", device_class="gpu", generation=1, devices=devices), node="n1", device_class="gpu")
+    await bus.put(
+        INVENTORY,
+        Inventory(node="n1", device_class="gpu", generation=1, devices=devices),
+        node="n1",
+        device_class="gpu",
+    )
 
     code, output, said = await run_cli(nats_server, "device", "maintain", "--class", "gpu", "--why", "fan", "--json")
 
@@ -99,10 +110,15 @@ async def test_device_asks_a_node_no_more_when_it_did_not_answer(nats_server: Na
 async def test_doctor_warns_of_services_that_nobody_started_and_fails_where_something_waits_for_one(
     nats_server: NatsServer, bus: Bus
 ) -> None:
-    """Who runs a few services alone has a script that tells well from ill; a stored claim without a controller is ill."""
+    """Who runs a few services alone has a script that tells well from ill.
+
+    A stored claim without a controller is ill.
+    """
     await _publish(bus, "n1")
     alone = await _levels(nats_server)
-    claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "a", "namespace": "default"}, spec={})
+    claim = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "a", "namespace": "default"}, spec={}
+    )
     await bus.put(OBJECT, claim, kind="resourceclaim", namespace="default", name="a")
 
     waited_for = await _levels(nats_server)

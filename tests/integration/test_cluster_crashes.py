@@ -1,4 +1,6 @@
-"""The controller in a cluster dies at each of its writes, before and after it took effect, and writes get lost in every way: whoever comes next goes on."""
+"""The controller in a cluster dies at each of its writes, before and after it took effect, and
+writes get lost in every way: whoever comes next goes on.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Crash(BaseException):
 
 
 class MortalApi:
-    """An API server's client that dies, or loses the answer, at its n-th write: before the write reaches the server, or after."""
+    """An API server's client that dies, or loses the answer, at its n-th write: before the write
+    reaches the server, or after.
+    """
 
     def __init__(self, api: Api, deadly: int, *, is_after: bool, is_silent: bool = False) -> None:
         self._api = api
@@ -73,7 +77,9 @@ class MortalApi:
         self._after()
         return written
 
-    async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Plain | Rejected:
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = ""
+    ) -> Plain | Rejected:
         """Die at it when it is its turn."""
         self._before()
         written = await self._api.patch(kind, namespace, name, patch, part=part)
@@ -110,7 +116,9 @@ async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cluster
         yield made
 
 
-async def _die_at(home: ClusterHome, write: int, *, is_after: bool, done_when: Callable[[], object] | None = None) -> bool:
+async def _die_at(
+    home: ClusterHome, write: int, *, is_after: bool, done_when: Callable[[], object] | None = None
+) -> bool:
     """Run a replica until it dies at a write; False when the work was done without that many."""
     made: list[MortalApi] = []
 
@@ -135,7 +143,9 @@ async def _die_at(home: ClusterHome, write: int, *, is_after: bool, done_when: C
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 async def test_pod_is_served_when_the_replica_dies_at_any_write(home: ClusterHome, *, is_after: bool) -> None:
-    """Two claims of one pod: a crash at the n-th write, for each n there is, leaves a state from which the next replica goes on; nothing is given twice."""
+    """Two claims of one pod: a crash at the n-th write, for each n there is, leaves a state from
+    which the next replica goes on; nothing is given twice.
+    """
     crashes = 0
     for write in range(1, 20):
         home.put(claim("a"), claim("b"), pod("p", "a", "b"))
@@ -165,7 +175,9 @@ def _clear(home: ClusterHome, *claims: str) -> None:
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 async def test_devices_are_taken_back_when_the_replica_dies_at_any_write(home: ClusterHome, *, is_after: bool) -> None:
-    """Reservation off, devices off, a new intent, a new status: a crash at the n-th write of these is gone on from, and the pod ends on the other node."""
+    """Reservation off, devices off, a new intent, a new status: a crash at the n-th write of these
+    is gone on from, and the pod ends on the other node.
+    """
 
     def is_elsewhere() -> bool:
         return home.node_of("a") == "n2" and home.users("a") == ["p"]
@@ -191,8 +203,12 @@ async def test_devices_are_taken_back_when_the_replica_dies_at_any_write(home: C
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("write", [1, 2, 3])
-async def test_pod_is_served_when_the_answer_to_a_write_is_lost(home: ClusterHome, write: int, *, is_after: bool) -> None:
-    """A write that timed out is neither done nor undone: it is read again, and nothing is written twice."""
+async def test_pod_is_served_when_the_answer_to_a_write_is_lost(
+    home: ClusterHome, write: int, *, is_after: bool
+) -> None:
+    """A write that timed out is neither done nor undone: it is read again, and nothing is written
+    twice.
+    """
     home.put(claim("a"), pod("p", "a"))
 
     async with home.controller(wrap=lambda api: MortalApi(api, write, is_after=is_after, is_silent=True)):
@@ -203,9 +219,13 @@ async def test_pod_is_served_when_the_answer_to_a_write_is_lost(home: ClusterHom
     assert len(patches) == 3
 
 
-@pytest.mark.parametrize(("method", "plural"), [("PATCH", "resourceclaims"), ("PATCH", "pods"), ("GET", "resourceclaims")])
+@pytest.mark.parametrize(
+    ("method", "plural"), [("PATCH", "resourceclaims"), ("PATCH", "pods"), ("GET", "resourceclaims")]
+)
 @pytest.mark.parametrize("code", [409, 429, 500, 503])
-async def test_pod_is_served_when_the_server_refuses_for_a_while(home: ClusterHome, method: str, plural: str, code: int) -> None:
+async def test_pod_is_served_when_the_server_refuses_for_a_while(
+    home: ClusterHome, method: str, plural: str, code: int
+) -> None:
     """Conflicts, throttling and a server in trouble are waited out."""
     home.server.refuse(method, plural, code=code, reason="Conflict" if code == 409 else "InternalError", times=3)
     home.put(claim("a"), pod("p", "a"))
@@ -234,13 +254,18 @@ async def test_controller_goes_on_when_the_server_restarts_and_forgets(home: Clu
 
 
 async def test_three_replicas_never_give_a_device_twice(home: ClusterHome) -> None:
-    """Three replicas serve eight pods for four devices: four are served, no device was ever in two claims, whichever replica wrote."""
+    """Three replicas serve eight pods for four devices: four are served, no device was ever in two
+    claims, whichever replica wrote.
+    """
     async with home.controller(), home.controller(), home.controller():
         for index in range(8):
             home.put(claim(f"c{index}"), pod(f"p{index}", f"c{index}"))
-        await home.until(lambda: len([index for index in range(8) if not home.gates(f"p{index}")]) == 4, "four open gates")
         await home.until(
-            lambda: all(home.events(f"p{index}") for index in range(8) if home.gates(f"p{index}")), "a word to each of the others"
+            lambda: len([index for index in range(8) if not home.gates(f"p{index}")]) == 4, "four open gates"
+        )
+        await home.until(
+            lambda: all(home.events(f"p{index}") for index in range(8) if home.gates(f"p{index}")),
+            "a word to each of the others",
         )
 
     assert all(len(holders) == 1 for holders in home.holders().values())
@@ -249,7 +274,9 @@ async def test_three_replicas_never_give_a_device_twice(home: ClusterHome) -> No
 
 
 def _most_holders(home: ClusterHome) -> int:
-    """Say how many claims had one device at the same time, over the server's whole history of statuses written."""
+    """Say how many claims had one device at the same time, over the server's whole history of
+    statuses written.
+    """
     held: dict[str, set[str]] = {}
     most = 0
     for request in home.server.requests:
@@ -289,14 +316,18 @@ async def _spawn(home: ClusterHome, folder: Path) -> asyncio.subprocess.Process:
 
 @pytest.mark.real_server
 async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_path: Path) -> None:
-    """Three processes serve pods of one and two claims, each is killed and replaced: in the end all pods have devices, and no device was ever in two claims."""
+    """Three processes serve pods of one and two claims, each is killed and replaced: in the end all
+    pods have devices, and no device was ever in two claims.
+    """
     random = Random(7)
     home.machine_room(nodes=4, devices=5)
     processes = [await _spawn(home, tmp_path) for _ in range(3)]
     try:
         for index in range(12):
             home.put(
-                template(f"t{index}"), claim(f"c{index}"), pod(f"p{index}", *[f"c{index}"][: random.randrange(2)], templates=(f"t{index}",))
+                template(f"t{index}"),
+                claim(f"c{index}"),
+                pod(f"p{index}", *[f"c{index}"][: random.randrange(2)], templates=(f"t{index}",)),
             )
             home.server.generate_claims()
             if index % 3 == 2:
@@ -321,7 +352,9 @@ async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_pa
 
 
 async def test_pod_moves_as_a_whole_when_its_second_claim_was_overtaken_after_a_crash(home: ClusterHome) -> None:
-    """One claim was allocated when the replica died, and somebody else took the other's device: behind the gate the first one moves, too."""
+    """One claim was allocated when the replica died, and somebody else took the other's device:
+    behind the gate the first one moves, too.
+    """
     home.put(claim("a"), claim("b"), pod("p", "a", "b"))
     assert await _die_at(home, 3, is_after=True)
     home.put(claim("theirs"))
@@ -336,7 +369,9 @@ async def test_pod_moves_as_a_whole_when_its_second_claim_was_overtaken_after_a_
 
 
 async def test_pod_that_costs_a_long_search_is_served_when_the_replica_died_after_its_intent(home: ClusterHome) -> None:
-    """The next replica leaves the intent to its writer for a moment, and makes it true when it is the pod's turn for a long search."""
+    """The next replica leaves the intent to its writer for a moment, and makes it true when it is
+    the pod's turn for a long search.
+    """
     ten = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
     costly = claim("a")
     (request,) = costly["spec"]["devices"]["requests"]

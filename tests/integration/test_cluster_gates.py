@@ -1,4 +1,6 @@
-"""The controller in a cluster: pods behind the gate get their claims allocated, reserved, and their gate opened, or are told why not."""
+"""The controller in a cluster: pods behind the gate get their claims allocated, reserved, and their
+gate opened, or are told why not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cluster
 
 
 async def test_gated_pod_gets_its_claim_and_its_gate_opened(home: ClusterHome) -> None:
-    """Finalizer, allocation with the node's selector, reservation, and only then the gate; each write under our name."""
+    """Finalizer, allocation with the node's selector, reservation, and only then the gate.
+
+    Each write under our name.
+    """
     home.put(claim("c"), pod("p", "c"))
 
     async with home.controller():
@@ -40,7 +45,9 @@ async def test_gated_pod_gets_its_claim_and_its_gate_opened(home: ClusterHome) -
     assert stored["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
     writes = [(request.method, request.path.rpartition("/")[2]) for request in home.server.requests if request.is_write]
     assert writes == [("PATCH", "c"), ("PATCH", "status"), ("PATCH", "p")]
-    assert {request.query.get("fieldManager") for request in home.server.requests if request.is_write} == {"topobus-controller"}
+    assert {request.query.get("fieldManager") for request in home.server.requests if request.is_write} == {
+        "topobus-controller"
+    }
 
 
 async def test_gate_opens_at_once_when_the_pod_has_no_claims(home: ClusterHome) -> None:
@@ -52,7 +59,10 @@ async def test_gate_opens_at_once_when_the_pod_has_no_claims(home: ClusterHome) 
 
 
 async def test_template_claims_are_allocated_when_the_cluster_has_made_them(home: ClusterHome) -> None:
-    """The controller waits for the cluster's own resourceclaim controller, and says so; it makes no claim itself."""
+    """The controller waits for the cluster's own resourceclaim controller, and says so.
+
+    It makes no claim itself.
+    """
     home.put(template("pair", count=2), pod("p", templates=("pair",)))
 
     async with home.controller():
@@ -67,7 +77,9 @@ async def test_template_claims_are_allocated_when_the_cluster_has_made_them(home
 
 
 async def test_template_claims_are_made_here_when_the_cluster_has_nobody_for_it(home: ClusterHome) -> None:
-    """With `housekeeping: own` claims are made as kube-controller-manager makes them, and go with their pod."""
+    """With `housekeeping: own` claims are made as kube-controller-manager makes them, and go with
+    their pod.
+    """
     cluster = msgspec.structs.replace(home.settings.cluster, housekeeping="own")
     home.put(template("pair", count=2), pod("p", templates=("pair",)))
 
@@ -86,7 +98,10 @@ async def test_template_claims_are_made_here_when_the_cluster_has_nobody_for_it(
 
 
 async def test_pod_is_told_why_when_nothing_fits(home: ClusterHome) -> None:
-    """An event of the pod and of its claim, and a condition of the pod, say what each node lacks; when something becomes free, the pod goes on."""
+    """An event of the pod and of its claim, and a condition of the pod, say what each node lacks.
+
+    When something becomes free, the pod goes on.
+    """
     home.put(claim("all", count=2), pod("first", "all"), claim("big", count=3), pod("second", "big"))
 
     async with home.controller():
@@ -121,7 +136,9 @@ async def test_event_is_told_once_when_nothing_changes(home: ClusterHome) -> Non
 
 
 async def test_claims_of_one_pod_go_to_one_node_together(home: ClusterHome) -> None:
-    """Two claims that fit each alone on the first node, but only together on the second, are allocated on the second."""
+    """Two claims that fit each alone on the first node, but only together on the second, are
+    allocated on the second.
+    """
     home.put(claim("held"), pod("holder", "held"))
     async with home.controller():
         await home.until(lambda: not home.gates("holder"), "the first pod served")
@@ -136,14 +153,20 @@ async def test_claims_of_one_pod_go_to_one_node_together(home: ClusterHome) -> N
     [
         ({"nodeSelector": {"zone": "b"}}, {}, "n2"),
         ({"tolerations": []}, {"taints": [{"key": "infra", "effect": "NoSchedule"}]}, "n2"),
-        ({"tolerations": [{"key": "infra", "operator": "Exists"}]}, {"taints": [{"key": "infra", "effect": "NoSchedule"}]}, "n1"),
+        (
+            {"tolerations": [{"key": "infra", "operator": "Exists"}]},
+            {"taints": [{"key": "infra", "effect": "NoSchedule"}]},
+            "n1",
+        ),
         ({}, {"unschedulable": True}, "n2"),
         (
             {
                 "affinity": {
                     "nodeAffinity": {
                         "requiredDuringSchedulingIgnoredDuringExecution": {
-                            "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
+                            ]
                         }
                     }
                 }
@@ -156,7 +179,12 @@ async def test_claims_of_one_pod_go_to_one_node_together(home: ClusterHome) -> N
                 "affinity": {
                     "nodeAffinity": {
                         "preferredDuringSchedulingIgnoredDuringExecution": [
-                            {"weight": 5, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}}
+                            {
+                                "weight": 5,
+                                "preference": {
+                                    "matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]
+                                },
+                            }
                         ]
                     }
                 }
@@ -167,8 +195,12 @@ async def test_claims_of_one_pod_go_to_one_node_together(home: ClusterHome) -> N
     ],
     ids=["node-selector", "taint", "tolerated-taint", "unschedulable", "required-affinity", "preferred-affinity"],
 )
-async def test_allocation_goes_where_the_scheduler_lets_the_pod(home: ClusterHome, fields: dict, at_node: dict, expected: str) -> None:  # type: ignore[type-arg]
-    """Labels, taints, marks and affinity of nodes are looked at before devices, so that the pod can run where its devices are."""
+async def test_allocation_goes_where_the_scheduler_lets_the_pod(
+    home: ClusterHome, fields: dict, at_node: dict, expected: str
+) -> None:  # type: ignore[type-arg]
+    """Labels, taints, marks and affinity of nodes are looked at before devices, so that the pod can
+    run where its devices are.
+    """
     home.put(node("n1", **at_node), node("n2", labels={"zone": "b"}), claim("c"), pod("p", "c", **fields))
 
     async with home.controller():
@@ -202,8 +234,13 @@ async def test_shared_claim_is_reserved_for_both_pods(home: ClusterHome) -> None
 
 
 async def test_reserved_devices_are_taken_only_here(home: ClusterHome) -> None:
-    """The taint `topobus.dev/allocation:NoSchedule` keeps kube-scheduler away from devices; claims of gated pods get them."""
-    home.put(slice_of("n1", 1, taints=[{"key": "topobus.dev/allocation", "effect": "NoSchedule"}]), claim("c"), pod("p", "c"))
+    """The taint `topobus.dev/allocation:NoSchedule` keeps kube-scheduler away from devices.
+
+    Claims of gated pods get them.
+    """
+    home.put(
+        slice_of("n1", 1, taints=[{"key": "topobus.dev/allocation", "effect": "NoSchedule"}]), claim("c"), pod("p", "c")
+    )
     home.put(slice_of("n2", 1, taints=[{"key": "example.com/broken", "effect": "NoSchedule"}]))
 
     async with home.controller():
@@ -213,9 +250,16 @@ async def test_reserved_devices_are_taken_only_here(home: ClusterHome) -> None:
 
 
 async def test_device_taint_rule_closes_devices(home: ClusterHome) -> None:
-    """A rule's taint counts as one of the devices that it selects; when the rule goes, they are free again."""
+    """A rule's taint counts as one of the devices that it selects.
+
+    When the rule goes, they are free again.
+    """
     taint = {"key": "example.com/broken", "effect": "NoSchedule"}
-    rule = {"kind": "DeviceTaintRule", "metadata": {"name": "r"}, "spec": {"deviceSelector": {"driver": CLASS}, "taint": taint}}
+    rule = {
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "r"},
+        "spec": {"deviceSelector": {"driver": CLASS}, "taint": taint},
+    }
     home.put(rule, claim("c"), pod("p", "c"))
 
     async with home.controller():
@@ -228,7 +272,9 @@ async def test_device_taint_rule_closes_devices(home: ClusterHome) -> None:
 
 async def test_malformed_objects_take_nobody_down(home: ClusterHome) -> None:
     """Classes, slices, pods and claims that nobody can read count as absent, each for itself."""
-    home.put(device_class("odd"), claim("c"), pod("p", "c"), pod("strange", "c", gates=(GATE,), resourceClaims="all of them"))
+    home.put(
+        device_class("odd"), claim("c"), pod("p", "c"), pod("strange", "c", gates=(GATE,), resourceClaims="all of them")
+    )
 
     async with home.controller():
         await home.until(lambda: not home.gates("p"), "an open gate")
@@ -240,7 +286,9 @@ async def test_malformed_objects_take_nobody_down(home: ClusterHome) -> None:
 
 
 async def test_node_on_which_others_would_have_to_go_is_tried_last(home: ClusterHome) -> None:
-    """A node that is full of CPU requests of lower priority is avoided while another will do, and used when none does: kube-scheduler preempts."""
+    """A node that is full of CPU requests of lower priority is avoided while another will do, and
+    used when none does: kube-scheduler preempts.
+    """
     full = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "4"}}}
     home.put(node("n1") | {"status": {"allocatable": {"cpu": "4", "pods": "10"}}})
     home.put({"kind": "Pod", "metadata": {"name": "web"}, "spec": {"nodeName": "n1", "containers": [full]}})
@@ -256,7 +304,9 @@ async def test_node_on_which_others_would_have_to_go_is_tried_last(home: Cluster
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 async def test_gated_pods_are_served_when_the_server_has_a_beta_version_only(home: ClusterHome, version: str) -> None:
-    """Kubernetes 1.32 and 1.33: claims, templates and slices in their shape, read, made and allocated."""
+    """Kubernetes 1.32 and 1.33: claims, templates and slices in their shape, read, made and
+    allocated.
+    """
     home.put(claim("c"), pod("p", "c", templates=("one",)), template("one"))
     async with older_server(home.server.url, version, token="secret") as older:
         home.kubeconfig.write_bytes(home.kubeconfig.read_bytes().replace(home.server.url.encode(), older.url.encode()))
@@ -270,7 +320,9 @@ async def test_gated_pods_are_served_when_the_server_has_a_beta_version_only(hom
 
 
 async def test_claim_with_very_long_configuration_is_allocated_with_all_of_it(home: ClusterHome) -> None:
-    """What is too long for a note in the claim is worked out again when the status is written: every configuration is there."""
+    """What is too long for a note in the claim is worked out again when the status is written:
+    every configuration is there.
+    """
     long = claim("c")
     entries = [{"opaque": {"driver": CLASS, "parameters": {"n": index, "text": "x" * 9000}}} for index in range(30)]
     long["spec"]["devices"]["config"] = entries
@@ -279,12 +331,16 @@ async def test_claim_with_very_long_configuration_is_allocated_with_all_of_it(ho
         await home.until(lambda: not home.gates("p"), "an open gate")
 
     stored = home.get("ResourceClaim", "c")
-    assert [entry["opaque"] for entry in stored["status"]["allocation"]["devices"]["config"]] == [entry["opaque"] for entry in entries]
+    assert [entry["opaque"] for entry in stored["status"]["allocation"]["devices"]["config"]] == [
+        entry["opaque"] for entry in entries
+    ]
     assert len(stored["metadata"]["annotations"]["topobus.dev/attempt"]) < 4096
 
 
 async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: ClusterHome) -> None:
-    """A pod whose claim is malformed, and whose condition cannot be written either, is told later and takes nobody down."""
+    """A pod whose claim is malformed, and whose condition cannot be written either, is told later
+    and takes nobody down.
+    """
     wish = {
         "driver": "topobus.dev",
         "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", "locality": "hard:swich"},

@@ -1,4 +1,6 @@
-"""The controller in a cluster and the ledger of a node that runs Topobus: the node has the last word, and hears when its devices are free again."""
+"""The controller in a cluster and the ledger of a node that runs Topobus: the node has the last
+word, and hears when its devices are free again.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ def published(inventory: Inventory, node_uid: str) -> dict[str, Any]:
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver_name(inventory.device_class), "nodeName": NODE, "pool": pool, "devices": devices}
     owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": node_uid, "controller": True}
-    return {"kind": "ResourceSlice", "metadata": {"name": f"{NODE}-{inventory.device_class}", "ownerReferences": [owner]}, "spec": spec}
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{NODE}-{inventory.device_class}", "ownerReferences": [owner]},
+        "spec": spec,
+    }
 
 
 class Rig:
@@ -62,15 +68,22 @@ class Rig:
     async def ledger_holds(self, *owners: str) -> None:
         """Wait until the node's ledger holds exactly these claims' devices."""
         async with asyncio.timeout(60):
-            while sorted(allocation.owner.name for allocation in self.topology.ledger.allocations.values()) != sorted(owners):
+            while sorted(allocation.owner.name for allocation in self.topology.ledger.allocations.values()) != sorted(
+                owners
+            ):
                 await self.bus.get(catalogue.LEDGER, node=NODE)
 
 
 @pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(
+    nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], tmp_path: Path
+) -> AsyncIterator[Rig]:
     """The demo node at the API server and on the bus."""
     machine, inventories = recorded
-    async with real_topology(bus, machine, inventories) as topology, ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
+    async with (
+        real_topology(bus, machine, inventories) as topology,
+        ApiServerSimulator(token="secret", bookmark_s=0.5) as server,
+    ):
         home = ClusterHome(server, nats_server.url, tmp_path)
         uid = server.put(node(NODE))["metadata"]["uid"]
         home.put(*(published(inventory, uid) for inventory in inventories))
@@ -79,7 +92,11 @@ async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[I
 
 
 async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> None:
-    """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt; it is announced once."""
+    """The node is asked to hold exactly what the claim gets, under the claim's own name and one
+    operation an attempt.
+
+    It is announced once.
+    """
     rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
     async with Reader(rig.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions, rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
@@ -97,7 +114,11 @@ def _evil(**changes: Any) -> dict[str, Any]:
     """A slice of somebody else for our driver and our node's pool, of a newer generation."""
     pool = {"name": NODE, "generation": 999_999, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": [{"name": "gpu-fake"}], **changes}
-    return {"kind": "ResourceSlice", "metadata": {"name": "evil"}, "spec": {key: value for key, value in spec.items() if value is not None}}
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": "evil"},
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
 
 
 EVIL = {
@@ -105,7 +126,8 @@ EVIL = {
     "of all nodes": _evil(nodeName=None, allNodes=True),
     "of another node": _evil(nodeName="n2"),
     "of labels": _evil(
-        nodeName=None, nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}]}
+        nodeName=None,
+        nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}]},
     ),
     "owned": _evil(),
     "without memory": _evil(devices=[{"name": "gpu-fake", "attributes": {"model": {"string": "x"}}}]),
@@ -114,11 +136,15 @@ EVIL = {
 
 @pytest.mark.parametrize("what", sorted(EVIL))
 async def test_foreign_slices_hide_nothing_of_a_nodes_devices(rig: Rig, what: str) -> None:
-    """A slice of somebody else in our pool counts for nothing: claims get the node's devices, also those whose selector it would break; it is named."""
+    """A slice of somebody else in our pool counts for nothing: claims get the node's devices, also
+    those whose selector it would break; it is named.
+    """
     evil = EVIL[what]
     if what == "owned":
         uid = rig.home.get("Node", NODE)["metadata"]["uid"]
-        evil["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid, "controller": True}]
+        evil["metadata"]["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid, "controller": True}
+        ]
     picky = claim("c", count=2, device_class_name=DRIVER)
     expression = f'device.capacity["{DRIVER}"].memory.isGreaterThan(quantity("1Gi"))'
     picky["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
@@ -129,10 +155,14 @@ async def test_foreign_slices_hide_nothing_of_a_nodes_devices(rig: Rig, what: st
 
     assert len(rig.home.devices("c")) == 2
     assert "gpu-fake" not in rig.home.devices("c")
-    assert [(reason, "evil" in message) for reason, message in rig.home.events(NODE)] == [("ForeignResourceSlice", True)]
+    assert [(reason, "evil" in message) for reason, message in rig.home.events(NODE)] == [
+        ("ForeignResourceSlice", True)
+    ]
 
 
-async def test_device_that_went_keeps_nobody_from_the_others(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
+async def test_device_that_went_keeps_nobody_from_the_others(
+    rig: Rig, recorded: tuple[Machine, list[Inventory]]
+) -> None:
     """While a slice still shows a device that the node has no more, claims get the others."""
     gpus = recorded[1][0]
     fewer = msgspec.structs.replace(gpus, generation=2, devices=gpus.devices[1:])
@@ -178,7 +208,9 @@ async def _placed(rig: Rig, request: PodRequest) -> Placement:
     async with asyncio.timeout(60):
         while True:
             try:
-                reply = await rig.bus.ask(catalogue.PLAN, PlanRequest(op_id="plan-1", pod=request), timeout_s=60, node=CLUSTER)
+                reply = await rig.bus.ask(
+                    catalogue.PLAN, PlanRequest(op_id="plan-1", pod=request), timeout_s=60, node=CLUSTER
+                )
             except PeerUnavailable:
                 continue  # not ready to plan yet
             if reply.chosen is not None and isinstance(reply.chosen.result, Placement):
@@ -186,8 +218,14 @@ async def _placed(rig: Rig, request: PodRequest) -> Placement:
 
 
 async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
-    """When kube-controller-manager takes the devices back after the pod, or the claim goes, the node hears of it; our note goes, and the finalizer with it."""
-    rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d"))
+    """When kube-controller-manager takes the devices back after the pod, or the claim goes, the
+    node hears of it.
+
+    Our note goes, and the finalizer with it.
+    """
+    rig.home.put(
+        claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d")
+    )
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
         for name in ("p", "q"):
@@ -196,16 +234,23 @@ async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
         rig.home.server.release_claims()
         rig.home.server.remove("ResourceClaim", "d")
         await rig.ledger_holds()
-        await rig.home.until(lambda: "topobus.dev/attempt" not in rig.home.get("ResourceClaim", "c")["metadata"]["annotations"], "no note")
+        await rig.home.until(
+            lambda: "topobus.dev/attempt" not in rig.home.get("ResourceClaim", "c")["metadata"]["annotations"],
+            "no note",
+        )
 
     assert rig.home.devices("c") == []
     assert rig.home.get("ResourceClaim", "c")["metadata"].get("finalizers", []) == []
 
 
 async def test_pods_are_served_when_a_node_with_something_to_let_go_is_frozen(rig: Rig) -> None:
-    """A node that does not answer keeps nobody waiting: while it is asked to let go, rounds go on and a pod gets devices of another node."""
+    """A node that does not answer keeps nobody waiting: while it is asked to let go, rounds go on
+    and a pod gets devices of another node.
+    """
     thaw = rig.topology.asks.hold("release")
-    rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d"))
+    rig.home.put(
+        claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d")
+    )
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
         for name in ("p", "q"):
@@ -220,7 +265,9 @@ async def test_pods_are_served_when_a_node_with_something_to_let_go_is_frozen(ri
 
 
 async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Rig) -> None:
-    """What a crash left between the ledger and the status is completed with the same operation and the same devices."""
+    """What a crash left between the ledger and the status is completed with the same operation and
+    the same devices.
+    """
     rig.home.put(claim("c", count=3, device_class_name=DRIVER), pod("p", "c"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
@@ -247,12 +294,16 @@ async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Ri
 def _attempt(number: int, *devices: str) -> Attempt:
     """What a claim is about to get on the node."""
     results = tuple(GrantedDevice(request="r", driver=DRIVER, pool=NODE, device=device) for device in devices)
-    return Attempt(number=number, node=NODE, allocation=AllocationResult(devices=DevicesAllocated(results=results)), pod="uid-p")
+    return Attempt(
+        number=number, node=NODE, allocation=AllocationResult(devices=DevicesAllocated(results=results)), pod="uid-p"
+    )
 
 
 def _stored_claim() -> Claim:
     """The claim whose attempts these are."""
-    stored = read_object("ResourceClaim", "v1", {**claim("c", device_class_name=DRIVER, uid="uid-c", resourceVersion="5"), "status": {}})
+    stored = read_object(
+        "ResourceClaim", "v1", {**claim("c", device_class_name=DRIVER, uid="uid-c", resourceVersion="5"), "status": {}}
+    )
     assert stored is not None
     return Claim(stored)
 
@@ -280,7 +331,10 @@ def _held(rig: Rig) -> list[str]:
 async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
     rig: Rig, recorded: tuple[Machine, list[Inventory]], who: str
 ) -> None:
-    """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
+    """What an older attempt left at the node goes.
+
+    What another replica got there by a newer one stays, also when it comes after the second look.
+    """
     first, second, third = [device.name for device in recorded[1][0].devices[:3]]
     state = ApiServerState()
     ledgers = NodeLedgers(rig.bus, state, rig.home.settings.ask_timeout_s)
@@ -289,7 +343,8 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
 
     async def is_newest() -> bool:
         if who == "overtaken-late":
-            # Between our second look and our release: another replica lets go of the old one and places the next.
+            # Between our second look and our release: another replica lets go of
+            # the old one and places the next.
             state.put_ledger(rig.topology.ledger)
             await ledgers.release(_stored_claim(), "before-3")
             await _place(ledgers, rig, 3, third)
@@ -301,10 +356,16 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
     assert _held(rig) == {"ours": [], "overtaken": [first], "overtaken-late": [third]}[who]
 
 
-async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
-    """What a claim asks of its alignment is found by the node's own layout, and goes to the node with the devices."""
+async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(
+    rig: Rig, recorded: tuple[Machine, list[Inventory]]
+) -> None:
+    """What a claim asks of its alignment is found by the node's own layout, and goes to the node
+    with the devices.
+    """
     near = yaml.safe_load(NEAR.read_text(encoding="utf-8"))
-    rig.home.put(near, claim("taken", device_class_name="nic.topobus.dev"), pod("first", "taken"), pod("p", "gpu-nic-near"))
+    rig.home.put(
+        near, claim("taken", device_class_name="nic.topobus.dev"), pod("first", "taken"), pod("p", "gpu-nic-near")
+    )
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("first"), "open gates")
 
@@ -317,7 +378,9 @@ async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(rig: 
 
 
 async def test_pods_own_wishes_bring_its_claims_together(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
-    """Two claims of one container whose pod wishes for one switch get devices under it, though neither claim says a word."""
+    """Two claims of one container whose pod wishes for one switch get devices under it, though
+    neither claim says a word.
+    """
     nic = claim("nic", device_class_name="nic.topobus.dev")
     uses = {"claims": [{"name": "c0"}, {"name": "c1"}]}
     wishing = pod("p", "gpu", "nic", containers=[{"name": "main", "image": "x", "resources": uses}])

@@ -1,4 +1,6 @@
-"""The controller in a cluster chooses no node, and binds no device there, that other pods keep a gated pod off."""
+"""The controller in a cluster chooses no node, and binds no device there, that other pods keep a
+gated pod off.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,22 @@ def on(node: str, name: str, **spec: Any) -> Object:
 
 PORT: dict[str, Any] = {"containers": [{"name": "c", "ports": [{"hostPort": 8080, "containerPort": 8080}]}]}
 APART: dict[str, Any] = {
-    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]}}
+    "affinity": {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]
+        }
+    }
 }
 BESIDE: dict[str, Any] = {
-    "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]}}
+    "affinity": {
+        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": HOST, "labelSelector": WEB}]}
+    }
 }
 FULL: dict[str, Any] = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]}
 EVEN: dict[str, Any] = {
-    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}]
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
+    ]
 }
 
 
@@ -71,8 +81,12 @@ EVEN: dict[str, Any] = {
     ],
     ids=["host port", "anti-affinity", "anti-affinity of the other", "affinity", "spread", "room"],
 )
-async def test_devices_are_bound_on_the_node_that_the_pod_can_go_to(home: ClusterHome, wanted: Object, present: Object) -> None:
-    """The first node has free devices and would be taken, but a pod stands in the way, or is missing there."""
+async def test_devices_are_bound_on_the_node_that_the_pod_can_go_to(
+    home: ClusterHome, wanted: Object, present: Object
+) -> None:
+    """The first node has free devices and would be taken, but a pod stands in the way, or is
+    missing there.
+    """
     home.put(present, claim("c"), wanted)
 
     async with home.controller():
@@ -118,7 +132,9 @@ def disks(mode: str) -> Object:
 
 @pytest.mark.parametrize("wanted", [volume_claim(bound="v"), volume_claim()], ids=["bound", "free"])
 async def test_devices_are_bound_where_the_pods_volume_is(home: ClusterHome, wanted: Object) -> None:
-    """A volume that can be used on n2 alone, bound already or the only one that fits, keeps the devices there."""
+    """A volume that can be used on n2 alone, bound already or the only one that fits, keeps the
+    devices there.
+    """
     home.put(disks("WaitForFirstConsumer"), volume("n2"), wanted, claim("c"), pod("p", "c", **DATA))
 
     async with home.controller():
@@ -128,26 +144,33 @@ async def test_devices_are_bound_where_the_pods_volume_is(home: ClusterHome, wan
 
 
 async def test_pod_gets_no_device_until_its_volume_is_bound(home: ClusterHome) -> None:
-    """A class that binds at once, and has not: the pod waits, is told which claim, and is placed as soon as the volume is there."""
+    """A class that binds at once, and has not: the pod waits, is told which claim, and is placed as
+    soon as the volume is there.
+    """
     home.put(disks("Immediate"), volume_claim(), claim("c"), pod("p", "c", **DATA))
 
     async with home.controller():
         await home.until(lambda: home.events("p"), "an event")
         event, before = home.events("p")[0], home.devices("c")
-        condition = next(each for each in home.get("Pod", "p")["status"]["conditions"] if each["type"] == "topobus.dev/Allocated")
+        condition = next(
+            each for each in home.get("Pod", "p")["status"]["conditions"] if each["type"] == "topobus.dev/Allocated"
+        )
         home.put(volume("n2"), volume_claim(bound="v"))
         await home.until(lambda: not home.gates("p"), "an open gate")
 
     assert (condition["status"], condition["reason"]) == ("False", "WaitingForVolumes")
     assert event == ("WaitingForVolumes", condition["message"])
     assert condition["message"] == (
-        "volume data: PersistentVolumeClaim default/data is not bound to a volume yet, and StorageClass disks binds at once (Immediate), whatever pod comes"
+        "volume data: PersistentVolumeClaim default/data is not bound to a volume yet, and StorageClass "
+        "disks binds at once (Immediate), whatever pod comes"
     )
     assert (before, home.node_of("c")) == ([], "n2")
 
 
 async def test_pod_gets_no_device_while_another_has_its_volume_for_one_pod(home: ClusterHome) -> None:
-    """ReadWriteOncePod: the pod waits for the other, which is named, and is placed when that one has ended."""
+    """ReadWriteOncePod: the pod waits for the other, which is named, and is placed when that one
+    has ended.
+    """
     home.put(
         disks("Immediate"),
         volume("n2"),
@@ -171,7 +194,10 @@ async def test_pod_gets_no_device_while_another_has_its_volume_for_one_pod(home:
 @pytest.mark.parametrize("rule", [PORT, APART, EVEN, FULL], ids=["host port", "anti-affinity", "spread", "room"])
 async def test_pods_placed_in_one_round_see_each_other(home: ClusterHome, rule: dict[str, Any]) -> None:
     """Nobody has bound the first pod yet, and the second goes to another node all the same."""
-    home.put(*(claim(f"c{index}") for index in (1, 2)), *(labelled(pod(f"p{index}", f"c{index}", **rule)) for index in (1, 2)))
+    home.put(
+        *(claim(f"c{index}") for index in (1, 2)),
+        *(labelled(pod(f"p{index}", f"c{index}", **rule)) for index in (1, 2)),
+    )
 
     async with home.controller():
         await home.until(lambda: not home.gates("p1") and not home.gates("p2"), "two open gates")
@@ -190,13 +216,18 @@ LIKES: dict[str, dict[str, Any]] = {
         }
     },
     "spread": {
-        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": WEB}]
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": WEB}
+        ]
     },
     "node affinity": {
         "affinity": {
             "nodeAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
-                    {"weight": 1, "preference": {"matchExpressions": [{"key": HOST, "operator": "In", "values": ["n2"]}]}}
+                    {
+                        "weight": 1,
+                        "preference": {"matchExpressions": [{"key": HOST, "operator": "In", "values": ["n2"]}]},
+                    }
                 ]
             }
         }
@@ -205,8 +236,13 @@ LIKES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("liking", LIKES.values(), ids=LIKES)
-async def test_what_a_pod_prefers_decides_among_nodes_that_have_the_devices(home: ClusterHome, liking: dict[str, Any]) -> None:
-    """Both nodes would do for one device, and the second is preferred; two devices are on the first alone, whatever is preferred."""
+async def test_what_a_pod_prefers_decides_among_nodes_that_have_the_devices(
+    home: ClusterHome, liking: dict[str, Any]
+) -> None:
+    """Both nodes would do for one device, and the second is preferred.
+
+    Two devices are on the first alone, whatever is preferred.
+    """
     home.put(on("n1", "q"), claim("c"), pod("p", "c", **liking))
 
     async with home.controller():
@@ -218,7 +254,10 @@ async def test_what_a_pod_prefers_decides_among_nodes_that_have_the_devices(home
 
 
 async def test_pod_that_fits_nowhere_gets_no_device_until_its_port_is_free(home: ClusterHome) -> None:
-    """It is told the port, node by node; when one of the pods ends it is placed, though no device became free."""
+    """It is told the port, node by node.
+
+    When one of the pods ends it is placed, though no device became free.
+    """
     home.put(on("n1", "q1", **PORT), on("n2", "q2", **PORT), claim("c"), pod("p", "c", **PORT))
 
     async with home.controller():
@@ -233,7 +272,9 @@ async def test_pod_that_fits_nowhere_gets_no_device_until_its_port_is_free(home:
 
 
 async def test_pod_that_has_room_nowhere_gets_no_device_until_another_has_gone(home: ClusterHome) -> None:
-    """It is told what is short, with numbers, and placed when a pod has ended, though no device became free."""
+    """It is told what is short, with numbers, and placed when a pod has ended, though no device
+    became free.
+    """
     cluster = msgspec.structs.replace(home.settings.cluster, unschedulable_s=3600.0)
     home.put(on("n1", "q1", **FULL), on("n2", "q2", **FULL), claim("c"), pod("p", "c", **FULL))
 
@@ -249,7 +290,11 @@ async def test_pod_that_has_room_nowhere_gets_no_device_until_another_has_gone(h
 
 
 async def test_pod_is_told_the_nearest_of_the_rules_first(home: ClusterHome) -> None:
-    """Twenty nodes of the wrong kind say the same once, behind the one on which only a port is taken; the event has room for it."""
+    """Twenty nodes of the wrong kind say the same once, behind the one on which only a port is
+    taken.
+
+    The event has room for it.
+    """
     taint = {"key": "example.com/reserved-for-the-team-that-paid-for-it", "value": "yes", "effect": "NoSchedule"}
     home.put(*(node(f"m{index:02}", taints=[taint]) for index in range(20)), node("n2", taints=[taint]))
     home.put(on("n1", "q", **PORT), claim("c"), pod("p", "c", **PORT))
@@ -259,6 +304,7 @@ async def test_pod_is_told_the_nearest_of_the_rules_first(home: ClusterHome) -> 
 
     assert home.events("p")[0] == (
         "DoesNotFit",
-        "node n1: host port 8080/TCP of 1 wanted is taken by pods there; nodes m00, m01, m02, m03 and 17 more: the pod does not tolerate its taint "
+        "node n1: host port 8080/TCP of 1 wanted is taken by pods there; nodes m00, m01, m02, m03 and 17 "
+        "more: the pod does not tolerate its taint "
         "example.com/reserved-for-the-team-that-paid-for-it=yes:NoSchedule",
     )

@@ -1,4 +1,6 @@
-"""What one bad node or one malformed object does to the controller in a cluster: it is named and set aside, and its neighbours are served."""
+"""What one bad node or one malformed object does to the controller in a cluster: it is named and
+set aside, and its neighbours are served.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,16 @@ async def _fail_unforeseen(request: PlaceRequest) -> Any:
 
 @pytest.mark.parametrize("answer", [_fail_in_hardware, _fail_in_contract, _answer_garbage, _fail_unforeseen])
 async def test_bad_node_keeps_nobody_else_from_devices(home: ClusterHome, bus: Bus, answer: Any) -> None:
-    """A node whose topology answers `place` with an error or with garbage refuses its own pod; pods on other nodes are served, before and after."""
+    """A node whose topology answers `place` with an error or with garbage refuses its own pod.
+
+    Pods on other nodes are served, before and after.
+    """
     devices = (Device(name="gpu-0", device_class="gpu"),)
     await bus.put(
-        catalogue.INVENTORY, Inventory(node=BAD_NODE, device_class="gpu", generation=1, devices=devices), node=BAD_NODE, device_class="gpu"
+        catalogue.INVENTORY,
+        Inventory(node=BAD_NODE, device_class="gpu", generation=1, devices=devices),
+        node=BAD_NODE,
+        device_class="gpu",
     )
     await bus.answer(catalogue.PLACE, answer, node=BAD_NODE)
     stored = home.server.put(node(BAD_NODE))
@@ -80,7 +88,9 @@ async def test_bad_node_keeps_nobody_else_from_devices(home: ClusterHome, bus: B
 
     async with home.controller():
         await home.until(lambda: not home.gates("q"), "the neighbour served")
-        await home.until(lambda: [reason for reason, _ in home.events("p") if reason == "RefusedByNode"], "a word to the pod")
+        await home.until(
+            lambda: [reason for reason, _ in home.events("p") if reason == "RefusedByNode"], "a word to the pod"
+        )
         home.put(claim("late"), pod("r", "late"))
         await home.until(lambda: not home.gates("r"), "a later neighbour served")
 
@@ -90,7 +100,9 @@ async def test_bad_node_keeps_nobody_else_from_devices(home: ClusterHome, bus: B
 
 
 async def test_bad_node_keeps_no_other_node_from_letting_go(home: ClusterHome, bus: Bus) -> None:
-    """A claim that a bad node and a good one hold is let go by the good one, whatever the bad one answers."""
+    """A claim that a bad node and a good one hold is let go by the good one, whatever the bad one
+    answers.
+    """
     asked: list[str] = []
 
     async def fail(request: ReleaseRequest) -> Any:
@@ -125,7 +137,9 @@ def _ledger_of(node_name: str, uid: str = "somebody") -> Any:
 
 
 class PoisonedApi:
-    """An API server's client that shows malformed objects besides the server's own, as a newer server, a defect or an attacker might."""
+    """An API server's client that shows malformed objects besides the server's own, as a newer
+    server, a defect or an attacker might.
+    """
 
     def __init__(self, api: Api, poison: Mapping[str, list[Plain]]) -> None:
         self._api = api
@@ -167,8 +181,14 @@ class PoisonedApi:
         """As the real one."""
         return await self._api.create(kind, plain)
 
-    async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Plain | Rejected:
-        """Refuse to change the poison, as a server does that validates the whole object at each change; otherwise as the real one."""
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = ""
+    ) -> Plain | Rejected:
+        """Refuse to change the poison, as a server does that validates the whole object at each
+        change.
+
+        Otherwise as the real one.
+        """
         if self._poison_of(kind, name) is not None:
             return Rejected(code=422, reason="Invalid", message=f"{kind.name} {name[:50]!r} is invalid")
         return await self._api.patch(kind, namespace, name, patch, part=part)
@@ -179,7 +199,9 @@ class PoisonedApi:
 
 
 def _bearing(tolerant: Object) -> Object:
-    """Let a claim bear every taint: a rule whose selector lost its parts rightly means every device."""
+    """Let a claim bear every taint: a rule whose selector lost its parts rightly means every
+    device.
+    """
     tolerant["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = [{"operator": "Exists"}]
     return tolerant
 
@@ -187,10 +209,13 @@ def _bearing(tolerant: Object) -> Object:
 @pytest.mark.parametrize("housekeeping", ["cluster", "own"])
 @pytest.mark.parametrize("what", sorted(WHOLE))
 async def test_malformed_objects_keep_nobody_else_from_devices(home: ClusterHome, what: str, housekeeping: str) -> None:
-    """With every object of a kind that is spoilt at one place beside them, good pods get their devices, and the replica goes on."""
+    """With every object of a kind that is spoilt at one place beside them, good pods get their
+    devices, and the replica goes on.
+    """
     kind, whole = WHOLE[what]
     spoilt_objects = poison(whole)
-    # All of them are put into a copy in tests/unit/controller/test_cluster_state_garbage.py; here every n-th, each of which costs requests.
+    # All of them are put into a copy in tests/unit/controller/test_cluster_state_garbage.py; here
+    # every n-th, each of which costs requests.
     spoilt_objects = spoilt_objects[:: 1 + len(spoilt_objects) // 120]
     assert len(spoilt_objects) > 30
     api: list[PoisonedApi] = []

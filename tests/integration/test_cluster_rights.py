@@ -1,4 +1,6 @@
-"""The controller's rights in deploy/kubernetes are exactly what it calls: nothing is refused, and no right stays unused."""
+"""The controller's rights in deploy/kubernetes are exactly what it calls: nothing is refused, and
+no right stays unused.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ RULE = {
 }
 
 
-async def test_controller_needs_each_right_that_its_manifest_grants_and_no_other(nats_server: NatsServer, tmp_path: Path) -> None:
-    """A pod served, one told why not, one taken back, a write that lost: all with the manifest's rights, and all of these are used."""
+async def test_controller_needs_each_right_that_its_manifest_grants_and_no_other(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """A pod served, one told why not, one taken back, a write that lost: all with the manifest's
+    rights, and all of these are used.
+    """
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         for api_object in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")):
             server.put(api_object, namespace="topobus")
@@ -40,7 +46,9 @@ async def test_controller_needs_each_right_that_its_manifest_grants_and_no_other
             await home.until(lambda: not home.gates("p"), "an open gate")
             await home.until(lambda: home.events("big"), "an event")
             name = server.objects("ResourceClaim")[1]["metadata"]["name"]
-            home.set_status("Pod", "p", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
+            home.set_status(
+                "Pod", "p", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+            )
             await home.until(lambda: home.node_of(name) == "n2" and home.users(name), "devices elsewhere")
             unused = server.rights_unused(USER)
         refused = [f"{request.method} {request.path}" for request in server.requests if request.code == 403]
@@ -51,7 +59,9 @@ async def test_controller_needs_each_right_that_its_manifest_grants_and_no_other
 
 
 async def test_controller_says_which_right_is_missing(nats_server: NatsServer, tmp_path: Path) -> None:
-    """Without the right to write a claim's status the pod is told so by an event, and the controller lives."""
+    """Without the right to write a claim's status the pod is told so by an event, and the
+    controller lives.
+    """
     manifest = MANIFEST.read_text(encoding="utf-8").replace("resourceclaims/status", "resourceclaims/other")
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         for api_object in yaml.safe_load_all(manifest):
@@ -71,8 +81,12 @@ async def test_controller_says_which_right_is_missing(nats_server: NatsServer, t
 
 
 async def test_own_housekeeping_needs_two_rights_more(nats_server: NatsServer, tmp_path: Path) -> None:
-    """With `housekeeping: own` the controller creates and deletes claims besides, as the manifest's comment says."""
-    manifest = MANIFEST.read_text(encoding="utf-8").replace("[get, list, patch, watch]", "[create, delete, get, list, patch, watch]", 1)
+    """With `housekeeping: own` the controller creates and deletes claims besides, as the manifest's
+    comment says.
+    """
+    manifest = MANIFEST.read_text(encoding="utf-8").replace(
+        "[get, list, patch, watch]", "[create, delete, get, list, patch, watch]", 1
+    )
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         for api_object in yaml.safe_load_all(manifest):
             server.put(api_object, namespace="topobus")

@@ -1,4 +1,7 @@
-"""The controller in a cluster: pods that cost a long search keep nobody else waiting; shown by the order of what happens, not by time."""
+"""The controller in a cluster: pods that cost a long search keep nobody else waiting.
+
+Shown by the order of what happens, not by time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ LONGEST_S = 60.0
 
 
 class LongSearches:
-    """Counts the long searches for each pod's first claim, and keeps them from going on until they may."""
+    """Counts the long searches for each pod's first claim, and keeps them from going on until they
+    may.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -69,15 +74,26 @@ async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cluster
 
 
 def costly(name: str, *, count: int) -> dict[str, Any]:
-    """Make a claim with alternatives whose selectors take so long that no short search begins with them."""
+    """Make a claim with alternatives whose selectors take so long that no short search begins with
+    them.
+    """
     made = claim(name, count=count)
-    asked = {"deviceClassName": CLASS, "allocationMode": "ExactCount", "count": count, "selectors": [{"cel": {"expression": HEAVY}}]}
-    made["spec"]["devices"]["requests"] = [{"name": "r", "firstAvailable": [{"name": "a", **asked}, {"name": "b", **asked}]}]
+    asked = {
+        "deviceClassName": CLASS,
+        "allocationMode": "ExactCount",
+        "count": count,
+        "selectors": [{"cel": {"expression": HEAVY}}],
+    }
+    made["spec"]["devices"]["requests"] = [
+        {"name": "r", "firstAvailable": [{"name": "a", **asked}, {"name": "b", **asked}]}
+    ]
     return made
 
 
 async def test_a_plain_pod_is_served_while_costly_ones_are_searched(home: ClusterHome, searches: LongSearches) -> None:
-    """Six costly pods are older, and the search for the first does not end before the plain pod's gate is open: with one slot for all, it waits for none of them."""
+    """Six costly pods are older, and the search for the first does not end before the plain pod's
+    gate is open: with one slot for all, it waits for none of them.
+    """
     cluster = msgspec.structs.replace(home.settings.cluster, parallel_pods=1)
     for number in range(6):
         home.put(costly(f"costly-{number}", count=20), pod(f"p-{number}", f"costly-{number}"))
@@ -94,8 +110,12 @@ async def test_a_plain_pod_is_served_while_costly_ones_are_searched(home: Cluste
     assert {home.events(f"p-{number}")[0][0] for number in range(6)} == {"DoesNotFit"}
 
 
-async def test_a_costly_pod_gets_other_devices_when_its_own_were_taken_meanwhile(home: ClusterHome, searches: LongSearches) -> None:
-    """What a long search chose may be gone when it ends: nothing is given twice, and the pod is served."""
+async def test_a_costly_pod_gets_other_devices_when_its_own_were_taken_meanwhile(
+    home: ClusterHome, searches: LongSearches
+) -> None:
+    """What a long search chose may be gone when it ends: nothing is given twice, and the pod is
+    served.
+    """
     home.put(costly("costly", count=2), pod("p-costly", "costly"))
 
     async with home.controller():
@@ -108,8 +128,12 @@ async def test_a_costly_pod_gets_other_devices_when_its_own_were_taken_meanwhile
     assert (home.devices("early"), home.devices("costly")) == (["n1-gpu-0", "n1-gpu-1"], ["n2-gpu-0", "n2-gpu-1"])
 
 
-async def test_a_vain_long_search_is_not_repeated_with_each_device_that_is_freed(home: ClusterHome, searches: LongSearches) -> None:
-    """A pod that was just searched for in vain pauses: with devices freed, a pod that was never searched for is, and the others are not."""
+async def test_a_vain_long_search_is_not_repeated_with_each_device_that_is_freed(
+    home: ClusterHome, searches: LongSearches
+) -> None:
+    """A pod that was just searched for in vain pauses: with devices freed, a pod that was never
+    searched for is, and the others are not.
+    """
     searches.may_go_on.set()
     cluster = msgspec.structs.replace(home.settings.cluster, retry_s=60.0)
     for number in range(4):

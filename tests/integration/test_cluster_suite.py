@@ -1,4 +1,8 @@
-"""The cluster suite itself, whole, on the two simulators together: it passes where Topobus does what it should. Proves nothing about a real cluster."""
+"""The cluster suite itself, whole, on the two simulators together: it passes where Topobus does
+what it should.
+
+Proves nothing about a real cluster.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster_for_errors() -> Iterator[Path]:
-    """A small cluster without Topobus, and two kubeconfigs that lead nowhere or as somebody without rights."""
+    """A small cluster without Topobus, and two kubeconfigs that lead nowhere or as somebody without
+    rights.
+    """
     made = Path(tempfile.mkdtemp(prefix="sc"))
     with small_cluster(made):
         text = (made / "kubeconfig").read_text()
@@ -61,14 +67,30 @@ def cluster_for_errors() -> Iterator[Path]:
 
 def suite(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the suite as its user does."""
-    command = [sys.executable, "-m", "pytest", "tests/e2e/cluster/test_on_a_cluster.py", "-q", "-p", "no:cacheprovider", "-rs", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/e2e/cluster/test_on_a_cluster.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-rs",
+        *arguments,
+    ]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_") and key != "KUBECONFIG"}
-    return subprocess.run(command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
 
 
 @pytest.mark.timeout(_LIMIT_S + 60)
 def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
-    """All of it, from the first slice to the uninstall, with NATS and five services as processes of the suite's own; nothing is skipped."""
+    """All of it, from the first slice to the uninstall, with NATS and five services as processes of
+    the suite's own.
+
+    Nothing is skipped.
+    """
     with small_cluster(folder) as cluster:
         answer = suite(
             {
@@ -90,9 +112,15 @@ def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
 
 
 def test_suite_fails_with_reasons_when_topobus_is_not_there(folder: Path) -> None:
-    """A node without Topobus: no test passes in silence, and the first line of the failure says what was awaited."""
+    """A node without Topobus: no test passes in silence, and the first line of the failure says
+    what was awaited.
+    """
     with small_cluster(folder):
-        environment = {"KUBECONFIG": str(folder / "kubeconfig"), "TOPOBUS_KUBELET_DIR": str(folder), "TOPOBUS_CLUSTER_LIMIT_S": "0.5"}
+        environment = {
+            "KUBECONFIG": str(folder / "kubeconfig"),
+            "TOPOBUS_KUBELET_DIR": str(folder),
+            "TOPOBUS_CLUSTER_LIMIT_S": "0.5",
+        }
         answer = suite(environment)
 
     assert answer.returncode == 1
@@ -124,8 +152,13 @@ def test_suite_is_skipped_aloud_when_no_cluster_is_named() -> None:
     ],
     ids=["folder", "kubeconfig", "server", "rights", "node", "installation", "limit"],
 )
-def test_suite_says_what_is_wrong_when_its_environment_is(cluster_for_errors: Path, environment: dict[str, str], said: str) -> None:
-    """One sentence with the variable, what it says and what is wanted; never the traceback of a client."""
+def test_suite_says_what_is_wrong_when_its_environment_is(
+    cluster_for_errors: Path, environment: dict[str, str], said: str
+) -> None:
+    """One sentence with the variable, what it says and what is wanted.
+
+    Never the traceback of a client.
+    """
     folder = cluster_for_errors
     files = {"dead": folder / "dead", "nobody": folder / "nobody"}
     given = {"KUBECONFIG": str(folder / "kubeconfig"), "TOPOBUS_KUBELET_DIR": str(folder), **environment}

@@ -1,4 +1,6 @@
-"""The controller in a cluster takes allocations back: when kube-scheduler cannot place the pod, and when two writers gave one device away."""
+"""The controller in a cluster takes allocations back: when kube-scheduler cannot place the pod, and
+when two writers gave one device away.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: insufficient cpu"}]
+UNSCHEDULABLE = [
+    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: insufficient cpu"}
+]
 
 
 @pytest_asyncio.fixture
@@ -42,7 +46,10 @@ async def served(home: ClusterHome, *names: str) -> None:
 
 
 async def test_allocation_goes_elsewhere_when_the_scheduler_cannot_place_the_pod(home: ClusterHome) -> None:
-    """After the stated time the devices are taken back, in two stages, and given on another node; the pod itself is not touched."""
+    """After the stated time the devices are taken back, in two stages, and given on another node.
+
+    The pod itself is not touched.
+    """
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")
@@ -53,7 +60,9 @@ async def test_allocation_goes_elsewhere_when_the_scheduler_cannot_place_the_pod
 
     assert home.users("c") == ["p"]
     assert {key: value for key, value in home.get("Pod", "p")["spec"].items() if key != "nodeName"} == spec
-    assert "insufficient cpu" in next(message for reason, message in home.events("p") if reason == "AllocationTakenBack")
+    assert "insufficient cpu" in next(
+        message for reason, message in home.events("p") if reason == "AllocationTakenBack"
+    )
 
 
 NO_DISK = [
@@ -61,7 +70,8 @@ NO_DISK = [
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
-        "message": "0/2 nodes are available: 1 node(s) had no available disk, 1 resourceclaim not available on the node. preemption: no",
+        "message": "0/2 nodes are available: 1 node(s) had no available disk, 1 resourceclaim not available on the "
+        "node. preemption: no",
     }
 ]
 
@@ -74,7 +84,11 @@ def allocated(home: ClusterHome) -> tuple[str, ...]:
 
 
 async def test_pod_is_told_by_which_rule_it_is_kept_off_that_was_not_looked_at(home: ClusterHome) -> None:
-    """The condition names the rule in the scheduler's words until the pod has a node, and one event does; its devices stay for the stated time."""
+    """The condition names the rule in the scheduler's words until the pod has a node, and one event
+    does.
+
+    Its devices stay for the stated time.
+    """
     slowly(home, unschedulable_s=3600.0)
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
@@ -86,7 +100,10 @@ async def test_pod_is_told_by_which_rule_it_is_kept_off_that_was_not_looked_at(h
         await home.until(lambda: allocated(home)[1] == "Allocated", "the rule taken back")
 
     assert condition[0] == "True"
-    assert "does not place it: node(s) had no available disk. Topobus does not look at that before it binds devices" in condition[2]
+    assert (
+        "does not place it: node(s) had no available disk. Topobus does not look at that before it binds devices"
+        in condition[2]
+    )
     assert NO_DISK[0]["message"] in condition[2]
     assert event[0] == "RuleNotCovered"
     assert len(event[1]) <= 300
@@ -94,7 +111,10 @@ async def test_pod_is_told_by_which_rule_it_is_kept_off_that_was_not_looked_at(h
 
 
 async def test_node_that_the_scheduler_refuses_by_such_a_rule_says_so_when_no_other_fits(home: ClusterHome) -> None:
-    """After the stated time the devices are taken back; the other node has none, and the first one's miss has the scheduler's words."""
+    """After the stated time the devices are taken back.
+
+    The other node has none, and the first one's miss has the scheduler's words.
+    """
     home.put(slice_of("n2", 0), claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")
@@ -102,8 +122,8 @@ async def test_node_that_the_scheduler_refuses_by_such_a_rule_says_so_when_no_ot
         await home.until(lambda: allocated(home)[1] == "DoesNotFit", "no node that fits")
 
     assert (
-        "node n1: kube-scheduler could not place the pod there: node(s) had no available disk, which Topobus does not look at before"
-        in allocated(home)[2]
+        "node n1: kube-scheduler could not place the pod there: node(s) had no available disk, which Topobus "
+        "does not look at before" in allocated(home)[2]
     )
 
 
@@ -122,7 +142,9 @@ async def test_reservation_comes_back_when_the_pod_was_bound_meanwhile(home: Clu
 
 
 async def test_taking_back_goes_on_when_a_replica_died_between_its_stages(home: ClusterHome) -> None:
-    """What a crash left without a reservation is found in that state, and taken back by the next replica."""
+    """What a crash left without a reservation is found in that state, and taken back by the next
+    replica.
+    """
     slowly(home, settle_s=30.0)
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
@@ -136,7 +158,10 @@ async def test_taking_back_goes_on_when_a_replica_died_between_its_stages(home: 
 
 
 async def test_claim_goes_elsewhere_at_once_when_the_scheduler_took_it_back(home: ClusterHome) -> None:
-    """kube-scheduler deallocates a claim whose node it cannot use; ours is then allocated on another node, before the scheduler tries again."""
+    """kube-scheduler deallocates a claim whose node it cannot use.
+
+    Ours is then allocated on another node, before the scheduler tries again.
+    """
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")
@@ -145,7 +170,9 @@ async def test_claim_goes_elsewhere_at_once_when_the_scheduler_took_it_back(home
 
 
 class BindingApi:
-    """An API server's client beside which somebody binds the pod, at the very moment at which an intent for another node was written."""
+    """An API server's client beside which somebody binds the pod, at the very moment at which an
+    intent for another node was written.
+    """
 
     def __init__(self, api: Api, home: ClusterHome) -> None:
         self._api = api
@@ -170,7 +197,9 @@ class BindingApi:
 
 
 async def test_pod_gets_devices_where_it_is_when_it_was_bound_elsewhere_meanwhile(home: ClusterHome) -> None:
-    """A pod that somebody bound to another node than the intended one gets nothing there: the intent goes, and the claim is allocated on the pod's node."""
+    """A pod that somebody bound to another node than the intended one gets nothing there: the
+    intent goes, and the claim is allocated on the pod's node.
+    """
     home.put(claim("c"), pod("p", "c"))
     made: list[BindingApi] = []
 
@@ -188,9 +217,13 @@ async def test_pod_gets_devices_where_it_is_when_it_was_bound_elsewhere_meanwhil
 
 
 async def test_allocation_of_the_scheduler_is_left_alone_when_it_was_faster(home: ClusterHome) -> None:
-    """What kube-scheduler allocated for a pod whose gate is open is its own affair, unschedulable or not."""
+    """What kube-scheduler allocated for a pod whose gate is open is its own affair, unschedulable
+    or not.
+    """
     home.put(claim("c"), pod("p", "c"), claim("d"), pod("q", "d"))
-    allocation_of_scheduler = {"devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n2", "device": "n2-gpu-1"}]}}
+    allocation_of_scheduler = {
+        "devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n2", "device": "n2-gpu-1"}]}
+    }
     async with home.controller():
         await served(home, "p", "q")
         home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
@@ -199,7 +232,10 @@ async def test_allocation_of_the_scheduler_is_left_alone_when_it_was_faster(home
         home.server.remove("Pod", "p")
         home.put(pod("p2", "c", gates=()))
         home.set_status(
-            "ResourceClaim", "c", allocation=allocation_of_scheduler, reservedFor=[{"resource": "pods", "name": "p2", "uid": uid}]
+            "ResourceClaim",
+            "c",
+            allocation=allocation_of_scheduler,
+            reservedFor=[{"resource": "pods", "name": "p2", "uid": uid}],
         )
         home.set_status("Pod", "p2", conditions=UNSCHEDULABLE)
         home.set_status("Pod", "q", conditions=UNSCHEDULABLE)
@@ -222,7 +258,10 @@ async def test_shared_claim_stays_when_another_pod_uses_it(home: ClusterHome) ->
 
 
 async def test_ours_gives_way_when_the_scheduler_gave_the_same_device_away(home: ClusterHome) -> None:
-    """Two writers to two claims may take one device; ours is taken back and allocated anew, and both claims' users are told."""
+    """Two writers to two claims may take one device.
+
+    Ours is taken back and allocated anew, and both claims' users are told.
+    """
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")
@@ -237,7 +276,10 @@ async def test_ours_gives_way_when_the_scheduler_gave_the_same_device_away(home:
 
 
 async def test_ours_stays_when_its_pod_runs_already(home: ClusterHome) -> None:
-    """A pod that is bound keeps its claim whatever else was allocated; the node lets only one of the two prepare."""
+    """A pod that is bound keeps its claim whatever else was allocated.
+
+    The node lets only one of the two prepare.
+    """
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")
@@ -252,7 +294,9 @@ async def test_ours_stays_when_its_pod_runs_already(home: ClusterHome) -> None:
 
 
 async def test_same_node_is_tried_again_when_no_other_is_left(home: ClusterHome) -> None:
-    """A pod that fits on one node only gets its devices there again: what kept the scheduler away may go."""
+    """A pod that fits on one node only gets its devices there again: what kept the scheduler away
+    may go.
+    """
     home.server.remove("Node", "n2")
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
@@ -263,7 +307,9 @@ async def test_same_node_is_tried_again_when_no_other_is_left(home: ClusterHome)
 
 
 async def test_pod_gets_devices_on_its_node_when_it_was_bound_after_they_were_taken_back(home: ClusterHome) -> None:
-    """A binding that overtakes even the second stage leaves no pod without devices: they are allocated anew where it is."""
+    """A binding that overtakes even the second stage leaves no pod without devices: they are
+    allocated anew where it is.
+    """
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")

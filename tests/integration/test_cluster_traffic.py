@@ -1,4 +1,6 @@
-"""What the controller in a cluster asks of the API server while pods come: one list a kind, watches, and three writes for a pod with a claim."""
+"""What the controller in a cluster asks of the API server while pods come: one list a kind,
+watches, and three writes for a pod with a claim.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class Filling:
             self.home.put(claim_object(number), pod_object(number))
         self._made += count
         await self.home.until(
-            lambda: len([pod for pod in self.home.server.objects("Pod") if not pod["spec"].get("schedulingGates")]) == self._made, "gates"
+            lambda: (
+                len([pod for pod in self.home.server.objects("Pod") if not pod["spec"].get("schedulingGates")])
+                == self._made
+            ),
+            "gates",
         )
 
     def asked(self, verb: str) -> Counter[str]:
@@ -59,7 +65,9 @@ class Filling:
 
     def faults(self) -> list[str]:
         """Say what is wrong with claims and ledgers."""
-        claims = [claim for claim in self.home.server.objects("ResourceClaim") if claim["metadata"]["namespace"] == NAMESPACE]
+        claims = [
+            claim for claim in self.home.server.objects("ResourceClaim") if claim["metadata"]["namespace"] == NAMESPACE
+        ]
         return faults_of(claims, [node.ledger for node in self.nodes])
 
 
@@ -83,7 +91,9 @@ async def filling(nats_server: NatsServer, bus: Bus, record: NodeRecord, tmp_pat
 
 
 async def test_controller_lists_once_and_writes_three_times_a_claim_when_pods_come(filling: Filling) -> None:
-    """One list and one watch a kind, no read of a single object, and for each pod the intent, the status and the gate: nothing else is asked in a fill."""
+    """One list and one watch a kind, no read of a single object, and for each pod the intent, the
+    status and the gate: nothing else is asked in a fill.
+    """
     async with filling.home.controller():
         await filling.fill(CLAIMS)
 
@@ -97,7 +107,9 @@ async def test_controller_lists_once_and_writes_three_times_a_claim_when_pods_co
 
 
 async def test_controller_watches_on_without_a_list_when_watches_are_cut(filling: Filling) -> None:
-    """A cut watch goes on from its last version: no kind is listed again, and what came meanwhile is served."""
+    """A cut watch goes on from its last version: no kind is listed again, and what came meanwhile
+    is served.
+    """
     async with filling.home.controller():
         await filling.fill(5)
         filling.home.server.close_watches()
@@ -117,7 +129,9 @@ async def test_controller_lists_again_only_when_the_history_is_gone(filling: Fil
         filling.home.put(claim_object(1_000))
         filling.home.server.compact()
         filling.home.server.close_watches()
-        await filling.home.until(lambda: filling.asked("list") == Counter(dict.fromkeys(PLURALS, 2)), "a second list of each kind")
+        await filling.home.until(
+            lambda: filling.asked("list") == Counter(dict.fromkeys(PLURALS, 2)), "a second list of each kind"
+        )
         await filling.fill(5)
 
         assert filling.asked("list") == Counter(dict.fromkeys(PLURALS, 2))
@@ -125,18 +139,28 @@ async def test_controller_lists_again_only_when_the_history_is_gone(filling: Fil
 
 
 async def test_pods_get_other_devices_when_their_intents_are_written_at_the_same_time(filling: Filling) -> None:
-    """Intents that are under way count as taken: sixteen pods that are planned before any intent is stored want sixteen devices, and no intent is withdrawn."""
+    """Intents that are under way count as taken: sixteen pods that are planned before any intent is
+    stored want sixteen devices, and no intent is withdrawn.
+    """
     async with filling.home.controller():
         await filling.fill(1)
         await filling.fill(40)
 
-        intents = [request for request in filling.home.server.requests if request.method == "PATCH" and "resourceclaims/" in request.path]
+        intents = [
+            request
+            for request in filling.home.server.requests
+            if request.method == "PATCH" and "resourceclaims/" in request.path
+        ]
         assert len(intents) == 2 * 41
         assert filling.faults() == []
 
 
 async def test_pods_that_fit_nowhere_are_told_once_and_counted_in_one_event(filling: Filling) -> None:
-    """Of 30 pods that wait each has its condition; of the 60 words to them and their claims 25 are Events of their own, and one Event stands for the rest, whatever is served meanwhile."""
+    """Of 30 pods that wait each has its condition.
+
+    Of the 60 words to them and their claims 25 are Events of their own, and one Event stands for
+    the rest, whatever is served meanwhile.
+    """
     clock = ManualClock()
     for number in range(2_000, 2_030):
         filling.home.put(claim_object(number, devices=9), pod_object(number))
@@ -150,13 +174,21 @@ async def test_pods_that_fit_nowhere_are_told_once_and_counted_in_one_event(fill
         await filling.home.until(lambda: filling.asked("patch")["events"] == 1, "the count of the others")
 
         assert filling.asked("create") == {"events": 26}
-        assert filling.asked("patch") == {"pods/status": 30, "pods": 10, "resourceclaims": 10, "resourceclaims/status": 10, "events": 1}
+        assert filling.asked("patch") == {
+            "pods/status": 30,
+            "pods": 10,
+            "resourceclaims": 10,
+            "resourceclaims/status": 10,
+            "events": 1,
+        }
         assert max(event["count"] for event in filling.home.server.objects("Event")) == 35
 
 
 @pytest.mark.real_server
 async def test_fill_goes_on_without_loss_when_a_replica_is_killed(record: NodeRecord) -> None:
-    """Two replicas fill a cluster, one is killed half way: the other goes on, every claim has its devices, no device two claims, and the ledgers say the same."""
+    """Two replicas fill a cluster, one is killed half way: the other goes on, every claim has its
+    devices, no device two claims, and the ledgers say the same.
+    """
     async with fill_rig(record, 6) as rig:
         figures = await measure_fill(rig, 6, 36, kills=True)
 

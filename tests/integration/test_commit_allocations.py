@@ -1,4 +1,6 @@
-"""One suite for the write protocol of an allocation over both stores: what a rival, a node and a lost answer do to a group of claims."""
+"""One suite for the write protocol of an allocation over both stores: what a rival, a node and a
+lost answer do to a group of claims.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +86,19 @@ class Home:
         self.rules = _Rules(is_bound=is_bound)
         self.decisions = _Decisions(bus)
         ledgers = NodeLedgers(bus, ClusterState(), 1.0)
-        self.committer = AllocationCommitter(ObjectWriter(place.store), ledgers, self.decisions, ControllerMetrics(CollectorRegistry()))
+        self.committer = AllocationCommitter(
+            ObjectWriter(place.store), ledgers, self.decisions, ControllerMetrics(CollectorRegistry())
+        )
 
     async def claims(self) -> list[Member]:
         """Make both claims."""
-        spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}}]}}
+        spec = {
+            "devices": {
+                "requests": [
+                    {"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}}
+                ]
+            }
+        }
         members: list[Member] = []
         for key in (FIRST, SECOND):
             metadata = {"name": key.name, "namespace": key.namespace, "uid": f"uid-{key.name}"}
@@ -100,13 +110,17 @@ class Home:
 
     async def attempted(self, driver: str = "gpu.example.com") -> list[Attempted]:
         """Make both claims and write an attempt into each."""
-        return await self.committer.attempt("n1", await self.claims(), [_devices(driver, "d0"), _devices(driver, "d1")], pod=self.pod)
+        return await self.committer.attempt(
+            "n1", await self.claims(), [_devices(driver, "d0"), _devices(driver, "d1")], pod=self.pod
+        )
 
     async def rival_writes(self, key: ObjectKey) -> None:
         """Let somebody else change a claim."""
         newest = await self.place.rival.get(key)
         assert newest is not None
-        value = msgspec.structs.replace(newest.value, metadata={**newest.value.metadata, "labels": {"written": "meanwhile"}})
+        value = msgspec.structs.replace(
+            newest.value, metadata={**newest.value.metadata, "labels": {"written": "meanwhile"}}
+        )
         assert isinstance(await self.place.rival.put(key, newest.revision, value), Stored)
 
     async def are_allocated(self) -> list[bool]:
@@ -116,7 +130,9 @@ class Home:
 
 
 def _devices(driver: str, device: str) -> AllocationResult:
-    return AllocationResult(devices=DevicesAllocated(results=(GrantedDevice(request="r", driver=driver, pool="n1", device=device),)))
+    return AllocationResult(
+        devices=DevicesAllocated(results=(GrantedDevice(request="r", driver=driver, pool="n1", device=device),))
+    )
 
 
 @pytest_asyncio.fixture(params=["stand-alone", "cluster"])
@@ -130,7 +146,9 @@ async def home(request: pytest.FixtureRequest, bus: Bus, tmp_path: Path) -> Asyn
 
 
 async def test_group_is_allocated_and_told_when_nobody_else_writes(home: Home) -> None:
-    """Each claim has its devices by the write that follows its attempt, and each decision is told under the id of its operation."""
+    """Each claim has its devices by the write that follows its attempt, and each decision is told
+    under the id of its operation.
+    """
     group = await home.attempted()
 
     assert await home.committer.commit(group, home.rules) is Progress.ON
@@ -144,22 +162,31 @@ async def test_group_is_allocated_and_told_when_nobody_else_writes(home: Home) -
 
 
 async def test_attempts_end_with_the_first_that_is_lost(home: Home) -> None:
-    """A claim that somebody wrote since has no attempt, and neither have those after it: they are decided on anew."""
+    """A claim that somebody wrote since has no attempt, and neither have those after it: they are
+    decided on anew.
+    """
     members = await home.claims()
     await home.rival_writes(FIRST)
 
-    group = await home.committer.attempt("n1", members, [_devices("gpu.example.com", "d0"), _devices("gpu.example.com", "d1")])
+    group = await home.committer.attempt(
+        "n1", members, [_devices("gpu.example.com", "d0"), _devices("gpu.example.com", "d1")]
+    )
 
     assert group == []
     claims = [await home.place.rival.get(key) for key in (FIRST, SECOND)]
     assert [claim is not None and attempts.was_attempted(claim.value) for claim in claims] == [False, False]
 
 
-@pytest.mark.parametrize(("key", "are_allocated"), [(FIRST, [False, False]), (SECOND, [True, False])], ids=["first", "second"])
+@pytest.mark.parametrize(
+    ("key", "are_allocated"), [(FIRST, [False, False]), (SECOND, [True, False])], ids=["first", "second"]
+)
 async def test_claim_is_not_allocated_when_somebody_wrote_it_since_its_attempt(
     home: Home, key: ObjectKey, are_allocated: list[bool]
 ) -> None:
-    """The allocation is written onto the version that has the attempt and no other; what was written before that is told of, and those after it wait."""
+    """The allocation is written onto the version that has the attempt and no other.
+
+    What was written before that is told of, and those after it wait.
+    """
     group = await home.attempted()
     await home.rival_writes(key)
 
@@ -181,11 +208,18 @@ async def test_nothing_is_written_when_the_rules_say_later(home: Home) -> None:
 
 
 async def test_group_gives_way_when_the_node_refuses_one_of_it(home: Home) -> None:
-    """No claim of a group is allocated before the node holds the devices of all; a refusal of the second takes the first back as well."""
+    """No claim of a group is allocated before the node holds the devices of all.
+
+    A refusal of the second takes the first back as well.
+    """
 
     async def place(request: PlaceRequest) -> PlaceReply:
         owner = request.pod.owner.name
-        result = Refusal(reasons=(Reason(code="taken", message="it is held"),)) if owner == SECOND.name else Placement(containers=())
+        result = (
+            Refusal(reasons=(Reason(code="taken", message="it is held"),))
+            if owner == SECOND.name
+            else Placement(containers=())
+        )
         return PlaceReply(decision_id="d", node="n1", result=result)
 
     await home.bus.answer(catalogue.PLACE, place, node="n1")
@@ -200,7 +234,10 @@ async def test_group_gives_way_when_the_node_refuses_one_of_it(home: Home) -> No
 
 
 async def test_commit_goes_on_when_an_answer_was_lost_after_the_write(home: Home) -> None:
-    """A write without an answer ends the work; who begins anew with what is there finds the claim allocated and the other one's attempt."""
+    """A write without an answer ends the work.
+
+    Who begins anew with what is there finds the claim allocated and the other one's attempt.
+    """
     group = await home.attempted()
     home.place.peer.lost = "answer"
 
@@ -217,7 +254,9 @@ async def test_commit_goes_on_when_an_answer_was_lost_after_the_write(home: Home
 
 
 async def test_reservation_is_written_once_and_taken_off_again(home: Home) -> None:
-    """A pod is among a claim's users once, however often it is reserved, and not when the claim is another by now."""
+    """A pod is among a claim's users once, however often it is reserved, and not when the claim is
+    another by now.
+    """
     group = await home.attempted()
     await home.committer.commit(group, home.rules)
     user = PodRef("default", "q", "uid-q")

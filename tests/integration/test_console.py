@@ -1,4 +1,6 @@
-"""The console as a real process: who gets in, what a browser is told, and the live stream of a fleet."""
+"""The console as a real process: who gets in, what a browser is told, and the live stream of a
+fleet.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ pytestmark = pytest.mark.integration
 PASSWORD = "correct-horse-battery"
 SICK = DeviceHealth(
     state=HealthState.UNHEALTHY,
-    conditions=(Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="gone"),),
+    conditions=(
+        Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="gone"),
+    ),
 )
 
 
@@ -50,14 +54,20 @@ def inventory(generation: int, health: DeviceHealth = HEALTHY) -> Inventory:
 @asynccontextmanager
 async def console(server: NatsServer, **page: str) -> AsyncIterator[tuple[Service, int]]:
     """Run a console at a free port."""
-    settings = {"TOPOBUS_CONSOLE__PAGE__PORT": "0", **{f"TOPOBUS_CONSOLE__PAGE__{key.upper()}": value for key, value in page.items()}}
+    settings = {
+        "TOPOBUS_CONSOLE__PAGE__PORT": "0",
+        **{f"TOPOBUS_CONSOLE__PAGE__{key.upper()}": value for key, value in page.items()},
+    }
     async with service("console", server.url, settings) as running:
         line = await running.logged("console.listening")
         yield running, urlsplit(line["url"]).port or 0
 
 
 async def test_console_lets_in_who_knows_the_password_when_it_has_one(nats_server: NatsServer, tmp_path: Path) -> None:
-    """Without a session the page leads to the login and the stream is refused; the right password gives a cookie that scripts and other sites cannot use."""
+    """Without a session the page leads to the login and the stream is refused.
+
+    The right password gives a cookie that scripts and other sites cannot use.
+    """
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\n", encoding="utf-8")
     async with console(nats_server, password_file=str(file), attempts="2") as (_, port):
@@ -81,7 +91,10 @@ async def test_console_lets_in_who_knows_the_password_when_it_has_one(nats_serve
 
 
 async def test_console_refuses_other_names_and_foreign_content_when_it_answers(nats_server: NatsServer) -> None:
-    """A request under a name that is not the console's is refused (DNS rebinding); every answer says that the page may load nothing from elsewhere."""
+    """A request under a name that is not the console's is refused (DNS rebinding).
+
+    Every answer says that the page may load nothing from elsewhere.
+    """
     async with console(nats_server) as (_, port):
         rebound = await ask(port, "/", Host=f"evil.example:{port}")
         page = await ask(port, "/")
@@ -95,7 +108,10 @@ async def test_console_refuses_other_names_and_foreign_content_when_it_answers(n
 
 
 async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_server: NatsServer, bus: Bus) -> None:
-    """A page first gets all there is, then what changes; who comes back with the last id gets only what was missed."""
+    """A page first gets all there is, then what changes.
+
+    Who comes back with the last id gets only what was missed.
+    """
     pod = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
     await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
     async with console(nats_server) as (_, port):
@@ -104,7 +120,13 @@ async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_s
             assert kind == "snapshot"
             assert [(entry["topic"], entry["value"]["classes"][0]["free"]) for entry in entries] == [("nodes", 2)]
             event = HealthEvent(
-                node=NODE, device_class="gpu", device="gpu-0", health=SICK, generation=1, pods=(pod,), time="2026-11-24T00:00:00Z"
+                node=NODE,
+                device_class="gpu",
+                device="gpu-0",
+                health=SICK,
+                generation=1,
+                pods=(pod,),
+                time="2026-11-24T00:00:00Z",
             )
             await bus.publish(HEALTH, event, event_id="e-1", node=NODE, device_class="gpu", device="gpu-0")
             await bus.put(INVENTORY, inventory(2, SICK), node=NODE, device_class="gpu")
@@ -120,12 +142,23 @@ async def test_stream_tells_a_fault_with_its_pods_when_a_device_gets_sick(nats_s
 
 
 async def test_stream_tells_no_first_event_of_a_device_that_is_well(bus: Bus) -> None:
-    """A node that comes has one event for each of its devices, hundreds that say nothing; that one is well again is told."""
+    """A node that comes has one event for each of its devices, hundreds that say nothing.
+
+    That one is well again is told.
+    """
     followers = Followers(bus, ConsoleSettings(), ManualClock())
     following = asyncio.create_task(followers.run())
     await followers.is_settled.wait()
     events = [
-        HealthEvent(node=NODE, device_class="gpu", device=device, health=health, previous=previous, generation=generation, time="t")
+        HealthEvent(
+            node=NODE,
+            device_class="gpu",
+            device=device,
+            health=health,
+            previous=previous,
+            generation=generation,
+            time="t",
+        )
         for device, health, previous, generation in (
             ("gpu-0", HEALTHY, None, 1),
             ("gpu-1", SICK, None, 1),
@@ -146,7 +179,10 @@ async def test_stream_tells_no_first_event_of_a_device_that_is_well(bus: Bus) ->
 
 
 async def test_stream_tells_who_is_silent_when_topology_says_so_and_when_it_says_nothing_more(bus: Bus) -> None:
-    """A device service that its topology hears no more is shown, its devices are Unknown; so is a topology that has stopped to talk, until it talks again."""
+    """A device service that its topology hears no more is shown, its devices are Unknown.
+
+    So is a topology that has stopped to talk, until it talks again.
+    """
     clock = ManualClock()
     word = NodeAlignment(node=NODE, unheard_classes={"gpu": "2026-11-28T00:00:00.000000Z"})
     await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
@@ -178,7 +214,10 @@ async def _shown(followers: Followers, is_shown: Callable[[], bool]) -> None:
 
 
 async def test_stream_refuses_one_page_more_when_all_are_taken(nats_server: NatsServer, bus: Bus) -> None:
-    """The number of open pages has a bound, and who is refused hears it; the pages that are open go on."""
+    """The number of open pages has a bound, and who is refused hears it.
+
+    The pages that are open go on.
+    """
     async with console(nats_server, streams="1") as (_, port), stream(port) as events:
         await anext(events)
         refused = await ask(port, "/api/stream")
@@ -190,7 +229,11 @@ async def test_stream_refuses_one_page_more_when_all_are_taken(nats_server: Nats
 
 
 async def test_page_answers_when_one_address_holds_all_it_can(nats_server: NatsServer) -> None:
-    """Who only holds connections open, without a whole request, loses the oldest of them to the next one; a browser of the same address gets in."""
+    """Who only holds connections open, without a whole request, loses the oldest of them to the
+    next one.
+
+    A browser of the same address gets in.
+    """
     async with console(nats_server, streams="1") as (_, port):
         held = []
         for _ in range(80):
@@ -208,7 +251,11 @@ async def test_page_answers_when_one_address_holds_all_it_can(nats_server: NatsS
 
 
 async def test_stream_gives_its_place_to_another_page_when_it_had_it_for_a_while(bus: Bus) -> None:
-    """Of the address with the most pages the oldest ends, so that nobody keeps everybody out by idle ones; a page just opened is not pushed out."""
+    """Of the address with the most pages the oldest ends, so that nobody keeps everybody out by
+    idle ones.
+
+    A page just opened is not pushed out.
+    """
     clock = ManualClock()
     followers = Followers(bus, ConsoleSettings(), clock)
     following = asyncio.create_task(followers.run())
@@ -278,8 +325,13 @@ async def _command(server: NatsServer, port: int) -> AsyncIterator[asyncio.subpr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-async def test_command_leaves_nothing_behind_when_a_signal_ends_it(nats_server: NatsServer, number: signal.Signals) -> None:
-    """The address is printed when the page is there; who has it is let in, and nobody else; after the signal nobody answers there any more."""
+async def test_command_leaves_nothing_behind_when_a_signal_ends_it(
+    nats_server: NatsServer, number: signal.Signals
+) -> None:
+    """The address is printed when the page is there; who has it is let in, and nobody else.
+
+    After the signal nobody answers there any more.
+    """
     async with _command(nats_server, 0) as process:
         assert process.stdout is not None
         url = urlsplit((await process.stdout.readline()).decode().split()[1])

@@ -1,4 +1,6 @@
-"""The console's page in a real browser: a sick GPU is clicked, the keyboard is enough, no width makes it scroll sideways, and its texts can be read."""
+"""The console's page in a real browser: a sick GPU is clicked, the keyboard is enough, no width
+makes it scroll sideways, and its texts can be read.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,17 @@ pytestmark = [
 SICK = DeviceHealth(
     state=HealthState.UNHEALTHY,
     conditions=(
-        Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="config space reads ff"),
+        Condition(
+            dimension=Dimension.PRESENCE,
+            state=HealthState.UNHEALTHY,
+            reason="fell-off-bus",
+            message="config space reads ff",
+        ),
     ),
 )
 TRAINER = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
-# The ratio of WCAG 2.2 (1.4.3) for every element with text of its own, against the nearest background that is not transparent; gives those below 4.5.
+# The ratio of WCAG 2.2 (1.4.3) for every element with text of its own, against the nearest
+# background that is not transparent; gives those below 4.5.
 CONTRAST = """(() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = (color) => { const [r, g, b] = color.slice(0, 3).map((c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
@@ -51,25 +59,46 @@ CONTRAST = """(() => {
     if ((a + 0.05) / (b + 0.05) < 4.5) bad.push(element.textContent);
   }
   return looked > 20 ? bad : ["only " + looked + " texts"];
-})()"""
+})()"""  # noqa: E501
 
 
 @pytest_asyncio.fixture
 async def url(nats_server: NatsServer, bus: Bus) -> AsyncIterator[str]:
     """A console of a node with two sockets and four GPUs, of which a pod holds a sick one."""
     cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=cpu // 16, numa_node=cpu // 16) for cpu in range(32))
-    nodes = tuple(NumaNode(id=node, cpus=CpuSet(*range(16 * node, 16 * node + 16)), memory_bytes=2**38) for node in range(2))
+    nodes = tuple(
+        NumaNode(id=node, cpus=CpuSet(*range(16 * node, 16 * node + 16)), memory_bytes=2**38) for node in range(2)
+    )
     gpus = tuple(
-        Device(name=f"gpu-{number}", device_class="gpu", model="H100", numa_nodes=NodeSet(number // 2), pcie_root=f"pci0000:{number // 2}0")
+        Device(
+            name=f"gpu-{number}",
+            device_class="gpu",
+            model="H100",
+            numa_nodes=NodeSet(number // 2),
+            pcie_root=f"pci0000:{number // 2}0",
+        )
         for number in range(4)
     )
     address = PciAddress(0, 0x18, 0, 0)
-    sick = Device(name="gpu-0", device_class="gpu", model="H100", numa_nodes=NodeSet(0), pci=address, pcie_root="pci0000:00", health=SICK)
-    allocation = Allocation(owner=TRAINER, holdings=(Holding(container="main", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1, 2, 3)),))
+    sick = Device(
+        name="gpu-0",
+        device_class="gpu",
+        model="H100",
+        numa_nodes=NodeSet(0),
+        pci=address,
+        pcie_root="pci0000:00",
+        health=SICK,
+    )
+    allocation = Allocation(
+        owner=TRAINER, holdings=(Holding(container="main", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1, 2, 3)),)
+    )
     await bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=cpus, distances=((10, 21), (21, 10))), node=NODE)
     await bus.put(LEDGER, Ledger(node=NODE, allocations={TRAINER.key: allocation}), node=NODE)
     await bus.put(
-        INVENTORY, Inventory(node=NODE, device_class="gpu", generation=1, devices=(sick, *gpus[1:])), node=NODE, device_class="gpu"
+        INVENTORY,
+        Inventory(node=NODE, device_class="gpu", generation=1, devices=(sick, *gpus[1:])),
+        node=NODE,
+        device_class="gpu",
     )
     async with service("console", nats_server.url, {"TOPOBUS_CONSOLE__PAGE__PORT": "0"}) as running:
         yield (await running.logged("console.listening"))["url"]
@@ -77,7 +106,9 @@ async def url(nats_server: NatsServer, bus: Bus) -> AsyncIterator[str]:
 
 async def _drawn(page: Page, url: str, **window: object) -> None:
     await page.show(url, **window)  # type: ignore[arg-type]  # width, height, scheme
-    await page.until("document.querySelectorAll('#drawing .device').length === 4 && document.querySelector('#sick-rows .row')")
+    await page.until(
+        "document.querySelectorAll('#drawing .device').length === 4 && document.querySelector('#sick-rows .row')"
+    )
     if folder := os.environ.get("CONSOLE_PICTURES"):
         picture = await page.send("Page.captureScreenshot", format="png")
         file = Path(folder, f"console-{'-'.join(map(str, window.values())) or 'default'}.png")
@@ -97,11 +128,17 @@ async def test_click_on_a_sick_gpu_shows_its_pods_and_the_reason(url: str) -> No
 
 
 async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(url: str) -> None:
-    """Owner's letter and health sign stand before the device, its cores carry the letter, and the legend says whose it is."""
+    """Owner's letter and health sign stand before the device, its cores carry the letter, and the
+    legend says whose it is.
+    """
     async with open_page() as page:
         await _drawn(page, url)
-        device = await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').innerText.replace(/\\s+/g, ' ')")
-        cores = await page.run("[...document.querySelectorAll('.panel:first-child .core')].map((core) => core.textContent).join('')")
+        device = await page.run(
+            "document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').innerText.replace(/\\s+/g, ' ')"
+        )
+        cores = await page.run(
+            "[...document.querySelectorAll('.panel:first-child .core')].map((core) => core.textContent).join('')"
+        )
         legend = await page.run("document.querySelector('.legend').innerText.replace(/\\s+/g, ' ')")
 
     assert device == "T!gpu-0 fell-off-bus"
@@ -110,7 +147,9 @@ async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(u
 
 
 async def test_silent_service_is_shown_first_among_what_is_not_well(url: str, bus: Bus) -> None:
-    """A device service that does not answer stands before sick devices, and its row says since when."""
+    """A device service that does not answer stands before sick devices, and its row says since
+    when.
+    """
     word = NodeAlignment(node=NODE, unheard_classes={"nic": "2026-11-28T00:00:00.000000Z"})
     await bus.put(ALIGNMENT, word, node=NODE)
     async with open_page() as page:
@@ -123,13 +162,17 @@ async def test_silent_service_is_shown_first_among_what_is_not_well(url: str, bu
 
 
 async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
-    """Tab reaches the drawing with a focus that is seen, arrows move in it, Enter opens a device, Escape closes it and gives the focus back."""
+    """Tab reaches the drawing with a focus that is seen, arrows move in it, Enter opens a device,
+    Escape closes it and gives the focus back.
+    """
     async with open_page() as page:
         await _drawn(page, url)
         for _ in range(4):
             # The link to the drawing, what is not well, the list of nodes, the drawing.
             await page.key("Tab")
-        first = await page.run("[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]")
+        first = await page.run(
+            "[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]"
+        )
         await page.key("ArrowDown")
         second = await page.run("document.activeElement.dataset.key")
         await page.key("Enter")
@@ -144,9 +187,12 @@ async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(400, 800, "light"), (1440, 900, "light"), (1440, 900, "dark"), (3840, 2160, "dark")]
+    ("width", "height", "scheme"),
+    [(400, 800, "light"), (1440, 900, "light"), (1440, 900, "dark"), (3840, 2160, "dark")],
 )
-async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_theme(url: str, width: int, height: int, scheme: str) -> None:
+async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_theme(
+    url: str, width: int, height: int, scheme: str
+) -> None:
     """No width scrolls sideways, and each text has a contrast of 4.5:1 or more in both themes."""
     async with open_page() as page:
         await _drawn(page, url, width=width, height=height, scheme=scheme)
@@ -158,9 +204,16 @@ async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_the
 
 
 async def test_node_has_an_address_that_can_be_opened_and_gone_back_to(url: str, bus: Bus) -> None:
-    """A click on a node changes the page's address; the address opens that node, and the browser's way back the one before."""
-    inventory = Inventory(node="n2", device_class="gpu", generation=1, devices=(Device(name="gpu-7", device_class="gpu"),))
-    await bus.put(MACHINE, Machine(node="n2", numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=()), node="n2")
+    """A click on a node changes the page's address.
+
+    The address opens that node, and the browser's way back the one before.
+    """
+    inventory = Inventory(
+        node="n2", device_class="gpu", generation=1, devices=(Device(name="gpu-7", device_class="gpu"),)
+    )
+    await bus.put(
+        MACHINE, Machine(node="n2", numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=()), node="n2"
+    )
     await bus.put(INVENTORY, inventory, node="n2", device_class="gpu")
     async with open_page() as page:
         await _drawn(page, url)
@@ -193,19 +246,28 @@ async def test_owner_of_the_legend_says_what_it_has(url: str) -> None:
 async def test_owners_have_other_colours_when_their_letters_differ(url: str, bus: Bus) -> None:
     """Twelve owners of one node are twelve colours, as long as their letters are not twelve apart."""
     owners = [Owner(kind=OwnerKind.POD, name=name, uid=name) for name in "abcdefghijkl"]
-    ledger = Ledger(node=NODE, sequence=9, allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners})
+    ledger = Ledger(
+        node=NODE,
+        sequence=9,
+        allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners},
+    )
     await bus.put(LEDGER, ledger, node=NODE)
     async with open_page() as page:
         await _drawn(page, url)
         await page.until("document.querySelectorAll('.owner').length === 12")
-        colours = await page.run("[...document.querySelectorAll('.owner .sign')].map((sign) => getComputedStyle(sign).backgroundColor)")
+        colours = await page.run(
+            "[...document.querySelectorAll('.owner .sign')].map((sign) => getComputedStyle(sign).backgroundColor)"
+        )
 
     assert len(set(colours)) == 12
 
 
 @pytest.mark.parametrize("width", [400, 1440])
 async def test_what_is_not_well_stands_first_and_dialogs_are_one(url: str, bus: Bus, width: int) -> None:
-    """At any width above fleet and drawing; what the list opens has model, address and NUMA node, and says its reason once."""
+    """At any width above fleet and drawing.
+
+    What the list opens has model, address and NUMA node, and says its reason once.
+    """
     async with open_page() as page:
         await _drawn(page, url, width=width, height=800)
         tops = await page.run("['sick', 'fleet'].map((id) => document.getElementById(id).getBoundingClientRect().top)")
@@ -224,9 +286,14 @@ async def test_what_is_not_well_stands_first_and_dialogs_are_one(url: str, bus: 
 
 
 async def test_nodes_are_searched_and_sick_ones_first_when_there_are_many(url: str, bus: Bus) -> None:
-    """Beyond some nodes there is a field that finds names, classes and states; the sick node stands first."""
+    """Beyond some nodes there is a field that finds names, classes and states.
+
+    The sick node stands first.
+    """
     for number in range(12):
-        inventory = Inventory(node=f"a{number}", device_class="nic", generation=1, devices=(Device(name="nic-0", device_class="nic"),))
+        inventory = Inventory(
+            node=f"a{number}", device_class="nic", generation=1, devices=(Device(name="nic-0", device_class="nic"),)
+        )
         await bus.put(INVENTORY, inventory, node=f"a{number}", device_class="nic")
     names = "[...document.querySelectorAll('#nodes .row')].map((row) => row.dataset.key)"
     async with open_page() as page:
@@ -234,11 +301,13 @@ async def test_nodes_are_searched_and_sick_ones_first_when_there_are_many(url: s
         await page.until("document.querySelectorAll('#nodes .row').length === 13")
         all_names = await page.run(names)
         await page.run(
-            "document.querySelector('#filter').value = 'a1 nic'; document.querySelector('#filter').dispatchEvent(new Event('input'))"
+            "document.querySelector('#filter').value = 'a1 nic'; "
+            "document.querySelector('#filter').dispatchEvent(new Event('input'))"
         )
         filtered = await page.run(names)
         await page.run(
-            "document.querySelector('#filter').value = 'sick'; document.querySelector('#filter').dispatchEvent(new Event('input'))"
+            "document.querySelector('#filter').value = 'sick'; "
+            "document.querySelector('#filter').dispatchEvent(new Event('input'))"
         )
         sick = await page.run(names)
 
@@ -260,7 +329,9 @@ async def test_wrong_password_is_told_where_it_is_typed(nats_server: NatsServer,
         await page.until("document.readyState === 'complete' && document.querySelector('#wrong')")
         before = await page.run(shown)
         await page.run(type_in.format("wrong"))
-        await page.until("location.hash === '#wrong' && document.readyState === 'complete' && document.querySelector('#wrong')")
+        await page.until(
+            "location.hash === '#wrong' && document.readyState === 'complete' && document.querySelector('#wrong')"
+        )
         after = await page.run(shown)
         await page.run(type_in.format("correct-horse-battery"))
         await page.until("location.pathname === '/'")

@@ -1,4 +1,6 @@
-"""The console where claims and pods are at a cluster's API server: what waits is shown with the reason, by rights that only read."""
+"""The console where claims and pods are at a cluster's API server: what waits is shown with the
+reason, by rights that only read.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,13 @@ async def cluster_console(server: ApiServerSimulator, nats_url: str, folder: Pat
 
 
 async def test_console_shows_what_waits_in_a_cluster_with_the_reason(nats_server: NatsServer, tmp_path: Path) -> None:
-    """A pod behind the gate and its claim wait for the reason that the controller wrote; a pod that runs never is; with the gate open and the claim allocated both are gone."""
-    conditions = [{"type": "topobus.dev/Allocated", "status": "False", "reason": "NoDevices", "message": "n1: all in use"}]
+    """A pod behind the gate and its claim wait for the reason that the controller wrote.
+
+    A pod that runs never is; with the gate open and the claim allocated both are gone.
+    """
+    conditions = [
+        {"type": "topobus.dev/Allocated", "status": "False", "reason": "NoDevices", "message": "n1: all in use"}
+    ]
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         server.put({**pod("runs"), "spec": {"containers": [{"name": "main", "image": "x"}], "nodeName": "n1"}})
         server.put(claim("big", count=9))
@@ -51,7 +58,8 @@ async def test_console_shows_what_waits_in_a_cluster_with_the_reason(nats_server
             page = Shown(events)
             await page.until(
                 lambda page: (
-                    all(entry["is_told"] or entry["users"] for entry in page.topic("waiting").values()) and len(page.topic("waiting")) == 2
+                    all(entry["is_told"] or entry["users"] for entry in page.topic("waiting").values())
+                    and len(page.topic("waiting")) == 2
                 )
             )
             seen = dict(page.topic("waiting"))
@@ -60,7 +68,11 @@ async def test_console_shows_what_waits_in_a_cluster_with_the_reason(nats_server
             server.put({**claim("big", count=9), "status": {"allocation": {"devices": {"results": []}}}})
             await page.until(lambda page: not page.topic("waiting"))
             unused = server.rights_unused(USER)
-        refused = [f"{request.method} {request.path}" for request in server.requests if request.code == 403 or request.method != "GET"]
+        refused = [
+            f"{request.method} {request.path}"
+            for request in server.requests
+            if request.code == 403 or request.method != "GET"
+        ]
 
     assert {key: (entry["reason"], entry["message"]) for key, entry in seen.items()} == {
         "pod/default/p": ("NoDevices", "n1: all in use"),
@@ -71,7 +83,10 @@ async def test_console_shows_what_waits_in_a_cluster_with_the_reason(nats_server
 
 
 async def test_console_says_so_when_the_api_server_does_not_answer(nats_server: NatsServer, tmp_path: Path) -> None:
-    """The page goes on with what it knows, and shows the API server as silent; a missing right is named."""
+    """The page goes on with what it knows, and shows the API server as silent.
+
+    A missing right is named.
+    """
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         server.refuse("GET", "resourceclaims", code=403, reason="Forbidden", times=1000)
         async with cluster_console(server, nats_server.url, tmp_path) as port, stream(port) as events:

@@ -21,8 +21,12 @@ pytestmark = pytest.mark.integration
 
 
 async def test_console_reads_the_fleet_as_its_own_user(nats_binary: Path) -> None:
-    """On a server with accounts the console's rights are enough for its page, a node's drawing included."""
-    inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),))
+    """On a server with accounts the console's rights are enough for its page, a node's drawing
+    included.
+    """
+    inventory = Inventory(
+        node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)
+    )
     machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=())
     async with (
         asyncio.timeout(90),

@@ -1,4 +1,6 @@
-"""A node that is frozen delays what it holds itself, and nothing else: neither allocations nor what other nodes let go."""
+"""A node that is frozen delays what it holds itself, and nothing else: neither allocations nor what
+other nodes let go.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ spec:
         await self.bus.put(catalogue.OBJECT, stored, **object_parts(stored))
 
     async def until(self, name: str, wanted: str) -> None:
-        """Wait until the newest version of an object says this in its status or spec; empty: until it is gone."""
+        """Wait until the newest version of an object says this in its status or spec.
+
+        Empty: until it is gone.
+        """
 
         def newest(items: list[Change[ApiObject]]) -> bool:
             api_objects = [item.value for item in items if item.parts.get("name") == name]
@@ -75,7 +80,8 @@ spec:
             return (
                 api_objects[-1] is None
                 if not wanted
-                else api_objects[-1] is not None and wanted in (api_objects[-1].status.keys() | api_objects[-1].spec.keys())
+                else api_objects[-1] is not None
+                and wanted in (api_objects[-1].status.keys() | api_objects[-1].spec.keys())
             )
 
         await self.objects.until(newest, timeout_s=60)
@@ -108,8 +114,18 @@ async def nodes(bus: Bus, nats_server: NatsServer, topologies: AsyncExitStack) -
         gpus = msgspec.structs.replace(inventories["gpu"], node=node)
         made[node] = await topologies.enter_async_context(real_topology(bus, machine, [gpus]))
         await bus.answer(catalogue.HINT, hints, node=node, device_class="gpu")
-    async with Reader(bus.watch(catalogue.OBJECT)) as objects, Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
-        runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+    async with (
+        Reader(bus.watch(catalogue.OBJECT)) as objects,
+        Bus.session(NatsSettings(url=nats_server.url), name="controller") as own,
+    ):
+        runtime = Runtime(
+            name="controller",
+            node="c",
+            bus=own,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
         task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=60.0, retry_s=0.2), runtime))
         yield Nodes(bus, objects, made)
         task.cancel()
@@ -117,7 +133,10 @@ async def nodes(bus: Bus, nats_server: NatsServer, topologies: AsyncExitStack) -
 
 
 async def test_claims_and_releases_go_on_when_a_node_is_frozen(nodes: Nodes) -> None:
-    """Claims, a pod and an orphan of a frozen node wait for it; a new claim is allocated and another node's claim let go meanwhile, and at the end all are gone."""
+    """Claims, a pod and an orphan of a frozen node wait for it.
+
+    A new claim is allocated and another node's claim let go meanwhile, and at the end all are gone.
+    """
     frozen = nodes.nodes["n2"]
     for name in ("a", "b", "c", "orphan"):
         await nodes.apply(name, "n2")
@@ -143,8 +162,13 @@ async def test_claims_and_releases_go_on_when_a_node_is_frozen(nodes: Nodes) -> 
         await nodes.until(name, "")
 
 
-async def test_a_frozen_node_is_asked_a_bounded_number_of_times_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much a frozen node holds, so many asks are under way to it; the rest follows when it answers."""
+async def test_a_frozen_node_is_asked_a_bounded_number_of_times_at_once(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much a frozen node holds, so many asks are under way to it.
+
+    The rest follows when it answers.
+    """
     frozen = nodes.nodes["n2"]
     monkeypatch.setattr(ledger_releases, "_PARALLEL_PER_NODE", 3)
     names = [f"c{number}" for number in range(8)]

@@ -1,4 +1,6 @@
-"""Two replicas at the same objects: what one does between another's look and its write is never undone, on a real server."""
+"""Two replicas at the same objects: what one does between another's look and its write is never
+undone, on a real server.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,16 @@ spec:
 
 
 def interrupted_bus(bus: Bus, meanwhile: Callable[[], Awaitable[None]]) -> FatedBus:
-    """Give a bus on which something else happens while the first write is under way, before it is known to be done."""
+    """Give a bus on which something else happens while the first write is under way, before it is
+    known to be done.
+    """
     return FatedBus(bus, Fates({1: Interrupted(meanwhile)}, counted=frozenset({"compare_and_set"})))
 
 
 async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worked_on(bus: Bus) -> None:
-    """A pod and its claim, made by another replica, arrive in the middle of a round: the claim is not taken for one of a pod that is gone."""
+    """A pod and its claim, made by another replica, arrive in the middle of a round: the claim is
+    not taken for one of a pod that is gone.
+    """
     state = StandaloneState()
     template = read(TEMPLATE)
     await store(bus, state, template)
@@ -90,7 +96,9 @@ async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worke
 
 
 async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(bus: Bus) -> None:
-    """The pod is gone and the claim looks free, but another replica has just written its attempt: the claim is not removed past the finalizer."""
+    """The pod is gone and the claim looks free, but another replica has just written its attempt:
+    the claim is not removed past the finalizer.
+    """
     state = StandaloneState()
     pod = read(POD.replace("NAME", "gone"))
     (wanted,) = wanted_claims(pod)
@@ -107,7 +115,9 @@ async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(
 
 
 async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(bus: Bus) -> None:
-    """Two replicas end a pod, its user makes it anew after the first: the second one's deletion takes nothing away."""
+    """Two replicas end a pod, its user makes it anew after the first: the second one's deletion
+    takes nothing away.
+    """
     state = StandaloneState()
     old = ask_deletion(with_finalizer(read(POD.replace("NAME", "again")), DELETE_PROTECTION), now=NOW)
     assert old is not None
@@ -131,8 +141,12 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev
 """
 
 
-async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_one(bus: Bus, topologies: AsyncExitStack) -> None:
-    """A slow replica still has attempt 1 in its hands when another one has placed attempt 2: what that holds is not let go as left over."""
+async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_one(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
+    """A slow replica still has attempt 1 in its hands when another one has placed attempt 2: what
+    that holds is not let go as left over.
+    """
     machine, inventories = dgx_facts()
     node, gpus = machine.node, inventories["gpu"]
     topology = await topologies.enter_async_context(real_topology(bus, machine, [gpus]))
@@ -143,7 +157,9 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
 
     def attempt(number: int) -> Attempt:
         granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=node, device=gpus.devices[number].name)
-        return Attempt(number=number, node=node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
+        return Attempt(
+            number=number, node=node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,)))
+        )
 
     first = attempts.with_attempt(read(CLAIM), attempt(1))
     key = await store(bus, state, first)
@@ -162,14 +178,18 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     allocator = Allocator(settings, runtime, state, compiler, metrics)
     await claims_of(runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics).reconcile_all()
 
-    assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
+    assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [
+        {"gpu": (gpus.devices[2].name,)}
+    ]
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
     assert entry.value == done
 
 
 async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
-    """A pod that nothing holds is deleted as it was evicted: one of its name that its user makes in that moment stays."""
+    """A pod that nothing holds is deleted as it was evicted: one of its name that its user makes in
+    that moment stays.
+    """
     state = StandaloneState()
     key = await store(bus, state, read(POD.replace("NAME", "victim")))
     fresh = msgspec.structs.replace(
@@ -191,7 +211,9 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
 
 
 class OneNode:
-    """A node of eight GPUs with its topology, one replica's copy of the world, and its keeper of claims."""
+    """A node of eight GPUs with its topology, one replica's copy of the world, and its keeper of
+    claims.
+    """
 
     def __init__(self, bus: Bus, topology: WatchedTopology, state: StandaloneState) -> None:
         self.bus = bus
@@ -207,13 +229,17 @@ class OneNode:
     def granted(self) -> Attempt:
         """An attempt at the node's first GPU."""
         granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool="demo-node", device="gpu-0")
-        return Attempt(number=1, node="demo-node", allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
+        return Attempt(
+            number=1, node="demo-node", allocation=AllocationResult(devices=DevicesAllocated(results=(granted,)))
+        )
 
     async def place(self, claim: ApiObject) -> None:
         """Have the node hold the attempt's GPU for a claim, and show the replica the ledger."""
         request = lifecycle.placement_request(claim, self.granted().allocation, "demo-node")
         assert request is not None
-        reply = await self.bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-1", pod=request), node="demo-node")
+        reply = await self.bus.ask(
+            PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-1", pod=request), node="demo-node"
+        )
         assert isinstance(reply.result, Placement)
         self.state.put_ledger(self.topology.ledger)
 
@@ -230,15 +256,23 @@ class OneNode:
         """Store a pod and its allocated claim, which is marked to be taken back."""
         pod = read(POD.replace("NAME", "user"))
         pod_key = await store(self.bus, self.state, with_node(pod, node_name, now=NOW) if node_name else pod)
-        allocated = lifecycle.with_allocation(attempts.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW)
+        allocated = lifecycle.with_allocation(
+            attempts.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW
+        )
         user = {"resource": "pods", "name": "user", "uid": "uid-user"}
         reserved = msgspec.structs.replace(allocated, status={**allocated.status, "reservedFor": [user]})
         await self.place(reserved)
-        return await store(self.bus, self.state, lifecycle.with_deallocation(reserved, why="it fits on no node")), pod_key
+        return await store(
+            self.bus, self.state, lifecycle.with_deallocation(reserved, why="it fits on no node")
+        ), pod_key
 
 
-async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_back(bus: Bus, topologies: AsyncExitStack) -> None:
-    """A replica bound the pod while another marked its claim: the mark is taken off, and the node keeps the devices."""
+async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_back(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
+    """A replica bound the pod while another marked its claim: the mark is taken off, and the node
+    keeps the devices.
+    """
     node = await OneNode.start(bus, topologies)
     key, _ = await node.taken_back(node_name="demo-node")
 
@@ -252,7 +286,9 @@ async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_bac
 
 
 async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bus, topologies: AsyncExitStack) -> None:
-    """Whoever read the pod before its claim was marked loses the write that would bind it, also when the replica that marked the claim died at once."""
+    """Whoever read the pod before its claim was marked loses the write that would bind it, also
+    when the replica that marked the claim died at once.
+    """
     node = await OneNode.start(bus, topologies)
     key, pod_key = await node.taken_back(node_name="")
     stale = node.state.objects[pod_key]
@@ -267,8 +303,12 @@ async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bu
     assert node.topology.ledger.allocations == {}
 
 
-async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_was_dropped(bus: Bus, topologies: AsyncExitStack) -> None:
-    """No pod waits for the claim and it has no attempt: what a node placed for it late goes back to everybody."""
+async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_was_dropped(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
+    """No pod waits for the claim and it has no attempt: what a node placed for it late goes back to
+    everybody.
+    """
     node = await OneNode.start(bus, topologies)
     delayed = read(CLAIM)
     noted = {**delayed.metadata, "annotations": {"topobus.dev/allocation-mode": "WaitForFirstConsumer"}}
@@ -283,12 +323,19 @@ async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_
 
 
 @pytest.mark.parametrize(("bound", "held"), [("elsewhere", 0), ("demo-node", 1)])
-async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, topologies: AsyncExitStack, bound: str, held: int) -> None:
-    """A pod's node never changes, so what another node's ledger has for it is let go; at its own node it keeps what it has."""
+async def test_pod_that_is_bound_elsewhere_holds_nothing_here(
+    bus: Bus, topologies: AsyncExitStack, bound: str, held: int
+) -> None:
+    """A pod's node never changes, so what another node's ledger has for it is let go.
+
+    At its own node it keeps what it has.
+    """
     node = await OneNode.start(bus, topologies)
     key = await store(bus, node.state, with_node(read(POD.replace("NAME", "user")), bound, now=NOW))
     owner = Owner(kind=OwnerKind.POD, name="user", uid="uid-user")
-    asked = PodRequest(owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),))
+    asked = PodRequest(
+        owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),)
+    )
     await bus.ask(PLACE, PlaceRequest(op_id="schedule-1", pod=asked), node="demo-node")
     node.state.put_ledger(node.topology.ledger)
 
@@ -300,13 +347,20 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, topologi
 
 
 async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody_can_read(bus: Bus) -> None:
-    """The attempt stays, for it may be done; whoever waits for the claim reads in it why nothing goes on."""
+    """The attempt stays, for it may be done.
+
+    Whoever waits for the claim reads in it why nothing goes on.
+    """
     machine, inventories = dgx_facts()
     state = StandaloneState()
     state.put_machine(machine)
     state.put_inventory(inventories["gpu"])
-    granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=machine.node, device=inventories["gpu"].devices[0].name)
-    attempt = Attempt(number=1, node=machine.node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
+    granted = GrantedDevice(
+        request="r", driver="gpu.topobus.dev", pool=machine.node, device=inventories["gpu"].devices[0].name
+    )
+    attempt = Attempt(
+        number=1, node=machine.node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,)))
+    )
     key = await store(bus, state, attempts.with_attempt(read(CLAIM), attempt))
 
     async def fail(_request: PlaceRequest, *_: Any) -> Any:
@@ -317,7 +371,9 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     metrics = ControllerMetrics(runtime.registry)
     allocator = Allocator(ControllerSettings(), runtime, state, CelCompiler(), metrics)
     queue = queue_on(runtime)
-    await claims_of(runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics, queue=queue).reconcile_all()
+    await claims_of(
+        runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics, queue=queue
+    ).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert queue.wait_s() is not None

@@ -1,4 +1,6 @@
-"""Decisions of one round and their writes beside it: what is taken, what is given back, on one node with its real topology."""
+"""Decisions of one round and their writes beside it: what is taken, what is given back, on one node
+with its real topology.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,12 @@ spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus
     )
 
 
-async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus: Bus, topologies: AsyncExitStack) -> None:
-    """A decision's devices are taken at once for whoever is decided on next, and free again when its claim went before it was written: who waited gets them."""
+async def test_devices_are_anothers_when_their_decision_could_not_be_written(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
+    """A decision's devices are taken at once for whoever is decided on next, and free again when
+    its claim went before it was written: who waited gets them.
+    """
     node = await _Node.start(bus, topologies)
     all_eight = await store(bus, node.state, _wanting("a", 8))
     single = await store(bus, node.state, _wanting("b", 1))
@@ -67,26 +73,38 @@ async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus
         await bus.delete(OBJECT, **all_eight._asdict())
 
     overtaken = FatedBus(
-        bus, Fates(lambda step: Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None)
+        bus,
+        Fates(
+            lambda step: (
+                Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None
+            )
+        ),
     )
     clock = ManualClock()
     reconciler = node.reconciler(overtaken, ReplicaTurns(clock, grace_s=2.0))
     await reconciler.reconcile_all()
     refused = node.state.objects[single].value.status["conditions"][0]["reason"]
     node.state.drop_object(all_eight)
-    # The lost write shows another replica, to which claims are left for a moment from the next look on.
+    # The lost write shows another replica, to which claims are left for
+    # a moment from the next look on.
     await reconciler.reconcile_all()
     clock.advance(0.5)
 
     await reconciler.reconcile_all()
 
     assert refused == "DoesNotFit"
-    assert [result["device"] for result in node.state.objects[single].value.status["allocation"]["devices"]["results"]] == ["gpu-0"]
+    assert [
+        result["device"] for result in node.state.objects[single].value.status["allocation"]["devices"]["results"]
+    ] == ["gpu-0"]
     assert [allocation.owner.name for allocation in node.topology.ledger.allocations.values()] == ["b"]
 
 
-async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written_beside_it(bus: Bus, topologies: AsyncExitStack) -> None:
-    """Eight claims are decided on before the first of them is written: no device is decided on twice, and no node has to refuse one."""
+async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written_beside_it(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
+    """Eight claims are decided on before the first of them is written: no device is decided on
+    twice, and no node has to refuse one.
+    """
     node = await _Node.start(bus, topologies)
     keys = [await store(bus, node.state, _wanting(f"claim-{number}", 1)) for number in range(8)]
 
@@ -97,8 +115,12 @@ async def test_claims_of_one_round_get_devices_of_their_own_when_all_are_written
     assert len(node.topology.ledger.allocations) == 8
 
 
-async def test_claim_is_left_to_another_replica_for_its_turn_when_one_is_at_work(bus: Bus, topologies: AsyncExitStack) -> None:
-    """A lost write shows another replica: a claim that nobody has begun waits for this one's turn, and is decided on then, whether the other lives or not."""
+async def test_claim_is_left_to_another_replica_for_its_turn_when_one_is_at_work(
+    bus: Bus, topologies: AsyncExitStack
+) -> None:
+    """A lost write shows another replica: a claim that nobody has begun waits for this one's turn,
+    and is decided on then, whether the other lives or not.
+    """
     node = await _Node.start(bus, topologies)
     key = await store(bus, node.state, _wanting("a", 1))
     clock = ManualClock()

@@ -1,4 +1,6 @@
-"""Claims and pods that cost a long search do not keep plain ones waiting: counted in searches, not in time."""
+"""Claims and pods that cost a long search do not keep plain ones waiting: counted in searches, not
+in time.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"
 
 
 def costly(name: str) -> str:
-    """Write a claim whose selector takes a thousand steps a device, for more devices than there are."""
+    """Write a claim whose selector takes a thousand steps a device, for more devices than there
+    are.
+    """
     return f"""
 ---
 apiVersion: resource.k8s.io/v1
@@ -52,7 +56,7 @@ metadata: {{name: {name}}}
 spec:
   devices:
     requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: 20, selectors: [{{cel: {{expression: "{HEAVY}"}}}}]}}}}]
-"""
+"""  # noqa: E501
 
 
 PLAIN = """
@@ -83,7 +87,9 @@ async def objects(bus: Bus, topologies: AsyncExitStack) -> AsyncIterator[Reader[
 async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
     bus: Bus, objects: Reader[Change[ApiObject]], nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round ends when its budget of steps is spent: a plain claim that comes during the first costly search is served before the others are searched."""
+    """A round ends when its budget of steps is spent: a plain claim that comes during the first
+    costly search is served before the others are searched.
+    """
     full: set[str] = set()
     plain_after: list[int] = []
     has_begun, is_stored = asyncio.Event(), threading.Event()
@@ -109,8 +115,17 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
     monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     await store("".join(costly(f"costly-{number}") for number in range(COSTLY)))
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
-        runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime))
+        runtime = Runtime(
+            name="controller",
+            node="c",
+            bus=own,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
+        task = asyncio.create_task(
+            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime)
+        )
         try:
             async with asyncio.timeout(90):
                 await has_begun.wait()
@@ -120,7 +135,10 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
             is_stored.set()
         await objects.until(
             lambda items: any(
-                item.parts.get("name") == "plain" and item.value is not None and bool(item.value.status.get("allocation")) for item in items
+                item.parts.get("name") == "plain"
+                and item.value is not None
+                and bool(item.value.status.get("allocation"))
+                for item in items
             ),
             timeout_s=90,
         )
@@ -133,7 +151,10 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
 async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
     bus: Bus, objects: Reader[Change[ApiObject]], nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The costly claims are older, and a plain one is served first; afterwards each costly one is told, and none is searched in full twice while nothing is freed."""
+    """The costly claims are older, and a plain one is served first.
+
+    Afterwards each costly one is told, and none is searched in full twice while nothing is freed.
+    """
     full: dict[str, int] = {}
     plain_after: list[int] = []
     real = allocation_runner.allocate
@@ -160,11 +181,21 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
         return api_objects[-1].status if api_objects else {}
 
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
-        runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime))
+        runtime = Runtime(
+            name="controller",
+            node="c",
+            bus=own,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
+        task = asyncio.create_task(
+            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime)
+        )
         await objects.until(lambda items: bool(newest(items, "plain").get("allocation")))
         await objects.until(
-            lambda items: all(newest(items, f"costly-{number}").get("conditions") for number in range(COSTLY)), timeout_s=90
+            lambda items: all(newest(items, f"costly-{number}").get("conditions") for number in range(COSTLY)),
+            timeout_s=90,
         )
         task.cancel()
         await asyncio.wait({task})

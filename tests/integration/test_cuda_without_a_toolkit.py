@@ -1,4 +1,6 @@
-"""CUDA by plain runc, without NVIDIA's toolkit: containers of one claim find the driver's library by their loader's cache, and see their own GPU alone."""
+"""CUDA by plain runc, without NVIDIA's toolkit: containers of one claim find the driver's library
+by their loader's cache, and see their own GPU alone.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ _LIBRARY_FOLDER = "/opt/topobus/nvidia/lib64"
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """A machine with two GPUs and a driver, and the CDI file of a claim with requests `a` and `b` for one each."""
+    """A machine with two GPUs and a driver, and the CDI file of a claim with requests `a` and `b`
+    for one each.
+    """
 
     folder: Path
     tree: Tree
@@ -55,7 +59,10 @@ class Node(Struct, frozen=True, kw_only=True):
     hook: Path
 
     def write_claim(self) -> Path:
-        """Prepare as device service and gateway do: for the claim, and for each request alone; gives the folder of the CDI file."""
+        """Prepare as device service and gateway do: for the claim, and for each request alone.
+
+        Gives the folder of the CDI file.
+        """
         requests = {request: self._prepared((device,)) for request, device in zip("ab", self.devices, strict=True)}
         spec = cdi_spec(_UID, "gpu", self._prepared(self.devices), requests)
         assert spec is not None
@@ -76,7 +83,8 @@ class Node(Struct, frozen=True, kw_only=True):
         assert not isinstance(edits, Refusal), edits
         seen = self.tree.settings.runtime_dev
         prepared = Prepared(
-            edits={name: place_nodes(edit, seen) for name, edit in edits.items() if name}, common=place_nodes(edits[""], seen)
+            edits={name: place_nodes(edit, seen) for name, edit in edits.items() if name},
+            common=place_nodes(edits[""], seen),
         )
         own = EditRights(device_nodes=(f"{seen}/",), mounts=(f"{self.folder}/driver",), hooks=(str(self.hook),))
         assert refuse_forbidden("gpu", prepared, rights_of("gpu", own, is_foreign=False)) is None
@@ -84,20 +92,31 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 class ShippedNode(Node, frozen=True, kw_only=True):
-    """The same with the settings and mounts of the overlay `kubernetes-gpu`, on a host that is the folder `host`."""
+    """The same with the settings and mounts of the overlay `kubernetes-gpu`, on a host that is the
+    folder `host`.
+    """
 
     rights: EditRights
 
     def _prepared(self, devices: tuple[Device, ...]) -> Prepared:
-        edits = NvidiaDriver().prepare(self.tree, devices, PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid=_UID)))
+        edits = NvidiaDriver().prepare(
+            self.tree, devices, PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid=_UID))
+        )
         assert isinstance(edits, Mapping), edits
         prepared = Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits[""])
         assert refuse_forbidden("gpu", prepared, self.rights) is None
-        return Prepared(edits={name: self._on_host(edit) for name, edit in prepared.edits.items()}, common=self._on_host(prepared.common))
+        return Prepared(
+            edits={name: self._on_host(edit) for name, edit in prepared.edits.items()},
+            common=self._on_host(prepared.common),
+        )
 
     def _on_host(self, edits: ContainerEdits) -> ContainerEdits:
-        """What the runtime of that host would take from its own paths, this machine's takes from below the folder."""
-        mounts = tuple(structs.replace(mount, host_path=f"{self.folder}/host{mount.host_path}") for mount in edits.mounts)
+        """What the runtime of that host would take from its own paths, this machine's takes from
+        below the folder.
+        """
+        mounts = tuple(
+            structs.replace(mount, host_path=f"{self.folder}/host{mount.host_path}") for mount in edits.mounts
+        )
         return place_nodes(structs.replace(edits, mounts=mounts), f"{self.folder}/host/dev")
 
 
@@ -124,7 +143,9 @@ def make_node(tmp_path: Path) -> MakeNode:
         hook.write_text(f"#!{sys.executable}\nfrom topobus.gpu.driver_root.oci_hook import main\nmain()\n")
         hook.chmod(0o755)
         files = DriverFilesSettings(root=str(tmp_path / "driver"), loader=loader, hook=str(hook))
-        tree = Tree(HardwareSettings(root=str(recorded.root), runtime_dev=str(recorded.root / "dev"), driver_files=files))
+        tree = Tree(
+            HardwareSettings(root=str(recorded.root), runtime_dev=str(recorded.root / "dev"), driver_files=files)
+        )
         devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")).devices)
         return Node(folder=tmp_path, tree=tree, devices=devices, hook=hook)
 
@@ -144,7 +165,9 @@ def _distroless(folder: Path) -> Path:
     bundle = _bundle(folder)
     root = bundle / "rootfs"
     loader = Path("/lib64/ld-linux-x86-64.so.2")
-    listed = subprocess.run([str(loader), "--list", str(probe_program())], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [str(loader), "--list", str(probe_program())], check=True, capture_output=True, text=True
+    ).stdout
     for word in (word for line in listed.splitlines() for word in line.split() if word.startswith("/")):
         target = root / word.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +192,13 @@ def _debian(folder: Path) -> Path:
 
 
 def _run(
-    bundle: Path, node: Node, request: str, *arguments: str, uid: int = 0, env: tuple[str, ...] = (), keeps_groups: bool = False
+    bundle: Path,
+    node: Node,
+    request: str,
+    *arguments: str,
+    uid: int = 0,
+    env: tuple[str, ...] = (),
+    keeps_groups: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a container of one request by runc, on the spec that a runtime makes of the CDI file."""
     base: dict[str, Any] = json.loads((bundle / "config.json").read_text())
@@ -188,7 +217,15 @@ def _run(
         for device in merged.spec["linux"]["devices"]:
             device |= {"fileMode": 0o660, "uid": 0, "gid": _GROUP}
     (bundle / "config.json").write_text(json.dumps(merged.spec))
-    command = ["runc", "--root", str(bundle / "state"), "run", "--bundle", str(bundle), f"tb-cuda-{uuid.uuid4().hex[:8]}"]
+    command = [
+        "runc",
+        "--root",
+        str(bundle / "state"),
+        "run",
+        "--bundle",
+        str(bundle),
+        f"tb-cuda-{uuid.uuid4().hex[:8]}",
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
 
 
@@ -196,8 +233,12 @@ def _probed(gpus: int, folder: str = _LIBRARY_FOLDER) -> list[str]:
     return [f"library {folder}/libcuda.so.1", "init 0", f"gpus {gpus}"]
 
 
-def test_two_containers_of_a_claim_see_their_own_gpu_when_each_names_its_request(make_node: MakeNode, tmp_path: Path) -> None:
-    """Each program finds libcuda.so.1 by its loader's cache, and opens the node of its request's GPU and no other."""
+def test_two_containers_of_a_claim_see_their_own_gpu_when_each_names_its_request(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    """Each program finds libcuda.so.1 by its loader's cache, and opens the node of its request's
+    GPU and no other.
+    """
     node = make_node("hook")
 
     seen = [_run(_debian(tmp_path / request), node, request, "/bin/cuda-probe") for request in "ab"]
@@ -214,7 +255,15 @@ def test_container_has_nothing_of_the_driver_when_no_device_is_given(make_node: 
     base["process"].pop("oomScoreAdj", None)
     (bundle / "config.json").write_text(json.dumps(base))
 
-    command = ["runc", "--root", str(bundle / "state"), "run", "--bundle", str(bundle), f"tb-cuda-{uuid.uuid4().hex[:8]}"]
+    command = [
+        "runc",
+        "--root",
+        str(bundle / "state"),
+        "run",
+        "--bundle",
+        str(bundle),
+        f"tb-cuda-{uuid.uuid4().hex[:8]}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
 
     assert done.returncode == 1
@@ -225,7 +274,9 @@ def test_container_has_nothing_of_the_driver_when_no_device_is_given(make_node: 
 def test_program_of_no_root_opens_its_gpu_by_the_nodes_group_when_nodes_are_0660(
     make_node: MakeNode, tmp_path: Path, make_image: Callable[[Path], Path]
 ) -> None:
-    """A runtime that keeps a node's owner and mode lets in who is in its group, and the claim brings the group."""
+    """A runtime that keeps a node's owner and mode lets in who is in its group, and the claim
+    brings the group.
+    """
     node = make_node("hook")
 
     done = _run(make_image(tmp_path / "bundle"), node, "b", "/bin/cuda-probe", uid=1000, keeps_groups=True)
@@ -260,13 +311,17 @@ def test_library_is_found_still_when_the_program_runs_ldconfig(make_node: MakeNo
     config["root"]["readonly"] = False
     (bundle / "config.json").write_text(json.dumps(config))
 
-    done = _run(bundle, node, "a", "/bin/sh", "-ec", "rm /etc/ld.so.cache; ldconfig; test -s /etc/ld.so.cache; cuda-probe")
+    done = _run(
+        bundle, node, "a", "/bin/sh", "-ec", "rm /etc/ld.so.cache; ldconfig; test -s /etc/ld.so.cache; cuda-probe"
+    )
 
     assert done.stdout.splitlines() == _probed(0b01), done.stderr
 
 
 def test_files_come_without_a_cache_when_the_image_has_no_loader(make_node: MakeNode, tmp_path: Path) -> None:
-    """A static program (busybox, as images with musl have it) sees its GPU and the files, and no file that no loader reads is made."""
+    """A static program (busybox, as images with musl have it) sees its GPU and the files, and no
+    file that no loader reads is made.
+    """
     node = make_node("hook")
     bundle = _bundle(tmp_path / "bundle")
     shutil.copy("/bin/busybox", bundle / "rootfs/bin/busybox")
@@ -283,7 +338,9 @@ def test_files_come_without_a_cache_when_the_image_has_no_loader(make_node: Make
 
 
 def test_musls_loader_finds_the_library_when_the_image_is_made_of_musl(make_node: MakeNode, tmp_path: Path) -> None:
-    """An image like Alpine's: musl's own loader opens libcuda.so.1 by its path file, and glibc's cache is not made."""
+    """An image like Alpine's: musl's own loader opens libcuda.so.1 by its path file, and glibc's
+    cache is not made.
+    """
     node = make_node("hook")
     loader, program = musl_probe()
     bundle = _bundle(tmp_path / "bundle")
@@ -299,7 +356,9 @@ def test_musls_loader_finds_the_library_when_the_image_is_made_of_musl(make_node
 
 
 def test_image_gets_its_own_gpu_alone_when_it_says_all(make_node: MakeNode, tmp_path: Path) -> None:
-    """`NVIDIA_VISIBLE_DEVICES=all` of a CUDA image is replaced by `void`: where NVIDIA's runtime is installed, too, it adds nothing."""
+    """`NVIDIA_VISIBLE_DEVICES=all` of a CUDA image is replaced by `void`: where NVIDIA's runtime is
+    installed, too, it adds nothing.
+    """
     node = make_node("hook")
 
     done = _run(
@@ -328,15 +387,22 @@ def test_variable_leads_to_the_libraries_when_hooks_cannot_run(make_node: MakeNo
 
 
 @pytest.mark.parametrize("place", ["", "run/nvidia/driver"], ids=["on the host", "in a driver container"])
-def test_shipped_overlay_brings_the_libraries_of_the_hosts_driver(make_node: MakeNode, tmp_path: Path, place: str) -> None:
-    """Device service and gateway have the settings of deploy/kubernetes-gpu, and its pod's view of the host; the container's program finds libcuda and its own GPU."""
+def test_shipped_overlay_brings_the_libraries_of_the_hosts_driver(
+    make_node: MakeNode, tmp_path: Path, place: str
+) -> None:
+    """Device service and gateway have the settings of deploy/kubernetes-gpu, and its pod's view of
+    the host.
+
+    The container's program finds libcuda and its own GPU.
+    """
     recorded = make_node("variable").tree.root
     host = tmp_path / "host"
     recorded.rename(host)
     driver_root(host / place)
     (host / "usr").mkdir(exist_ok=True)
     pod = start_pod(built("kubernetes-gpu"), host, tmp_path / "pod")
-    # Only of a kernel's own sysfs are files brought without being asked for (tests/unit/build/test_driver_files_overlay.py).
+    # Only of a kernel's own sysfs are files brought without being asked for
+    # (tests/unit/build/test_driver_files_overlay.py).
     files = structs.replace(pod.hardware.driver_files, bring="always")
     tree = Tree(structs.replace(pod.hardware, driver_files=files))
     devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")).devices)
@@ -357,7 +423,9 @@ def test_shipped_overlay_brings_the_libraries_of_the_hosts_driver(make_node: Mak
         pytest.param("570.86.10", "", False, id="older"),
         pytest.param("580.99.01", "", False, id="newer in its minor version alone"),
         pytest.param("590.44.01", '"{\\"Format\\":1,\\"Driver\\":[535,580]}"', True, id="its note serves this driver"),
-        pytest.param("590.44.01", '"{\\"Format\\":1,\\"Driver\\":[535,550]}"', False, id="its note serves other drivers"),
+        pytest.param(
+            "590.44.01", '"{\\"Format\\":1,\\"Driver\\":[535,550]}"', False, id="its note serves other drivers"
+        ),
     ],
 )
 def test_images_compatibility_library_wins_when_it_serves_the_driver(
@@ -374,11 +442,15 @@ def test_images_compatibility_library_wins_when_it_serves_the_driver(
 
     done = _run(bundle, node, "a", "/bin/cuda-probe")
 
-    assert done.stdout.splitlines() == _probed(0b01, "/usr/local/cuda/compat" if is_used else _LIBRARY_FOLDER), done.stderr
+    assert done.stdout.splitlines() == _probed(0b01, "/usr/local/cuda/compat" if is_used else _LIBRARY_FOLDER), (
+        done.stderr
+    )
 
 
 def test_container_does_not_start_when_its_cache_cannot_be_extended(make_node: MakeNode, tmp_path: Path) -> None:
-    """A cache of no known form is the container's error, with the next step, and not a program without CUDA."""
+    """A cache of no known form is the container's error, with the next step, and not a program
+    without CUDA.
+    """
     node = make_node("hook")
     bundle = _debian(tmp_path / "bundle")
     (bundle / "rootfs/etc/ld.so.cache").write_bytes(b"of another time")

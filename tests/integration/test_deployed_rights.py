@@ -1,4 +1,6 @@
-"""The rights in deploy/kubernetes against what the gateway really asks of an API server: each is granted, and none is granted for nothing."""
+"""The rights in deploy/kubernetes against what the gateway really asks of an API server: each is
+granted, and none is granted for nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _ROLES = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 
 def roles() -> list[dict[str, Any]]:
     """The role objects as they are deployed."""
-    return [manifest for manifest in yaml.safe_load_all(_MANIFEST.read_text(encoding="utf-8")) if manifest["kind"] in _ROLES]
+    return [
+        manifest for manifest in yaml.safe_load_all(_MANIFEST.read_text(encoding="utf-8")) if manifest["kind"] in _ROLES
+    ]
 
 
 @pytest.fixture
@@ -69,7 +73,9 @@ async def read_pod(settings: ClusterSettings, sandbox: Sandbox) -> Sandbox:
 async def test_gateway_needs_every_right_that_it_has_and_no_other(
     rig: Rig, server_with_roles: ApiServerSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A life in a cluster: publish, change, split and shrink, publish again after kubelet's wipe, prepare a claim at the third try, undo it, start again."""
+    """A life in a cluster: publish, change, split and shrink, publish again after kubelet's wipe,
+    prepare a claim at the third try, undo it, start again.
+    """
     server = server_with_roles
     # Else the second try is counted after a minute.
     monkeypatch.setattr("topobus.gateway.cluster.event_recorder._COUNT_S", 0.0)
@@ -87,7 +93,9 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(
             await rig.plane.show("gpu", device("gpu-0", 0))
             await server.until(lambda: slices(1), what="one slice again")
             await rig.plane.show("gpu", device("gpu-0", 1))
-            await server.until(lambda: [request for request in server.requests if request.method == "PUT"], what="an update")
+            await server.until(
+                lambda: [request for request in server.requests if request.method == "PUT"], what="an update"
+            )
             await rig.kubelet.restart()
             await server.until(lambda: slices(1), what="a slice after the wipe")
             results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]
@@ -98,7 +106,8 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(
             server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": requests, "status": status})
             reference = ClaimReference(name="c", uid=claim["metadata"]["uid"], drivers=(DRIVER,))
             await rig.kubelet.wait_for_driver(DRIVER)
-            # A pod by resource has the device: the pod of the claim is told, and tried again when it is free.
+            # A pod by resource has the device: the pod of the claim is told,
+            # and tried again when it is free.
             holder = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
             await rig.plane.hold(holder, gpu=("gpu-0",))
             uses = {
@@ -110,17 +119,27 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(
             (refused,) = await rig.kubelet.prepare_claims([reference])
             await server.until(lambda: len(server.objects("Event")) == 2, what="events on pod and claim")
             await rig.kubelet.prepare_claims([reference])
-            await server.until(lambda: any(event["count"] > 1 for event in server.objects("Event")), what="an event counted up")
+            await server.until(
+                lambda: any(event["count"] > 1 for event in server.objects("Event")), what="an event counted up"
+            )
             sandbox = Sandbox(
-                id="s", uid=server.objects("Pod")[0]["metadata"]["uid"], namespace="default", name="p", network_namespace="/n"
+                id="s",
+                uid=server.objects("Pod")[0]["metadata"]["uid"],
+                namespace="default",
+                name="p",
+                network_namespace="/n",
             )
             details = await read_pod(rig.settings.cluster, sandbox)
             await rig.plane.let_go(holder)
             await server.until(lambda: server.objects("Pod")[0]["metadata"].get("annotations"), what="the annotation")
             (prepared,) = await rig.kubelet.prepare_claims([reference])
-            await server.until(lambda: server.objects("ResourceClaim")[0]["status"].get("devices"), what="the device's state")
+            await server.until(
+                lambda: server.objects("ResourceClaim")[0]["status"].get("devices"), what="the device's state"
+            )
             errors = await rig.kubelet.unprepare_claims([reference])
-            await server.until(lambda: not server.objects("ResourceClaim")[0]["status"].get("devices"), what="no device's state")
+            await server.until(
+                lambda: not server.objects("ResourceClaim")[0]["status"].get("devices"), what="no device's state"
+            )
         async with rig.gateway():
             await rig.kubelet.wait_for_driver(DRIVER)
             await server.until(lambda: slices(1), what="the slice")
@@ -130,7 +149,11 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(
     assert errors == {}
     assert [port.host_port for port in details.host_ports] == [8080]
     assert [(request.method, request.path) for request in server.requests if request.code in (401, 403)] == []
-    # What a real server alone can make necessary: it compares opaque parameters byte for byte (`claim_wire`); tests/e2e/cluster/test_hands_reports.py uses them.
-    byte_for_byte = {"update resourceclaims/status.resource.k8s.io", "associated-node:update resourceclaims/driver.resource.k8s.io"}
+    # What a real server alone can make necessary: it compares opaque parameters byte for byte
+    # (`claim_wire`); tests/e2e/cluster/test_hands_reports.py uses them.
+    byte_for_byte = {
+        "update resourceclaims/status.resource.k8s.io",
+        "associated-node:update resourceclaims/driver.resource.k8s.io",
+    }
     assert {str(right) for right in server.rights_unused(USER)} == byte_for_byte
     assert {request.user for request in server.requests} == {USER}

@@ -1,4 +1,6 @@
-"""The nic, fpga and cpu services as real processes on recorded machines: inventory, health events, prepare, stopping."""
+"""The nic, fpga and cpu services as real processes on recorded machines: inventory, health events,
+prepare, stopping.
+"""
 
 from __future__ import annotations
 
@@ -102,14 +104,18 @@ async def services(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Ser
 async def inventory(bus: Bus, device_class: str, *, timeout_s: float = 30.0) -> Inventory:
     """Wait for a class's first inventory."""
     async with Reader(bus.watch(INVENTORY, node=NODE, device_class=device_class)) as reader:
-        changes = await reader.until(lambda items: any(change.value is not None for change in items), timeout_s=timeout_s)
+        changes = await reader.until(
+            lambda items: any(change.value is not None for change in items), timeout_s=timeout_s
+        )
     return next(change.value for change in changes if change.value is not None)
 
 
 async def test_device_services_publish_what_the_recorded_machine_has_and_stop_when_told(
     bus: Bus, services: Services, tmp_path: Path
 ) -> None:
-    """Real processes find the demo machine's NICs, FPGAs and CPUs, started in any order, and stop cleanly on SIGTERM."""
+    """Real processes find the demo machine's NICs, FPGAs and CPUs, started in any order, and stop
+    cleanly on SIGTERM.
+    """
     build("dgx", tmp_path / "machine")
     for name in ("nic", "cpu", "fpga", "discovery"):
         await services.start(name)
@@ -117,11 +123,17 @@ async def test_device_services_publish_what_the_recorded_machine_has_and_stop_wh
     nics, fpgas, cpus = [await inventory(bus, name) for name in ("nic", "fpga", "cpu")]
     exits = {name: await services.stop(name) for name in ("nic", "fpga", "cpu")}
 
-    assert [(device.attributes["rdma"], device.health.state) for device in nics.devices] == [(True, HealthState.HEALTHY)] * 8
+    assert [(device.attributes["rdma"], device.health.state) for device in nics.devices] == [
+        (True, HealthState.HEALTHY)
+    ] * 8
     assert [str(device.numa_nodes) for device in nics.devices] == ["0"] * 4 + ["1"] * 4
     assert len({device.pcie_switch for device in nics.devices}) == 4
     assert [(str(device.numa_nodes), device.vendor) for device in fpgas.devices] == [("0", "Xilinx")] * 2
-    assert (len(cpus.devices), len({device.core for device in cpus.devices}), len({device.socket for device in cpus.devices})) == (
+    assert (
+        len(cpus.devices),
+        len({device.core for device in cpus.devices}),
+        len({device.socket for device in cpus.devices}),
+    ) == (
         224,
         112,
         2,
@@ -129,8 +141,12 @@ async def test_device_services_publish_what_the_recorded_machine_has_and_stop_wh
     assert exits == {"nic": 0, "fpga": 0, "cpu": 0}
 
 
-async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(bus: Bus, services: Services, tmp_path: Path) -> None:
-    """A pulled cable becomes an Unhealthy event with its reason, and the plugged one a Healthy event, both complete and in order."""
+async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(
+    bus: Bus, services: Services, tmp_path: Path
+) -> None:
+    """A pulled cable becomes an Unhealthy event with its reason, and the plugged one a Healthy
+    event, both complete and in order.
+    """
     machine = build("dgx", tmp_path / "machine")
     address = machine.pci("connectx-7")[0]
     await services.start("discovery")
@@ -143,14 +159,19 @@ async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(bus: Bus, s
     async with AsyncExitStack() as stack:
         source = bus.follow(HEALTH, node=NODE, device_class="nic", device=victim)
         reader = await stack.enter_async_context(Reader(source))
-        await reader.until(lambda items: states([received_event.value for received_event in items]) == [HealthState.HEALTHY])
+        await reader.until(
+            lambda items: states([received_event.value for received_event in items]) == [HealthState.HEALTHY]
+        )
         machine.set_carrier(address, is_up=False)
         await reader.until(lambda items: items[-1].value.health.state is HealthState.UNHEALTHY)
         machine.set_carrier(address, is_up=True)
-        received = await reader.until(lambda items: len(items) > 2 and items[-1].value.health.state is HealthState.HEALTHY)
+        received = await reader.until(
+            lambda items: len(items) > 2 and items[-1].value.health.state is HealthState.HEALTHY
+        )
 
     events = [received_event.value for received_event in received]
-    # The recording pulls the cable file by file, so the reason may change on the way: what counts is the road.
+    # The recording pulls the cable file by file, so the reason may change on
+    # the way: what counts is the road.
     assert [state for state, _ in groupby(states(events))] == [
         HealthState.HEALTHY,
         HealthState.UNHEALTHY,
@@ -161,7 +182,9 @@ async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(bus: Bus, s
     assert [event.generation for event in events] == sorted({event.generation for event in events})
 
 
-async def test_nic_service_prepares_rdma_nodes_when_asked_over_the_bus(bus: Bus, services: Services, tmp_path: Path) -> None:
+async def test_nic_service_prepares_rdma_nodes_when_asked_over_the_bus(
+    bus: Bus, services: Services, tmp_path: Path
+) -> None:
     """The edits that a gateway gets name the card's own verbs node and the list of devices."""
     build("dgx", tmp_path / "machine")
     await services.start("discovery")
@@ -172,7 +195,9 @@ async def test_nic_service_prepares_rdma_nodes_when_asked_over_the_bus(bus: Bus,
     reply = await bus.ask(PREPARE, request, node=NODE, device_class="nic")
 
     assert isinstance(reply.result, Prepared)
-    assert [device_node.path for device_node in reply.result.edits[device.name].device_nodes] == ["/dev/infiniband/uverbs0"]
+    assert [device_node.path for device_node in reply.result.edits[device.name].device_nodes] == [
+        "/dev/infiniband/uverbs0"
+    ]
     assert [device_node.path for device_node in reply.result.common.device_nodes] == ["/dev/infiniband/rdma_cm"]
     assert reply.result.common.env["TOPOBUS_NIC_DEVICES"] == device.name
     assert reply.result.common.env["TOPOBUS_NIC_PCI_ADDRESSES"] == str(device.pci)
@@ -185,7 +210,9 @@ async def test_device_service_publishes_an_empty_inventory_and_says_so_when_the_
     """No device is made up: the inventory is there, empty, and the log says it."""
     (tmp_path / "machine/sys").mkdir(parents=True)
     cpus = (Cpu(id=0, online=False),)
-    await bus.put(MACHINE, Machine(node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=cpus), node=NODE)
+    await bus.put(
+        MACHINE, Machine(node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=cpus), node=NODE
+    )
     await services.start(device_class)
 
     found_inventory = await inventory(bus, device_class)

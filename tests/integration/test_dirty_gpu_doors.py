@@ -1,4 +1,6 @@
-"""A GPU that a pod's process was left on, at every door: kubelet's device plugin, claims of the classic API, structured claims, and the scheduler's taint."""
+"""A GPU that a pod's process was left on, at every door: kubelet's device plugin, claims of the
+classic API, structured claims, and the scheduler's taint.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def _pod(name: str, uid: str, gpus: int) -> Pod:
 class _Leftover:
     """A real process that outlived its pod, as /proc of the recorded machine and NVML show it."""
 
-    def __init__(self, machine: RecordedMachine, library: FakeNvml, address: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, machine: RecordedMachine, library: FakeNvml, address: str, process: asyncio.subprocess.Process
+    ) -> None:
         self._machine, self._library, self._address, self._process = machine, library, address, process
 
     @property
@@ -60,7 +64,9 @@ class _Leftover:
     @classmethod
     async def start(cls, machine: RecordedMachine, library: FakeNvml, address: str) -> _Leftover:
         """Start one that waits until it is ended."""
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import sys; sys.stdin.read()", stdin=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "import sys; sys.stdin.read()", stdin=asyncio.subprocess.PIPE
+        )
         add_process(machine.root, process.pid, pod="trainer-0")
         library.set(address, processes=((process.pid, 10 * GIB),), used_bytes=11 * GIB)
         return cls(machine, library, address, process)
@@ -93,8 +99,14 @@ async def _classic(node: SickNode, url: str) -> AsyncIterator[ClassicPlace]:
         yield place
 
 
-async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_ends(nats_server: NatsServer, tmp_path: Path) -> None:
-    """The event names pod and process; kubelet, the classic and the structured controller and the taint keep it back; then everybody has it again."""
+async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_ends(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """The event names pod and process.
+
+    Kubelet, the classic and the structured controller and the taint keep it
+    back; then everybody has it again.
+    """
     machine = build(PROFILES / "h100-pair.toml", tmp_path / "machine")
     addresses = machine.pci("h100")
     names = [f"gpu-{address.replace(':', '-').replace('.', '-')}" for address in addresses]
@@ -127,9 +139,13 @@ async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_e
                 event = await node.until_told(dirty, lambda event: event.health.state is HealthState.UNHEALTHY)
                 await node.rig.kubelet.wait_for_health("gpu.topobus.dev", NODE, dirty, "Unhealthy")
                 await node.rig.kubelet.wait_for_resource(GPU, allocatable=1)
-                await server.until(lambda: taints(server)[dirty] == ["topobus.dev/health:NoExecute"], what="a taint that evicts")
+                await server.until(
+                    lambda: taints(server)[dirty] == ["topobus.dev/health:NoExecute"], what="a taint that evicts"
+                )
                 # Both GPUs, so that the dirty one is wanted.
-                await place.apply(parameters("both", "{count: 2}") + claim("classic", mode="Immediate", parameters="both"))
+                await place.apply(
+                    parameters("both", "{count: 2}") + claim("classic", mode="Immediate", parameters="both")
+                )
                 wanted = structured_claim("structured", count=2)
                 await node.rig.bus.put(catalogue.OBJECT, wanted, **object_parts(wanted))
                 structured_text = await place.until_reason("structured", "DoesNotFit")

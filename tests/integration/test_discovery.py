@@ -1,4 +1,6 @@
-"""Discovery as a real process: the entry follows the tree, without a restart, through bad trees and a lost store."""
+"""Discovery as a real process: the entry follows the tree, without a restart, through bad trees and
+a lost store.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ NVME = PciAddress.parse("0000:01:00.0")
 
 @asynccontextmanager
 async def discovery(url: str, root: Path, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the service on a tree; its log lines are in stdout. `settings` are more variables of its environment."""
+    """Run the service on a tree; its log lines are in stdout.
+
+    `settings` are more variables of its environment.
+    """
     environment = {
         **os.environ,
         "TOPOBUS_ALL__NODE": NODE,
@@ -43,7 +48,12 @@ async def discovery(url: str, root: Path, **settings: str) -> AsyncIterator[asyn
         **settings,
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "topobus.discovery.main", env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        sys.executable,
+        "-m",
+        "topobus.discovery.main",
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     try:
         yield process
@@ -57,8 +67,8 @@ async def discovery(url: str, root: Path, **settings: str) -> AsyncIterator[asyn
 def standing_still(process: asyncio.subprocess.Process) -> Iterator[None]:
     """Stop the service while the tree changes.
 
-    A change is many files, and a writer that loses the processor between two of them leaves half a change in the tree for as long as it takes: discovery
-    would be right to publish it.
+    A change is many files, and a writer that loses the processor between two of them leaves half a
+    change in the tree for as long as it takes: discovery would be right to publish it.
     """
     process.send_signal(signal.SIGSTOP)
     try:
@@ -95,7 +105,9 @@ def laptop(tmp_path: Path) -> RecordedMachine:
 async def test_discovery_entry_follows_when_a_cpu_and_a_device_go_and_come_back(
     nats_server: NatsServer, bus: Bus, laptop: RecordedMachine
 ) -> None:
-    """CPU offline and back, device gone and back: each change is one new generation, the log says what changed, and nothing restarts."""
+    """CPU offline and back, device gone and back: each change is one new generation, the log says
+    what changed, and nothing restarts.
+    """
     async with discovery(nats_server.url, laptop.root) as process:
         first = await machine_when(bus, lambda machine: len(machine.online_cpus) == 16)
 
@@ -104,10 +116,14 @@ async def test_discovery_entry_follows_when_a_cpu_and_a_device_go_and_come_back(
         fewer = await machine_when(bus, lambda machine: 3 not in machine.online_cpus)
         with standing_still(process):
             laptop.set_cpu_online(3, is_online=True)
-        whole = await machine_when(bus, lambda machine: machine.generation > fewer.generation and 3 in machine.online_cpus)
+        whole = await machine_when(
+            bus, lambda machine: machine.generation > fewer.generation and 3 in machine.online_cpus
+        )
         with standing_still(process):
             laptop.remove_pci(str(NVME))
-        without = await machine_when(bus, lambda machine: NVME not in {pci_device.address for pci_device in machine.pci_devices})
+        without = await machine_when(
+            bus, lambda machine: NVME not in {pci_device.address for pci_device in machine.pci_devices}
+        )
         with standing_still(process):
             laptop.restore_pci(str(NVME))
         again = await machine_when(bus, lambda machine: machine.generation > without.generation)
@@ -117,8 +133,13 @@ async def test_discovery_entry_follows_when_a_cpu_and_a_device_go_and_come_back(
         assert "cpus-offline 3" in await logged(process, "machine.changed")
 
 
-async def test_discovery_goes_on_counting_when_started_again(nats_server: NatsServer, bus: Bus, laptop: RecordedMachine) -> None:
-    """A new process on an unchanged machine writes nothing; on a changed one it writes the next generation."""
+async def test_discovery_goes_on_counting_when_started_again(
+    nats_server: NatsServer, bus: Bus, laptop: RecordedMachine
+) -> None:
+    """A new process on an unchanged machine writes nothing.
+
+    On a changed one it writes the next generation.
+    """
     async with discovery(nats_server.url, laptop.root):
         await machine_when(bus, lambda machine: True)
     before = await bus.get(MACHINE, node=NODE)
@@ -138,7 +159,10 @@ async def test_discovery_goes_on_counting_when_started_again(nats_server: NatsSe
 async def test_discovery_keeps_the_last_machine_when_the_tree_becomes_unreadable(
     nats_server: NatsServer, bus: Bus, laptop: RecordedMachine
 ) -> None:
-    """A tree that vanishes is logged once and changes nothing; when it is back, discovery goes on."""
+    """A tree that vanishes is logged once and changes nothing.
+
+    When it is back, discovery goes on.
+    """
     async with discovery(nats_server.url, laptop.root) as process:
         await machine_when(bus, lambda machine: True)
         away = laptop.root.with_name("away")
@@ -159,7 +183,9 @@ async def test_discovery_keeps_the_last_machine_when_the_tree_becomes_unreadable
 async def test_discovery_finds_an_edited_file_when_everything_is_looked_at_again(
     nats_server: NatsServer, bus: Bus, laptop: RecordedMachine
 ) -> None:
-    """What no running kernel changes is found by the look at everything: a file of a recorded machine that somebody writes over in place."""
+    """What no running kernel changes is found by the look at everything: a file of a recorded
+    machine that somebody writes over in place.
+    """
     vendor = laptop.root / "sys/bus/pci/devices" / str(NVME) / "subsystem_device"
     async with discovery(nats_server.url, laptop.root, TOPOBUS_DISCOVERY__FULL_RESCAN_S="0.2"):
         first = await machine_when(bus, lambda machine: True)
@@ -170,8 +196,12 @@ async def test_discovery_finds_an_edited_file_when_everything_is_looked_at_again
     assert [pci_device.subsystem_device for pci_device in second.pci_devices if pci_device.address == NVME] == [0x4242]
 
 
-async def test_discovery_publishes_again_when_the_entry_is_lost(nats_server: NatsServer, bus: Bus, laptop: RecordedMachine) -> None:
-    """An entry that somebody deleted comes back by itself, with the same generation: the machine is the same."""
+async def test_discovery_publishes_again_when_the_entry_is_lost(
+    nats_server: NatsServer, bus: Bus, laptop: RecordedMachine
+) -> None:
+    """An entry that somebody deleted comes back by itself, with the same generation: the machine is
+    the same.
+    """
     async with discovery(nats_server.url, laptop.root):
         first = await machine_when(bus, lambda machine: True)
         await bus.delete(MACHINE, node=NODE)
@@ -181,8 +211,12 @@ async def test_discovery_publishes_again_when_the_entry_is_lost(nats_server: Nat
     assert again == first
 
 
-async def test_discovery_waits_and_stops_when_there_is_no_server(own_nats_server: NatsServer, laptop: RecordedMachine) -> None:
-    """Started before NATS it says that it waits, publishes once NATS is there, and ends within five seconds of SIGTERM."""
+async def test_discovery_waits_and_stops_when_there_is_no_server(
+    own_nats_server: NatsServer, laptop: RecordedMachine
+) -> None:
+    """Started before NATS it says that it waits, publishes once NATS is there, and ends within five
+    seconds of SIGTERM.
+    """
     await own_nats_server.stop()
     async with discovery(own_nats_server.url, laptop.root) as process:
         await logged(process, "bus.waiting")
@@ -198,8 +232,12 @@ async def test_discovery_waits_and_stops_when_there_is_no_server(own_nats_server
     assert status == 0
 
 
-async def test_discovery_explains_when_the_root_is_no_machine(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
-    """A root without a machine: a warning that names the setting, no entry, and the process stays to look again."""
+async def test_discovery_explains_when_the_root_is_no_machine(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    """A root without a machine: a warning that names the setting, no entry, and the process stays
+    to look again.
+    """
     async with discovery(nats_server.url, tmp_path) as process:
         line = await logged(process, "machine.unreadable")
 

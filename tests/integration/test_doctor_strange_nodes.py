@@ -1,4 +1,6 @@
-"""`topobus doctor` names the node that speaks another release, has a wrong clock, or wrote what nobody can read, and finds nothing of the kind at its neighbour."""
+"""`topobus doctor` names the node that speaks another release, has a wrong clock, or wrote what
+nobody can read, and finds nothing of the kind at its neighbour.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def _publish(bus: Bus, node: str) -> None:
 
 
 async def test_doctor_names_the_strange_node_and_not_its_neighbour(nats_server: NatsServer, bus: Bus) -> None:
-    """Release by what answers and by what was written, clock by the sign of life, garbage by its key with the release that wrote it."""
+    """Release by what answers and by what was written, clock by the sign of life, garbage by its
+    key with the release that wrote it.
+    """
     settings = NatsSettings(url=nats_server.url)
     gpu = await Bus.connect(settings, name="gpu", clock=EarlyClock(), release="9.1.0")
     topology = await Bus.connect(settings, name="topology", clock=EarlyClock(), release="9.1.0")
@@ -51,13 +55,22 @@ async def test_doctor_names_the_strange_node_and_not_its_neighbour(nats_server: 
     try:
         await _publish(gpu, STRANGE)
         await _publish(good_gpu, GOOD)
-        await gpu._connection.publish(f"$KV.topobus_ledgers.{STRANGE}", b'{"node": 7}', headers={"Topobus-Release": "9.1.0"})
+        await gpu._connection.publish(
+            f"$KV.topobus_ledgers.{STRANGE}", b'{"node": 7}', headers={"Topobus-Release": "9.1.0"}
+        )
         await gpu._connection.barrier()
         for node, of_gpu, of_topology in ((STRANGE, gpu, topology), (GOOD, good_gpu, good_topology)):
             await of_gpu.answer(HINT, _never, node=node, device_class="gpu")
             await of_topology.answer(PREFER, _never, node=node)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", nats_server.url, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "topobus.cli.main",
+            "doctor",
+            "--json",
+            "--nats",
+            nats_server.url,
+            stdout=asyncio.subprocess.PIPE,
         )
         output = (await process.communicate())[0]
     finally:
@@ -70,6 +83,10 @@ async def test_doctor_names_the_strange_node_and_not_its_neighbour(nats_server: 
     (releases,), (clock,) = findings[f"{STRANGE}: releases"], findings[f"{STRANGE}: clock"]
     assert releases.startswith("discovery, gpu, topology run release 9.1.0, newer than")
     assert " s ahead of " in clock
-    assert any("nobody can read" in text and "release 9.1.0 wrote it" in text for text in findings[f"{STRANGE}: ledger"])
+    assert any(
+        "nobody can read" in text and "release 9.1.0 wrote it" in text for text in findings[f"{STRANGE}: ledger"]
+    )
     assert not findings.keys() & {f"{GOOD}: releases", f"{GOOD}: clock", "clock", "releases"}
-    assert not any("nobody can read" in text for what, texts in findings.items() if what.startswith(GOOD) for text in texts)
+    assert not any(
+        "nobody can read" in text for what, texts in findings.items() if what.startswith(GOOD) for text in texts
+    )

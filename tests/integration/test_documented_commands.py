@@ -1,4 +1,8 @@
-"""The commands that pages for operators show are run, those that need no system, in the order of the page; and the tutorial, on a system of the test's own."""
+"""The commands that pages for operators show are run, those that need no system, in the order of
+the page.
+
+And the tutorial, on a system of the test's own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,16 @@ _BLOCK = re.compile(r"^ *```console\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _FILES_ALONE = (
     *(
         f"topobus keys {word} /"
-        for word in ("make", "rotate", "forget", "certify", "show", "operator make", "operator rotate", "operator revoke")
+        for word in (
+            "make",
+            "rotate",
+            "forget",
+            "certify",
+            "show",
+            "operator make",
+            "operator rotate",
+            "operator revoke",
+        )
     ),
     "topobus profile list",
     "topobus profile build",
@@ -67,22 +80,35 @@ _MACHINES_APART = ("choose-a-nats-shape.md",)
 
 
 def machines(page: str) -> list[list[str]]:
-    """List the commands of a page that need nothing but files, by the machine that they are for; what others need is made first."""
+    """List the commands of a page that need nothing but files, by the machine that they are for.
+
+    What others need is made first.
+    """
     blocks = []
     for block in _BLOCK.findall((HOW_TO / page).read_text(encoding="utf-8")):
         lines = [line.strip().removeprefix("$ ") for line in block.splitlines() if line.strip().startswith("$ ")]
         moves = [f"cd {place[1]}" for line in lines if (place := _MOVE.match(line)) is not None]
-        commands = [_TELL_SERVER.sub("", line) for line in lines if line.startswith(_FILES_ALONE) and not _AS_ROOT.search(line)]
+        commands = [
+            _TELL_SERVER.sub("", line) for line in lines if line.startswith(_FILES_ALONE) and not _AS_ROOT.search(line)
+        ]
         blocks.append([*moves, *commands, *(["cd ."] if moves else [])] if commands else [])
     if page not in _MACHINES_APART:
         blocks = [[command for block in blocks for command in block]]
-    return [sorted(block, key=lambda command: " make " not in command and " --name " not in command) for block in blocks if block]
+    return [
+        sorted(block, key=lambda command: " make " not in command and " --name " not in command)
+        for block in blocks
+        if block
+    ]
 
 
 def test_pages_show_no_code_that_is_not_a_command() -> None:
-    """A snippet of Python on a command line has no test and no help: what a page needs is an option of a command."""
+    """A snippet of Python on a command line has no test and no help: what a page needs is an option
+    of a command.
+    """
     shown = [
-        page.name for page in sorted((REPOSITORY / "docs").rglob("*.md")) if "adr" not in page.parts and "python -c" in page.read_text()
+        page.name
+        for page in sorted((REPOSITORY / "docs").rglob("*.md"))
+        if "adr" not in page.parts and "python -c" in page.read_text()
     ]
 
     assert shown == []
@@ -120,7 +146,9 @@ def test_commands_of_a_page_work_when_they_are_run_as_it_shows_them(
                 words = shlex.split(there, comments=True)[1:]
                 status, said = run(words), "".join(capsys.readouterr())
             else:
-                done = subprocess.run(["bash", "-c", there], cwd=home, env=environment, capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    ["bash", "-c", there], cwd=home, env=environment, capture_output=True, text=True, check=False
+                )
                 status, said = done.returncode, done.stdout + done.stderr
             if status:
                 failed.append(f"{command}\n  {said}")
@@ -130,7 +158,8 @@ def test_commands_of_a_page_work_when_they_are_run_as_it_shows_them(
 
 _TUTORIAL = REPOSITORY / "docs" / "tutorial" / "first-steps.md"
 _STATE = "/tmp/topobus-tutorial"
-# What the page shows of a command, in its order: the next one waits for nothing but the end of the last.
+# What the page shows of a command, in its order: the next one waits for
+# nothing but the end of the last.
 _SHOWN = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 # Where each run has other words: times, ids, ages; and how wide a table is.
 _OTHERS = (
@@ -155,14 +184,22 @@ def _read_until(text: str, program: subprocess.Popen[str] | None) -> None:
     assert any(text in line for line in iter(program.stdout.readline, "")), f"it ended without: {text}"
 
 
-# Some thirty commands one after the other, and the 30 seconds in which a GPU that came back is not given out: a minute and a half on two busy cores.
+# Some thirty commands one after the other, and the 30 seconds in which a GPU that came back is not
+# given out: a minute and a half on two busy cores.
 @pytest.mark.timeout(300)
 @pytest.mark.integration
-def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(tmp_path: Path, nats_binary: Path) -> None:
-    """On a fresh system, from the first look to the last pod: each command ends as the page says, and each line that the page shows whole is printed."""
+def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(
+    tmp_path: Path, nats_binary: Path
+) -> None:
+    """On a fresh system, from the first look to the last pod: each command ends as the page says,
+    and each line that the page shows whole is printed.
+    """
     state = Path(tempfile.mkdtemp(prefix="tt-"))
-    # What is shown was printed at the width of drawings, whatever the terminal of whoever runs the test.
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("TOPOBUS_") and name != "COLUMNS"}
+    # What is shown was printed at the width of drawings, whatever the
+    # terminal of whoever runs the test.
+    environment = {
+        name: text for name, text in os.environ.items() if not name.startswith("TOPOBUS_") and name != "COLUMNS"
+    }
     environment |= {
         "HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path),
@@ -172,7 +209,9 @@ def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(t
 
     def run_there(command: str) -> tuple[int, str]:
         words = [sys.executable, "-m", "topobus.cli.main", *shlex.split(command.replace(_STATE, str(state)))[1:]]
-        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=90)
+        done = subprocess.run(
+            words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=90
+        )
         return done.returncode, done.stdout + done.stderr
 
     up = subprocess.Popen(
@@ -188,23 +227,31 @@ def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(t
         assert up.stdout is not None
         assert any("all ready" in line for line in iter(up.stdout.readline, ""))
         shown = [
-            (command, lines) for block in _BLOCK.findall(_TUTORIAL.read_text(encoding="utf-8")) for command, lines in _SHOWN.findall(block)
+            (command, lines)
+            for block in _BLOCK.findall(_TUTORIAL.read_text(encoding="utf-8"))
+            for command, lines in _SHOWN.findall(block)
         ]
         ids = ""
         for command, lines in shown:
             if command.startswith("topobus health watch"):
                 words_of_watch = [sys.executable, "-m", "topobus.cli.main", *shlex.split(command)[1:]]
-                watching = subprocess.Popen(words_of_watch, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
+                watching = subprocess.Popen(
+                    words_of_watch, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+                )
                 _read_until("(present state)", watching)
-            if not command.startswith("topobus ") or command.startswith(("topobus up", "topobus --version", "topobus health watch")):
+            if not command.startswith("topobus ") or command.startswith(
+                ("topobus up", "topobus --version", "topobus health watch")
+            ):
                 continue
             if "placed on" in lines and "sequencer" in command:
-                # "It is refused again if the GPU has not been back for 30 seconds": the watcher of the third terminal says when it has.
+                # "It is refused again if the GPU has not been back for 30 seconds": the watcher of
+                # the third terminal says when it has.
                 _read_until("recovering -> healthy", watching)
             words = command.replace("d-51e9c9e7756afd750d3e", ids)
             status, said = run_there(words)
             if command.startswith("topobus profile remove"):
-                # The page says so before it goes on: a GPU that is back before anybody looked was never away.
+                # The page says so before it goes on: a GPU that is back before
+                # anybody looked was never away.
                 _read_until("-> unhealthy", watching)
             ids = ids or next(iter(re.findall(r"explain (d-[0-9a-f]{20})", said)), "")
             wanted = 1 if "sequencer" in command and "refused" in lines else 0
@@ -225,7 +272,9 @@ def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(t
 
 
 def test_file_of_named_nodes_gives_each_node_users_of_its_own(tmp_path: Path) -> None:
-    """The way to part nodes that distrust each other at a central server: each has its own users, and the server's file narrows them."""
+    """The way to part nodes that distrust each other at a central server: each has its own users,
+    and the server's file narrows them.
+    """
     names = {user.name for account in accounts(Shape.CENTRAL, nodes=["n1", "n2"]) for user in account.users}
     file = tmp_path / "users.conf"
 

@@ -1,4 +1,7 @@
-"""The fleet benchmark: real controllers, a real nats-server, nodes played from a recorded machine. A test of what it does, not of how fast it is."""
+"""The fleet benchmark: real controllers, a real nats-server, nodes played from a recorded machine.
+
+A test of what it does, not of how fast it is.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ pytestmark = pytest.mark.integration
 
 MACHINE, _FACTS = dgx_facts()
 # With the memory and the uuids that a recorded GPU has.
-_GPUS = tuple(structs.replace(gpu, uuid=f"GPU-{gpu.name}", capacity={"memory": 80 * 1024**3}) for gpu in _FACTS["gpu"].devices)
+_GPUS = tuple(
+    structs.replace(gpu, uuid=f"GPU-{gpu.name}", capacity={"memory": 80 * 1024**3}) for gpu in _FACTS["gpu"].devices
+)
 INVENTORIES = {**_FACTS, "gpu": structs.replace(_FACTS["gpu"], devices=_GPUS)}
 CLASSES = frozenset({"gpu", "nic"})
 CONTENT = NodeContent(
@@ -37,7 +42,10 @@ CONTENT = NodeContent(
 
 
 async def test_no_claim_is_lost_when_a_controller_is_killed_during_the_fill() -> None:
-    """The next controller goes on with what is stored; the check at the end has compared all claims with all ledgers."""
+    """The next controller goes on with what is stored.
+
+    The check at the end has compared all claims with all ledgers.
+    """
     said: list[str] = []
     run = FleetRun(nodes=6, claims=24, content=CONTENT, classes=CLASSES, kills=1, singles=2, limit_s=60.0)
 
@@ -76,13 +84,18 @@ async def test_nodes_differ_in_what_is_their_own_when_they_are_played(bus: Bus) 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--nodes", "2", "--claims", "30"], "--claims and --singles together is 130, wanted at most 10: 2 nodes have 16 GPUs"),
+        (
+            ["--nodes", "2", "--claims", "30"],
+            "--claims and --singles together is 130, wanted at most 10: 2 nodes have 16 GPUs",
+        ),
         (["--nodes", "0"], "--nodes is 0, wanted 1 or more"),
         (["--replicas", "0", "--kill", "-1"], "--replicas is 0, wanted 1 or more; --kill is -1, wanted 0 or more"),
     ],
     ids=["too-many-claims", "no-nodes", "two-problems"],
 )
-def test_bench_refuses_what_cannot_be_run(arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_refuses_what_cannot_be_run(
+    arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What, wanted, and every problem at once; nothing is started."""
     content = tmp_path / "content.json"
     content.write_bytes(msgspec.json.encode(CONTENT))

@@ -1,4 +1,6 @@
-"""Reading a fleet's inventories where somebody has filled their bucket with nodes that there are not."""
+"""Reading a fleet's inventories where somebody has filled their bucket with nodes that there are
+not.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,13 @@ async def _put_machine(bus: Bus, node: str) -> None:
     await bus.put(MACHINE, machine, node=node)
 
 
-async def test_inventories_of_a_flood_of_nodes_without_a_machine_are_left_unread(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their names alone cross the wire; those of the nodes that there are come as always, of every class."""
+async def test_inventories_of_a_flood_of_nodes_without_a_machine_are_left_unread(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names alone cross the wire.
+
+    Those of the nodes that there are come as always, of every class.
+    """
     for node in ("n1", "n2"):
         await _put_machine(bus, node)
         await _put(bus, node, "gpu", "npu")
@@ -44,7 +51,12 @@ async def test_inventories_of_a_flood_of_nodes_without_a_machine_are_left_unread
 
     entries, unread = await list_inventories(bus)
 
-    assert [tuple(entry.parts.values()) for entry in entries] == [("n1", "gpu"), ("n1", "npu"), ("n2", "gpu"), ("n2", "npu")]
+    assert [tuple(entry.parts.values()) for entry in entries] == [
+        ("n1", "gpu"),
+        ("n1", "npu"),
+        ("n2", "gpu"),
+        ("n2", "npu"),
+    ]
     assert unread == tuple(f"ghost{number:02}" for number in range(20))
     assert sorted(read) == ["n1", "n2"]
     assert "20 nodes" in unread_text(unread)
@@ -77,7 +89,10 @@ async def test_keys_are_named_and_what_is_no_key_is_not(bus: Bus) -> None:
 
 
 async def test_keys_that_were_deleted_are_not_named(bus: Bus) -> None:
-    """A deletion leaves a marker in its bucket for ever; whoever looks for nodes that are none must not find those that were forgotten."""
+    """A deletion leaves a marker in its bucket for ever.
+
+    Whoever looks for nodes that are none must not find those that were forgotten.
+    """
     await _put(bus, "n1", "gpu", "npu")
     await _put(bus, "n2", "gpu")
     await bus.delete(INVENTORY, node="n1", device_class="gpu")
@@ -86,8 +101,12 @@ async def test_keys_that_were_deleted_are_not_named(bus: Bus) -> None:
     assert await bus.keys(INVENTORY) == ({"node": "n2", "device_class": "gpu"},)
 
 
-async def test_flood_is_left_unread_when_it_has_pushed_out_the_inventories_of_the_nodes_that_there_are(bus: Bus) -> None:
-    """A full bucket drops its oldest values: what is left is the flood's alone until the owners have written theirs again."""
+async def test_flood_is_left_unread_when_it_has_pushed_out_the_inventories_of_the_nodes_that_there_are(
+    bus: Bus,
+) -> None:
+    """A full bucket drops its oldest values: what is left is the flood's alone until the owners
+    have written theirs again.
+    """
     await _put_machine(bus, "n1")
     for number in range(20):
         await _put(bus, f"ghost{number:02}", "gpu")

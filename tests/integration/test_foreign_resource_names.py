@@ -1,4 +1,6 @@
-"""A resource that is not ours, through every command: refused where nobody offers it, the plugin's devices where its plugin is with the gateway."""
+"""A resource that is not ours, through every command: refused where nobody offers it, the plugin's
+devices where its plugin is with the gateway.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ class System:
         """Run one command against the system and check its exit code."""
         environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.url, "COLUMNS": "200"}
         done = subprocess.run(
-            [*_TOPOBUS, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            [*_TOPOBUS, *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
         assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -66,11 +73,20 @@ class System:
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    """Run the system on the recorded dgx, with a folder for others' plugins. Not below pytest's folders: unix socket paths are short."""
+    """Run the system on the recorded dgx, with a folder for others' plugins.
+
+    Not below pytest's folders: unix socket paths are short.
+    """
     state = Path(tempfile.mkdtemp(prefix="tb-"))
     (state / "others").mkdir()
-    environment = {**os.environ, "TOPOBUS_GATEWAY__FOREIGN__DIR": str(state / "others"), "TOPOBUS_GATEWAY__FOREIGN__LOOK_S": "0.1"}
-    process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state / "up"), "--json"], stdout=subprocess.PIPE, text=True, env=environment)
+    environment = {
+        **os.environ,
+        "TOPOBUS_GATEWAY__FOREIGN__DIR": str(state / "others"),
+        "TOPOBUS_GATEWAY__FOREIGN__LOOK_S": "0.1",
+    }
+    process = subprocess.Popen(
+        [*_TOPOBUS, "up", "--dir", str(state / "up"), "--json"], stdout=subprocess.PIPE, text=True, env=environment
+    )
     try:
         assert process.stdout is not None
         for text in process.stdout:
@@ -89,7 +105,8 @@ def plugin(system: System) -> Iterator[None]:
     """Register an ordinary plugin with three devices."""
     script = Path(__file__).parents[1] / "support" / "plain_plugin.py"
     process = subprocess.Popen(
-        [sys.executable, str(script), str(system.folder / "others"), RESOURCE, "a=0", "b=0", "c=1"], stdout=subprocess.DEVNULL
+        [sys.executable, str(script), str(system.folder / "others"), RESOURCE, "a=0", "b=0", "c=1"],
+        stdout=subprocess.DEVNULL,
     )
     yield
     process.kill()
@@ -101,18 +118,26 @@ async def widgets(system: System, plugin: None) -> AsyncIterator[Bus]:
     """Wait until the plugin's devices are in the inventory."""
     async with Bus.session(BusOptions(nats=system.url).settings().nats, name="topobus-cli") as bus:
         async for change in bus.watch(INVENTORY, node="demo-node", device_class=CLASS):
-            if change.value is not None and [device.health.is_allocatable for device in change.value.devices] == [True] * 3:
+            if (
+                change.value is not None
+                and [device.health.is_allocatable for device in change.value.devices] == [True] * 3
+            ):
                 break
         yield bus
 
 
 def widget_pod(name: str, resource: str = RESOURCE) -> str:
     """Write a pod that asks for one widget."""
-    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: main, resources: {{limits: {{{resource}: 1}}}}}}]}}\n"
+    return (
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: main, resources: "
+        f"{{limits: {{{resource}: 1}}}}}}]}}\n"
+    )
 
 
 def test_pod_is_refused_when_nobody_offers_what_it_asks(system: System) -> None:
-    """`place`, its dry run on all nodes and on one, and the scheduler of stored pods: none gives a node to a pod without what it asked for."""
+    """`place`, its dry run on all nodes and on one, and the scheduler of stored pods: none gives a
+    node to a pod without what it asked for.
+    """
     manifest = system.write("npod.yaml", FOREIGN_POD)
 
     for arguments in (("place",), ("place", "--dry-run"), ("place", "--node", "demo-node")):
@@ -125,12 +150,17 @@ def test_pod_is_refused_when_nobody_offers_what_it_asks(system: System) -> None:
 
 
 async def test_foreign_resource_is_one_thing_when_its_plugin_is_with_the_gateway(system: System, widgets: Bus) -> None:
-    """The vendor's name and our class are the same for `place` and for stored pods; the inventory shows both."""
+    """The vendor's name and our class are the same for `place` and for stored pods.
+
+    The inventory shows both.
+    """
     assert f"{CLASS} ({RESOURCE})" in system.topobus("inventory").stdout
     assert f"{CLASS} ({RESOURCE})" in system.topobus("inventory", CLASS).stdout
 
     placed = {
-        name: system.json("place", system.write(f"{name}.yaml", widget_pod(name, resource)))["chosen"]["result"]["containers"][0]["devices"]
+        name: system.json("place", system.write(f"{name}.yaml", widget_pod(name, resource)))["chosen"]["result"][
+            "containers"
+        ][0]["devices"]
         for name, resource in (("by-name", RESOURCE), ("by-class", f"topobus.dev/{CLASS}"))
     }
     assert [len(devices[CLASS]) for devices in placed.values()] == [1, 1]
@@ -151,7 +181,10 @@ async def test_foreign_resource_is_one_thing_when_its_plugin_is_with_the_gateway
 
 
 def test_commands_name_the_system_that_they_talk_to(system: System) -> None:
-    """A command that writes says to which server, and where its address comes from; the answer itself is as before."""
+    """A command that writes says to which server, and where its address comes from.
+
+    The answer itself is as before.
+    """
     manifest = system.write("named.yaml", widget_pod("named", "topobus.dev/gpu"))
 
     placed = system.topobus("place", manifest)
@@ -166,10 +199,18 @@ async def test_server_without_our_streams_is_said_to_be_none_of_ours() -> None:
     """A NATS server of somebody else's is named as what it is, in place of a silence."""
     async with NatsServer() as server:
         done = await asyncio.to_thread(
-            subprocess.run, [*_TOPOBUS, "machine", "--nats", server.url], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            subprocess.run,
+            [*_TOPOBUS, "machine", "--nats", server.url],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
 
     assert done.returncode == 69
     said = " ".join(done.stderr.split())
-    assert f"this NATS server has no Topobus streams: it is not the server of a Topobus system (NATS at {server.url}, from --nats)" in said
+    assert (
+        "this NATS server has no Topobus streams: it is not the server of a Topobus system (NATS at "
+        f"{server.url}, from --nats)" in said
+    )
     assert "next: choose your system with --context NAME or --nats URL" in said

@@ -1,4 +1,7 @@
-"""A program that the fork server starts is what an executed one is; each promise holds for both, so that no test can tell which it has."""
+"""A program that the fork server starts is what an executed one is.
+
+Each promise holds for both, so that no test can tell which it has.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the program to its end."""
-    return subprocess.run([*_PROGRAM, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=False, **options)
+    return subprocess.run(
+        [*_PROGRAM, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=False, **options
+    )
 
 
 def reported(**options: Any) -> dict[str, Any]:
@@ -56,8 +61,13 @@ def reported(**options: Any) -> dict[str, Any]:
     return report
 
 
-def test_program_has_what_it_was_given_when_it_starts(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments, folder, environment, stdin, encoding, signals, parent: as given; no descriptor and no thread beside its own."""
+def test_program_has_what_it_was_given_when_it_starts(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments, folder, environment, stdin, encoding, signals, parent: as given.
+
+    No descriptor and no thread beside its own.
+    """
     environment = {**os.environ, "REPORTED": "ä=1\n2"}
     monkeypatch.setenv("NOT_GIVEN", "1")
     with (tmp_path / "open").open("w") as kept:
@@ -86,7 +96,9 @@ def test_program_has_what_it_was_given_when_it_starts(way: str, tmp_path: Path, 
     assert report["has_gateway"] is (way == "forked"), "how it was started"
 
 
-def test_program_has_our_folder_and_environment_when_none_are_given(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_has_our_folder_and_environment_when_none_are_given(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the test itself has at that moment, not what the server had when it started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REPORTED", "now")
@@ -104,7 +116,9 @@ def test_script_has_its_own_folder_first_when_it_is_started_by_its_file(way: str
     link.symlink_to(script)
 
     command = [sys.executable, str(link), "report", "more"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT_S, check=True, stdin=subprocess.DEVNULL
+    )
     report = json.loads(done.stdout)
 
     assert (report["name"], report["file"], report["arguments"]) == ("__main__", "linked.py", ["report", "more"])
@@ -113,7 +127,9 @@ def test_script_has_its_own_folder_first_when_it_is_started_by_its_file(way: str
 
 
 def test_programs_draw_other_random_numbers_when_they_start_one_after_the_other(way: str) -> None:
-    """A copy does not repeat what the copy before it drew: instances and operations would have one name."""
+    """A copy does not repeat what the copy before it drew: instances and operations would have one
+    name.
+    """
     assert reported(input="")["random"] != reported(input="")["random"]
 
 
@@ -132,7 +148,10 @@ def test_programs_draw_other_random_numbers_when_they_start_one_after_the_other(
 def test_status_and_streams_are_the_programs_when_it_ends(
     way: str, arguments: tuple[str, ...], status: int, stdout: str, stderr: str
 ) -> None:
-    """Whoever waits gets the status; the streams are complete; threads and atexit come to their end."""
+    """Whoever waits gets the status; the streams are complete.
+
+    Threads and atexit come to their end.
+    """
     done = run(*arguments, env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
 
     assert (done.returncode, done.stdout) == (status, stdout)
@@ -141,8 +160,13 @@ def test_status_and_streams_are_the_programs_when_it_ends(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 async def test_signal_is_the_status_when_a_program_dies_of_it(way: str, number: signal.Signals) -> None:
-    """A signal reaches the program itself, and asyncio tells it as it does for any child; the process is gone then."""
-    process = await asyncio.create_subprocess_exec(*_PROGRAM, "wait", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+    """A signal reaches the program itself, and asyncio tells it as it does for any child.
+
+    The process is gone then.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *_PROGRAM, "wait", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
     assert process.stdout is not None
     async with asyncio.timeout(_LIMIT_S):
         assert await process.stdout.readline() == b"waiting\n"
@@ -209,15 +233,21 @@ def test_folder_that_is_not_there_is_an_error_when_a_program_starts(way: str, tm
     [{"PYTHONHASHSEED": "1"}, {"PYTHONPATH": "/nowhere"}, {"LC_ALL": "C"}, {"GRPC_VERBOSITY": "debug"}],
     ids=lambda changed: next(iter(changed)),
 )
-def test_program_is_executed_when_an_interpreter_would_start_otherwise(changed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interpreter, the C library or gRPC read once, at their start, cannot be given to a copy."""
+def test_program_is_executed_when_an_interpreter_would_start_otherwise(
+    changed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an interpreter, the C library or gRPC read once, at their start, cannot be given to a
+    copy.
+    """
     monkeypatch.setenv("PYTHONPATH", _TESTS)
     code = "import sys; sys.stdout.write(str('topobus.gateway.service' in sys.modules))"
     with forked_starts.forked_starts():
         forked = reported(input="")["has_gateway"]
         path = {"PYTHONPATH": f"{changed['PYTHONPATH']}{os.pathsep}{_TESTS}"} if "PYTHONPATH" in changed else changed
         executed = reported(env={**os.environ, **path}, input="")["has_gateway"]
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=_LIMIT_S).stdout
+        other = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=_LIMIT_S
+        ).stdout
 
     assert (forked, executed, other) == (True, False, "False")
 
@@ -234,7 +264,9 @@ def test_program_is_executed_when_the_kernel_makes_no_copy(monkeypatch: pytest.M
 
 
 def test_starters_programs_are_its_own_children_when_it_was_forked(way: str, short_folder: Path) -> None:
-    """`topobus up` starts its services by a server of its own: they are its children, each of its own session, and they are gone when it is."""
+    """`topobus up` starts its services by a server of its own: they are its children, each of its
+    own session, and they are gone when it is.
+    """
     command = [sys.executable, "-m", "topobus.cli.main", "up", "--dir", str(short_folder / "up"), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -246,7 +278,10 @@ def test_starters_programs_are_its_own_children_when_it_was_forked(way: str, sho
                     pids[status["service"]] = status["pid"]
                 if status.get("system") == "ready":
                     break
-            parents = {name: int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1]) for name, pid in pids.items()}
+            parents = {
+                name: int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+                for name, pid in pids.items()
+            }
             has_grpc = "cygrpc" in Path(f"/proc/{pids['discovery']}/maps").read_text()
             sessions = {name: os.getsid(pid) for name, pid in pids.items()}
         finally:

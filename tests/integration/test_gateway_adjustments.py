@@ -1,4 +1,6 @@
-"""Containers that are adjusted when they are made: the gateway between a container runtime of the test's own (NRI) and a device service that says what each container gets."""
+"""Containers that are adjusted when they are made: the gateway between a container runtime of the
+test's own (NRI) and a device service that says what each container gets.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         made.plane.to_adjust = frozenset({"nic-0"})
         await made.plane.show("nic", device("nic-0", 0), device("nic-1", 0))
         await made.plane.store(claim("net", NIC.uid, "nic-0", "nic-1"))
-        made.settings = msgspec.structs.replace(made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock")))
+        made.settings = msgspec.structs.replace(
+            made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock"))
+        )
         yield made
 
 
@@ -58,7 +62,10 @@ def answering(edits: ContainerEdits, *, of: str = "nic-0") -> AdjustReply:
 
 
 async def test_container_gets_what_its_service_says_when_it_is_made(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The service hears which container it is, and each gets its own answer; the guard is gone. A container that has only the claim's other device is not asked about."""
+    """The service hears which container it is, and each gets its own answer; the guard is gone.
+
+    A container that has only the claim's other device is not asked about.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         error = await prepare(rig)
@@ -73,7 +80,9 @@ async def test_container_gets_what_its_service_says_when_it_is_made(rig: Rig, ru
     assert [request.devices for request in rig.plane.asks.requests("adjust")] == [("nic-0",), ("nic-0",)]
 
 
-async def test_mounts_and_annotations_reach_the_container_when_the_class_may_bring_them(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_mounts_and_annotations_reach_the_container_when_the_class_may_bring_them(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """What the operator allows for the class arrives beside the variables."""
 
     async def adjust(_: AdjustRequest) -> AdjustReply:
@@ -95,9 +104,13 @@ async def test_mounts_and_annotations_reach_the_container_when_the_class_may_bri
     ("reply", "said"),
     [
         pytest.param(
-            AdjustReply(result=no("no-slot", "card nic-0 has no slot left")), "claim default/net: card nic-0 has no slot left", id="refused"
+            AdjustReply(result=no("no-slot", "card nic-0 has no slot left")),
+            "claim default/net: card nic-0 has no slot left",
+            id="refused",
         ),
-        pytest.param(answering(ContainerEdits(env={"LD_PRELOAD": "/x.so"})), "which the gateway forbids", id="forbidden-variable"),
+        pytest.param(
+            answering(ContainerEdits(env={"LD_PRELOAD": "/x.so"})), "which the gateway forbids", id="forbidden-variable"
+        ),
         pytest.param(
             answering(ContainerEdits(mounts=(Mount(host_path="/etc", container_path="/card"),))),
             "which the gateway forbids",
@@ -114,7 +127,10 @@ async def test_mounts_and_annotations_reach_the_container_when_the_class_may_bri
 async def test_container_is_refused_with_the_reason_and_made_at_the_next_try(
     rig: Rig, runtime: SimulatedRuntime, reply: AdjustReply, said: str
 ) -> None:
-    """Nothing that the gateway would not let `prepare` bring comes in by this door; when the reason is gone the same container is made."""
+    """Nothing that the gateway would not let `prepare` bring comes in by this door.
+
+    When the reason is gone the same container is made.
+    """
 
     async def adjust(_: AdjustRequest) -> AdjustReply:
         return reply
@@ -129,15 +145,20 @@ async def test_container_is_refused_with_the_reason_and_made_at_the_next_try(
         rig.plane.adjust_by = None
         made = await runtime.create("main", pod="app", cdi=CDI)
 
-    assert "container main of pod default/app cannot start: claim default/net" in str(refused.value) or "the nic service wants" in str(
+    assert "container main of pod default/app cannot start: claim default/net" in str(
         refused.value
-    )
+    ) or "the nic service wants" in str(refused.value)
     assert said in str(refused.value)
     assert made.env == {"CARD_OF": "default/app/main"}
 
 
-async def test_container_waits_for_kubelets_next_try_when_the_service_is_silent(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The runtime waits for the limit and no longer, so the gateway stays its plugin; the next try gets the answer."""
+async def test_container_waits_for_kubelets_next_try_when_the_service_is_silent(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """The runtime waits for the limit and no longer, so the gateway stays its plugin.
+
+    The next try gets the answer.
+    """
     settings = RuntimeSettings(socket=str(runtime.socket), adjust_s=SHORT_S)
     gate = rig.plane.asks.hold("adjust")
     async with runtime.serving(), rig.kubelet, rig.gateway(runtime=settings):
@@ -163,7 +184,9 @@ async def test_claim_is_refused_at_prepare_when_the_runtime_is_not_there(rig: Ri
 
 
 async def test_container_cannot_start_while_the_gateway_is_away(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The guard holds it back, and the checkpoint tells the next gateway that its service must be asked."""
+    """The guard holds it back, and the checkpoint tells the next gateway that its service must be
+    asked.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()

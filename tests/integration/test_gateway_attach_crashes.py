@@ -1,6 +1,9 @@
-"""A gateway killed (SIGKILL) at every single step of a claim that goes into its pod's sandbox: prepare, attach, detach, unprepare. No container starts without the device, and it always comes back.
+"""A gateway killed (SIGKILL) at every single step of a claim that goes into its pod's sandbox:
+prepare, attach, detach, unprepare. No container starts without the device, and it always comes
+back.
 
-The steps are counted while the call runs (see `support.mortal_gateway`). The device service and the container runtime live on, as they do on a node; the service is strict: a device that is in a
+The steps are counted while the call runs (see `support.mortal_gateway`). The device service and the
+container runtime live on, as they do on a node; the service is strict: a device that is in a
 sandbox goes into no other one, and is not undone there.
 """
 
@@ -41,14 +44,18 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
     async with make_rig(nats_server.url, classes=("nic",)) as made:
         made.plane.to_attach = frozenset({"nic-0"})
         await made.plane.show("nic", device("nic-0", 0))
-        made.settings = msgspec.structs.replace(made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock"), attach_s=1.9))
+        made.settings = msgspec.structs.replace(
+            made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock"), attach_s=1.9)
+        )
         yield made
 
 
 @pytest_asyncio.fixture
 async def runtime(rig: Rig) -> AsyncIterator[SimulatedRuntime]:
     """The container runtime, which goes on when its plugin dies."""
-    async with SimulatedRuntime(rig.root / "nri.sock", CpuSet(0, 1), limit_s=LIMIT_S, cdi_dir=rig.cdi_dir).serving() as made:
+    async with SimulatedRuntime(
+        rig.root / "nri.sock", CpuSet(0, 1), limit_s=LIMIT_S, cdi_dir=rig.cdi_dir
+    ).serving() as made:
         yield made
 
 
@@ -94,7 +101,10 @@ async def unprepare(rig: Rig) -> str:
 
 
 async def start_container(rig: Rig, runtime: SimulatedRuntime, pod: nri.PodSandbox, at: str) -> MadeContainer:
-    """Make the pod's container as kubelet does. Promise: one that started has its device in its sandbox, and nothing of the guard."""
+    """Make the pod's container as kubelet does.
+
+    Promise: one that started has its device in its sandbox, and nothing of the guard.
+    """
     made: list[MadeContainer] = []
 
     async def once() -> str:
@@ -130,7 +140,10 @@ def check_nothing_left(rig: Rig, at: str) -> None:
 
 
 def check_deaths(last_step: int, least: int) -> None:
-    """Promise: a process died at each step before the last one, at which the call was over; fewer would mean that steps were missed."""
+    """Promise: a process died at each step before the last one, at which the call was over.
+
+    Fewer would mean that steps were missed.
+    """
     assert least <= last_step - 1 < MOST_STEPS - 2, f"died {last_step - 1} times"
 
 
@@ -159,7 +172,10 @@ async def test_device_is_attached_when_the_gateway_was_killed_at_any_step_of_pre
 async def test_no_container_starts_without_its_device_when_the_gateway_was_killed_at_any_step_of_attach(
     rig: Rig, lives: Lives, runtime: SimulatedRuntime
 ) -> None:
-    """The runtime starts the sandbox all the same; the next gateway brings the device there before any container of the claim."""
+    """The runtime starts the sandbox all the same.
+
+    The next gateway brings the device there before any container of the claim.
+    """
     for step in range(1, MOST_STEPS):
         await reserve(rig)
         await insist(lambda: prepare(rig), "")
@@ -181,7 +197,9 @@ async def test_no_container_starts_without_its_device_when_the_gateway_was_kille
 async def test_no_container_starts_without_its_device_when_the_gateway_was_killed_at_any_step_of_a_late_attach(
     rig: Rig, lives: Lives, runtime: SimulatedRuntime
 ) -> None:
-    """A pod that came after the claim was prepared gets the device with its first container: that one is tried again, and starts only with it."""
+    """A pod that came after the claim was prepared gets the device with its first container: that
+    one is tried again, and starts only with it.
+    """
     for step in range(1, MOST_STEPS):
         await reserve(rig, "first")
         await insist(lambda: prepare(rig), "")
@@ -205,7 +223,10 @@ async def test_no_container_starts_without_its_device_when_the_gateway_was_kille
 async def test_device_comes_back_when_the_gateway_was_killed_at_any_step_of_detach(
     rig: Rig, lives: Lives, runtime: SimulatedRuntime, is_started_anew: bool
 ) -> None:
-    """The pod's next sandbox gets it; without one the claim is undone, and the device is out of the sandbox before that."""
+    """The pod's next sandbox gets it.
+
+    Without one the claim is undone, and the device is out of the sandbox before that.
+    """
     for step in range(1, MOST_STEPS):
         await reserve(rig)
         await insist(lambda: prepare(rig), "")
@@ -231,7 +252,9 @@ async def test_device_comes_back_when_the_gateway_was_killed_at_any_step_of_deta
 async def test_device_is_out_of_the_sandbox_when_the_gateway_was_killed_at_any_step_of_unprepare(
     rig: Rig, lives: Lives, runtime: SimulatedRuntime
 ) -> None:
-    """Nobody told of the sandbox's end: the claim is undone all the same, the device detached before (the service refuses the other order)."""
+    """Nobody told of the sandbox's end: the claim is undone all the same, the device detached
+    before (the service refuses the other order).
+    """
     for step in range(1, MOST_STEPS):
         await reserve(rig)
         await insist(lambda: prepare(rig), "")

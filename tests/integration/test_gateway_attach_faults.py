@@ -1,4 +1,6 @@
-"""Answers of a device service that no service should give, when the gateway brings devices into sandboxes: one pod waits, and the gateway goes on."""
+"""Answers of a device service that no service should give, when the gateway brings devices into
+sandboxes: one pod waits, and the gateway goes on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         await made.plane.show("nic", device("nic-0", 0), device("nic-1", 0))
         await made.plane.store(of_pod(claim("net", NET.uid, "nic-0"), "app"))
         await made.plane.store(of_pod(claim("other", OTHER.uid, "nic-1"), "next"))
-        made.settings = msgspec.structs.replace(made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock")))
+        made.settings = msgspec.structs.replace(
+            made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock"))
+        )
         yield made
 
 
@@ -55,8 +59,12 @@ async def prepare(rig: Rig, reference: ClaimReference) -> str:
     return prepared.error
 
 
-async def test_gateway_goes_on_when_a_device_service_refuses_without_a_reason(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A driver of somebody else's may be that rude: its own pod waits, and everybody else's are served."""
+async def test_gateway_goes_on_when_a_device_service_refuses_without_a_reason(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A driver of somebody else's may be that rude: its own pod waits, and everybody else's are
+    served.
+    """
 
     async def refuse_net(request: AttachRequest) -> AttachReply | None:
         return AttachReply(result=Refusal(reasons=())) if request.owner.name == "net" else None
@@ -78,7 +86,9 @@ async def test_gateway_goes_on_when_a_device_service_refuses_without_a_reason(ri
 async def test_container_is_refused_when_its_claim_was_prepared_in_the_boot_before(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CDI file is there again, and its devices have not been made ready: a container that names them does not start, and nothing is attached to its pod."""
+    """The CDI file is there again, and its devices have not been made ready: a container that names
+    them does not start, and nothing is attached to its pod.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()
@@ -97,7 +107,10 @@ async def test_container_is_refused_when_its_claim_was_prepared_in_the_boot_befo
 async def test_dead_sandbox_of_the_boot_before_gets_nothing_when_the_runtime_lists_it(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a reboot the claim is prepared anew and its devices are in no sandbox; a runtime that shows the dead one once more is not believed."""
+    """After a reboot the claim is prepared anew and its devices are in no sandbox.
+
+    A runtime that shows the dead one once more is not believed.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()

@@ -1,4 +1,6 @@
-"""What people and containers see of a device in a pod's sandbox: the claim's status, events on pod and claim, the file in the container. A runtime of the test's own, an API server."""
+"""What people and containers see of a device in a pod's sandbox: the claim's status, events on pod
+and claim, the file in the container. A runtime of the test's own, an API server.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
         made.plane.attach_by = attach
         await made.plane.show("nic", device("nic-0", 0))
         cluster = ClusterSettings(
-            mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
+            mode="kubeconfig",
+            kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")),
+            retry_s=0.05,
+            publish_delay_s=0.01,
         )
         made.settings = msgspec.structs.replace(
             made.settings,
@@ -80,12 +85,17 @@ def allocated(server: ApiServerSimulator, *pods: str) -> ClaimReference:
 def states(server: ApiServerSimulator) -> list[tuple[str, str, dict[str, Any] | None]]:
     """What stands in the claim's status: whether the device is ready, why, its interface."""
     entries: list[dict[str, Any]] = server.objects("ResourceClaim")[0]["status"].get("devices") or []
-    return [(entry["conditions"][0]["status"], entry["conditions"][0]["reason"], entry.get("networkData")) for entry in entries]
+    return [
+        (entry["conditions"][0]["status"], entry["conditions"][0]["reason"], entry.get("networkData"))
+        for entry in entries
+    ]
 
 
 def events(server: ApiServerSimulator) -> list[tuple[str, str, int]]:
     """Events by kind of object, with their reason and how often they were said."""
-    return sorted((event["involvedObject"]["kind"], event["reason"], event["count"]) for event in server.objects("Event"))
+    return sorted(
+        (event["involvedObject"]["kind"], event["reason"], event["count"]) for event in server.objects("Event")
+    )
 
 
 async def prepared(rig: Rig, reference: ClaimReference) -> tuple[str, ...]:
@@ -96,8 +106,13 @@ async def prepared(rig: Rig, reference: ClaimReference) -> tuple[str, ...]:
     return tuple(name for claim_device in done.devices for name in claim_device.cdi_devices)
 
 
-async def test_interface_is_seen_in_status_events_and_container(rig: Rig, server: ApiServerSimulator, runtime: SimulatedRuntime) -> None:
-    """With the attachment; nothing is said before, and the status goes when the pod's sandbox does. A restart says nothing twice."""
+async def test_interface_is_seen_in_status_events_and_container(
+    rig: Rig, server: ApiServerSimulator, runtime: SimulatedRuntime
+) -> None:
+    """With the attachment; nothing is said before, and the status goes when the pod's sandbox does.
+
+    A restart says nothing twice.
+    """
     reference = allocated(server, "app")
     async with runtime.serving():
         async with rig.gateway(), rig.kubelet:
@@ -106,9 +121,13 @@ async def test_interface_is_seen_in_status_events_and_container(rig: Rig, server
             before = states(server)
             pod = await runtime.run_pod("app")
             container = await runtime.create("main", pod="app", cdi=names)
-            (file,) = (mount.source for mount in container.message.mounts if "dra-device-attributes" in mount.destination)
+            (file,) = (
+                mount.source for mount in container.message.mounts if "dra-device-attributes" in mount.destination
+            )
             described = json.loads(await asyncio.to_thread(Path(file).read_text, encoding="utf-8"))
-            await server.until(lambda: states(server) == [("True", "Attached", NETWORK)], what="the interface in the claim's status")
+            await server.until(
+                lambda: states(server) == [("True", "Attached", NETWORK)], what="the interface in the claim's status"
+            )
             await server.until(lambda: len(server.objects("Event")) == 2, what="events")
         runtime.synchronized.clear()
         async with rig.gateway(), rig.kubelet:
@@ -131,7 +150,10 @@ async def test_interface_is_seen_in_status_events_and_container(rig: Rig, server
 async def test_refused_device_is_seen_with_its_reason_until_it_is_attached(
     rig: Rig, server: ApiServerSimulator, runtime: SimulatedRuntime
 ) -> None:
-    """Not ready, with the service's reason and code; kubelet's next try makes it ready, and a repeat is no second event."""
+    """Not ready, with the service's reason and code.
+
+    Kubelet's next try makes it ready, and a repeat is no second event.
+    """
     reference = allocated(server, "app")
     refusal = no("interface-config-invalid", "mtu: got 99999, wanted at most 9000")
 
@@ -157,8 +179,13 @@ async def test_refused_device_is_seen_with_its_reason_until_it_is_attached(
     assert "mtu: got 99999, wanted at most 9000 (interface-config-invalid); mend the configuration" in message
 
 
-async def test_sandbox_starts_when_the_api_server_is_away(rig: Rig, server: ApiServerSimulator, runtime: SimulatedRuntime) -> None:
-    """Neither status nor events nor the pod's ports hold it up for longer than half a second; the status comes when the server does."""
+async def test_sandbox_starts_when_the_api_server_is_away(
+    rig: Rig, server: ApiServerSimulator, runtime: SimulatedRuntime
+) -> None:
+    """Neither status nor events nor the pod's ports hold it up for longer than half a second.
+
+    The status comes when the server does.
+    """
     reference = allocated(server, "app")
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()

@@ -1,4 +1,6 @@
-"""What the gateway counts of claims: how many are prepared, how each try ended, and that files were written."""
+"""What the gateway counts of claims: how many are prepared, how each try ended, and that files were
+written.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ async def test_claims_are_counted_when_they_are_refused_prepared_and_undone(rig:
 
     async def work(_: PrepareRequest) -> PrepareReply:
         if is_sick:
-            return PrepareReply(result=Refusal(reasons=(Reason(code="driver-failed", message="the card is gone", facts={}),)))
+            return PrepareReply(
+                result=Refusal(reasons=(Reason(code="driver-failed", message="the card is gone", facts={}),))
+            )
         return PrepareReply(result=Prepared(edits={"gpu-0": ContainerEdits(env={"GPU": "0"})}))
 
     def sample(name: str, **labels: str) -> float:

@@ -1,4 +1,6 @@
-"""A gateway in a cluster writes what became of its claims into their status, through the API server's troubles and its own death at every step."""
+"""A gateway in a cluster writes what became of its claims into their status, through the API
+server's troubles and its own death at every step.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +72,16 @@ def said(server: ApiServerSimulator, name: str) -> list[tuple[str, str, str]]:
 
 async def until_said(server: ApiServerSimulator, name: str, *devices: str) -> None:
     """Wait until exactly these devices are told as prepared."""
-    await server.until(lambda: said(server, name) == [(device, "True", "Prepared") for device in devices], what=f"the status of {name}")
+    await server.until(
+        lambda: said(server, name) == [(device, "True", "Prepared") for device in devices], what=f"the status of {name}"
+    )
 
 
 async def test_status_comes_with_the_preparation_and_goes_with_it(rig: Rig, server: ApiServerSimulator) -> None:
-    """Each device of the claim has an entry of its driver until it is undone; kubelet's answer does not wait for it."""
+    """Each device of the claim has an entry of its driver until it is undone.
+
+    Kubelet's answer does not wait for it.
+    """
     training = allocated(server, "training", "gpu-0", "gpu-1")
     async with rig.gateway(), rig.kubelet:
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -84,11 +91,18 @@ async def test_status_comes_with_the_preparation_and_goes_with_it(rig: Rig, serv
         await until_said(server, "training")
 
     patches = [request for request in server.requests if request.path.endswith("/training/status")]
-    assert {(request.method, request.query["fieldManager"], request.code) for request in patches} == {("PATCH", DRIVER, 200)}
+    assert {(request.method, request.query["fieldManager"], request.code) for request in patches} == {
+        ("PATCH", DRIVER, 200)
+    }
 
 
-async def test_status_comes_when_a_client_wrote_opaque_parameters_in_an_order_of_its_own(rig: Rig, server: ApiServerSimulator) -> None:
-    """The server takes its own sorting of the keys for a change of the allocation; a JSON patch gets past it, keeps what others say, and takes away what is no more."""
+async def test_status_comes_when_a_client_wrote_opaque_parameters_in_an_order_of_its_own(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The server takes its own sorting of the keys for a change of the allocation.
+
+    A JSON patch gets past it, keeps what others say, and takes away what is no more.
+    """
     training = allocated(server, "training", "gpu-0")
     (stored,) = server.objects("ResourceClaim")
     opaque = {"driver": DRIVER, "parameters": {"kind": "GpuConfig", "apiVersion": "v1"}}
@@ -109,8 +123,13 @@ async def test_status_comes_when_a_client_wrote_opaque_parameters_in_an_order_of
     assert devices_of(server, "training") == [of_others]
 
 
-async def test_preparation_waits_for_no_status_when_the_server_is_troubled(rig: Rig, server: ApiServerSimulator) -> None:
-    """Kubelet has its answer; the status follows when the API server takes it, and readiness says why it is missing meanwhile."""
+async def test_preparation_waits_for_no_status_when_the_server_is_troubled(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Kubelet has its answer.
+
+    The status follows when the API server takes it, and readiness says why it is missing meanwhile.
+    """
     training = allocated(server, "training", "gpu-0")
     async with rig.gateway(), rig.kubelet:
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -145,7 +164,8 @@ async def test_claim_that_is_deleted_meanwhile_is_no_trouble(rig: Rig, server: A
         await rig.kubelet.prepare_claims([training])
         server.remove("ResourceClaim", "training")
         await server.until(
-            lambda: [request for request in server.requests if request.method == "PATCH" and request.code == 404], what="a look"
+            lambda: [request for request in server.requests if request.method == "PATCH" and request.code == 404],
+            what="a look",
         )
         report = await rig.readiness.until(lambda report: report.get("claim-status") == "ready")
 
@@ -155,7 +175,9 @@ async def test_claim_that_is_deleted_meanwhile_is_no_trouble(rig: Rig, server: A
 async def prepare_it(rig: Rig, reference: ClaimReference, lives: Lives | None = None) -> None:
     """Prepare as kubelet does: again while it fails, until the gateway has died of it."""
     async with asyncio.timeout(60):
-        while any(claim.error for claim in await rig.kubelet.prepare_claims([reference])) and not (lives and lives.is_dead):  # noqa: ASYNC110  (kubelet, too, asks again)
+        while any(claim.error for claim in await rig.kubelet.prepare_claims([reference])):
+            if lives and lives.is_dead:
+                return
             await asyncio.sleep(0.05)
 
 
@@ -174,7 +196,9 @@ LAST = ["before save", "after save"]
 async def test_status_comes_when_the_gateway_is_killed_while_it_writes(
     rig: Rig, server: ApiServerSimulator, lives: Lives, step: int
 ) -> None:
-    """SIGKILL before and after the write to disk and to the API server: the next process says what is."""
+    """SIGKILL before and after the write to disk and to the API server: the next process says what
+    is.
+    """
     reference = allocated(server, "training", "gpu-0")
     await lives.start()
     async with rig.kubelet:
@@ -192,7 +216,9 @@ async def test_status_comes_when_the_gateway_is_killed_while_it_writes(
 async def test_status_goes_when_the_gateway_is_killed_while_it_takes_it_away(
     rig: Rig, server: ApiServerSimulator, lives: Lives, step: int
 ) -> None:
-    """SIGKILL at each write, to that which forgets the claim: the next process takes away what is no more."""
+    """SIGKILL at each write, to that which forgets the claim: the next process takes away what is
+    no more.
+    """
     reference = allocated(server, "training", "gpu-0")
     await lives.start()
     async with rig.kubelet:

@@ -1,4 +1,6 @@
-"""Classic claims at kubelet's DRA door, in the stand-alone home: prepared by their resource handles and undone like any other."""
+"""Classic claims at kubelet's DRA door, in the stand-alone home: prepared by their resource handles
+and undone like any other.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
 
 async def test_classic_claim_is_prepared_with_its_handles_devices_and_configuration(rig: Rig) -> None:
-    """The device service gets the devices and the sharing strategy, kubelet the CDI names; undone, the claim keeps its devices while it is allocated."""
+    """The device service gets the devices and the sharing strategy, kubelet the CDI names.
+
+    Undone, the claim keeps its devices while it is allocated.
+    """
     await rig.plane.store(_claim(write_handle(GPU, NODE, ("gpu-0", "gpu-1"), (SHARING,))))
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(GPU)
@@ -54,7 +59,9 @@ async def test_classic_claim_is_prepared_with_its_handles_devices_and_configurat
 
     assert (prepared.error, [claim_device.device for claim_device in prepared.devices]) == ("", ["gpu-0", "gpu-1"])
     assert all(claim_device.cdi_devices for claim_device in prepared.devices)
-    assert [(prepare_request.devices, prepare_request.config) for prepare_request in asked] == [(("gpu-0", "gpu-1"), (SHARING,))]
+    assert [(prepare_request.devices, prepare_request.config) for prepare_request in asked] == [
+        (("gpu-0", "gpu-1"), (SHARING,))
+    ]
     assert not any(errors.values())
     assert [allocation.is_prepared for allocation in rig.plane.ledger.allocations.values()] == [False]
 
@@ -68,7 +75,9 @@ async def test_classic_claim_is_prepared_with_its_handles_devices_and_configurat
         (_claim(classic.ResourceHandle(driver_name="x.example.com", data="{")), f"has no device of driver {GPU}"),
     ],
 )
-async def test_classic_claim_is_refused_when_its_handles_name_nothing_here(rig: Rig, stored: ApiObject, wanted: str) -> None:
+async def test_classic_claim_is_refused_when_its_handles_name_nothing_here(
+    rig: Rig, stored: ApiObject, wanted: str
+) -> None:
     """An unreadable handle never prepares something else."""
     await rig.plane.store(msgspec.structs.replace(stored))
     async with rig.kubelet, rig.gateway():

@@ -1,4 +1,6 @@
-"""Claims for so many CPUs of a group: which they are is decided when the claim is prepared, kept over restarts, and never the same for two claims."""
+"""Claims for so many CPUs of a group: which they are is decided when the claim is prepared, kept
+over restarts, and never the same for two claims.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ DRIVER = "cpu.topobus.dev"
 def machine() -> Machine:
     """The machine that the node plane shows: two NUMA nodes of four CPUs."""
     cpus = tuple(Cpu(id=cpu, online=True, core=cpu, numa_node=cpu // 4, socket=cpu // 4) for cpu in ALL)
-    nodes = tuple(NumaNode(id=node, cpus=CpuSet.of(range(4 * node, 4 * node + 4)), memory_bytes=1 << 34) for node in (0, 1))
+    nodes = tuple(
+        NumaNode(id=node, cpus=CpuSet.of(range(4 * node, 4 * node + 4)), memory_bytes=1 << 34) for node in (0, 1)
+    )
     return Machine(node=NODE, numa_nodes=nodes, cpus=cpus)
 
 
@@ -65,7 +69,10 @@ def claim(name: str, parameters: dict[str, Any] | None = None, **cpus: int) -> A
     for result in results:
         result["request"] = str(result["request"]).replace("_", "-")
     metadata = {"name": name, "namespace": "default", "uid": f"u-{name}"}
-    opaque = {"driver": DRIVER, "parameters": {"apiVersion": "topobus.dev/v1", "kind": "CpuParameters", **(parameters or {})}}
+    opaque = {
+        "driver": DRIVER,
+        "parameters": {"apiVersion": "topobus.dev/v1", "kind": "CpuParameters", **(parameters or {})},
+    }
     status = {"allocation": {"devices": {"results": results, "config": [{"source": "FromClaim", "opaque": opaque}]}}}
     return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
 
@@ -83,10 +90,14 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
         async def prepare(request: PrepareRequest) -> PrepareReply:
             devices = [device for by in ("numa", "machine") for device in groups(by) if device.name in request.devices]
-            answer = driver.prepare(tree, devices, PrepareContext(owner=request.owner, cpus=request.cpus, config=request.config))
+            answer = driver.prepare(
+                tree, devices, PrepareContext(owner=request.owner, cpus=request.cpus, config=request.config)
+            )
             if isinstance(answer, Refusal):
                 return PrepareReply(result=answer)
-            return PrepareReply(result=Prepared(edits={device.name: answer[device.name] for device in devices}, common=answer[""]))
+            return PrepareReply(
+                result=Prepared(edits={device.name: answer[device.name] for device in devices}, common=answer[""])
+            )
 
         made.plane.prepare_by = prepare
         await made.plane.show("cpu", *groups())
@@ -116,7 +127,9 @@ def adoption(name: str, **cpus: int) -> AdoptRequest:
     """What was written of a claim some time ago."""
     counts = {f"cpus-{group.replace('_', '-')}": count for group, count in cpus.items()}
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name=name, uid=f"u-{name}")
-    return AdoptRequest(op_id="of-old", owner=owner, devices={"cpu": tuple(counts)}, shared={"cpu": tuple(counts)}, group_cpus=counts)
+    return AdoptRequest(
+        op_id="of-old", owner=owner, devices={"cpu": tuple(counts)}, shared={"cpu": tuple(counts)}, group_cpus=counts
+    )
 
 
 def held(rig: Rig, name: str) -> CpuSet:
@@ -129,7 +142,9 @@ def held(rig: Rig, name: str) -> CpuSet:
 
 
 def test_groups_are_the_units_of_the_machine() -> None:
-    """Each unit is one device with a capacity of its CPUs, of which claims have shares of one CPU or more."""
+    """Each unit is one device with a capacity of its CPUs, of which claims have shares of one CPU
+    or more.
+    """
     (first, second), (whole,) = groups("numa"), groups("machine")
 
     assert (first.name, second.name, whole.name) == ("cpus-numa-0", "cpus-numa-1", "cpus-machine")
@@ -139,7 +154,11 @@ def test_groups_are_the_units_of_the_machine() -> None:
 
 
 async def test_claims_of_a_group_get_cpus_of_their_own(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The policy chooses inside the group; containers are pinned to the choice with memory of its node, and all others have the rest until it ends."""
+    """The policy chooses inside the group.
+
+    Containers are pinned to the choice with memory of its node, and all
+    others have the rest until it ends.
+    """
     await rig.plane.store(claim("one", numa_1=2))
     await rig.plane.store(claim("two", numa_1=1))
     async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -159,7 +178,9 @@ async def test_claims_of_a_group_get_cpus_of_their_own(rig: Rig, runtime: Simula
 
 
 async def test_choice_stays_when_the_claim_is_asked_for_again(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """After a restart of the gateway, and after a preparation that went wrong, the claim has the CPUs that the ledger gave it."""
+    """After a restart of the gateway, and after a preparation that went wrong, the claim has the
+    CPUs that the ledger gave it.
+    """
     await rig.plane.store(claim("first", numa_0=1))
     await rig.plane.store(claim("one", numa_0=2))
     async with runtime.serving(), rig.kubelet:
@@ -183,7 +204,10 @@ async def test_choice_stays_when_the_claim_is_asked_for_again(rig: Rig, runtime:
 
 
 async def test_claim_is_refused_when_others_hold_the_groups_cpus(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Kubelet's own CPU manager is such another; nothing was taken, and what is there can still be had."""
+    """Kubelet's own CPU manager is such another.
+
+    Nothing was taken, and what is there can still be had.
+    """
     await rig.plane.hold(Owner(kind=OwnerKind.POD, namespace="default", name="db", uid="u-db"), cpu=("cpu-0", "cpu-1"))
     await rig.plane.store(claim("large", numa_0=3))
     await rig.plane.store(claim("small", numa_0=2))
@@ -208,7 +232,9 @@ async def test_choice_keeps_to_the_cpus_that_are_topobus_to_give(rig: Rig, runti
 
 
 async def test_container_runs_on_the_pool_too_when_its_claim_says_so(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Its own CPUs and everybody's, as the pool is now: it shrinks and grows with the others', and nobody else has its own."""
+    """Its own CPUs and everybody's, as the pool is now: it shrinks and grows with the others', and
+    nobody else has its own.
+    """
     await rig.plane.store(claim("mixed", {"withShared": True}, numa_0=1))
     await rig.plane.store(claim("one", numa_1=2))
     async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -228,7 +254,11 @@ async def test_container_runs_on_the_pool_too_when_its_claim_says_so(rig: Rig, r
 
 
 async def test_containers_of_a_pod_have_what_they_name(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """An init container and two others of one claim have the same CPUs; one that names two claims has both's, with memory of both nodes; one that names none has the pool."""
+    """An init container and two others of one claim have the same CPUs.
+
+    One that names two claims has both's, with memory of both nodes;
+    one that names none has the pool.
+    """
     await rig.plane.store(claim("near", numa_0=2))
     await rig.plane.store(claim("far", numa_1=1))
     near, far = "topobus.dev/cpu=claim-u-near-cpus-numa-0", "topobus.dev/cpu=claim-u-far-cpus-numa-1"
@@ -238,7 +268,8 @@ async def test_containers_of_a_pod_have_what_they_name(rig: Rig, runtime: Simula
         first = await runtime.create("init", cdi=(near,))
         await runtime.end(first)
         containers = [
-            await runtime.create(name, cdi=cdi) for name, cdi in (("a", (near,)), ("b", (near,)), ("both", (near, far)), ("none", ()))
+            await runtime.create(name, cdi=cdi)
+            for name, cdi in (("a", (near,)), ("b", (near,)), ("both", (near, far)), ("none", ()))
         ]
 
     assert errors == ("", "")
@@ -264,7 +295,9 @@ async def test_claim_is_refused_when_its_parameters_are_none(rig: Rig, runtime: 
 
 
 async def test_sets_stay_when_kubelet_and_the_cpu_service_come_back(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A new kubelet asks for its claims again, and a new cpu service publishes its groups again: nobody's CPUs change, and the next claim gets others."""
+    """A new kubelet asks for its claims again, and a new cpu service publishes its groups again:
+    nobody's CPUs change, and the next claim gets others.
+    """
     await rig.plane.store(claim("one", numa_0=2))
     await rig.plane.store(claim("two", numa_0=1))
     async with runtime.serving(), rig.gateway():
@@ -286,7 +319,9 @@ async def test_sets_stay_when_kubelet_and_the_cpu_service_come_back(rig: Rig, ru
 
 
 async def test_no_two_claims_have_a_cpu_in_any_history(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Claims of random sizes come and go while the gateway starts anew now and then: sets never meet, sizes are those asked for, and each keeps its own."""
+    """Claims of random sizes come and go while the gateway starts anew now and then: sets never
+    meet, sizes are those asked for, and each keeps its own.
+    """
     random = Random(11)
     live: dict[str, CpuSet] = {}
     made = refused = 0
@@ -301,10 +336,16 @@ async def test_no_two_claims_have_a_cpu_in_any_history(rig: Rig, runtime: Simula
                         gone = random.choice(sorted(live))
                         assert await rig.kubelet.unprepare_claims([reference(gone)]) == {}
                         await rig.plane.drop(gone)
-                        await rig.plane.let_go(Owner(kind=OwnerKind.CLAIM, namespace="default", name=gone, uid=f"u-{gone}"))
+                        await rig.plane.let_go(
+                            Owner(kind=OwnerKind.CLAIM, namespace="default", name=gone, uid=f"u-{gone}")
+                        )
                         del live[gone]
                         continue
-                    name, group, count = f"c{life}-{step}", random.choice(("numa_0", "numa_1")), random.choice((1, 1, 2, 3))
+                    name, group, count = (
+                        f"c{life}-{step}",
+                        random.choice(("numa_0", "numa_1")),
+                        random.choice((1, 1, 2, 3)),
+                    )
                     await rig.plane.store(claim(name, **{group: count}))
                     error = await prepare(rig, name)
                     if error:
@@ -324,8 +365,12 @@ async def test_no_two_claims_have_a_cpu_in_any_history(rig: Rig, runtime: Simula
     assert refused > 0
 
 
-async def test_cpus_of_a_running_claim_are_given_to_nobody_when_the_ledger_is_lost(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The ledger begins empty and knows nothing of the claim, but the checkpoint does: the next claim of the group gets other CPUs, or none."""
+async def test_cpus_of_a_running_claim_are_given_to_nobody_when_the_ledger_is_lost(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """The ledger begins empty and knows nothing of the claim, but the checkpoint does: the next
+    claim of the group gets other CPUs, or none.
+    """
     await rig.plane.store(claim("one", numa_0=2))
     await rig.plane.store(claim("two", numa_0=2))
     await rig.plane.store(claim("three", numa_0=1))
@@ -341,10 +386,14 @@ async def test_cpus_of_a_running_claim_are_given_to_nobody_when_the_ledger_is_lo
 
 
 async def test_ledger_that_was_lost_is_told_of_a_groups_cpus_again(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Kubelet lists the claim's pod, and the checkpoint says which CPUs it has: the ledger gets these again, not others of the group."""
+    """Kubelet lists the claim's pod, and the checkpoint says which CPUs it has: the ledger gets
+    these again, not others of the group.
+    """
     await rig.plane.store(claim("first", numa_0=1))
     await rig.plane.store(claim("one", numa_0=2))
-    pod = Pod(name="p", namespace="default", uid="u-p", containers=(Container(name="main"),), claims=(reference("one"),))
+    pod = Pod(
+        name="p", namespace="default", uid="u-p", containers=(Container(name="main"),), claims=(reference("one"),)
+    )
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await prepare(rig, "first")
@@ -360,8 +409,12 @@ async def test_ledger_that_was_lost_is_told_of_a_groups_cpus_again(rig: Rig, run
     assert [dict(holding.groups) for holding in allocation.holdings] == [{"cpus-numa-0": CpuSet(1, 2)}]
 
 
-async def test_claim_gets_other_cpus_when_an_old_ledger_gives_it_those_of_another(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A ledger that came back from a backup holds CPUs for a claim that has others' by now: the gateway knows whose they are and does not share them."""
+async def test_claim_gets_other_cpus_when_an_old_ledger_gives_it_those_of_another(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A ledger that came back from a backup holds CPUs for a claim that has others' by now: the
+    gateway knows whose they are and does not share them.
+    """
     await rig.plane.store(claim("one", numa_0=2))
     await rig.plane.store(claim("two", numa_0=2))
     async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -378,7 +431,10 @@ async def test_claim_gets_other_cpus_when_an_old_ledger_gives_it_those_of_anothe
 
 
 async def test_claim_is_refused_when_its_cpus_are_a_running_claims(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Whatever ledger and cpu service say, no CPU is in two exclusive sets; with the other claim's end it can be had."""
+    """Whatever ledger and cpu service say, no CPU is in two exclusive sets.
+
+    With the other claim's end it can be had.
+    """
     honest = rig.plane.prepare_by
     assert honest is not None
 
@@ -398,10 +454,16 @@ async def test_claim_is_refused_when_its_cpus_are_a_running_claims(rig: Rig, run
     assert "CPUs 0-1 are another prepared claim's on this node" in second
 
 
-async def test_claim_of_a_group_is_not_adopted_anew_when_kubelet_lists_its_pod(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The ledger has the claim's CPUs by their group: at every look it says the same as kubelet, and nothing is written again."""
+async def test_claim_of_a_group_is_not_adopted_anew_when_kubelet_lists_its_pod(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """The ledger has the claim's CPUs by their group: at every look it says the same as kubelet,
+    and nothing is written again.
+    """
     await rig.plane.store(claim("one", numa_0=2))
-    pod = Pod(name="p", namespace="default", uid="u-p", containers=(Container(name="main"),), claims=(reference("one"),))
+    pod = Pod(
+        name="p", namespace="default", uid="u-p", containers=(Container(name="main"),), claims=(reference("one"),)
+    )
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await rig.kubelet.wait_for_driver(DRIVER)

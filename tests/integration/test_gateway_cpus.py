@@ -1,4 +1,5 @@
-"""CPUs that claims have for themselves: the gateway at the container runtime's door (NRI), with a runtime of the test's own.
+"""CPUs that claims have for themselves: the gateway at the container runtime's door (NRI), with a
+runtime of the test's own.
 
 `tests/engine/test_cpus.py` runs the main road on a real containerd with real CPUs.
 """
@@ -53,7 +54,9 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
             devices = [cpu(int(name.removeprefix("cpu-"))) for name in request.devices]
             answer = driver.prepare(tree, devices, PrepareContext(owner=request.owner))
             assert not isinstance(answer, Refusal)
-            return PrepareReply(result=Prepared(edits={device.name: answer[device.name] for device in devices}, common=answer[""]))
+            return PrepareReply(
+                result=Prepared(edits={device.name: answer[device.name] for device in devices}, common=answer[""])
+            )
 
         made.plane.prepare_by = prepare
         await made.plane.show("cpu", *map(cpu, ALL))
@@ -70,7 +73,9 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 @pytest.fixture(params=["methods", "state-change"])
 def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
     """A runtime of either generation, whose containers have control groups; the test starts it."""
-    return SimulatedRuntime(rig.root / "nri.sock", ALL, dialect=request.param, cdi_dir=rig.cdi_dir, control_groups=rig.root)
+    return SimulatedRuntime(
+        rig.root / "nri.sock", ALL, dialect=request.param, cdi_dir=rig.cdi_dir, control_groups=rig.root
+    )
 
 
 async def prepare(rig: Rig, reference: ClaimReference) -> str:
@@ -80,8 +85,13 @@ async def prepare(rig: Rig, reference: ClaimReference) -> str:
     return prepared.error
 
 
-async def test_pool_shrinks_before_the_pod_starts_and_grows_back_when_a_claim_ends(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """When kubelet has its answer no other container runs on the claim's CPU; when the claim is undone all have it again, without any container being made."""
+async def test_pool_shrinks_before_the_pod_starts_and_grows_back_when_a_claim_ends(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """When kubelet has its answer no other container runs on the claim's CPU.
+
+    When the claim is undone all have it again, without any container being made.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour", pod="other")
@@ -101,7 +111,10 @@ async def test_pool_shrinks_before_the_pod_starts_and_grows_back_when_a_claim_en
 async def test_container_is_known_by_its_variables_when_the_runtime_does_not_tell_its_cdi_devices(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """Containerd 2.0 and 2.1 leave the CDI devices out of what they tell; each CPU brings a variable that names it."""
+    """Containerd 2.0 and 2.1 leave the CDI devices out of what they tell.
+
+    Each CPU brings a variable that names it.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await prepare(rig, SECOND)
@@ -116,7 +129,9 @@ async def test_container_is_known_by_its_variables_when_the_runtime_does_not_tel
 
 
 async def test_claim_is_refused_with_the_reason_when_there_is_no_runtime(rig: Rig) -> None:
-    """Nothing was promised to a container that would run without it: kubelet hears what is missing and what to do."""
+    """Nothing was promised to a container that would run without it: kubelet hears what is missing
+    and what to do.
+    """
     async with rig.kubelet, rig.gateway():
         error = await prepare(rig, FIRST)
         connection = (await rig.pods()).runtime
@@ -128,7 +143,9 @@ async def test_claim_is_refused_with_the_reason_when_there_is_no_runtime(rig: Ri
 
 
 async def test_claim_is_refused_when_it_would_empty_the_shared_pool(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """An empty set would mean "no change" to a runtime: the last CPU of the pool is nobody's alone, and nothing was changed."""
+    """An empty set would mean "no change" to a runtime: the last CPU of the pool is nobody's alone,
+    and nothing was changed.
+    """
     await rig.plane.store(claim("all", "u-all", "cpu-0", "cpu-1", "cpu-2", "cpu-3"))
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -148,8 +165,14 @@ async def test_claim_is_refused_when_its_cpus_are_kubelets(rig: Rig, runtime: Si
     assert "CPUs 1 are not Topobus' to give: the gateway's setting cpus.owned is 2-3" in error
 
 
-async def test_claim_is_refused_when_kubelets_manager_may_give_its_cpu_as_well(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Two owners of one CPU are a contradiction of settings, told with both sides' words before anything was changed; a reserved CPU of kubelet's is ours."""
+async def test_claim_is_refused_when_kubelets_manager_may_give_its_cpu_as_well(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """Two owners of one CPU are a contradiction of settings, told with both sides' words before
+    anything was changed.
+
+    A reserved CPU of kubelet's is ours.
+    """
     kubelet = KubeletSimulator(rig.kubelet.root, cpus={0: CpuSet(0, 1)})
     async with runtime.serving(), kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -160,14 +183,16 @@ async def test_claim_is_refused_when_kubelets_manager_may_give_its_cpu_as_well(r
         (reserved,) = await kubelet.prepare_claims([SECOND])
 
     assert (
-        "CPUs 1 are both sides' to give: the gateway's setting cpus.owned is all, and kubelet's CPU manager, with policy static, may give 0-1"
-        in contradicted.error
+        "CPUs 1 are both sides' to give: the gateway's setting cpus.owned is all, and kubelet's CPU manager, "
+        "with policy static, may give 0-1" in contradicted.error
     )
     assert "Name in cpus.owned only what kubelet reserves" in contradicted.error
     assert (unchanged, reserved.error, neighbour.cpus) == (ALL, "", CpuSet(0, 1))
 
 
-async def test_kubelets_pinned_containers_keep_their_cpus_when_the_pool_changes(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_kubelets_pinned_containers_keep_their_cpus_when_the_pool_changes(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """CPUs that kubelet's manager gave are out of the pool and are left alone."""
     await rig.plane.hold(Owner(kind=OwnerKind.CONTAINER, namespace="default", name="db", uid="main"), cpu=("cpu-3",))
     # This kubelet lists no such container: the reconciliation would let go of its CPU.
@@ -185,7 +210,10 @@ async def test_kubelets_pinned_containers_keep_their_cpus_when_the_pool_changes(
 
 
 async def test_sets_are_right_when_the_gateway_comes_back(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A container that was made while the gateway was away is put right when it connects again; pinned ones stay as they are."""
+    """A container that was made while the gateway was away is put right when it connects again.
+
+    Pinned ones stay as they are.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()
@@ -201,7 +229,11 @@ async def test_sets_are_right_when_the_gateway_comes_back(rig: Rig, runtime: Sim
 
 
 async def test_sets_are_right_when_the_runtime_comes_back(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """After a restart of the runtime the gateway connects again by itself, and what changed in between is made up for; meanwhile it tries no update."""
+    """After a restart of the runtime the gateway connects again by itself, and what changed in
+    between is made up for.
+
+    Meanwhile it tries no update.
+    """
     with capture_logs() as logs:
         await change_the_pool_while_the_runtime_is_away(rig, runtime)
 
@@ -224,7 +256,9 @@ async def change_the_pool_while_the_runtime_is_away(rig: Rig, runtime: Simulated
     assert runtime.registered == ["90-topobus"] * 2
 
 
-async def test_claim_fails_and_gives_its_cpus_back_when_a_container_cannot_be_changed(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_claim_fails_and_gives_its_cpus_back_when_a_container_cannot_be_changed(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """A CPU that another container still runs on is not exclusive: kubelet is told so."""
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -237,8 +271,8 @@ async def test_claim_fails_and_gives_its_cpus_back_when_a_container_cannot_be_ch
         again = await prepare(rig, FIRST)
 
     assert (
-        f"the container runtime could not change the CPUs of container stubborn of pod default/other ({stubborn.id[:12]}): it refuses"
-        in error
+        "the container runtime could not change the CPUs of container stubborn of pod default/other "
+        f"({stubborn.id[:12]}): it refuses" in error
     )
     assert (again, stubborn.cpus, neighbour.cpus) == ("", CpuSet(0, 2, 3), CpuSet(0, 2, 3))
 
@@ -276,8 +310,12 @@ async def test_refusals_of_the_runtime_are_told_once_until_they_change(
     assert said == ["cpusets.not-updated"]
 
 
-async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_made(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A runtime drops updates of a container that is not there yet: the claim's answer waits until it is, and has been changed."""
+async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_made(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A runtime drops updates of a container that is not there yet: the claim's answer waits until
+    it is, and has been changed.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway(), asyncio.TaskGroup() as group:
         await runtime.synchronized.wait()
         await rig.kubelet.wait_for_driver("cpu.topobus.dev")
@@ -300,7 +338,10 @@ async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_mad
 
 
 async def test_container_keeps_its_cpus_when_kubelet_updates_it(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """An in-place resize, or kubelet's own manager, writes the cgroup anew; exclusive stays exclusive, and nobody gets its CPU back by it."""
+    """An in-place resize, or kubelet's own manager, writes the cgroup anew.
+
+    Exclusive stays exclusive, and nobody gets its CPU back by it.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await prepare(rig, FIRST)
@@ -322,8 +363,12 @@ async def test_gateway_pins_nothing_when_no_cpus_are_its_own(rig: Rig, runtime: 
     assert (error, neighbour.cpus) == ("", ALL)
 
 
-async def test_container_starts_only_past_the_gateway_when_its_claim_has_cpus(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A runtime goes on without its plugins: a container of the claim starts only when the gateway has pinned it, and nothing of the guard is in it."""
+async def test_container_starts_only_past_the_gateway_when_its_claim_has_cpus(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A runtime goes on without its plugins: a container of the claim starts only when the gateway
+    has pinned it, and nothing of the guard is in it.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()
@@ -340,7 +385,9 @@ async def test_container_starts_only_past_the_gateway_when_its_claim_has_cpus(ri
 
 
 async def test_container_is_refused_when_its_claim_is_not_prepared(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A file that was left, or a guard that somebody wrote: the reason names the claim, and nothing is pinned."""
+    """A file that was left, or a guard that somebody wrote: the reason names the claim, and nothing
+    is pinned.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await prepare(rig, FIRST)
@@ -352,8 +399,12 @@ async def test_container_is_refused_when_its_claim_is_not_prepared(rig: Rig, run
             await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-first-cpu-1",))
 
 
-async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_started(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A runtime changes only its notes of a container whose start is under way: the claim's answer waits until it runs, and has been changed."""
+async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_started(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A runtime changes only its notes of a container whose start is under way: the claim's answer
+    waits until it runs, and has been changed.
+    """
     runtime.control_groups = None  # the kernel would tell
     async with runtime.serving(), rig.kubelet, rig.gateway(), asyncio.TaskGroup() as group:
         await runtime.synchronized.wait()
@@ -376,7 +427,9 @@ async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_sta
     assert (error, at_the_answer) == ("", (CpuSet(0, 2, 3), CpuSet(0, 2, 3)))
 
 
-async def test_container_has_the_larger_pool_when_a_claim_ends_while_it_is_started(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_container_has_the_larger_pool_when_a_claim_ends_while_it_is_started(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """What the pool gained in the moment of its start is made up for as soon as it runs."""
     runtime.control_groups = None  # the kernel would tell
     async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -391,8 +444,12 @@ async def test_container_has_the_larger_pool_when_a_claim_ends_while_it_is_start
         await runtime.until(lambda: started.cpus == ALL)
 
 
-async def test_container_is_waited_for_when_a_gateway_comes_while_it_is_started(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """What the runtime shows of a container that does not run yet need not be what its start has read."""
+async def test_container_is_waited_for_when_a_gateway_comes_while_it_is_started(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """What the runtime shows of a container that does not run yet need not be what its start has
+    read.
+    """
     go = asyncio.Event()
 
     async def wait() -> None:
@@ -422,7 +479,9 @@ async def fail() -> None:
 async def test_claim_is_prepared_when_a_container_could_not_be_started(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is told that a start has failed: claims wait for a while, not for ever, and the log names the container."""
+    """Nobody is told that a start has failed: claims wait for a while, not for ever, and the log
+    names the container.
+    """
     monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._START_S", 0.2)
     with capture_logs() as logs:
         async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -441,7 +500,9 @@ async def test_claim_is_prepared_when_a_container_could_not_be_started(
 async def test_claim_waits_for_no_container_that_kubelet_has_made_anew(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container with the name of one that never ran is its successor, and a sandbox that ends takes its containers along."""
+    """A container with the name of one that never ran is its successor, and a sandbox that ends
+    takes its containers along.
+    """
     monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._START_S", 3600.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -458,8 +519,12 @@ async def test_claim_waits_for_no_container_that_kubelet_has_made_anew(
     assert (error, again.cpus) == ("", CpuSet(0, 2, 3))
 
 
-async def test_no_cpu_is_shared_when_the_runtime_has_done_a_part_of_an_update(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """One container that hangs makes a whole call an error: what it changed is changed again, the hanging one is named, and nobody runs on a claim's CPU."""
+async def test_no_cpu_is_shared_when_the_runtime_has_done_a_part_of_an_update(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """One container that hangs makes a whole call an error: what it changed is changed again, the
+    hanging one is named, and nobody runs on a claim's CPU.
+    """
     runtime.control_groups = None  # the kernel would tell
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -479,8 +544,12 @@ async def test_no_cpu_is_shared_when_the_runtime_has_done_a_part_of_an_update(ri
     assert (error, at_the_answer) == ("", (CpuSet(0, 2, 3), CpuSet(0, 2, 3)))
 
 
-async def test_hanging_container_stands_in_nobodys_way_when_it_cannot_be_on_a_claims_cpus(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A container that is on other CPUs is no reason to refuse a claim, and is not named in the calls for the others."""
+async def test_hanging_container_stands_in_nobodys_way_when_it_cannot_be_on_a_claims_cpus(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A container that is on other CPUs is no reason to refuse a claim, and is not named in the
+    calls for the others.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour", pod="other")
@@ -500,7 +569,9 @@ async def test_hanging_container_stands_in_nobodys_way_when_it_cannot_be_on_a_cl
 async def test_no_cpu_is_shared_when_the_runtime_has_done_an_update_without_an_answer(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was sent may have been done: the next claim is not promised a CPU by what was believed before."""
+    """Whatever was sent may have been done: the next claim is not promised a CPU by what was
+    believed before.
+    """
     runtime.control_groups = None  # the kernel would tell
     monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._TOGETHER_S", 0.2)
     # A second try would tell, too.
@@ -520,8 +591,12 @@ async def test_no_cpu_is_shared_when_the_runtime_has_done_an_update_without_an_a
     assert (error, at_the_answer) == ("", CpuSet(0, 2, 3))
 
 
-async def test_slow_growth_of_the_pool_is_no_trouble(rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubelet does not wait for long until everybody has a claim's CPUs again, and nothing is wrong when that takes a little longer."""
+async def test_slow_growth_of_the_pool_is_no_trouble(
+    rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet does not wait for long until everybody has a claim's CPUs again, and nothing is wrong
+    when that takes a little longer.
+    """
     monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._GROWTH_S", 0.0)
     with capture_logs() as logs:
         async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -543,8 +618,13 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_looks")
 @pytest.mark.parametrize("version", [1, 2])
-async def test_kernels_cpuset_is_put_right_when_somebody_else_changed_it(rig: Rig, runtime: SimulatedRuntime, version: int) -> None:
-    """What the kernel says is compared with what was promised; a container on a claim's CPU loses it again, which is told with both names and counted."""
+async def test_kernels_cpuset_is_put_right_when_somebody_else_changed_it(
+    rig: Rig, runtime: SimulatedRuntime, version: int
+) -> None:
+    """What the kernel says is compared with what was promised.
+
+    A container on a claim's CPU loses it again, which is told with both names and counted.
+    """
     runtime.cgroup_version = version
     with capture_logs() as logs:
         async with runtime.serving(), rig.kubelet, rig.gateway():
@@ -558,16 +638,18 @@ async def test_kernels_cpuset_is_put_right_when_somebody_else_changed_it(rig: Ri
         counted = rig.registry.get_sample_value("topobus_gateway_cpuset_differences_total", {"kind": "shared"})
 
     differed = [log for log in logs if log["event"] == "cpuset.differed"]
-    assert [(log["pod"], log["container"], log["has"], log["wanted"], log["claims"], log["error"]) for log in differed] == [
-        ("default/other", "neighbour", "0-3", "0,2-3", ["default/first"], "")
-    ]
+    assert [
+        (log["pod"], log["container"], log["has"], log["wanted"], log["claims"], log["error"]) for log in differed
+    ] == [("default/other", "neighbour", "0-3", "0,2-3", ["default/first"], "")]
     assert connection is not None
     assert (counted, connection.cpusets_unseen) == (1.0, "")
 
 
 @pytest.mark.usefixtures("quick_looks")
 async def test_readiness_says_so_when_the_kernels_cpusets_cannot_be_read(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A gateway that cannot look is as ready as before, and readiness and doctor's ask say what it cannot see, and where it looked."""
+    """A gateway that cannot look is as ready as before, and readiness and doctor's ask say what it
+    cannot see, and where it looked.
+    """
     elsewhere = HardwareSettings(root=str(rig.root / "nowhere"))
     async with runtime.serving(), rig.kubelet, rig.gateway(hardware=elsewhere):
         await runtime.synchronized.wait()

@@ -1,6 +1,8 @@
-"""A gateway killed (SIGKILL) at every single step of kubelet's calls: the next one goes on correctly, whether kubelet asks again or gives up.
+"""A gateway killed (SIGKILL) at every single step of kubelet's calls: the next one goes on
+correctly, whether kubelet asks again or gives up.
 
-The steps are counted while the call runs (see `support.mortal_gateway`), so a step that is added to the gateway later is covered by itself.
+The steps are counted while the call runs (see `support.mortal_gateway`), so a step that is added to
+the gateway later is covered by itself.
 """
 
 from __future__ import annotations
@@ -65,12 +67,23 @@ def entries(rig: Rig) -> tuple[ClaimEntry, ...]:
 
 
 def check_files(rig: Rig, at: str) -> None:
-    """Promise: a start leaves one CDI file for each prepared claim, no other, and no half-written file anywhere."""
-    wanted = {file_name(CDI_VENDOR, claim_entry.device_class, claim_entry.uid) for claim_entry in entries(rig) if claim_entry.is_running}
+    """Promise: a start leaves one CDI file for each prepared claim, no other, and no half-written
+    file anywhere.
+    """
+    wanted = {
+        file_name(CDI_VENDOR, claim_entry.device_class, claim_entry.uid)
+        for claim_entry in entries(rig)
+        if claim_entry.is_running
+    }
     names = {path.name for path in rig.cdi_dir.iterdir()} if rig.cdi_dir.is_dir() else set()
     assert names == wanted, at
     state = Path(rig.settings.checkpoint_path)
-    assert {path.name for path in state.parent.iterdir()} <= {state.name, state.name + ".lock", state.name + ".queue", "given.json"}, at
+    assert {path.name for path in state.parent.iterdir()} <= {
+        state.name,
+        state.name + ".lock",
+        state.name + ".queue",
+        "given.json",
+    }, at
 
 
 def check_nothing_left(rig: Rig, at: str) -> None:
@@ -81,7 +94,10 @@ def check_nothing_left(rig: Rig, at: str) -> None:
 
 
 def check_deaths(last_step: int, least: int) -> None:
-    """Promise: a process died at each step before the last one, at which the call was over; fewer would mean that steps were missed."""
+    """Promise: a process died at each step before the last one, at which the call was over.
+
+    Fewer would mean that steps were missed.
+    """
     assert least <= last_step - 1 < MOST_STEPS - 2, f"died {last_step - 1} times"
 
 
@@ -96,7 +112,10 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def prepare(rig: Rig, reference: ClaimReference, at: str) -> PreparedClaim:
-    """Prepare as kubelet does: again while nobody listens; what the gateway itself says is final."""
+    """Prepare as kubelet does: again while nobody listens.
+
+    What the gateway itself says is final.
+    """
     async with asyncio.timeout(LIMIT_S):
         while True:
             (prepared,) = await rig.kubelet.prepare_claims([reference])
@@ -122,12 +141,17 @@ def is_transport(error: str) -> bool:
 
 
 async def check_whole(rig: Rig, at: str) -> None:
-    """Promise: the claim is prepared at both drivers, ledger and checkpoint say the same, and nobody else gets its device."""
+    """Promise: the claim is prepared at both drivers, ledger and checkpoint say the same, and
+    nobody else gets its device.
+    """
     prepared = await prepare(rig, BOTH, at)
     assert prepared.error == "", at
     assert [claim_device.device for claim_device in prepared.devices] == ["gpu-0", "nic-0"], at
     assert {key: allocation.holdings[0].devices for key, allocation in rig.plane.ledger.allocations.items()} == HELD, at
-    assert {claim_entry.key for claim_entry in entries(rig) if claim_entry.is_prepared} == {"u-both/gpu", "u-both/nic"}, at
+    assert {claim_entry.key for claim_entry in entries(rig) if claim_entry.is_prepared} == {
+        "u-both/gpu",
+        "u-both/nic",
+    }, at
     check_files(rig, at)
     named = {name for claim_device in prepared.devices for name in claim_device.cdi_devices}
     assert named == {"topobus.dev/gpu=claim-u-both-gpu-0", "topobus.dev/nic=claim-u-both-nic-0"}, at
@@ -144,8 +168,13 @@ async def undo(rig: Rig, at: str) -> None:
 
 @pytest.mark.parametrize("driver", ["gpu", "nic"])
 @pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
-async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(rig: Rig, lives: Lives, driver: str, is_retried: bool) -> None:
-    """Asked again, the claim is prepared once and whole; given up, nothing of it is left: whatever the step was."""
+async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(
+    rig: Rig, lives: Lives, driver: str, is_retried: bool
+) -> None:
+    """Asked again, the claim is prepared once and whole.
+
+    Given up, nothing of it is left: whatever the step was.
+    """
     await rig.plane.store(claim("rival", RIVAL.uid, "gpu-0"))
     for step in range(1, MOST_STEPS):
         await rig.plane.store(claim("both", BOTH.uid, "gpu-0", "nic-0"))
@@ -166,7 +195,10 @@ async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(rig: Rig, live
 
 @pytest.mark.parametrize("driver", ["gpu", "nic"])
 async def test_gateway_goes_on_when_killed_at_any_step_of_unprepare(rig: Rig, lives: Lives, driver: str) -> None:
-    """Kubelet asks until it is told that all is undone; then nothing is left, whatever the step was."""
+    """Kubelet asks until it is told that all is undone.
+
+    Then nothing is left, whatever the step was.
+    """
     for step in range(1, MOST_STEPS):
         await rig.plane.store(claim("both", BOTH.uid, "gpu-0", "nic-0"))
         assert (await prepare(rig, BOTH, "")).error == ""
@@ -185,7 +217,9 @@ async def test_gateway_goes_on_when_killed_at_any_step_of_unprepare(rig: Rig, li
 
 @pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
 async def test_gateway_goes_on_when_killed_at_any_step_of_allocate(rig: Rig, lives: Lives, is_retried: bool) -> None:
-    """The pod that comes next gets the devices, and what the dead call has taken is let go: whatever the step was."""
+    """The pod that comes next gets the devices, and what the dead call has taken is let go:
+    whatever the step was.
+    """
     for step in range(1, MOST_STEPS):
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
         first = Pod(name="first", uid=f"first-{step}", containers=(Container(name="main", resources={GPU: 2}),))

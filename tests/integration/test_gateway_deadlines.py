@@ -1,4 +1,6 @@
-"""Calls of kubelet's that somebody holds up: answered within deadlines of our own, given back, and no other class waits."""
+"""Calls of kubelet's that somebody holds up: answered within deadlines of our own, given back, and
+no other class waits.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def deadlines(rig: Rig, **changes: float) -> DeadlineSettings:
 
 
 async def test_allocate_ends_by_its_own_deadline_and_gives_back_when_a_driver_hangs(rig: Rig) -> None:
-    """Kubelet would wait for ever; the pod is refused with what was waited for, and the ledger holds nothing."""
+    """Kubelet would wait for ever.
+
+    The pod is refused with what was waited for, and the ledger holds nothing.
+    """
     rig.plane.hung_devices.add("gpu-0")
     async with rig.gateway(deadlines=deadlines(rig, allocate_s=3.0)):
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
@@ -68,7 +73,10 @@ async def test_allocate_ends_by_its_own_deadline_and_gives_back_when_a_driver_ha
 
 
 async def test_pre_start_ends_by_its_own_deadline_when_a_driver_hangs(rig: Rig) -> None:
-    """Before kubelet's 30 s, so that the container's event has our sentence; the next try is as good as the first."""
+    """Before kubelet's 30 s, so that the container's event has our sentence.
+
+    The next try is as good as the first.
+    """
     async with rig.gateway(deadlines=deadlines(rig, pre_start_s=3.0)):
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
         assert isinstance(await rig.kubelet.admit(pod(GPU)), Admission)
@@ -82,7 +90,10 @@ async def test_pre_start_ends_by_its_own_deadline_when_a_driver_hangs(rig: Rig) 
 
 
 async def test_allocate_is_refused_at_once_when_a_service_is_known_to_be_silent(rig: Rig) -> None:
-    """Kubelet admits one pod after the other, so none of them waits for what will not come; nothing is written, a neighbour goes on."""
+    """Kubelet admits one pod after the other, so none of them waits for what will not come.
+
+    Nothing is written, a neighbour goes on.
+    """
     await rig.plane.show("fpga", device("fpga-0", 0))
     clock = ManualClock()
     patient = msgspec.structs.replace(rig.settings.deadlines, adopt_s=600.0, prepare_s=600.0, allocate_s=600.0)
@@ -104,6 +115,7 @@ async def test_allocate_is_refused_at_once_when_a_service_is_known_to_be_silent(
     assert isinstance(refused, Rejection)
     assert "the fpga service has not answered since" in refused.message
     assert isinstance(beside, Admission)
-    # Of the neighbour perhaps twice: once for Allocate, and for what kubelet lists before the ledger is read.
+    # Of the neighbour perhaps twice: once for Allocate, and for what kubelet
+    # lists before the ledger is read.
     adopted = [tuple(request.devices) for request in rig.plane.asks.requests("adopt")]
     assert adopted in ([("nic",)], [("nic",)] * 2)

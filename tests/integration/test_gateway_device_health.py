@@ -1,4 +1,6 @@
-"""A device that a claim has fails and is well again: pod and claim are told, also where kubelet and the cluster's taint eviction do not look (`status.extendedResourceClaimStatus`)."""
+"""A device that a claim has fails and is well again: pod and claim are told, also where kubelet and
+the cluster's taint eviction do not look (`status.extendedResourceClaimStatus`).
+"""
 
 from __future__ import annotations
 
@@ -44,21 +46,31 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
             yield made
 
 
-def make_running(server: ApiServerSimulator, *, by_resource: bool, is_controlled: bool = True, **result: Any) -> ClaimReference:
-    """Make a pod `p` that runs on the node with a claim `c` of gpu-0: one that it names, or one that the scheduler made of its resources."""
+def make_running(
+    server: ApiServerSimulator, *, by_resource: bool, is_controlled: bool = True, **result: Any
+) -> ClaimReference:
+    """Make a pod `p` that runs on the node with a claim `c` of gpu-0: one that it names, or one
+    that the scheduler made of its resources.
+    """
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
     claim = {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec}
     uid = server.put(claim)["metadata"]["uid"]
     results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0", **result}]
     server.put({**claim, "status": {"allocation": {"devices": {"results": results}}}})
-    owners = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u-r", "controller": True}] if is_controlled else []
+    owners = (
+        [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u-r", "controller": True}]
+        if is_controlled
+        else []
+    )
     named = {} if by_resource else {"resourceClaims": [{"name": "own", "resourceClaimName": "c"}]}
     server.put(
         {
             "kind": "Pod",
             "metadata": {"name": "p", "ownerReferences": owners},
             "spec": {"nodeName": NODE, "containers": [{"name": "main"}], **named},
-            "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}} if by_resource else {},
+            "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}
+            if by_resource
+            else {},
         }
     )
     return ClaimReference(name="c", uid=uid, drivers=(DRIVER,))
@@ -73,7 +85,11 @@ async def prepare(rig: Rig, reference: ClaimReference) -> None:
 
 def messages(server: ApiServerSimulator, reason: str) -> dict[str, str]:
     """What events of a reason say, by the kind of object."""
-    return {event["involvedObject"]["kind"]: event["message"] for event in server.objects("Event") if event["reason"] == reason}
+    return {
+        event["involvedObject"]["kind"]: event["message"]
+        for event in server.objects("Event")
+        if event["reason"] == reason
+    }
 
 
 def condition(server: ApiServerSimulator, kind: str = "Healthy") -> dict[str, Any]:
@@ -91,7 +107,10 @@ def evictions(server: ApiServerSimulator) -> list[str]:
 async def test_pod_and_claim_are_told_when_a_device_fails_and_when_it_is_well_again(
     rig: Rig, server: ApiServerSimulator, by_resource: bool
 ) -> None:
-    """One event each on both, and the condition in the claim's status; between sick and well nothing is said. A claim that was never hurt has no condition."""
+    """One event each on both, and the condition in the claim's status.
+
+    Between sick and well nothing is said. A claim that was never hurt has no condition.
+    """
     async with rig.gateway():
         await prepare(rig, make_running(server, by_resource=by_resource))
         await server.until(lambda: condition(server, "Ready"), what="the claim's status")
@@ -110,15 +129,22 @@ async def test_pod_and_claim_are_told_when_a_device_fails_and_when_it_is_well_ag
     assert condition(server)["reason"] == "Recovered"
     assert condition(server, "Ready")["reason"] == "Prepared"
     assert messages(server, SICK).keys() == {"Pod", "ResourceClaim"}
-    assert f"node {NODE}: claim default/c: gpu-0 is unhealthy: its service says no more (ecc)" in messages(server, SICK)["Pod"]
+    assert (
+        f"node {NODE}: claim default/c: gpu-0 is unhealthy: its service says no more (ecc)"
+        in messages(server, SICK)["Pod"]
+    )
     assert ["cluster.evict_after_s" in message for message in messages(server, SICK).values()] == [by_resource] * 2
-    assert messages(server, WELL) == dict.fromkeys(("Pod", "ResourceClaim"), f"node {NODE}: claim default/c: gpu-0 is well again")
+    assert messages(server, WELL) == dict.fromkeys(
+        ("Pod", "ResourceClaim"), f"node {NODE}: claim default/c: gpu-0 is well again"
+    )
     assert len([event for event in server.objects("Event") if event["reason"] in (SICK, WELL)]) == 4
     assert evictions(server) == []
 
 
 async def test_recovery_is_told_when_the_gateway_was_away_meanwhile(rig: Rig, server: ApiServerSimulator) -> None:
-    """What stands in the claim is on disk: a gateway that starts says that the device is well, and says nothing twice."""
+    """What stands in the claim is on disk: a gateway that starts says that the device is well, and
+    says nothing twice.
+    """
     async with rig.gateway():
         await prepare(rig, make_running(server, by_resource=True))
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 0))
@@ -144,7 +170,10 @@ async def test_recovery_is_told_when_the_gateway_was_away_meanwhile(rig: Rig, se
 async def test_pod_by_resource_is_evicted_when_its_device_fails_and_a_setting_allows_it(
     rig: Rig, server: ApiServerSimulator, by_resource: bool, is_controlled: bool, evict_after_s: float, is_evicted: bool
 ) -> None:
-    """The cluster evicts pods by `spec.resourceClaims` for the taint; for the claim of a pod's resources it is the gateway, as for a pod that loses a device."""
+    """The cluster evicts pods by `spec.resourceClaims` for the taint.
+
+    For the claim of a pod's resources it is the gateway, as for a pod that loses a device.
+    """
     async with rig.gateway(cluster=structs.replace(rig.settings.cluster, evict_after_s=evict_after_s)):
         await prepare(rig, make_running(server, by_resource=by_resource, is_controlled=is_controlled))
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 0))

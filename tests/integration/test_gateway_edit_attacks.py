@@ -1,4 +1,6 @@
-"""Attacks on the last door: whoever has a device service's credential answers `prepare` in its place, and gets nothing written for a container runtime."""
+"""Attacks on the last door: whoever has a device service's credential answers `prepare` in its
+place, and gets nothing written for a container runtime.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 TRAINING = ClaimReference(name="training", uid=UID, drivers=(DRIVER,))
 HONEST = ContainerEdits(env={"GPU": "1"}, device_nodes=(DeviceNode(path="/dev/gpu-0"),))
 ATTACKS = {
-    "mount-of-the-root": ContainerEdits(mounts=(Mount(host_path="/", container_path="/host", options=("rw", "rbind")),)),
+    "mount-of-the-root": ContainerEdits(
+        mounts=(Mount(host_path="/", container_path="/host", options=("rw", "rbind")),)
+    ),
     "disk": ContainerEdits(device_nodes=(DeviceNode(path="/dev/sda", permissions="rwm"),)),
     "disk-as-a-gpu": ContainerEdits(device_nodes=(DeviceNode(path="/dev/gpu-0", host_path="/dev/sda"),)),
     "preload": ContainerEdits(env={"LD_PRELOAD": "/tmp/x.so"}),
@@ -52,7 +56,10 @@ async def nats(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
 
 @pytest_asyncio.fixture
 async def rig(nats: SecuredNats) -> AsyncIterator[Rig]:
-    """One GPU whose service has ended, a claim for it; topology and gateway with credentials of their own."""
+    """One GPU whose service has ended, a claim for it.
+
+    Topology and gateway with credentials of their own.
+    """
     async with make_rig(nats.url, secured=nats) as made, nats.bus("gpu") as gpu, nats.bus("controller") as controller:
         await show(gpu, "gpu", device("gpu-0", 0))
         await store(controller, claim("training", UID, "gpu-0"))
@@ -75,7 +82,9 @@ async def answer_prepare(attacker: Attacker, edits: ContainerEdits, *, is_common
 async def test_claim_is_refused_when_an_attacker_answers_prepare(
     rig: Rig, nats: SecuredNats, edits: ContainerEdits, is_common: bool
 ) -> None:
-    """With the credential of the gpu service: kubelet gets a refusal that names the edit, and no CDI file exists."""
+    """With the credential of the gpu service: kubelet gets a refusal that names the edit, and no
+    CDI file exists.
+    """
     async with nats.attacker("gpu") as attacker, rig.kubelet, rig.gateway():
         await answer_prepare(attacker, edits, is_common=is_common)
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -100,7 +109,9 @@ async def test_claim_is_prepared_when_the_same_credential_answers_honestly(rig: 
 
 
 @pytest.mark.parametrize("edits", ATTACKS.values(), ids=ATTACKS.keys())
-async def test_pod_is_refused_when_an_attacker_answers_prepare(rig: Rig, nats: SecuredNats, edits: ContainerEdits) -> None:
+async def test_pod_is_refused_when_an_attacker_answers_prepare(
+    rig: Rig, nats: SecuredNats, edits: ContainerEdits
+) -> None:
     """The other door is closed, too: Allocate fails, and the device is given back."""
     pod = Pod(name="p", uid="pod-u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1}),))
     async with nats.attacker("gpu") as attacker, rig.kubelet, rig.gateway():
@@ -117,7 +128,11 @@ async def test_operator_widens_what_a_class_may_give_when_a_driver_needs_it(rig:
     """A setting of the gateway allows what is refused without it; nothing on the bus can."""
     wanted = ContainerEdits(mounts=(Mount(host_path="/opt/acme", container_path="/opt/acme", options=("ro", "rbind")),))
     pod = Pod(name="p", uid="pod-u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1}),))
-    async with nats.attacker("gpu") as service, rig.kubelet, rig.gateway(edits={"gpu": EditRights(mounts=("/opt/acme",))}):
+    async with (
+        nats.attacker("gpu") as service,
+        rig.kubelet,
+        rig.gateway(edits={"gpu": EditRights(mounts=("/opt/acme",))}),
+    ):
         await answer_prepare(service, wanted, is_common=False)
         await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=1)
         admitted = await rig.kubelet.admit(pod)
@@ -127,7 +142,9 @@ async def test_operator_widens_what_a_class_may_give_when_a_driver_needs_it(rig:
 
 
 async def test_stored_file_is_not_written_again_when_its_class_lost_the_right(rig: Rig, nats: SecuredNats) -> None:
-    """What an earlier gateway process wrote into its checkpoint is looked at as well: no file after the start, a refusal when kubelet asks, the others as they were."""
+    """What an earlier gateway process wrote into its checkpoint is looked at as well: no file after
+    the start, a refusal when kubelet asks, the others as they were.
+    """
     async with nats.attacker("gpu") as service, rig.kubelet:
         await answer_prepare(service, HONEST, is_common=False)
         async with rig.gateway():

@@ -1,6 +1,8 @@
-"""Pods that are deleted by force while a container of theirs runs on: their devices are nobody else's until the container runtime has told that it has ended.
+"""Pods that are deleted by force while a container of theirs runs on: their devices are nobody
+else's until the container runtime has told that it has ended.
 
-The simulated kubelet forgets such a pod at once, as the real one does, and has its claims undone at its next comparison; the simulated runtime has containers that nobody can stop.
+The simulated kubelet forgets such a pod at once, as the real one does, and has its claims undone at
+its next comparison; the simulated runtime has containers that nobody can stop.
 `docs/explanation/double-hand-out.md` has what was measured on a real node.
 """
 
@@ -72,7 +74,10 @@ async def start_claiming(rig: Rig, runtime: SimulatedRuntime) -> MadeContainer:
 
 
 async def start_asking(rig: Rig, runtime: SimulatedRuntime) -> MadeContainer:
-    """Run a pod with the GPU by its resource whose container nothing can stop; kubelet has said which pod it is."""
+    """Run a pod with the GPU by its resource whose container nothing can stop.
+
+    Kubelet has said which pod it is.
+    """
     await rig.kubelet.wait_for_resource(GPU, allocatable=1)
     admission = await rig.kubelet.admit(asking("a"))
     assert isinstance(admission, Admission), admission
@@ -84,7 +89,11 @@ async def start_asking(rig: Rig, runtime: SimulatedRuntime) -> MadeContainer:
 
 
 async def remove_claiming(rig: Rig, runtime: SimulatedRuntime, container: MadeContainer) -> dict[str, str]:
-    """Delete the pod by force; kubelet tries to stop its container, and has the claim undone all the same. Gives what the driver said to that."""
+    """Delete the pod by force.
+
+    Kubelet tries to stop its container, and has the claim undone all the same.
+    Gives what the driver said to that.
+    """
     rig.kubelet.remove_by_force(claiming("a", FIRST))
     with pytest.raises(NotStopped):
         await runtime.end(container)
@@ -108,7 +117,10 @@ async def prepare(rig: Rig, reference: ClaimReference) -> str:
 async def test_claims_device_stays_held_when_its_pod_is_deleted_by_force_and_a_container_runs_on(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """Kubelet is told that the claim is undone, so that it forgets it; the next claim hears which container has the device, and gets it as soon as that has ended."""
+    """Kubelet is told that the claim is undone, so that it forgets it.
+
+    The next claim hears which container has the device, and gets it as soon as that has ended.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         container = await start_claiming(rig, runtime)
@@ -124,7 +136,9 @@ async def test_claims_device_stays_held_when_its_pod_is_deleted_by_force_and_a_c
     assert prepared == ""
 
 
-async def test_claims_device_stays_held_when_the_runtime_does_not_tell_cdi_names(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_claims_device_stays_held_when_the_runtime_does_not_tell_cdi_names(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """Containerd 2.0 and 2.1: the container is known by its pod, for which the claim was reserved."""
     stored = claim("first", FIRST.uid, "gpu-0")
     consumers = [{"resource": "pods", "name": "a", "uid": "uid-a"}]
@@ -143,8 +157,13 @@ async def test_claims_device_stays_held_when_the_runtime_does_not_tell_cdi_names
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["runtime-there", "runtime-away"])
-async def test_claims_device_stays_held_when_the_gateway_is_killed_meanwhile(rig: Rig, runtime: SimulatedRuntime, is_told: bool) -> None:
-    """The next gateway is told of the container by the runtime; until it is, it goes by what the one before it has written down."""
+async def test_claims_device_stays_held_when_the_gateway_is_killed_meanwhile(
+    rig: Rig, runtime: SimulatedRuntime, is_told: bool
+) -> None:
+    """The next gateway is told of the container by the runtime.
+
+    Until it is, it goes by what the one before it has written down.
+    """
     away = RuntimeSettings(socket=str(rig.root / "away.sock"))
     async with rig.kubelet, runtime.serving():
         async with rig.gateway():
@@ -173,8 +192,13 @@ async def test_claims_device_stays_held_when_the_gateway_is_killed_meanwhile(rig
     assert prepared == ""
 
 
-async def test_hold_ends_when_the_container_vanished_while_the_runtime_was_away(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A runtime that was killed tells nothing, and that ends no container; when it is back it tells which there are."""
+async def test_hold_ends_when_the_container_vanished_while_the_runtime_was_away(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A runtime that was killed tells nothing, and that ends no container.
+
+    When it is back it tells which there are.
+    """
     async with rig.kubelet, rig.gateway():
         async with runtime.serving():
             await runtime.synchronized.wait()
@@ -193,9 +217,13 @@ async def test_hold_ends_when_the_container_vanished_while_the_runtime_was_away(
 async def test_device_stays_held_when_a_runtime_that_was_killed_does_not_list_the_container_any_more(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shim that hangs: the new runtime cannot read the container's state and leaves it out, but processes are in its control group."""
+    """A shim that hangs: the new runtime cannot read the container's state and leaves it out, but
+    processes are in its control group.
+    """
     alive: set[str] = set()
-    monkeypatch.setattr("topobus.gateway.containers.live_containers.with_processes", lambda ids, _: frozenset(alive.intersection(ids)))
+    monkeypatch.setattr(
+        "topobus.gateway.containers.live_containers.with_processes", lambda ids, _: frozenset(alive.intersection(ids))
+    )
     async with rig.kubelet, rig.gateway():
         async with runtime.serving():
             await runtime.synchronized.wait()
@@ -217,7 +245,9 @@ async def test_device_stays_held_when_a_runtime_that_was_killed_does_not_list_th
 async def test_claims_device_is_the_next_ones_when_the_container_of_a_pod_that_is_kept_could_not_be_started(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """A wrong command with `restartPolicy: Never`: the runtime tells of no end, and the container stays for as long as the pod's object; its sandbox ends."""
+    """A wrong command with `restartPolicy: Never`: the runtime tells of no end, and the container
+    stays for as long as the pod's object; its sandbox ends.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -256,7 +286,9 @@ async def test_device_of_a_resource_is_the_next_pods_when_the_container_of_a_pod
 
 
 async def test_claims_device_stays_held_when_the_sandbox_cannot_be_stopped(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The runtime ends a sandbox after its containers only, so nothing is told as long as one of them cannot be stopped."""
+    """The runtime ends a sandbox after its containers only, so nothing is told as long as one of
+    them cannot be stopped.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         container = await start_claiming(rig, runtime)
@@ -268,7 +300,9 @@ async def test_claims_device_stays_held_when_the_sandbox_cannot_be_stopped(rig: 
     assert "container main of pod default/a has not ended" in refused
 
 
-async def test_claim_is_undone_as_ever_when_its_container_ends_with_the_pod(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_claim_is_undone_as_ever_when_its_container_ends_with_the_pod(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """Nothing is held longer than its container runs: kubelet's answer comes when all is undone."""
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -284,7 +318,9 @@ async def test_claim_is_undone_as_ever_when_its_container_ends_with_the_pod(rig:
 async def test_allocate_waits_when_the_container_of_a_forgotten_pod_is_about_to_end(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that ignores TERM is killed two seconds after a deletion by force: the next pod is not turned away for that."""
+    """One that ignores TERM is killed two seconds after a deletion by force: the next pod is not
+    turned away for that.
+    """
     monkeypatch.setattr("topobus.gateway.device_plugins.device_plugin._ENDING_S", 60.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -307,7 +343,11 @@ async def test_allocate_waits_when_the_container_of_a_forgotten_pod_is_about_to_
 async def test_allocate_is_refused_when_the_container_of_a_forgotten_pod_runs_on(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a pod of the same name. The device leaves the node's allocatable, so that no more pods are sent there, and is back at once when the container has ended."""
+    """Also for a pod of the same name.
+
+    The device leaves the node's allocatable, so that no more pods are sent there, and is back at
+    once when the container has ended.
+    """
     monkeypatch.setattr("topobus.gateway.device_plugins.device_plugin._ENDING_S", 0.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -321,8 +361,8 @@ async def test_allocate_is_refused_when_the_container_of_a_forgotten_pod_runs_on
 
     assert isinstance(refused, Rejection), refused
     assert (
-        f"{GPU}: gpu-0 cannot be given to another container yet: container main of pod default/a has it and has not ended"
-        in refused.message
+        f"{GPU}: gpu-0 cannot be given to another container yet: container main of pod default/a has it and "
+        "has not ended" in refused.message
     )
     assert isinstance(admitted, Admission), admitted
 
@@ -340,7 +380,8 @@ async def test_allocate_is_refused_when_the_gateway_was_killed_meanwhile(
         rig.kubelet.remove_by_force(asking("a"))
         async with rig.gateway():
             await runtime.synchronized.wait()
-            # Not one that is offered any more: kubelet refuses by itself, for the reconciliation has seen it, too.
+            # Not one that is offered any more: kubelet refuses by itself, for the
+            # reconciliation has seen it, too.
             await rig.kubelet.wait_for_resource(GPU, allocatable=0)
             refused = await rig.kubelet.admit(asking("b"))
 
@@ -350,7 +391,11 @@ async def test_allocate_is_refused_when_the_gateway_was_killed_meanwhile(
 async def test_reconciliation_frees_nothing_for_a_claim_when_the_container_of_a_forgotten_pod_runs_on(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """Kubelet lists active pods only; the device is the claim's when the container has ended, and not at the second look that does not find the pod."""
+    """Kubelet lists active pods only.
+
+    The device is the claim's when the container has ended, and not at the second
+    look that does not find the pod.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         container = await start_asking(rig, runtime)
@@ -369,7 +414,9 @@ async def test_reconciliation_frees_nothing_for_a_claim_when_the_container_of_a_
 
 @pytest.mark.parametrize("socket", ["", "nri.sock"], ids=["switched-off", "not-there"])
 async def test_kubelet_is_believed_when_no_runtime_tells_of_containers(rig: Rig, socket: str) -> None:
-    """Without NRI there is nothing to go by: a pod that kubelet has forgotten is over, as the page says."""
+    """Without NRI there is nothing to go by: a pod that kubelet has forgotten is over, as the page
+    says.
+    """
     settings = RuntimeSettings(socket=str(rig.root / socket) if socket else "")
     async with rig.kubelet, rig.gateway(runtime=settings):
         await rig.kubelet.wait_for_driver(DRIVER)

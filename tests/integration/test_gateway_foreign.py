@@ -1,4 +1,6 @@
-"""Device plugins that know nothing of Topobus, registered with the gateway: through kubelet, through claims, through faults and restarts."""
+"""Device plugins that know nothing of Topobus, registered with the gateway: through kubelet,
+through claims, through faults and restarts.
+"""
 
 from __future__ import annotations
 
@@ -49,20 +51,29 @@ pytestmark = pytest.mark.integration
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours; a gateway with a folder for others' plugins."""
+    """A node with two NUMA nodes and no devices of ours.
+
+    A gateway with a folder for others' plugins.
+    """
     async with make_foreign_rig(nats_server.url) as made:
         yield made
 
 
 async def container_started_again(rig: Rig) -> None:
-    """Start the pod's container again, as kubelet does: anew while it is refused. A gateway that has just begun may have the last one's list, its own without the plugin, and then the plugin's."""
+    """Start the pod's container again, as kubelet does: anew while it is refused.
+
+    A gateway that has just begun may have the last one's list, its own without the
+    plugin, and then the plugin's.
+    """
     async with asyncio.timeout(60):
         while await rig.kubelet.restart_container(pod(1), "main"):  # noqa: ASYNC110  (kubelet, too, asks again)
             await asyncio.sleep(0.05)
 
 
 async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_us(rig: Rig) -> None:
-    """A process of somebody else's: an inventory with NUMA nodes, its own resource name at kubelet, its Allocate behind both doors, a restart."""
+    """A process of somebody else's: an inventory with NUMA nodes, its own resource name at kubelet,
+    its Allocate behind both doors, a restart.
+    """
     async with rig.kubelet:
         with plain_plugin(rig):
             async with rig.gateway():
@@ -81,7 +92,8 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
                 await rig.kubelet.wait_for_driver(DRIVER)
                 (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
             async with rig.gateway():
-                # Started again, the gateway removed the plugin's socket as kubelet does, and the plugin came back by itself.
+                # Started again, the gateway removed the plugin's socket as kubelet does, and
+                # the plugin came back by itself.
                 await inventory(rig, [HealthState.HEALTHY] * 2)
                 # The other one is the claim's, and closed to kubelet.
                 await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
@@ -90,7 +102,9 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
     assert all(device.name.startswith("widget-") for device in found_inventory.devices)
     edits = admitted.container("main").edits
     assert edits.env["WIDGETS"] in ("Widget_0", "Widget_1")
-    assert [(device_node.path, device_node.host_path) for device_node in edits.device_nodes] == [("/dev/widget", "/dev/full")]
+    assert [(device_node.path, device_node.host_path) for device_node in edits.device_nodes] == [
+        ("/dev/widget", "/dev/full")
+    ]
     assert prepared.error == ""
     spec = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes())
     assert {spec.common.env["WIDGETS"], edits.env["WIDGETS"]} == {"Widget_0", "Widget_1"}
@@ -98,19 +112,26 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
 
 
 async def test_plugins_device_has_no_numa_node_when_it_names_one_that_the_machine_lacks(rig: Rig) -> None:
-    """A plugin that says node 7 on a machine with two: the device is offered to kubelet without a place, and the inventory's warning says why."""
+    """A plugin that says node 7 on a machine with two: the device is offered to kubelet without a
+    place, and the inventory's warning says why.
+    """
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-7", 7)):
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
         published = await inventory(rig, [HealthState.HEALTHY] * 2)
         offered = {name: device.nodes for name, device in sorted(rig.kubelet.devices(RESOURCE).items())}
 
     assert [device.numa_nodes for device in published.devices] == [NodeSet(0), None]
-    assert any("w-7: got NUMA node 7, wanted one of the nodes 0-1; taken as unknown" in warning for warning in published.warnings)
+    assert any(
+        "w-7: got NUMA node 7, wanted one of the nodes 0-1; taken as unknown" in warning
+        for warning in published.warnings
+    )
     assert list(offered.values()) == [NodeSet(0), None]
 
 
 async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: Rig) -> None:
-    """Behind both doors, over both restarts: the plugin's own preference, each start passed on, nothing allocated twice, its health on both APIs."""
+    """Behind both doors, over both restarts: the plugin's own preference, each start passed on,
+    nothing allocated twice, its health on both APIs.
+    """
     async with rig.kubelet:
         async with rig.gateway():
             with plain_plugin(rig, *ONE_NODE):
@@ -149,11 +170,17 @@ async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: 
 
 
 def test_plugin_is_asked_once_more_when_its_single_choice_is_among_those_that_claims_are_given() -> None:
-    """First all that is free and not withheld, then the further half; several devices are the plugin's own to align."""
+    """First all that is free and not withheld, then the further half.
+
+    Several devices are the plugin's own to align.
+    """
     names = [f"widget-{number}" for number in range(6)]
 
     assert plugin_choices(names, (), 1, is_from_end=True) == (tuple(names), tuple(names[3:]))
-    assert plugin_choices(names, (), 1, withheld=["widget-5"], is_from_end=True) == (tuple(names[:5]), tuple(names[2:5]))
+    assert plugin_choices(names, (), 1, withheld=["widget-5"], is_from_end=True) == (
+        tuple(names[:5]),
+        tuple(names[2:5]),
+    )
     assert plugin_choices(names, (), 2, withheld=["widget-5"], is_from_end=True) == (tuple(names[:5]),)
     assert plugin_choices(names, (), 6, withheld=["widget-5"], is_from_end=True) == (tuple(names),)
     assert plugin_choices(names, (), 1) == (tuple(names),)
@@ -161,7 +188,9 @@ def test_plugin_is_asked_once_more_when_its_single_choice_is_among_those_that_cl
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["folder-known", "folder-taken-away"])
 async def test_claim_ends_when_its_plugin_is_gone_for_good(rig: Rig, is_known: bool) -> None:
-    """The gateway goes on answering for the classes of its checkpoint, also after a start, and without the folder: kubelet's pod comes to its end."""
+    """The gateway goes on answering for the classes of its checkpoint, also after a start, and
+    without the folder: kubelet's pod comes to its end.
+    """
     async with rig.kubelet:
         with plain_plugin(rig, *ONE_NODE):
             async with rig.gateway():
@@ -198,7 +227,11 @@ async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:
 
 
 async def test_list_is_taken_over_when_it_changes(rig: Rig) -> None:
-    """A device that the plugin calls unhealthy is that at kubelet, and back at once when the plugin says so; a new one appears."""
+    """A device that the plugin calls unhealthy is that at kubelet, and back at once when the plugin
+    says so.
+
+    A new one appears.
+    """
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-1", -1)) as plugin:
         first = await inventory(rig, [HealthState.HEALTHY] * 2)
         plugin.show([listed("w-0", 0, "Unhealthy"), listed("w-1", -1), listed("w-2", 1)])
@@ -211,7 +244,10 @@ async def test_list_is_taken_over_when_it_changes(rig: Rig) -> None:
 
 
 async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -> None:
-    """Each start of a pod's container reaches the plugin under its own id; a device that it lists no more starts no container."""
+    """Each start of a pod's container reaches the plugin under its own id.
+
+    A device that it lists no more starts no container.
+    """
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("W_0", 0)) as plugin:
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
         admitted = await rig.kubelet.admit(pod(1))
@@ -243,7 +279,11 @@ async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -
 async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change: dict[str, str], words: str) -> None:
     """The plugin is told why, and what was registered before goes on."""
     foreign = msgspec.structs.replace(rig.settings.foreign, dial_s=2.0)
-    async with rig.kubelet, rig.gateway(foreign=foreign, profiles=("nvidia",)), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+    async with (
+        rig.kubelet,
+        rig.gateway(foreign=foreign, profiles=("nvidia",)),
+        trivial_plugin(rig, listed("w-0", 0)) as plugin,
+    ):
         refusal = await plugin.register(**change)
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
 
@@ -251,7 +291,9 @@ async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change
 
 
 async def test_gateway_ends_when_a_plugin_had_registered_with_a_resource_of_a_profile(rig: Rig) -> None:
-    """Two classes would have one list: the operator is told which file to remove, and nothing is served."""
+    """Two classes would have one list: the operator is told which file to remove, and nothing is
+    served.
+    """
     earlier_resources = Path(rig.settings.foreign.dir) / "topobus-resources.json"
     earlier_resources.write_text('{"resources": ["acme.example/widget", "nvidia.com/gpu"]}')
     with pytest.raises(ConfigError, match=r"profiles: nvidia name nvidia.com/gpu,") as refused:
@@ -270,7 +312,10 @@ AS_KUBELET = EditRights(as_kubelet=True)
 
 @dataclass(frozen=True)
 class Answer:
-    """What a plugin's Allocate says, what the operator allows its class, and what a pod is told; empty: it is admitted."""
+    """What a plugin's Allocate says, what the operator allows its class, and what a pod is told.
+
+    Empty: it is admitted.
+    """
 
     rights: EditRights
     says: str
@@ -285,13 +330,19 @@ ANSWERS = {
     "disk-that-is-allowed": Answer(EditRights(device_nodes=("/dev/sda",)), "", nodes=(DISK,)),
     "mount": Answer(EditRights(), "a mount of '/opt/acme'", mounts=(MOUNT,)),
     "mount-that-is-allowed": Answer(MOUNTING, "", mounts=(MOUNT,)),
-    "mount-for-writing": Answer(MOUNTING, "for writing", mounts=(pb.Mount(container_path="/opt/acme", host_path="/opt/acme"),)),
-    "relative-mount": Answer(MOUNTING, "absolute path", mounts=(pb.Mount(container_path="opt", host_path="opt/acme", read_only=True),)),
+    "mount-for-writing": Answer(
+        MOUNTING, "for writing", mounts=(pb.Mount(container_path="/opt/acme", host_path="/opt/acme"),)
+    ),
+    "relative-mount": Answer(
+        MOUNTING, "absolute path", mounts=(pb.Mount(container_path="opt", host_path="opt/acme", read_only=True),)
+    ),
     "relative-mount-as-kubelet": Answer(AS_KUBELET, "", mounts=(pb.Mount(container_path="opt", host_path="opt/acme"),)),
     "empty-name": Answer(EditRights(), "variable ''", env=(("", "1"),)),
     "empty-name-as-kubelet": Answer(AS_KUBELET, "", env=(("", "1"),)),
     "strange-permission": Answer(
-        EditRights(), "letters rwm", nodes=(pb.DeviceSpec(container_path="/dev/w", host_path="/dev/full", permissions="rwmx"),)
+        EditRights(),
+        "letters rwm",
+        nodes=(pb.DeviceSpec(container_path="/dev/w", host_path="/dev/full", permissions="rwmx"),),
     ),
     "preload": Answer(EditRights(), "variable 'LD_PRELOAD'", env=(("LD_PRELOAD", "/x.so"),)),
     "preload-that-is-allowed": Answer(EditRights(variables=("LD_PRELOAD",)), "", env=(("LD_PRELOAD", "/x.so"),)),
@@ -300,7 +351,11 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 async def test_pod_gets_of_a_plugins_answer_what_the_operator_allows(rig: Rig, answer: Answer) -> None:
-    """Device nodes that are no disks by default; mounts, disks and loaders' variables where a setting names them; all of it where a setting says so."""
+    """Device nodes that are no disks by default.
+
+    Mounts, disks and loaders' variables where a setting names them; all
+    of it where a setting says so.
+    """
     async with rig.kubelet, rig.gateway(edits={CLASS: answer.rights}), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.env, plugin.mounts, plugin.nodes = dict(answer.env), list(answer.mounts), list(answer.nodes)
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
@@ -320,7 +375,9 @@ async def test_pod_gets_of_a_plugins_answer_what_the_operator_allows(rig: Rig, a
 
 
 async def test_claim_is_refused_when_a_trusted_plugins_answer_has_no_form_in_cdi(rig: Rig) -> None:
-    """What kubelet would pass on is not always what a CDI file can say: the claim gets a sentence, and no file is there."""
+    """What kubelet would pass on is not always what a CDI file can say: the claim gets a sentence,
+    and no file is there.
+    """
     async with rig.kubelet, rig.gateway(edits={CLASS: AS_KUBELET}), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.mounts = [pb.Mount(container_path="opt", host_path="opt/acme")]
         await claim_of(rig, "w-0")

@@ -1,4 +1,6 @@
-"""CDI names in the answers of others' device plugins: resolved to edits, so that claims and every container runtime can use them."""
+"""CDI names in the answers of others' device plugins: resolved to edits, so that claims and every
+container runtime can use them.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,24 @@ pytestmark = pytest.mark.integration
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours; a gateway with a folder for others' plugins."""
+    """A node with two NUMA nodes and no devices of ours.
+
+    A gateway with a folder for others' plugins.
+    """
     async with make_foreign_rig(nats_server.url) as made:
         yield made
 
 
 async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig) -> None:
-    """A plugin that names CDI devices works through a claim as well; a name that no file defines is the claim's error."""
+    """A plugin that names CDI devices works through a claim as well.
+
+    A name that no file defines is the claim's error.
+    """
     cdi_device = CdiDevice(name="w", edits=ContainerEdits(env={"FROM": "cdi"}))
     rig.cdi_dir.mkdir()
-    (rig.cdi_dir / "acme.json").write_bytes(render(CdiSpec(vendor="acme.example", device_class="widget", devices=(cdi_device,))))
+    (rig.cdi_dir / "acme.json").write_bytes(
+        render(CdiSpec(vendor="acme.example", device_class="widget", devices=(cdi_device,)))
+    )
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.env = {"OWN": "1"}
         plugin.cdi_devices = ["acme.example/widget=absent"]
@@ -42,7 +52,10 @@ async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig
 
     assert "no CDI file defines acme.example/widget=absent" in unresolved.error
     assert prepared.error == ""
-    assert parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common.env.items() >= {"OWN": "1", "FROM": "cdi"}.items()
+    assert (
+        parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common.env.items()
+        >= {"OWN": "1", "FROM": "cdi"}.items()
+    )
     # It had asked for that: before the container starts, as far as a claim has such a moment.
     assert [call["event"] for call in plugin.calls if call["event"] in ("Allocate", "PreStartContainer")][-2:] == [
         "Allocate",
@@ -51,7 +64,10 @@ async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig
 
 
 async def test_hooks_and_groups_of_a_cdi_file_reach_a_claim_and_are_refused_to_a_pod_by_resource(rig: Rig) -> None:
-    """NVIDIA's plugin in a CDI mode names files with hooks: a claim's own file has them; kubelet's Allocate has no words for them, so it is told why."""
+    """NVIDIA's plugin in a CDI mode names files with hooks: a claim's own file has them.
+
+    Kubelet's Allocate has no words for them, so it is told why.
+    """
     hook = Hook(name="createContainer", path="/usr/bin/nvidia-cdi-hook", args=("nvidia-cdi-hook", "update-ldcache"))
     edits = ContainerEdits(env={"NVIDIA_VISIBLE_DEVICES": "void"}, hooks=(hook,), additional_gids=(44,))
     rig.cdi_dir.mkdir()
@@ -72,12 +88,18 @@ async def test_hooks_and_groups_of_a_cdi_file_reach_a_claim_and_are_refused_to_a
 
 
 @pytest.mark.parametrize("generator", ["nvidia-ctk, bare metal", "amd-ctk"])
-async def test_file_as_its_generator_writes_it_serves_a_claim_when_a_plugin_names_its_device(rig: Rig, generator: str) -> None:
-    """YAML, nodes by their path alone, JSON with all of a node's numbers: the claim's own file has them, and none is refused; a file with another ending is named."""
+async def test_file_as_its_generator_writes_it_serves_a_claim_when_a_plugin_names_its_device(
+    rig: Rig, generator: str
+) -> None:
+    """YAML, nodes by their path alone, JSON with all of a node's numbers: the claim's own file has
+    them, and none is refused; a file with another ending is named.
+    """
     public = GENERATORS[generator]
     text = public.text
     # Nodes that this host has stand for AMD's, so that their numbers are the host's own.
-    text = text.replace('"/dev/dri/renderD128"', '"/dev/dri/renderD128","hostPath":"/dev/null"').replace('226,"minor":128', '1,"minor":3')
+    text = text.replace('"/dev/dri/renderD128"', '"/dev/dri/renderD128","hostPath":"/dev/null"').replace(
+        '226,"minor":128', '1,"minor":3'
+    )
     text = text.replace('"/dev/kfd"', '"/dev/kfd","hostPath":"/dev/full"').replace('"major":235', '"major":1,"minor":7')
     rig.cdi_dir.mkdir()
     (rig.cdi_dir / public.name).write_text(text)

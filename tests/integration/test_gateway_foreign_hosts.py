@@ -1,4 +1,6 @@
-"""Several device plugins of others behind one gateway: each has a device host of its own, and one that ends is told and started again."""
+"""Several device plugins of others behind one gateway: each has a device host of its own, and one
+that ends is told and started again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ ONE, TWO, THREE = "acme.example/one", "other.example/two", "third.example/three"
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours; a gateway with a folder for others' plugins."""
+    """A node with two NUMA nodes and no devices of ours.
+
+    A gateway with a folder for others' plugins.
+    """
     async with make_foreign_rig(nats_server.url) as made:
         yield made
 
@@ -38,7 +43,9 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 class _EndingHost:
     """In place of the device host: that of one class ends so often, the others run."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, device_class: str, *, times: int, is_serving: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, device_class: str, *, times: int, is_serving: bool = False
+    ) -> None:
         self.left = times
         self._class = device_class
         self._is_serving = is_serving
@@ -80,7 +87,9 @@ async def test_plugins_are_all_served_when_there_are_several_at_once(rig: Rig) -
 
 
 async def test_plugins_are_all_served_when_the_gateway_starts_with_several_of_them(rig: Rig) -> None:
-    """A gateway that was started again serves those of the one before it, in whatever order their plugins come back, and asks none of them twice."""
+    """A gateway that was started again serves those of the one before it, in whatever order their
+    plugins come back, and asks none of them twice.
+    """
     resources = (ONE, TWO, THREE)
     async with rig.kubelet:
         for _ in range(2):
@@ -90,7 +99,9 @@ async def test_plugins_are_all_served_when_the_gateway_starts_with_several_of_th
                 for resource in resources:
                     await rig.kubelet.wait_for_resource(resource, allocatable=1)
         async with rig.gateway():
-            report = await rig.readiness.until(lambda report: "waiting for the device plugin of" in report.get("foreign-plugins", ""))
+            report = await rig.readiness.until(
+                lambda report: "waiting for the device plugin of" in report.get("foreign-plugins", "")
+            )
             node_pods = await rig.pods()
 
     # None is there this time: each is waited for by name, and none of the hosts has ended.
@@ -111,8 +122,13 @@ async def test_plugin_is_served_when_another_one_has_left_and_when_it_comes_back
                 await rig.kubelet.wait_for_resource(ONE, allocatable=1)
 
 
-async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register's answer, readiness and the gateway's own word say which and why; the neighbour is served, and so is this one as soon as its host stays."""
+async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Register's answer, readiness and the gateway's own word say which and why.
+
+    The neighbour is served, and so is this one as soon as its host stays.
+    """
     broken = _EndingHost(monkeypatch, "two-other", times=10_000)
     async with (
         rig.kubelet,
@@ -132,12 +148,18 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(rig: Rig,
         mended = await rig.pods()
         again = await plugin.register()
 
-    assert "other.example/two is not served now, and tried again: its device host ended: no room for another one" in refusal
+    assert (
+        "other.example/two is not served now, and tried again: its device host ended: no room for another one"
+        in refusal
+    )
     assert "other.example/two: its device host ended: no room for another one" in report["foreign-plugins"]
     assert node_pods.plugin_failures == {TWO: "its device host ended: no room for another one"}
     # By the gateway's word: its kubelet is not where this machine has one.
     assert judged[f"{NODE}: kubelet"] == ("ok", "has acme.example/one, one-acme.topobus.dev")
-    assert judged[f"{NODE}: {TWO}"] == ("fail", "its device plugin is not served: its device host ended: no room for another one")
+    assert judged[f"{NODE}: {TWO}"] == (
+        "fail",
+        "its device plugin is not served: its device host ended: no room for another one",
+    )
     assert mended.plugin_failures == {}
     assert again == ""
 
@@ -151,14 +173,20 @@ async def _doctor(rig: Rig) -> dict[str, tuple[str, str]]:
     return {finding["what"]: (finding["level"], finding["found"]) for finding in json.loads(printed)["findings"]}
 
 
-async def test_host_alone_answers_when_it_takes_the_place_of_one_that_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the earlier one answered goes with it: nobody is asked who follows nothing any more, and nobody is taken for a twin."""
+async def test_host_alone_answers_when_it_takes_the_place_of_one_that_ended(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the earlier one answered goes with it: nobody is asked who follows nothing any more, and
+    nobody is taken for a twin.
+    """
     _EndingHost(monkeypatch, "one-acme", times=2, is_serving=True)
     async with rig.kubelet, rig.gateway(), unregistered_plugin(rig, listed("a", 0), resource=ONE) as plugin:
         await plugin.register()
         await rig.kubelet.wait_for_resource(ONE, allocatable=1)
         signs = [await rig.bus.is_answered(PREPARE, timeout_s=30, node=NODE, device_class="one-acme") for _ in range(3)]
-        admitted = await rig.kubelet.admit(Pod(name="p", uid="pod-u", containers=(Container(name="main", resources={ONE: 1}),)))
+        admitted = await rig.kubelet.admit(
+            Pod(name="p", uid="pod-u", containers=(Container(name="main", resources={ONE: 1}),))
+        )
 
     assert all(isinstance(sign, Answered) for sign in signs)
     assert isinstance(admitted, Admission), admitted

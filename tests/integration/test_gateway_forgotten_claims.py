@@ -1,4 +1,6 @@
-"""Prepared claims that kubelet has forgotten: undone when the API server and kubelet both say so, never because one of them is silent."""
+"""Prepared claims that kubelet has forgotten: undone when the API server and kubelet both say so,
+never because one of them is silent.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
         await made.plane.show("gpu", device("gpu-0", 0))
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
         cluster = ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig), retry_s=0.05, publish_delay_s=0.01)
-        made.settings = structs.replace(made.settings, cluster=cluster, deadlines=structs.replace(made.settings.deadlines, forgotten_s=0.1))
+        made.settings = structs.replace(
+            made.settings, cluster=cluster, deadlines=structs.replace(made.settings.deadlines, forgotten_s=0.1)
+        )
         async with made.kubelet:
             yield made
 
@@ -48,7 +52,12 @@ async def prepared_claim(rig: Rig, server: ApiServerSimulator) -> None:
     uid = server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": SPEC})["metadata"]["uid"]
     results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]
     server.put(
-        {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": SPEC, "status": {"allocation": {"devices": {"results": results}}}}
+        {
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "spec": SPEC,
+            "status": {"allocation": {"devices": {"results": results}}},
+        }
     )
     await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([ClaimReference(name="c", uid=uid, drivers=(DRIVER,))])
@@ -79,7 +88,10 @@ async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Ri
         server.remove("ResourceClaim", "c")
         asked = len(server.requests)
         await server.until(
-            lambda: sum("resourceclaims/c" in request.path and request.code == 500 for request in server.requests[asked:]) >= 4,
+            lambda: (
+                sum("resourceclaims/c" in request.path and request.code == 500 for request in server.requests[asked:])
+                >= 4
+            ),
             what="four looks in vain",
         )
 
@@ -87,13 +99,16 @@ async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Ri
     assert claims_on_disk(rig) == 1
 
 
-async def test_claim_stays_when_it_is_allocated_and_no_container_is_listed(rig: Rig, server: ApiServerSimulator) -> None:
+async def test_claim_stays_when_it_is_allocated_and_no_container_is_listed(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
     """A pod whose containers are about to start is not listed with its claim yet."""
     async with rig.gateway():
         await prepared_claim(rig, server)
         asked = len(server.requests)
         await server.until(
-            lambda: sum("resourceclaims/c" in request.path for request in server.requests[asked:]) >= 4, what="four looks at the claim"
+            lambda: sum("resourceclaims/c" in request.path for request in server.requests[asked:]) >= 4,
+            what="four looks at the claim",
         )
 
     assert rig.plane.asks.requests("unprepare") == []

@@ -1,4 +1,6 @@
-"""The gateway's way to an API server: TLS, identities that are replaced while it runs, versions that differ, and answers that are none."""
+"""The gateway's way to an API server: TLS, identities that are replaced while it runs, versions
+that differ, and answers that are none.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +67,21 @@ def in_data(certificate: Certificate) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("is_inline", [True, False], ids=["data", "files"])
-async def test_server_is_reached_when_it_wants_a_client_certificate(server: ApiServerSimulator, tmp_path: Path, *, is_inline: bool) -> None:
-    """Authority and client certificate come from the kubeconfig, as data or as files beside it (relative paths are relative to it)."""
+async def test_server_is_reached_when_it_wants_a_client_certificate(
+    server: ApiServerSimulator, tmp_path: Path, *, is_inline: bool
+) -> None:
+    """Authority and client certificate come from the kubeconfig, as data or as files beside it
+    (relative paths are relative to it).
+    """
     authority = Authority(tmp_path / "pki")
     client = authority.issue("client")
     async with tls_front(port_of(server), authority.issue("server"), clients=authority) as port:
         files = {"client-certificate": "pki/client.crt", "client-key": "pki/client.key"}
         authorities: dict[str, str] = {"certificate-authority": "pki/authority.crt"}
         if is_inline:
-            authorities = {"certificate-authority-data": base64.b64encode(authority.own.certificate.read_bytes()).decode()}
+            authorities = {
+                "certificate-authority-data": base64.b64encode(authority.own.certificate.read_bytes()).decode()
+            }
         user = {"token": "secret", **(in_data(client) if is_inline else files)}
 
         node = await node_of(opened(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", user, **authorities)))
@@ -82,11 +90,16 @@ async def test_server_is_reached_when_it_wants_a_client_certificate(server: ApiS
 
 
 async def test_server_is_refused_when_another_authority_signed_it(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """Somebody who only sits at the address is not our API server: nothing is sent, and the reason is told."""
+    """Somebody who only sits at the address is not our API server: nothing is sent, and the reason
+    is told.
+    """
     ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
     async with tls_front(port_of(server), other.issue("server")) as port:
         path = kubeconfig(
-            tmp_path, f"https://127.0.0.1:{port}", {"token": "secret"}, **{"certificate-authority": str(ours.own.certificate)}
+            tmp_path,
+            f"https://127.0.0.1:{port}",
+            {"token": "secret"},
+            **{"certificate-authority": str(ours.own.certificate)},
         )
         with pytest.raises(PeerUnavailable, match=r"(?i)certificate"):
             await node_of(opened(path))
@@ -95,7 +108,9 @@ async def test_server_is_refused_when_another_authority_signed_it(server: ApiSer
 
 
 async def test_calls_go_on_when_the_client_certificate_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A certificate that the server no longer takes is read again from the kubeconfig: the call that met it succeeds, nobody restarts anything."""
+    """A certificate that the server no longer takes is read again from the kubeconfig: the call
+    that met it succeeds, nobody restarts anything.
+    """
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     own = new.issue("server")
     trusted = {"certificate-authority": str(new.own.certificate)}
@@ -112,7 +127,9 @@ async def test_calls_go_on_when_the_client_certificate_was_replaced(server: ApiS
 
 
 async def test_calls_go_on_when_the_token_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """An expired token costs one 401 and no failed call, whether it stands in the kubeconfig or in a file of its own."""
+    """An expired token costs one 401 and no failed call, whether it stands in the kubeconfig or in
+    a file of its own.
+    """
     token = tmp_path / "token"
     token.write_text("old", encoding="utf-8")
     in_file, inline = tmp_path / "file", tmp_path / "inline"
@@ -135,7 +152,11 @@ async def test_calls_go_on_when_the_token_was_replaced(server: ApiServerSimulato
 async def test_pod_reaches_its_cluster_by_its_service_account(
     server: ApiServerSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """Address and port from the environment (IPv6, too), authority and token from the mounted folder; a rotated token is read again."""
+    """Address and port from the environment (IPv6, too), authority and token from the mounted
+    folder.
+
+    A rotated token is read again.
+    """
     authority = Authority(tmp_path / "pki")
     account = tmp_path / "account"
     account.mkdir()
@@ -159,7 +180,7 @@ async def test_pod_reaches_its_cluster_by_its_service_account(
 @pytest.mark.parametrize(
     ("user", "cluster", "part"),
     [
-        ({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws"}}, {}, r"user 'u' runs a program for its credentials \(exec\)"),
+        ({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws"}}, {}, r"user 'u' runs a program for its credentials \(exec\)"),  # noqa: E501
         ({"auth-provider": {"name": "gcp"}}, {}, "user 'u' has an auth-provider"),
         ({"token": "t", "as-groups": ["system:masters"]}, {}, "user 'u' has as-groups and no `as`"),
         ({"token": "t", "as": "admin", "as-groups": "system:masters"}, {}, "as-groups: wanted a list of names"),
@@ -168,23 +189,30 @@ async def test_pod_reaches_its_cluster_by_its_service_account(
         ({"token": "t"}, {"proxy-url": "http://proxy"}, "cluster 'c' has a proxy-url"),
         ({"token": "t"}, {"certificate-authority": "nowhere.crt"}, "No such file"),
     ],
-    ids=["exec", "auth-provider", "groups-of-nobody", "groups-no-list", "header-in-a-name", "server-name", "proxy", "no-authority"],
+    ids=["exec", "auth-provider", "groups-of-nobody", "groups-no-list", "header-in-a-name", "server-name", "proxy", "no-authority"],  # noqa: E501
 )  # fmt: skip
 async def test_kubeconfig_is_refused_by_name_when_it_asks_what_we_do_not_do(
     tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], part: str
 ) -> None:
-    """Left out in silence it would look like a server that is down; so the gateway ends, and says whose entry it is and what would do."""
+    """Left out in silence it would look like a server that is down.
+
+    So the gateway ends, and says whose entry it is and what would do.
+    """
     with pytest.raises(ConfigError, match=part):
         opened(kubeconfig(tmp_path, "https://127.0.0.1:1", user, **cluster))
 
 
-async def test_pod_without_a_cluster_around_it_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pod_without_a_cluster_around_it_is_told_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In-cluster outside of a pod is the operator's mistake; both variables are named."""
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
     assert "KUBERNETES_SERVICE_HOST" not in os.environ
 
-    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT not set: this process runs in no pod"):
+    with pytest.raises(
+        ConfigError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT not set: this process runs in no pod"
+    ):
         KubernetesCluster.open(ClusterSettings(mode="in-cluster"))
 
 
@@ -205,7 +233,9 @@ def a_slice(**device: Any) -> ApiObject:
 async def test_newest_version_that_the_server_has_is_spoken(
     server: ApiServerSimulator, tmp_path: Path, versions: tuple[str, ...], chosen: str
 ) -> None:
-    """Kubernetes 1.32, 1.33 and 1.34 differ in version and shape: written, listed, watched and deleted in theirs, and always seen in the shape of v1."""
+    """Kubernetes 1.32, 1.33 and 1.34 differ in version and shape: written, listed, watched and
+    deleted in theirs, and always seen in the shape of v1.
+    """
     async with older_server(server.url, *versions, token="secret") as older:
         cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
         sent = a_slice(capacity={"memory": {"value": "1Gi"}})
@@ -213,7 +243,9 @@ async def test_newest_version_that_the_server_has_is_spoken(
         assert isinstance(created, ApiObject)
         async with aclosing(cluster.watch(SLICES, fields=f"spec.nodeName={NODE}")) as watch:
             snapshot = await anext(watch)
-            updated = await cluster.update(SLICES, ApiObject(**{**_fields(created), "spec": a_slice(nodeName=None).spec}))
+            updated = await cluster.update(
+                SLICES, ApiObject(**{**_fields(created), "spec": a_slice(nodeName=None).spec})
+            )
             change = await anext(watch)
         assert isinstance(updated, ApiObject)
         gone = await cluster.delete(
@@ -230,7 +262,12 @@ async def test_newest_version_that_the_server_has_is_spoken(
 
 
 def _fields(api_object: ApiObject) -> dict[str, Any]:
-    return {"api_version": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, "spec": api_object.spec}
+    return {
+        "api_version": api_object.api_version,
+        "kind": api_object.kind,
+        "metadata": api_object.metadata,
+        "spec": api_object.spec,
+    }
 
 
 def slice_paths(older: OlderServer) -> list[str]:
@@ -239,10 +276,14 @@ def slice_paths(older: OlderServer) -> list[str]:
 
 
 async def test_server_without_dra_is_named_with_what_would_do(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """An old server, or one whose API is switched off, is no crash and no silence: what was looked for is told, and which release has it."""
+    """An old server, or one whose API is switched off, is no crash and no silence: what was looked
+    for is told, and which release has it.
+    """
     async with older_server(server.url, "v1alpha3", token="secret") as older:
         cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
-        with pytest.raises(PeerUnavailable, match=r"has resourceclaims in none of resource.k8s.io/v1, .*v1beta1 .*1\.34"):
+        with pytest.raises(
+            PeerUnavailable, match=r"has resourceclaims in none of resource.k8s.io/v1, .*v1beta1 .*1\.34"
+        ):
             await cluster.get(CLAIMS, "c", "default")
         await cluster.close()
 
@@ -269,7 +310,10 @@ async def test_version_is_asked_again_when_the_server_was_upgraded(server: ApiSe
 
 
 async def test_refusal_is_a_value_when_the_server_says_no(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """Forbidden, conflicting and invalid are answers with the server's own words; too many requests and errors are trouble that passes."""
+    """Forbidden, conflicting and invalid are answers with the server's own words.
+
+    Too many requests and errors are trouble that passes.
+    """
     cluster = opened(kubeconfig(tmp_path, server.url, {"token": "secret"}))
     refused: list[int] = []
     for code in (403, 409, 422):
@@ -286,15 +330,21 @@ async def test_refusal_is_a_value_when_the_server_says_no(server: ApiServerSimul
     assert busy.value.retry_after_s == 7.0
 
 
-async def test_claim_is_looked_for_again_when_the_server_no_longer_has_its_version(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A version that an upgrade took away is no claim that does not exist: the first call says what is missing, the next speaks the new version."""
+async def test_claim_is_looked_for_again_when_the_server_no_longer_has_its_version(
+    server: ApiServerSimulator, tmp_path: Path
+) -> None:
+    """A version that an upgrade took away is no claim that does not exist: the first call says what
+    is missing, the next speaks the new version.
+    """
     server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {}})
     async with older_server(server.url, "v1beta1", token="secret") as older:
         cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
         assert await cluster.get(CLAIMS, "c", "default") is not None
         older.versions = ("v1",)
 
-        with pytest.raises(PeerUnavailable, match=r"has no /apis/resource\.k8s\.io/v1beta1/namespaces/default/resourceclaims/c"):
+        with pytest.raises(
+            PeerUnavailable, match=r"has no /apis/resource\.k8s\.io/v1beta1/namespaces/default/resourceclaims/c"
+        ):
             await cluster.get(CLAIMS, "c", "default")
         api_object, missing = await cluster.get(CLAIMS, "c", "default"), await cluster.get(CLAIMS, "d", "default")
         await cluster.close()
@@ -304,7 +354,9 @@ async def test_claim_is_looked_for_again_when_the_server_no_longer_has_its_versi
 
 
 async def test_server_is_left_alone_when_it_wants_a_pause(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A server that limits requests says for how long: whoever asks next waits for that, whichever part of the gateway it is."""
+    """A server that limits requests says for how long: whoever asks next waits for that, whichever
+    part of the gateway it is.
+    """
     cluster = opened(kubeconfig(tmp_path, server.url, {"token": "secret"}))
     server.refuse("GET", "nodes", code=429, retry_after_s=30)
     with pytest.raises(PeerUnavailable):

@@ -1,4 +1,6 @@
-"""A plugin with thousands of devices behind the gateway: it is served, and neither its going nor a restart ends anything."""
+"""A plugin with thousands of devices behind the gateway: it is served, and neither its going nor a
+restart ends anything.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,18 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 async def inventory(rig: Rig, count: int, state: HealthState) -> Inventory:
     """Wait until the class has so many devices, all in one state."""
     async for change in rig.bus.watch(INVENTORY, node=NODE, device_class=CLASS):
-        if change.value is not None and [each_device.health.state for each_device in change.value.devices] == [state] * count:
+        if (
+            change.value is not None
+            and [each_device.health.state for each_device in change.value.devices] == [state] * count
+        ):
             return change.value
     raise AssertionError("the watch ended")
 
 
 async def test_last_good_list_stays_when_a_newer_one_cannot_be_published(rig: Rig) -> None:
-    """A plugin that lists what no reader takes ends nothing: kubelet keeps the list before, readiness says why, and the next good list counts again."""
+    """A plugin that lists what no reader takes ends nothing: kubelet keeps the list before,
+    readiness says why, and the next good list counts again.
+    """
     good = [listed("w-0", 0)]
     async with rig.kubelet, rig.gateway() as gateway:
         await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
@@ -86,7 +93,9 @@ async def test_last_good_list_stays_when_a_newer_one_cannot_be_published(rig: Ri
 
 
 async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a plugin's devices do to the host that serves them, the doors of all other classes stay open, and the plugin and readiness hear what ended."""
+    """Whatever a plugin's devices do to the host that serves them, the doors of all other classes
+    stay open, and the plugin and readiness hear what ended.
+    """
 
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("a defect")
@@ -94,30 +103,50 @@ async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, m
     monkeypatch.setattr(host, "serve_devices", broken)
     async with rig.kubelet, rig.gateway() as gateway:
         await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
-        async with TrivialPlugin(Path(rig.settings.foreign.dir), RESOURCE, [listed("w-0", 0)], socket="p.sock") as plugin:
-            assert await plugin.register() == f"{RESOURCE} is not served now, and tried again: its device host ended: a defect"
-            await rig.readiness.until(lambda report: "its device host ended: a defect" in report.get("foreign-plugins", ""))
+        async with TrivialPlugin(
+            Path(rig.settings.foreign.dir), RESOURCE, [listed("w-0", 0)], socket="p.sock"
+        ) as plugin:
+            assert (
+                await plugin.register()
+                == f"{RESOURCE} is not served now, and tried again: its device host ended: a defect"
+            )
+            await rig.readiness.until(
+                lambda report: "its device host ended: a defect" in report.get("foreign-plugins", "")
+            )
         await rig.plane.show("gpu", device("gpu-0", 0))
         await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=1)
         assert not gateway.done()
 
 
 async def test_cpu_service_goes_on_when_a_machine_has_4096_cpus(rig: Rig) -> None:
-    """Each CPU is a device; the class's inventory is published whole, and gives all of them back to a reader."""
-    nodes = tuple(NumaNode(id=node, cpus=CpuSet.of(range(node * 512, node * 512 + 512)), memory_bytes=1) for node in range(8))
+    """Each CPU is a device.
+
+    The class's inventory is published whole, and gives all of them back to a reader.
+    """
+    nodes = tuple(
+        NumaNode(id=node, cpus=CpuSet.of(range(node * 512, node * 512 + 512)), memory_bytes=1) for node in range(8)
+    )
     cpus = tuple(
-        Cpu(id=cpu, online=True, core=cpu // 2 * 2, socket=cpu // 2048, numa_node=cpu // 512, l3=cpu // 16 * 16) for cpu in range(4096)
+        Cpu(id=cpu, online=True, core=cpu // 2 * 2, socket=cpu // 2048, numa_node=cpu // 512, l3=cpu // 16 * 16)
+        for cpu in range(4096)
     )
     await rig.bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=cpus), node=NODE)
     readiness = WatchedReadiness()
     settings = DeviceServiceSettings(node=NODE, hardware=HardwareSettings(root=str(rig.root / "machine")))
-    runtime = Runtime(name="cpu", node=NODE, bus=rig.bus, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry())
-    service = asyncio.create_task(serve_devices(settings, runtime, "cpu", registry=DriverRegistry(drivers=(LinuxCpuDriver(),))))
+    runtime = Runtime(
+        name="cpu", node=NODE, bus=rig.bus, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry()
+    )
+    service = asyncio.create_task(
+        serve_devices(settings, runtime, "cpu", registry=DriverRegistry(drivers=(LinuxCpuDriver(),)))
+    )
     try:
         await readiness.until(lambda report: report.get("inventory") == "ready", timeout_s=_LIMIT_S)
         found_inventory: Inventory | None = None
         # On a busy machine the first one says that the driver is slow, and has no devices.
-        async with asyncio.timeout(_LIMIT_S), contextlib.aclosing(rig.bus.watch(INVENTORY, node=NODE, device_class="cpu")) as changes:
+        async with (
+            asyncio.timeout(_LIMIT_S),
+            contextlib.aclosing(rig.bus.watch(INVENTORY, node=NODE, device_class="cpu")) as changes,
+        ):
             async for change in changes:
                 found_inventory = change.value
                 if found_inventory is not None and found_inventory.devices:
@@ -134,7 +163,10 @@ async def test_cpu_service_goes_on_when_a_machine_has_4096_cpus(rig: Rig) -> Non
 
 @pytest.mark.parametrize("count", [1_200, 6_000])
 async def test_gateway_goes_on_when_a_plugin_lists_thousands_of_devices(rig: Rig, count: int) -> None:
-    """All are offered at both doors and one is allocated; gone, they are Unknown, over a restart without the plugin as well; back, they are offered again."""
+    """All are offered at both doors and one is allocated.
+
+    Gone, they are Unknown, over a restart without the plugin as well; back, they are offered again.
+    """
     devices = [listed(f"Widget-{number:032x}", number % 2) for number in range(count)]
     pod = Pod(name="p", uid="pod-u", containers=(Container(name="main", resources={RESOURCE: 1}),))
     async with rig.kubelet:

@@ -1,4 +1,6 @@
-"""The device plugin's list on the wire: kubelet's largest message, several streams, one of them slow."""
+"""The device plugin's list on the wire: kubelet's largest message, several streams, one of them
+slow.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Served:
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[AsyncIterator[pb.ListAndWatchResponse]]:
-        """Open ListAndWatch with gRPC's default limits, as kubelet does, on a connection of its own."""
+        """Open ListAndWatch with gRPC's default limits, as kubelet does, on a connection of its
+        own.
+        """
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"unix:{self.socket}", options=options) as channel, asyncio.timeout(30):
             call = rpc.DevicePluginStub(channel).ListAndWatch(pb.Empty())
@@ -108,11 +112,17 @@ async def test_list_is_sent_whole_when_it_is_just_as_large_as_kubelet_takes(tmp_
 
 
 async def test_list_is_cut_when_it_is_larger_than_kubelet_takes(tmp_path: Path) -> None:
-    """A longer message would end the stream and take all devices away; so the last free ones by name are left out, and never a held one."""
+    """A longer message would end the stream and take all devices away.
+
+    So the last free ones by name are left out, and never a held one.
+    """
     many = MOST + 100
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=GPU, uid="u")
     held = named(many - 1).name
-    ledger = Ledger(node="demo-node", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": (held,)}),))})
+    ledger = Ledger(
+        node="demo-node",
+        allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": (held,)}),))},
+    )
     async with served(tmp_path) as plugin:
         plugin.state.take_ledger(ledger)
         plugin.show(*(named(index) for index in range(many)))
@@ -128,7 +138,10 @@ async def test_list_is_cut_when_it_is_larger_than_kubelet_takes(tmp_path: Path) 
 
 
 async def test_a_stream_whose_reader_is_slow_holds_up_no_other_and_gets_the_newest_list(tmp_path: Path) -> None:
-    """While one reader takes nothing at all, the others get each change; then it gets the newest list soon, not all of those in between."""
+    """While one reader takes nothing at all, the others get each change.
+
+    Then it gets the newest list soon, not all of those in between.
+    """
     rounds = 40
     block = [named(index) for index in range(10_000)]
     async with served(tmp_path) as plugin:
@@ -144,7 +157,8 @@ async def test_a_stream_whose_reader_is_slow_holds_up_no_other_and_gets_the_newe
             while len((await anext(slow)).devices) != 10_000 - rounds:
                 seen += 1
 
-    # What gRPC and the socket's buffer hold when the reader takes nothing: at most gRPC's largest window, 8 MB, which is a dozen lists of 0.8 MB; not forty.
+    # What gRPC and the socket's buffer hold when the reader takes nothing: at most gRPC's largest
+    # window, 8 MB, which is a dozen lists of 0.8 MB; not forty.
     assert seen < rounds // 2
 
 
@@ -164,7 +178,10 @@ async def test_streams_get_one_list_when_many_changes_come_at_once(tmp_path: Pat
 
 
 async def test_streams_get_nothing_when_nothing_that_kubelet_is_told_has_changed(tmp_path: Path) -> None:
-    """Kubelet's own allocation changes who holds a device, and nothing in the list; the next message is the next change."""
+    """Kubelet's own allocation changes who holds a device, and nothing in the list.
+
+    The next message is the next change.
+    """
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=GPU, uid="u")
     async with served(tmp_path) as plugin:
         plugin.show(named(0), named(1))

@@ -1,4 +1,6 @@
-"""A device service that needs longer than kubelet waits: one operation from the first ask to the last, however often kubelet calls."""
+"""A device service that needs longer than kubelet waits: one operation from the first ask to the
+last, however often kubelet calls.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ async def prepare(rig: Rig) -> str:
 
 
 async def test_claim_is_prepared_by_one_operation_when_the_service_needs_long(rig: Rig) -> None:
-    """Kubelet's call asks again for the claim's whole time and then says what takes so long; its next call goes on with the same operation."""
+    """Kubelet's call asks again for the claim's whole time and then says what takes so long.
+
+    Its next call goes on with the same operation.
+    """
     is_done = False
 
     async def work(_: PrepareRequest) -> PrepareReply:

@@ -1,4 +1,6 @@
-"""Bytes that are no message, at every socket of the gateway and from plugins: an error to whoever sent them, one line of the log, and nothing ends."""
+"""Bytes that are no message, at every socket of the gateway and from plugins: an error to whoever
+sent them, one line of the log, and nothing ends.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,17 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_over() -> None:
-    """Let what earlier tests dropped come to its end before this one: a task whose exception nobody reads is told when it is collected, in the log of whoever runs then."""
+    """Let what earlier tests dropped come to its end before this one: a task whose exception nobody
+    reads is told when it is collected, in the log of whoever runs then.
+    """
     gc.collect()
 
 
 def check_no_traceback(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
-    """Promise: none stands in the log or was printed; all of it is shown where one does, for the run that has it may be the only one."""
+    """Promise: none stands in the log or was printed.
+
+    All of it is shown where one does, for the run that has it may be the only one.
+    """
     text = caplog.text + "".join(capfd.readouterr())
     assert "Traceback" not in text, text
 
@@ -71,7 +78,9 @@ async def send(socket: Path, method: str, *, is_stream: bool = False) -> grpc.ai
 async def test_call_is_refused_in_one_line_when_its_bytes_are_no_message(
     rig: Rig, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each method of each socket says INVALID_ARGUMENT with its name, no traceback is written, and the good calls go on."""
+    """Each method of each socket says INVALID_ARGUMENT with its name, no traceback is written, and
+    the good calls go on.
+    """
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
         await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=1)
@@ -92,10 +101,17 @@ async def test_call_is_refused_in_one_line_when_its_bytes_are_no_message(
                 (Path(rig.settings.foreign.dir) / "kubelet.sock", "/v1beta1.Registration/Register", False),
             )
         }
-        admitted = await rig.kubelet.admit(Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1}),)))
+        admitted = await rig.kubelet.admit(
+            Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1}),))
+        )
 
-    assert {method: error.code() for method, error in errors.items()} == dict.fromkeys(errors, grpc.StatusCode.INVALID_ARGUMENT)
-    assert all(str(error.details()).startswith(f"{method}: the request of 2 bytes cannot be read") for method, error in errors.items())
+    assert {method: error.code() for method, error in errors.items()} == dict.fromkeys(
+        errors, grpc.StatusCode.INVALID_ARGUMENT
+    )
+    assert all(
+        str(error.details()).startswith(f"{method}: the request of 2 bytes cannot be read")
+        for method, error in errors.items()
+    )
     assert not isinstance(admitted, Rejection), admitted
     check_no_traceback(caplog, capfd)
 
@@ -114,7 +130,11 @@ class _Garbage(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for
             return GARBAGE if method == self._broken else pb.DevicePluginOptions().SerializeToString()
 
         async def stream(_request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
-            yield GARBAGE if method == self._broken else pb.ListAndWatchResponse(devices=[listed("w-0", 0)]).SerializeToString()
+            yield (
+                GARBAGE
+                if method == self._broken
+                else pb.ListAndWatchResponse(devices=[listed("w-0", 0)]).SerializeToString()
+            )
             await until_over(context)
 
         if method == "ListAndWatch":
@@ -133,7 +153,10 @@ async def until_over(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 async def test_gateway_goes_on_when_a_plugin_answers_garbage(
     rig: Rig, broken: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A plugin whose answers cannot be read is refused, or lost, by name; our own class is served as before, and no traceback is written."""
+    """A plugin whose answers cannot be read is refused, or lost, by name.
+
+    Our own class is served as before, and no traceback is written.
+    """
     async with rig.kubelet, rig.gateway() as gateway:
         await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
         folder = Path(rig.settings.foreign.dir)
@@ -145,7 +168,9 @@ async def test_gateway_goes_on_when_a_plugin_answers_garbage(
                 )
             if broken == "Allocate":
                 await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
-                admitted = await rig.kubelet.admit(Pod(name="w", uid="w", containers=(Container(name="main", resources={RESOURCE: 1}),)))
+                admitted = await rig.kubelet.admit(
+                    Pod(name="w", uid="w", containers=(Container(name="main", resources={RESOURCE: 1}),))
+                )
                 assert isinstance(admitted, Rejection)
                 assert RESOURCE in admitted.message
         await rig.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=1)

@@ -1,4 +1,6 @@
-"""A gateway gives claims' containers the files that describe their devices: with the preparation, over restarts and a reboot, until the claim is undone."""
+"""A gateway gives claims' containers the files that describe their devices: with the preparation,
+over restarts and a reboot, until the claim is undone.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
     async with make_rig(nats_server.url) as made:
         made.settings = msgspec.structs.replace(made.settings, metadata=MetadataSettings(versions=("v1alpha1",)))
         await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
-        await made.bus.put(OBJECT, claim("training", "c1a1", "gpu-0", "gpu-1"), kind="resourceclaim", namespace="default", name="training")
+        await made.bus.put(
+            OBJECT,
+            claim("training", "c1a1", "gpu-0", "gpu-1"),
+            kind="resourceclaim",
+            namespace="default",
+            name="training",
+        )
         yield made
 
 
@@ -61,7 +69,10 @@ def reboot(rig: Rig, *paths: str) -> None:
 
 
 async def test_files_live_as_long_as_their_claim(rig: Rig) -> None:
-    """Kubelet hears of the file's CDI device with the request's first device; a restart makes both files again; unprepare removes them."""
+    """Kubelet hears of the file's CDI device with the request's first device.
+
+    A restart makes both files again; unprepare removes them.
+    """
     async with rig.gateway(), rig.kubelet:
         await rig.kubelet.wait_for_driver(DRIVER)
         (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])

@@ -1,4 +1,6 @@
-"""The gateway among real processes: a device service that is frozen, and a NATS that goes away and comes back, as kubelet sees it."""
+"""The gateway among real processes: a device service that is frozen, and a NATS that goes away and
+comes back, as kubelet sees it.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,17 @@ class Node:
     async def admit(self, name: str, **resources: int) -> Admission | Rejection:
         """Admit a pod of one container."""
         wanted = {f"topobus.dev/{key}": count for key, count in resources.items()}
-        return await self.kubelet.admit(Pod(name=name, uid=name, containers=(Container(name="main", resources=wanted),)))
+        return await self.kubelet.admit(
+            Pod(name=name, uid=name, containers=(Container(name="main", resources=wanted),))
+        )
 
 
 @pytest_asyncio.fixture
 async def node(own_nats_server: NatsServer) -> AsyncIterator[Node]:
-    """Discovery, two device services, topology and gateway on a recorded machine, with kubelet; all devices are offered."""
+    """Discovery, two device services, topology and gateway on a recorded machine, with kubelet.
+
+    All devices are offered.
+    """
     with tempfile.TemporaryDirectory(prefix="ne") as name:
         folder = Path(name)
         build("dgx", folder / "machine")
@@ -77,7 +84,11 @@ def closed(node: Node) -> int:
 
 
 async def test_a_neighbours_pods_are_admitted_while_a_device_service_is_frozen(node: Node) -> None:
-    """The frozen class refuses within its deadline and then at once, the others go on meanwhile, no device vanishes; thawed, it serves again."""
+    """The frozen class refuses within its deadline and then at once, the others go on meanwhile, no
+    device vanishes.
+
+    Thawed, it serves again.
+    """
     frozen = node.running["gpu"].process
     frozen.send_signal(signal.SIGSTOP)
     try:
@@ -104,7 +115,9 @@ async def test_a_neighbours_pods_are_admitted_while_a_device_service_is_frozen(n
 
 
 async def test_kubelet_sees_no_device_vanish_while_nats_is_away_and_comes_back(node: Node) -> None:
-    """Every device stays healthy in every list from before to after, no list ends, and pods are admitted again with what is free."""
+    """Every device stays healthy in every list from before to after, no list ends, and pods are
+    admitted again with what is free.
+    """
     before = await node.admit("before", gpu=2)
     assert isinstance(before, Admission)
     listed = {resource: set(node.kubelet.devices(resource)) for resource in (GPU, NIC)}
@@ -118,7 +131,10 @@ async def test_kubelet_sees_no_device_vanish_while_nats_is_away_and_comes_back(n
     after = await patiently(node, gpu=6)
 
     assert {resource: len(names) for resource, names in listed.items()} == {GPU: 8, NIC: 8}
-    assert {resource: set(node.kubelet.healthy_counts(resource)[count - 1 :]) for resource, count in lists.items()} == {GPU: {8}, NIC: {8}}
+    assert {resource: set(node.kubelet.healthy_counts(resource)[count - 1 :]) for resource, count in lists.items()} == {
+        GPU: {8},
+        NIC: {8},
+    }
     assert {resource: set(node.kubelet.devices(resource)) for resource in (GPU, NIC)} == listed
     assert closed(node) == 0
     assert isinstance(during, Rejection)

@@ -1,4 +1,6 @@
-"""What the gateway does with a container runtime that refuses it, or answers nonsense: it goes on, and says each thing once."""
+"""What the gateway does with a container runtime that refuses it, or answers nonsense: it goes on,
+and says each thing once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = [pytest.mark.integration]
 class Deaf:
     """Hears of events and wants nothing."""
 
-    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
+    ) -> Sequence[CpusetUpdate]:
         """Take over nothing."""
         return ()
 
@@ -90,13 +94,25 @@ class Runtime:
                 if len(self.calls) >= 4:
                     self.enough.set()
                 answer = self.answers.get(call.method, ttrpc.Response())
-                writer.write(frames_of(Message(Channel.RUNTIME, message.stream_id, MessageType.RESPONSE, answer.SerializeToString())))
+                writer.write(
+                    frames_of(
+                        Message(Channel.RUNTIME, message.stream_id, MessageType.RESPONSE, answer.SerializeToString())
+                    )
+                )
                 if call.method == "RegisterPlugin" and not answer.status.code:
                     for stream, (method, request) in enumerate(
                         (("Configure", nri.ConfigureRequest()), ("Synchronize", nri.SynchronizeRequest())), start=1
                     ):
-                        envelope = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=request.SerializeToString())
-                        writer.write(frames_of(Message(Channel.PLUGIN, 2 * stream + 1, MessageType.REQUEST, envelope.SerializeToString())))
+                        envelope = ttrpc.Request(
+                            service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=request.SerializeToString()
+                        )
+                        writer.write(
+                            frames_of(
+                                Message(
+                                    Channel.PLUGIN, 2 * stream + 1, MessageType.REQUEST, envelope.SerializeToString()
+                                )
+                            )
+                        )
         writer.close()
 
 
@@ -115,7 +131,9 @@ async def test_refusal_of_the_plugin_is_told_once(tmp_path: Path, monkeypatch: p
 
 
 async def test_garbage_of_the_runtime_is_told_with_what_is_wrong_with_it(tmp_path: Path) -> None:
-    """Whoever listens at the socket and speaks another language: the log says what came, and not that a group of tasks failed."""
+    """Whoever listens at the socket and speaks another language: the log says what came, and not
+    that a group of tasks failed.
+    """
     ended = asyncio.Event()
 
     async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +142,9 @@ async def test_garbage_of_the_runtime_is_told_with_what_is_wrong_with_it(tmp_pat
             await writer.drain()
 
     server = await asyncio.start_unix_server(babble, tmp_path / "nri.sock")
-    plugin = NriPlugin(str(tmp_path / "nri.sock"), Deaf(), SystemClock(), lambda why: ended.set() if "ended" in why else None)
+    plugin = NriPlugin(
+        str(tmp_path / "nri.sock"), Deaf(), SystemClock(), lambda why: ended.set() if "ended" in why else None
+    )
     with capture_logs() as logs:
         running = asyncio.create_task(plugin.run())
         async with asyncio.timeout(60):

@@ -1,4 +1,6 @@
-"""What kubelet's pods hold beside what the ledger says: shown, adopted when the ledger lacks it, reported with both sides when they differ."""
+"""What kubelet's pods hold beside what the ledger says: shown, adopted when the ledger lacks it,
+reported with both sides when they differ.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
 TRAINING = ClaimReference(name="training", uid="u-1", drivers=("nic.topobus.dev",))
-BY_RESOURCE = Pod(name="by-resource", namespace="default", uid="p-1", containers=(Container(name="main", resources={GPU: 2}),))
-BY_CLAIM = Pod(name="by-claim", namespace="default", uid="p-2", containers=(Container(name="main"),), claims=(TRAINING,))
+BY_RESOURCE = Pod(
+    name="by-resource", namespace="default", uid="p-1", containers=(Container(name="main", resources={GPU: 2}),)
+)
+BY_CLAIM = Pod(
+    name="by-claim", namespace="default", uid="p-2", containers=(Container(name="main"),), claims=(TRAINING,)
+)
 CLAIM_OWNER = Owner(kind=OwnerKind.CLAIM, namespace="default", name="training", uid="u-1")
 THIEF = Owner(kind=OwnerKind.CLAIM, namespace="default", name="thief", uid="u-2")
 
@@ -65,11 +71,17 @@ async def admit(rig: Rig, *pods: Pod) -> None:
 
 def holders(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:
     """Devices by owner, in the node plane's ledger."""
-    return {str(allocation.owner): dict(allocation.holdings[0].devices) for allocation in rig.plane.ledger.allocations.values()}
+    return {
+        str(allocation.owner): dict(allocation.holdings[0].devices)
+        for allocation in rig.plane.ledger.allocations.values()
+    }
 
 
 async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: Rig) -> None:
-    """One entry for each resource and claim of a container, with NUMA node and present health; a namespace narrows it."""
+    """One entry for each resource and claim of a container, with NUMA node and present health.
+
+    A namespace narrows it.
+    """
     async with rig.gateway():
         await admit(rig, BY_RESOURCE, BY_CLAIM)
         await rig.plane.show("nic", device("nic-0", 0, HealthState.UNHEALTHY))
@@ -104,14 +116,18 @@ async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: R
 
 
 async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: Rig) -> None:
-    """A ledger that was lost gets both back, the allocation and the prepared claim, and a claim that is prepared stays held by it."""
+    """A ledger that was lost gets both back, the allocation and the prepared claim, and a claim
+    that is prepared stays held by it.
+    """
     async with rig.gateway():
         await admit(rig, BY_RESOURCE, BY_CLAIM)
         before = holders(rig)
         await rig.plane.lose()
         await rig.plane.asks.wait_for("adopted", 4)
         after = holders(rig)
-        (kept,) = (allocation for allocation in rig.plane.ledger.allocations.values() if allocation.owner == CLAIM_OWNER)
+        (kept,) = (
+            allocation for allocation in rig.plane.ledger.allocations.values() if allocation.owner == CLAIM_OWNER
+        )
 
     assert len(before) == 2
     assert after == before
@@ -119,7 +135,11 @@ async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: R
 
 
 async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(rig: Rig) -> None:
-    """A device that kubelet gave to a pod and the ledger to a claim: a warning and the answer name both; nothing is taken from anybody."""
+    """A device that kubelet gave to a pod and the ledger to a claim: a warning and the answer name
+    both.
+
+    Nothing is taken from anybody.
+    """
     async with rig.gateway():
         await admit(rig, BY_RESOURCE)
     await rig.plane.lose()
@@ -129,16 +149,17 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
             await rig.plane.asks.wait_for("adopted", 2)
             reply = await rig.pods()
             async with asyncio.timeout(90):
-                # The gateway calls it a disagreement after it looked twice; each look is a call of kubelet's that we see.
+                # The gateway calls it a disagreement after it looked twice; each look is a
+                # call of kubelet's that we see.
                 while not reply.disagreements or not [log for log in logs if log["event"] == "holding.disagreed"]:
                     looks = len([event for event in rig.kubelet.events if event.event == "PodResources.List"])
                     await rig.kubelet.wait_for_event("PodResources.List", count=looks + 1)
                     reply = await rig.pods()
 
     said = [log for log in logs if log["event"] == "holding.disagreed"]
-    assert [(disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements] == [
-        ("gpu-0", f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
-    ]
+    assert [
+        (disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements
+    ] == [("gpu-0", f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")]
     assert [(event["device"], event["kubelet"], event["ledger"]) for event in said] == [
         (disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements
     ]
@@ -146,7 +167,10 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
 
 
 async def events(rig: Rig, count: int) -> list[DisagreementEvent]:
-    """The first so many events, as any subscriber gets them; fails when there are fewer in the end."""
+    """The first so many events, as any subscriber gets them.
+
+    Fails when there are fewer in the end.
+    """
     disagreement_events: list[DisagreementEvent] = []
     async with asyncio.timeout(60):
         async for received in rig.bus.follow(DISAGREEMENT, start=Start.ALL):
@@ -157,7 +181,9 @@ async def events(rig: Rig, count: int) -> list[DisagreementEvent]:
 
 
 async def test_everybody_is_told_once_when_kubelet_and_ledger_disagree(rig: Rig) -> None:
-    """One event with both sides, none again by the next look or the next gateway, and one when it is over, also when it ended in between."""
+    """One event with both sides, none again by the next look or the next gateway, and one when it
+    is over, also when it ended in between.
+    """
     async with rig.gateway():
         await admit(rig, BY_RESOURCE)
     await rig.plane.lose()
@@ -175,7 +201,10 @@ async def test_everybody_is_told_once_when_kubelet_and_ledger_disagree(rig: Rig)
 
     assert (begun.node, begun.device_class, begun.device, begun.is_over) == (NODE, "gpu", "gpu-0", False)
     assert (begun.kubelet, begun.ledger) == (f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
-    assert [(disagreement_event.is_over, disagreement_event.kubelet, disagreement_event.ledger) for disagreement_event in again] == [
+    assert [
+        (disagreement_event.is_over, disagreement_event.kubelet, disagreement_event.ledger)
+        for disagreement_event in again
+    ] == [
         (False, begun.kubelet, begun.ledger),
         (True, begun.kubelet, begun.ledger),
     ]
@@ -190,9 +219,15 @@ async def looks(rig: Rig, count: int) -> None:
 
 @pytest.mark.real_server
 async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats_server: NatsServer) -> None:
-    """What kubelet's CPU and memory managers gave stands in the ledger under the container, is shown by `topobus pods`, and goes with the pod."""
+    """What kubelet's CPU and memory managers gave stands in the ledger under the container, is
+    shown by `topobus pods`, and goes with the pod.
+    """
     cpus = {0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}
-    wanted = Pod(name="pinned", uid="p-9", containers=(Container(name="main", cpus=2, memory={0: 1 << 30}), Container(name="side")))
+    wanted = Pod(
+        name="pinned",
+        uid="p-9",
+        containers=(Container(name="main", cpus=2, memory={0: 1 << 30}), Container(name="side")),
+    )
     owner = Owner(kind=OwnerKind.CONTAINER, namespace="default", name="pinned", uid="main")
     async with make_rig(nats_server.url, cpus=cpus) as rig, rig.kubelet:
         await rig.plane.show("gpu", device("gpu-0", 0))
@@ -209,33 +244,44 @@ async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats
 
     assert allocation.owner == owner
     assert not allocation.is_prepared
-    assert [(holding.container, holding.cpus, holding.memory_bytes) for holding in allocation.holdings] == [("main", CpuSet(0, 1), 1 << 30)]
-    assert [(container.container, container.resource, [it.name for it in container.devices]) for container in reply.containers] == [
-        ("main", "cpu", ["cpu-0", "cpu-1"])
+    assert [(holding.container, holding.cpus, holding.memory_bytes) for holding in allocation.holdings] == [
+        ("main", CpuSet(0, 1), 1 << 30)
     ]
+    assert [
+        (container.container, container.resource, [it.name for it in container.devices])
+        for container in reply.containers
+    ] == [("main", "cpu", ["cpu-0", "cpu-1"])]
     assert "cpus 0-1" in table
     assert "1 GiB" in table
     assert after == {}
 
 
 async def test_kubelet_is_spared_when_many_ask_at_once(rig: Rig) -> None:
-    """Fifty people's questions at once are few looks: kubelet gives ten calls at once and a hundred a second to all its clients together."""
+    """Fifty people's questions at once are few looks: kubelet gives ten calls at once and a hundred
+    a second to all its clients together.
+    """
     async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=600.0)):
         await admit(rig, BY_RESOURCE)
         replies = await asyncio.gather(*(rig.pods() for _ in range(50)))
 
     assert {len(reply.containers) for reply in replies} == {1}
-    # One look serves for a tenth of a second; on a slow machine the questions come spread over some of them.
+    # One look serves for a tenth of a second; on a slow machine the questions
+    # come spread over some of them.
     assert [event.event for event in rig.kubelet.events].count("PodResources.List") < 25
 
 
 async def test_nothing_is_released_when_kubelet_refuses_to_tell(rig: Rig) -> None:
-    """A kubelet that is asked too often by somebody else answers RESOURCE_EXHAUSTED: that is no list, and nobody loses anything."""
+    """A kubelet that is asked too often by somebody else answers RESOURCE_EXHAUSTED: that is no
+    list, and nobody loses anything.
+    """
     async with rig.gateway():
         await admit(rig, BY_RESOURCE)
         before = holders(rig)
         with capture_logs() as logs:
-            async with asyncio.timeout(90), grpc.aio.insecure_channel(f"unix:{rig.kubelet.pod_resources_socket}") as channel:
+            async with (
+                asyncio.timeout(90),
+                grpc.aio.insecure_channel(f"unix:{rig.kubelet.pod_resources_socket}") as channel,
+            ):
                 stub = rpc.PodResourcesListerStub(channel)
                 while not [log for log in logs if log["event"] == "pod-resources.failed"]:
                     calls = (stub.List(pb.ListPodResourcesRequest()) for _ in range(40))
@@ -263,7 +309,10 @@ async def topobus(rig: Rig, *arguments: str) -> tuple[int | None, str]:
 
 @pytest.mark.real_server
 async def test_pods_command_lists_every_node_and_says_why_when_one_is_silent(rig: Rig) -> None:
-    """A person gets a table, a script one document; a node without a gateway is named with the reason and hides no other."""
+    """A person gets a table, a script one document.
+
+    A node without a gateway is named with the reason and hides no other.
+    """
     for node in (NODE, "other-node"):
         await rig.bus.put(MACHINE, Machine(node=node, cpus=(), numa_nodes=()), node=node)
     async with rig.gateway():
@@ -274,7 +323,10 @@ async def test_pods_command_lists_every_node_and_says_why_when_one_is_silent(rig
 
     document = json.loads(text)
     assert (code, shown, gone) == (0, 0, 69)
-    assert [each_device["name"] for each_device in document["nodes"][NODE]["containers"][0]["devices"]] == ["gpu-0", "gpu-1"]
+    assert [each_device["name"] for each_device in document["nodes"][NODE]["containers"][0]["devices"]] == [
+        "gpu-0",
+        "gpu-1",
+    ]
     assert document["nodes"]["other-node"]["why"]
     assert "default/by-resource" in table
     assert "gpu-1" in table

@@ -1,4 +1,6 @@
-"""Pools in ResourceSlices: a class's driver shows the devices of those pools whose exposure says so."""
+"""Pools in ResourceSlices: a class's driver shows the devices of those pools whose exposure says
+so.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
         await made.plane.show("gpu", device("gpu-0", 0), msgspec.structs.replace(device("gpu-1", 1), pool="gpu-h100"))
         await made.plane.show("nic", device("nic-0", 0))
         cluster = ClusterSettings(
-            mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
+            mode="kubeconfig",
+            kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")),
+            retry_s=0.05,
+            publish_delay_s=0.01,
         )
         made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
         yield made
@@ -60,7 +65,10 @@ def shown(server: ApiServerSimulator) -> dict[str, list[str]]:
 async def test_slices_show_what_the_exposure_of_class_and_pool_says(
     rig: Rig, server: ApiServerSimulator, exposure: dict[str, Any], gpus: list[str] | None
 ) -> None:
-    """What is offered by device plugin alone is not for the scheduler's claims; a change of exposure takes back what was shown before."""
+    """What is offered by device plugin alone is not for the scheduler's claims.
+
+    A change of exposure takes back what was shown before.
+    """
     wanted = {"nic.topobus.dev": ["nic-0"], **({"gpu.topobus.dev": gpus} if gpus is not None else {})}
     async with rig.gateway():
         await server.until(lambda: len(shown(server)) == 2, what="two slices")

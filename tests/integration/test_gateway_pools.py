@@ -1,4 +1,6 @@
-"""Pools at kubelet's device plugin door: a resource of its own each, one device in one list, and exposure decided for each."""
+"""Pools at kubelet's device plugin door: a resource of its own each, one device in one list, and
+exposure decided for each.
+"""
 
 from __future__ import annotations
 
@@ -62,27 +64,42 @@ async def admitted(rig: Rig, wanted: Pod) -> Admission:
 
 def held(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:
     """Resource to devices by class, in the ledger."""
-    return {allocation.owner.name: dict(allocation.holdings[0].devices) for allocation in rig.plane.ledger.allocations.values()}
+    return {
+        allocation.owner.name: dict(allocation.holdings[0].devices)
+        for allocation in rig.plane.ledger.allocations.values()
+    }
 
 
 async def test_kubelet_gives_a_pods_devices_of_the_pool_when_it_asks_for_the_pool(rig: Rig) -> None:
-    """Each resource has its list, Registration and allocations; the ledger, the device service and `topobus pods` know the class."""
+    """Each resource has its list, Registration and allocations.
+
+    The ledger, the device service and `topobus pods` know the class.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(POOL, allocatable=2)
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-        lists = {resource: {name: device.nodes for name, device in rig.kubelet.devices(resource).items()} for resource in (GPU, POOL)}
+        lists = {
+            resource: {name: device.nodes for name, device in rig.kubelet.devices(resource).items()}
+            for resource in (GPU, POOL)
+        }
         pooled = await admitted(rig, pod("a", gpu_h100=2))
         plain = await admitted(rig, pod("b", gpu=1))
         refused = await rig.kubelet.admit(pod("c", gpu_h100=1))
         shown = await rig.pods()
 
-    assert {key: sorted(devices) for key, devices in lists.items()} == {GPU: ["gpu-0", "gpu-3"], POOL: ["gpu-1", "gpu-2"]}
+    assert {key: sorted(devices) for key, devices in lists.items()} == {
+        GPU: ["gpu-0", "gpu-3"],
+        POOL: ["gpu-1", "gpu-2"],
+    }
     assert [str(node_set) for node_set in lists[POOL].values()] == ["0", "1"]
     assert pooled.container("main").devices == {POOL: ("gpu-1", "gpu-2")}
     assert pooled.container("main").edits.env["TOPOBUS_GPU_DEVICES"] == "gpu-1,gpu-2"
     assert isinstance(refused, Rejection)
     assert held(rig) == {POOL: {"gpu": ("gpu-1", "gpu-2")}, GPU: {"gpu": plain.container("main").devices[GPU]}}
-    assert [(container.pod, container.resource, container.device_class, len(container.devices)) for container in shown.containers] == [
+    assert [
+        (container.pod, container.resource, container.device_class, len(container.devices))
+        for container in shown.containers
+    ] == [
         ("pod-a", POOL, "gpu", 2),
         ("pod-b", GPU, "gpu", 1),
     ]
@@ -115,7 +132,10 @@ async def test_gateway_adopts_a_pools_devices_when_the_ledger_has_lost_them(rig:
 
 
 async def test_a_held_device_stays_in_its_list_when_the_operator_changes_the_pools(rig: Rig) -> None:
-    """A container's device does not vanish from the resource that gave it; the other resource has it once the container is gone."""
+    """A container's device does not vanish from the resource that gave it.
+
+    The other resource has it once the container is gone.
+    """
     first = pod("a", gpu_h100=2)
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(POOL, allocatable=2)
@@ -146,7 +166,9 @@ async def test_a_pool_loses_only_its_sick_device_when_a_card_dies(rig: Rig) -> N
 
 
 async def test_a_claim_takes_a_pools_device_away_from_kubelet_while_it_has_it(rig: Rig) -> None:
-    """The class's DRA driver has the devices of its pools, too, and the ledger stands between the doors."""
+    """The class's DRA driver has the devices of its pools, too, and the ledger stands between the
+    doors.
+    """
     reference = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
     await rig.plane.store(claim("training", "u-1", "gpu-1"))
     async with rig.gateway():

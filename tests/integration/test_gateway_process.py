@@ -1,4 +1,6 @@
-"""The gateway as its own process: how it ends when its state cannot be used, and how two of them hand the node over, also by SIGKILL."""
+"""The gateway as its own process: how it ends when its state cannot be used, and how two of them
+hand the node over, also by SIGKILL.
+"""
 
 # ruff: noqa: ASYNC240  (a test may read a small file)
 
@@ -54,10 +56,18 @@ def settings(rig: Rig, instance: str = "") -> Mapping[str, str]:
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("{broken", "cannot read this"), ('{"version":2,"entries":[]}', "has version 2, which a newer gateway wrote; wanted 1")],
+    [
+        ("{broken", "cannot read this"),
+        ('{"version":2,"entries":[]}', "has version 2, which a newer gateway wrote; wanted 1"),
+    ],
 )
-async def test_process_ends_with_78_and_one_line_when_its_checkpoint_cannot_be_used(rig: Rig, text: str, part: str) -> None:
-    """An operator reads which file it is, what is wrong and what to do; no traceback, and the file is as it was."""
+async def test_process_ends_with_78_and_one_line_when_its_checkpoint_cannot_be_used(
+    rig: Rig, text: str, part: str
+) -> None:
+    """An operator reads which file it is, what is wrong and what to do.
+
+    No traceback, and the file is as it was.
+    """
     path = Path(rig.settings.checkpoint_path)
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
@@ -74,7 +84,9 @@ async def test_process_ends_with_78_and_one_line_when_its_checkpoint_cannot_be_u
 
 
 async def test_second_process_ends_at_once_when_it_could_not_take_over(rig: Rig) -> None:
-    """A process that cannot read the checkpoint stops the roll-over: the gateway that works is never ended for it."""
+    """A process that cannot read the checkpoint stops the roll-over: the gateway that works is
+    never ended for it.
+    """
     training = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
     async with service("gateway", rig.url, settings(rig, "pod-1")) as first:
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -99,7 +111,10 @@ async def passes_on(gateway: Service) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
 async def test_second_process_goes_on_when_the_first_one_is_gone(rig: Rig, *, is_killed: bool) -> None:
-    """Ready beside the first one, it has the node as soon as that has ended, by SIGTERM or SIGKILL; claims and sockets are its own."""
+    """Ready beside the first one, it has the node as soon as that has ended, by SIGTERM or SIGKILL.
+
+    Claims and sockets are its own.
+    """
     training = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
     async with service("gateway", rig.url, settings(rig, "pod-1")) as first:
         await rig.kubelet.wait_for_driver(DRIVER)

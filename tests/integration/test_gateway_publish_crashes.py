@@ -1,4 +1,6 @@
-"""A gateway killed (SIGKILL) at every single step of publishing: the next one brings the pool to what it should be, and nobody is misled meanwhile."""
+"""A gateway killed (SIGKILL) at every single step of publishing: the next one brings the pool to
+what it should be, and nobody is misled meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ async def show(rig: Rig, count: int) -> None:
 
 
 def pool(server: ApiServerSimulator) -> tuple[bool, list[str]]:
-    """The pool as the scheduler reads it: whether it is complete, and the devices of its newest generation."""
+    """The pool as the scheduler reads it: whether it is complete, and the devices of its newest
+    generation.
+    """
     specs: list[dict[str, Any]] = [resource_slice["spec"] for resource_slice in server.objects("ResourceSlice")]
     newest = max((spec["pool"]["generation"] for spec in specs), default=0)
     current = [spec for spec in specs if spec["pool"]["generation"] == newest]
@@ -82,7 +86,9 @@ def is_published(server: ApiServerSimulator, count: int) -> bool:
 async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_any_write(
     rig: Rig, server: ApiServerSimulator, lives: Lives, before: int, after: int
 ) -> None:
-    """Between the two pools there is no third: a scheduler sees the old one, the new one, or one that is not complete, which it leaves alone."""
+    """Between the two pools there is no third: a scheduler sees the old one, the new one, or one
+    that is not complete, which it leaves alone.
+    """
     await show(rig, before)
     await lives.start()
     for step in range(1, MOST_STEPS):
@@ -100,7 +106,9 @@ async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_
         await server.until(lambda: is_published(server, after), what=f"{after} devices after it was {at}")
         await show(rig, before)
 
-    assert 6 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"  # at each step before the one at which all was published
+    assert 6 <= step - 1 < MOST_STEPS - 2, (
+        f"died {step - 1} times"
+    )  # at each step before the one at which all was published
 
 
 async def until_dead_or_published(lives: Lives, server: ApiServerSimulator, count: int) -> None:

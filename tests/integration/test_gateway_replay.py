@@ -1,4 +1,6 @@
-"""Answers of Allocate that kubelet replays weeks later: checked before each start of a container, over restarts and reboots."""
+"""Answers of Allocate that kubelet replays weeks later: checked before each start of a container,
+over restarts and reboots.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,18 @@ async def admit(rig: Rig) -> None:
 
 
 async def wait_for_new_plugin(rig: Rig) -> None:
-    """Wait for the list of a gateway that was started anew: until kubelet has seen the end of the old one's, it counts that."""
+    """Wait for the list of a gateway that was started anew: until kubelet has seen the end of the
+    old one's, it counts that.
+    """
     await rig.kubelet.wait_for_event("ListAndWatch.closed", subject=GPU)
     await rig.kubelet.wait_for_resource(GPU, allocatable=1)
 
 
 async def start(rig: Rig) -> str:
-    """Start the container (again) as kubelet does: with what it has in its checkpoint. The error, empty for none."""
+    """Start the container (again) as kubelet does: with what it has in its checkpoint.
+
+    The error, empty for none.
+    """
     return await rig.kubelet.restart_container(POD, "main")
 
 
@@ -71,7 +78,10 @@ def rebooted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 async def test_container_starts_again_when_its_devices_are_what_they_were(rig: Rig) -> None:
-    """Over a restart of the gateway, too; each start makes the devices ready again, as after a reboot nobody else does."""
+    """Over a restart of the gateway, too.
+
+    Each start makes the devices ready again, as after a reboot nobody else does.
+    """
     async with rig.gateway():
         await admit(rig)
     async with rig.gateway():
@@ -83,7 +93,9 @@ async def test_container_starts_again_when_its_devices_are_what_they_were(rig: R
 
 
 async def test_container_start_is_refused_when_its_device_was_renumbered(rig: Rig) -> None:
-    """Kubelet replays /dev/nvidia0 for what is /dev/nvidia1 after a reboot: the error says what changed and what to do."""
+    """Kubelet replays /dev/nvidia0 for what is /dev/nvidia1 after a reboot: the error says what
+    changed and what to do.
+    """
     async with rig.gateway():
         await admit(rig)
     rig.plane.renumbered["gpu-0"] = "/dev/gpu-7"
@@ -93,7 +105,10 @@ async def test_container_start_is_refused_when_its_device_was_renumbered(rig: Ri
         del rig.plane.renumbered["gpu-0"]
         mended = await start(rig)
 
-    assert "gpu-0 changed since they were allocated to the container: device node /dev/gpu-0 is not its own any more" in refused
+    assert (
+        "gpu-0 changed since they were allocated to the container: device node /dev/gpu-0 is not its own any more"
+        in refused
+    )
     assert "Delete the pod" in refused
     assert mended == ""
 
@@ -110,8 +125,13 @@ async def test_container_start_is_refused_when_its_device_is_gone(rig: Rig) -> N
     assert "device gpu-0 cannot be used: it is held but no longer in the inventory" in refused
 
 
-async def test_container_start_waits_for_the_service_after_a_reboot(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Silence is no evidence while the machine runs; after a reboot it is the very moment when devices have other numbers."""
+async def test_container_start_waits_for_the_service_after_a_reboot(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Silence is no evidence while the machine runs.
+
+    After a reboot it is the very moment when devices have other numbers.
+    """
     async with rig.gateway(deadlines=IMPATIENT):
         await admit(rig)
         rig.plane.asks.hung.add("prepare")
@@ -145,7 +165,10 @@ async def test_what_was_given_is_forgotten_when_nobody_holds_it_any_more(rig: Ri
 
 @pytest.mark.parametrize("text", ["{", '{"version": 2, "entries": {}}'], ids=["corrupt", "newer"])
 def test_store_is_refused_when_it_cannot_be_read(tmp_path: Path, text: str) -> None:
-    """What containers were given is never taken for nothing; the error names the file and the way out."""
+    """What containers were given is never taken for nothing.
+
+    The error names the file and the way out.
+    """
     path = tmp_path / "given.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:

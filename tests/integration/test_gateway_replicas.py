@@ -1,4 +1,6 @@
-"""Shared devices through both doors: replicas by kubelet's device plugins, shares by claims, on one ledger that counts both."""
+"""Shared devices through both doors: replicas by kubelet's device plugins, shares by claims, on one
+ledger that counts both.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ async def undo(rig: Rig, name: str) -> None:
 
 
 async def test_four_pods_of_a_quarter_are_admitted_and_the_fifth_is_refused(rig: Rig) -> None:
-    """Each pod has a replica of its own, the device service hears of each one's share, and a fifth finds none."""
+    """Each pod has a replica of its own, the device service hears of each one's share, and a fifth
+    finds none.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
         given = [await admitted(rig, pod(uid)) for uid in "abcd"]
@@ -118,7 +122,10 @@ async def test_a_container_that_asks_for_two_replicas_is_refused_with_the_way_ou
 
 @pytest.mark.parametrize(("policy", "gpus"), [("spread", ["gpu-0", "gpu-1"]), ("pack", ["gpu-1", "gpu-1"])])
 async def test_replicas_are_of_the_device_that_the_policy_prefers(rig: Rig, policy: str, gpus: list[str]) -> None:
-    """Spread goes to the emptier device, pack to the fuller one; claims take the first, so kubelet begins at the end."""
+    """Spread goes to the emptier device, pack to the fuller one.
+
+    Claims take the first, so kubelet begins at the end.
+    """
     await rig.plane.show("gpu", *shared_gpus("gpu-0", "gpu-1", policy="spread" if policy == "spread" else "pack"))
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=8)
@@ -143,7 +150,10 @@ async def test_every_replica_is_sick_when_the_device_is_and_well_when_it_is_agai
 
 
 async def test_a_fifth_claim_is_refused_with_the_numbers(rig: Rig) -> None:
-    """Four claims of a quarter fit; the fifth is told which GPU, how much is wanted, how much is left, and who has the rest."""
+    """Four claims of a quarter fit.
+
+    The fifth is told which GPU, how much is wanted, how much is left, and who has the rest.
+    """
     async with rig.gateway():
         fitting = [await prepare(rig, name) for name in "abcd"]
         fifth = await prepare(rig, "e")
@@ -151,13 +161,21 @@ async def test_a_fifth_claim_is_refused_with_the_numbers(rig: Rig) -> None:
         later = await prepare(rig, "e")
 
     assert [prepared.error for prepared in fitting] == [""] * 4
-    assert f"gpu-0: memory: {20 * GIB} wanted, 0 left of {80 * GIB}, {80 * GIB} in use by claim/default/a/u-a" in fifth.error
+    assert (
+        f"gpu-0: memory: {20 * GIB} wanted, 0 left of {80 * GIB}, {80 * GIB} in use by claim/default/a/u-a"
+        in fifth.error
+    )
     assert later.error == ""
-    assert {request.owner.name: request.shares for request in rig.plane.asks.requests("prepare")}["a"] == {"gpu-0": QUARTER}
+    assert {request.owner.name: request.shares for request in rig.plane.asks.requests("prepare")}["a"] == {
+        "gpu-0": QUARTER
+    }
 
 
 async def test_both_doors_have_one_device_at_once_and_together_no_more_than_there_is(rig: Rig) -> None:
-    """A claim of a half takes two replicas' worth from kubelet, which is told so; what kubelet gave is not left for a claim."""
+    """A claim of a half takes two replicas' worth from kubelet, which is told so.
+
+    What kubelet gave is not left for a claim.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
         half = await prepare(rig, "half", memory="40Gi")
@@ -178,7 +196,9 @@ async def test_both_doors_have_one_device_at_once_and_together_no_more_than_ther
 
 
 async def test_a_claim_of_the_whole_and_a_replica_never_live_together(rig: Rig) -> None:
-    """While a pod has a replica nobody gets the whole device, and while somebody has the whole there is no replica."""
+    """While a pod has a replica nobody gets the whole device, and while somebody has the whole
+    there is no replica.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
         first = pod("a")
@@ -196,7 +216,10 @@ async def test_a_claim_of_the_whole_and_a_replica_never_live_together(rig: Rig) 
 
 
 async def test_each_replica_is_undone_by_itself_when_its_pod_has_gone(rig: Rig) -> None:
-    """The device service hears of each leaving owner, also while others go on; the others keep what they have."""
+    """The device service hears of each leaving owner, also while others go on.
+
+    The others keep what they have.
+    """
     gone, stays = pod("gone"), pod("stays")
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
@@ -208,12 +231,18 @@ async def test_each_replica_is_undone_by_itself_when_its_pod_has_gone(rig: Rig) 
         await undo(rig, "beside")
 
     undone = rig.plane.asks.requests("unprepare")
-    assert [(request.owner.kind.value, request.devices) for request in undone] == [("device-plugin", ("gpu-0",)), ("claim", ("gpu-0",))]
+    assert [(request.owner.kind.value, request.devices) for request in undone] == [
+        ("device-plugin", ("gpu-0",)),
+        ("claim", ("gpu-0",)),
+    ]
     assert held(rig) == {(int(left[0][-1]),): QUARTER}
 
 
 async def test_replicas_and_shares_are_adopted_again_when_the_ledger_has_lost_them(rig: Rig) -> None:
-    """PodResources and the checkpoint say who has what, with the amounts; nothing is given twice afterwards."""
+    """PodResources and the checkpoint say who has what, with the amounts.
+
+    Nothing is given twice afterwards.
+    """
     reference = ClaimReference(name="half", uid="u-half", drivers=(DRIVER,))
     by_claim = Pod(name="by-claim", uid="p-claim", containers=(Container(name="main"),), claims=(reference,))
     async with rig.gateway():
@@ -274,7 +303,11 @@ async def test_pods_and_claims_that_race_for_the_last_quarter_have_one_winner(ri
         pods = [rig.kubelet.admit(pod(uid)) for uid in "xy"]
         answers = await asyncio.gather(*pods, prepare(rig, "d"), prepare(rig, "e"))
 
-    won = [answer for answer in answers if isinstance(answer, Admission) or (isinstance(answer, PreparedClaim) and not answer.error)]
+    won = [
+        answer
+        for answer in answers
+        if isinstance(answer, Admission) or (isinstance(answer, PreparedClaim) and not answer.error)
+    ]
     assert len(won) == 1
     assert sum(share["memory"] for share in held_amounts(rig)) == 80 * GIB
 

@@ -1,4 +1,6 @@
-"""Claims with several requests: each container sees the devices of the requests that it names, and nothing of a sibling's."""
+"""Claims with several requests: each container sees the devices of the requests that it names, and
+nothing of a sibling's.
+"""
 
 from __future__ import annotations
 
@@ -90,10 +92,14 @@ async def gpus(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Gpus]:
 
 async def store_claim(rig: Rig, driver: str, **requests: str) -> ClaimReference:
     """Store a claim with one device a request."""
-    results = [{"request": request, "driver": driver, "pool": NODE, "device": device} for request, device in requests.items()]
+    results = [
+        {"request": request, "driver": driver, "pool": NODE, "device": device} for request, device in requests.items()
+    ]
     metadata = {"name": "training", "namespace": "default", "uid": UID}
     status = {"allocation": {"devices": {"results": results}}}
-    await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
+    await rig.plane.store(
+        ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
+    )
     return ClaimReference(name="training", uid=UID, drivers=(driver,))
 
 
@@ -106,9 +112,11 @@ async def prepare(rig: Rig, reference: ClaimReference) -> PreparedClaim:
 
 
 def view(prepared: PreparedClaim, file: Path, *requests: str) -> View:
-    """See a container that names these requests of the claim (none: the claim as a whole), by kubelet's rule and a runtime's.
+    """See a container that names these requests of the claim (none: the claim as a whole), by
+    kubelet's rule and a runtime's.
 
-    Source: kubelet pkg/kubelet/cm/dra/claiminfo.go (cdiDevicesAsList), once for each entry of the container's `resources.claims`.
+    Source: kubelet pkg/kubelet/cm/dra/claiminfo.go (cdiDevicesAsList), once for each entry of the
+    container's `resources.claims`.
     """
     names = [
         name
@@ -126,9 +134,15 @@ def view(prepared: PreparedClaim, file: Path, *requests: str) -> View:
     return View(env, {device["path"] for device in made.spec["linux"]["devices"]})
 
 
-@pytest.mark.parametrize("unknown", [(), (SMALL,), (BIG, SMALL)], ids=["uuids-known", "one-uuid-unknown", "no-uuid-known"])
-async def test_container_sees_the_gpus_of_its_requests_alone_when_a_claim_has_two(gpus: Gpus, unknown: tuple[str, ...]) -> None:
-    """One request, the other, both, or none named: nodes and lists are of exactly those devices, and NVIDIA's runtime is told to add no other."""
+@pytest.mark.parametrize(
+    "unknown", [(), (SMALL,), (BIG, SMALL)], ids=["uuids-known", "one-uuid-unknown", "no-uuid-known"]
+)
+async def test_container_sees_the_gpus_of_its_requests_alone_when_a_claim_has_two(
+    gpus: Gpus, unknown: tuple[str, ...]
+) -> None:
+    """One request, the other, both, or none named: nodes and lists are of exactly those devices,
+    and NVIDIA's runtime is told to add no other.
+    """
     rig = gpus.rig
     await gpus.show(*(structs.replace(gpu, uuid="") if gpu.name in unknown else gpu for gpu in gpus.devices))
     async with rig.kubelet, rig.gateway(edits={}):
@@ -136,10 +150,19 @@ async def test_container_sees_the_gpus_of_its_requests_alone_when_a_claim_has_tw
         prepared = await prepare(rig, reference)
         again = await prepare(rig, reference)
         file = rig.cdi_dir / f"topobus.dev-gpu_{UID}.json"
-        views = {names: view(prepared, file, *names) for names in ((), ("big",), ("small",), ("big", "small"), ("small", "big"))}
+        views = {
+            names: view(prepared, file, *names)
+            for names in ((), ("big",), ("small",), ("big", "small"), ("small", "big"))
+        }
 
     lists = {names: each_view.env["TOPOBUS_GPU_DEVICES"] for names, each_view in views.items()}
-    assert lists == {(): f"{BIG},{SMALL}", ("big",): BIG, ("small",): SMALL, ("big", "small"): SMALL, ("small", "big"): BIG}
+    assert lists == {
+        (): f"{BIG},{SMALL}",
+        ("big",): BIG,
+        ("small",): SMALL,
+        ("big", "small"): SMALL,
+        ("small", "big"): BIG,
+    }
     big, small = (gpu.uuid for gpu in gpus.devices)
     whole = f"{big},{small}" if big and small else "void"
     assert {names: seen.env["NVIDIA_VISIBLE_DEVICES"] for names, seen in views.items()} == {
@@ -154,15 +177,26 @@ async def test_container_sees_the_gpus_of_its_requests_alone_when_a_claim_has_tw
     assert views["small",].nodes & {"/dev/nvidia0", "/dev/nvidia1"} == {"/dev/nvidia1"}
     for names in ((), ("big", "small"), ("small", "big")):
         assert views[names].nodes >= {"/dev/nvidia0", "/dev/nvidia1"}
-        assert (views[names].env["TOPOBUS_GPU_DEVICES_BIG"], views[names].env["TOPOBUS_GPU_DEVICES_SMALL"]) == (BIG, SMALL)
+        assert (views[names].env["TOPOBUS_GPU_DEVICES_BIG"], views[names].env["TOPOBUS_GPU_DEVICES_SMALL"]) == (
+            BIG,
+            SMALL,
+        )
     # Nothing tells of the sibling.
     alone = " ".join(f"{key}={value}" for key, value in views["small",].env.items())
-    assert not [word for word in ("big", "BIG", BIG, BIG.upper().replace("-", "_"), "18:00", gpus.devices[0].uuid or "?") if word in alone]
+    assert not [
+        word
+        for word in ("big", "BIG", BIG, BIG.upper().replace("-", "_"), "18:00", gpus.devices[0].uuid or "?")
+        if word in alone
+    ]
     assert again == prepared
 
 
 async def test_kubelet_gets_a_name_of_its_own_for_each_device_when_a_claim_has_two_requests(gpus: Gpus) -> None:
-    """Kubelet writes the first CDI name of each entry into the pod's status, where none may be there twice; the extra entry is for no request's name."""
+    """Kubelet writes the first CDI name of each entry into the pod's status, where none may be
+    there twice.
+
+    The extra entry is for no request's name.
+    """
     rig = gpus.rig
     async with rig.kubelet, rig.gateway(edits={}):
         prepared = await prepare(rig, await store_claim(rig, "gpu.topobus.dev", big=BIG, small=SMALL))
@@ -187,9 +221,15 @@ async def test_claim_is_prepared_as_a_whole_alone_when_it_has_one_request(gpus: 
     assert seen.env["NVIDIA_VISIBLE_DEVICES"] == gpus.devices[0].uuid
 
 
-@pytest.mark.parametrize(("unknown", "says"), [((), "GPU-"), ((BIG, SMALL), "void")], ids=["uuids-known", "uuids-unknown"])
-async def test_pod_gets_the_variable_of_its_own_gpu_when_kubelet_allocates(gpus: Gpus, unknown: tuple[str, ...], says: str) -> None:
-    """An Allocate answer is for one container: its GPU's UUID, or none at all, and never nothing said, for an image's own word may be "all"."""
+@pytest.mark.parametrize(
+    ("unknown", "says"), [((), "GPU-"), ((BIG, SMALL), "void")], ids=["uuids-known", "uuids-unknown"]
+)
+async def test_pod_gets_the_variable_of_its_own_gpu_when_kubelet_allocates(
+    gpus: Gpus, unknown: tuple[str, ...], says: str
+) -> None:
+    """An Allocate answer is for one container: its GPU's UUID, or none at all, and never nothing
+    said, for an image's own word may be "all".
+    """
     rig = gpus.rig
     await gpus.show(*(structs.replace(gpu, uuid="") if gpu.name in unknown else gpu for gpu in gpus.devices))
     async with rig.kubelet, rig.gateway(edits={}):
@@ -205,8 +245,12 @@ async def test_pod_gets_the_variable_of_its_own_gpu_when_kubelet_allocates(gpus:
     assert env["NVIDIA_VISIBLE_DEVICES"].startswith(says)
 
 
-async def test_container_sees_its_requests_answer_alone_when_a_plugin_of_others_has_one(nats_server: NatsServer) -> None:
-    """A plugin answers for a container as a whole: it is asked for each request, so that its list is the request's."""
+async def test_container_sees_its_requests_answer_alone_when_a_plugin_of_others_has_one(
+    nats_server: NatsServer,
+) -> None:
+    """A plugin answers for a container as a whole: it is asked for each request, so that its list
+    is the request's.
+    """
     driver = "widget-acme.topobus.dev"
     async with make_rig(nats_server.url) as rig:
         nodes = tuple(NumaNode(id=node, cpus=CpuSet(), memory_bytes=1) for node in (0, 1))
@@ -215,13 +259,19 @@ async def test_container_sees_its_requests_answer_alone_when_a_plugin_of_others_
         folder.mkdir()
         async with rig.kubelet, rig.gateway(foreign=ForeignSettings(dir=str(folder), look_s=0.05)):
             await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
-            async with ListingPlugin(folder, "acme.example/widget", (listed("w-0", 0), listed("w-1", 1)), socket="p.sock") as plugin:
+            async with ListingPlugin(
+                folder, "acme.example/widget", (listed("w-0", 0), listed("w-1", 1)), socket="p.sock"
+            ) as plugin:
                 assert await plugin.register() == ""
                 prepared = await prepare(rig, await store_claim(rig, driver, left="w-0", right="w-1"))
                 file = rig.cdi_dir / f"topobus.dev-widget-acme_{UID}.json"
                 views = {names: view(prepared, file, *names) for names in ((), ("left",), ("right",))}
 
-    assert {names: each_view.env["WIDGETS"] for names, each_view in views.items()} == {(): "w-0,w-1", ("left",): "w-0", ("right",): "w-1"}
+    assert {names: each_view.env["WIDGETS"] for names, each_view in views.items()} == {
+        (): "w-0,w-1",
+        ("left",): "w-0",
+        ("right",): "w-1",
+    }
     assert {names: each_view.nodes for names, each_view in views.items()} == {
         (): {"/dev/w-0", "/dev/w-1"},
         ("left",): {"/dev/w-0"},
@@ -238,4 +288,6 @@ class ListingPlugin(TrivialPlugin):
         """Answer with what was asked for."""
         ids = sorted(request.container_requests[0].devices_ids)
         nodes = [pb.DeviceSpec(container_path=f"/dev/{id_}", host_path=f"/dev/{id_}", permissions="rw") for id_ in ids]
-        return pb.AllocateResponse(container_responses=[pb.ContainerAllocateResponse(envs={"WIDGETS": ",".join(ids)}, devices=nodes)])
+        return pb.AllocateResponse(
+            container_responses=[pb.ContainerAllocateResponse(envs={"WIDGETS": ",".join(ids)}, devices=nodes)]
+        )

@@ -1,4 +1,6 @@
-"""A rolling update: the new gateway starts while the old one serves, stands by, and takes over: no device vanishes, no call is lost."""
+"""A rolling update: the new gateway starts while the old one serves, stands by, and takes over: no
+device vanishes, no call is lost.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ async def round_trip(rig: Rig, reference: ClaimReference) -> list[str]:
 
 
 async def test_kubelet_sees_no_device_vanish_when_a_new_gateway_takes_over(rig: Rig) -> None:
-    """From before to after, every device stays allocatable, and a pod that comes in between is admitted."""
+    """From before to after, every device stays allocatable, and a pod that comes in between is
+    admitted.
+    """
     with capture_logs() as logs:
         counts = await take_over(rig)
 
@@ -89,17 +93,22 @@ async def test_kubelet_sees_no_device_vanish_when_a_new_gateway_takes_over(rig: 
 
 
 async def take_over(rig: Rig) -> tuple[int, ...]:
-    """Roll over with a pod in between; gives how many devices were ever allocatable. The old one ends by what happens: its clock stands still."""
+    """Roll over with a pod in between; gives how many devices were ever allocatable.
+
+    The old one ends by what happens: its clock stands still.
+    """
     async with overlapping(rig, ManualClock()) as old:
         ending = asyncio.create_task(end(old))
         pod = Pod(name="p", uid="p", containers=(Container(name="c", resources={GPU: 1}),))
         answer = await rig.kubelet.admit(pod)
         if isinstance(answer, Rejection) and not answer.is_final:
-            # kubelet itself cuts off a start of a container when it takes the new gateway's registration, and starts it again.
+            # kubelet itself cuts off a start of a container when it takes the new gateway's
+            # registration, and starts it again.
             answer = await rig.kubelet.admit(pod)
         await ending
         await rig.readiness.until(lambda report: report.get("registration") == "ready")
-        # Registered is not listed: kubelet opens the new gateway's list after it has taken its registration.
+        # Registered is not listed: kubelet opens the new gateway's list after
+        # it has taken its registration.
         await until(lambda: len(rig.kubelet.healthy_counts(GPU)) >= 2)
         counts = rig.kubelet.healthy_counts(GPU)
         registered = len([event for event in rig.kubelet.events if event.event == "Register.ok"])
@@ -110,7 +119,9 @@ async def take_over(rig: Rig) -> tuple[int, ...]:
 
 
 async def test_no_call_is_lost_when_a_new_gateway_takes_over(rig: Rig) -> None:
-    """Kubelet prepares and unprepares without a pause, before, while and after the turn changes hands: not one call fails, none is repeated."""
+    """Kubelet prepares and unprepares without a pause, before, while and after the turn changes
+    hands: not one call fails, none is repeated.
+    """
     await rig.plane.store(claim("busy", "u-busy", "gpu-1"))
     busy = ClaimReference(name="busy", uid="u-busy", drivers=(DRIVER,))
     failures: list[str] = []
@@ -129,7 +140,8 @@ async def test_no_call_is_lost_when_a_new_gateway_takes_over(rig: Rig) -> None:
             await until(lambda: rounds["before"] >= 5 or working.done())
             now = "during"
             await end(old)
-            # The call that was under way when the old one ended has its answer before the next begins.
+            # The call that was under way when the old one ended has its
+            # answer before the next begins.
             await until(lambda: rounds["during"] >= 1 or working.done())
             now = "after"
             await until(lambda: rounds["after"] >= 5 or working.done())
@@ -140,7 +152,9 @@ async def test_no_call_is_lost_when_a_new_gateway_takes_over(rig: Rig) -> None:
 
 
 async def test_claims_of_the_old_gateway_are_known_to_the_new_one_when_it_takes_over(rig: Rig) -> None:
-    """One prepared before, one passed on by the gateway that stands by, and one prepared afterwards: the checkpoint has all of them once."""
+    """One prepared before, one passed on by the gateway that stands by, and one prepared
+    afterwards: the checkpoint has all of them once.
+    """
     names = {"first": "gpu-0", "second": "gpu-1"}
     references = {name: ClaimReference(name=name, uid=f"u-{name}", drivers=(DRIVER,)) for name in names}
     for name, held in names.items():
@@ -162,10 +176,16 @@ async def test_claims_of_the_old_gateway_are_known_to_the_new_one_when_it_takes_
 
 
 async def test_gateway_that_stands_by_is_ready_when_kubelet_knows_its_drivers(rig: Rig) -> None:
-    """A roll-over that starts the new pod first ends the old one only when the new one is ready: so it is, with sockets of its own, and says why."""
+    """A roll-over that starts the new pod first ends the old one only when the new one is ready: so
+    it is, with sockets of its own, and says why.
+    """
     async with overlapping(rig):
         report = await rig.readiness.until(lambda _: rig.readiness.is_ready)
-        registered = [event.detail["plugin_registered"] for event in rig.kubelet.events if event.event == "NotifyRegistrationStatus"]
+        registered = [
+            event.detail["plugin_registered"]
+            for event in rig.kubelet.events
+            if event.event == "NotifyRegistrationStatus"
+        ]
         sockets = sorted(path.name for path in rig.kubelet.plugins_registry_dir.iterdir())
         services = sorted(path.name for path in (rig.kubelet.plugins_dir / DRIVER).iterdir())
 
@@ -176,7 +196,9 @@ async def test_gateway_that_stands_by_is_ready_when_kubelet_knows_its_drivers(ri
 
 
 async def test_kubelet_goes_on_with_the_old_gateway_when_the_new_one_ends_first(rig: Rig) -> None:
-    """A roll-over that is taken back costs nothing: the new one's sockets go, and the old one never stopped working."""
+    """A roll-over that is taken back costs nothing: the new one's sockets go, and the old one never
+    stopped working.
+    """
     await rig.plane.store(claim("first", "u-first", "gpu-0"))
     first = ClaimReference(name="first", uid="u-first", drivers=(DRIVER,))
     async with rig.gateway(instance="pod-1"):
@@ -195,7 +217,9 @@ async def test_kubelet_goes_on_with_the_old_gateway_when_the_new_one_ends_first(
 
 
 async def test_health_is_told_again_when_a_new_gateway_has_the_turn(rig: Rig) -> None:
-    """Kubelet forgets a driver's health with the stream of the one that ends: the other says it again at once, and not after its ten seconds."""
+    """Kubelet forgets a driver's health with the stream of the one that ends: the other says it
+    again at once, and not after its ten seconds.
+    """
     events = ("NodeWatchResources.closed", "NodeWatchResources.send")
     slow = msgspec.structs.replace(rig.settings.deadlines, health_refresh_s=29.0)
     rig.settings = msgspec.structs.replace(rig.settings, deadlines=slow)
@@ -206,7 +230,10 @@ async def test_health_is_told_again_when_a_new_gateway_has_the_turn(rig: Rig) ->
         async with asyncio.timeout(60):
             await until(
                 lambda: (
-                    [event.event for event in rig.kubelet.events if event.event in events and event.subject == DRIVER][-2:] == list(events)
+                    [event.event for event in rig.kubelet.events if event.event in events and event.subject == DRIVER][
+                        -2:
+                    ]
+                    == list(events)
                 )
             )
         device_health = rig.kubelet.device_health(DRIVER, NODE, "gpu-0")
@@ -215,7 +242,9 @@ async def test_health_is_told_again_when_a_new_gateway_has_the_turn(rig: Rig) ->
 
 
 async def test_stop_lets_a_claim_come_to_its_end_when_one_is_under_way(rig: Rig) -> None:
-    """A call cut off is repeated by kubelet after a minute and more, so a gateway that ends answers it first."""
+    """A call cut off is repeated by kubelet after a minute and more, so a gateway that ends answers
+    it first.
+    """
     await rig.plane.store(claim("first", "u-first", "gpu-0"))
     first = ClaimReference(name="first", uid="u-first", drivers=(DRIVER,))
     async with rig.gateway() as only:
@@ -239,7 +268,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_gateway_ends_at_once_when_nobody_takes_over(rig: Rig) -> None:
-    """Only a gateway that is awaited leaves its lists up: an ordinary stop waits for nobody, nor for the time, which stands still."""
+    """Only a gateway that is awaited leaves its lists up: an ordinary stop waits for nobody, nor
+    for the time, which stands still.
+    """
     async with rig.gateway(clock=ManualClock()) as only:
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
         await end(only)

@@ -1,4 +1,6 @@
-"""Devices that more than one claim is prepared with: admin access, shares of consumable capacity, and what each of them is configured with."""
+"""Devices that more than one claim is prepared with: admin access, shares of consumable capacity,
+and what each of them is configured with.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ def result(name: str, request: str = "r", **more: Any) -> dict[str, Any]:
     return {"request": request, "driver": DRIVER, "pool": NODE, "device": name, **more}
 
 
-async def given(rig: Rig, name: str, *results: dict[str, Any], config: list[dict[str, Any]] | None = None) -> ClaimReference:
+async def given(
+    rig: Rig, name: str, *results: dict[str, Any], config: list[dict[str, Any]] | None = None
+) -> ClaimReference:
     """Store an allocated claim."""
     status = {"allocation": {"devices": {"results": list(results), "config": config or []}}}
     metadata = {"name": name, "namespace": "default", "uid": f"u-{name}"}
-    await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
+    await rig.plane.store(
+        ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
+    )
     return ClaimReference(name=name, uid=f"u-{name}", drivers=(DRIVER,))
 
 
@@ -64,14 +70,23 @@ def undone(rig: Rig) -> list[tuple[str, tuple[str, ...]]]:
 
 
 async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_device(rig: Rig) -> None:
-    """It holds nothing, has a CDI file of its own, and its end takes nothing from the holder; nor does the holder's end wait for it."""
+    """It holds nothing, has a CDI file of its own, and its end takes nothing from the holder.
+
+    Nor does the holder's end wait for it.
+    """
     training = await given(rig, "training", result("gpu-0"))
     watch = await given(rig, "watch", result("gpu-0", adminAccess=True), result("gpu-1", adminAccess=True))
     async with rig.gateway():
         before = await prepare(rig, training)
         looking = await prepare(rig, watch)
-        held = {allocation.owner.name: allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()}
-        files = {path.name: [cdi_device.name for cdi_device in parse(path.read_bytes()).devices] for path in rig.cdi_dir.iterdir()}
+        held = {
+            allocation.owner.name: allocation.holdings[0].devices
+            for allocation in rig.plane.ledger.allocations.values()
+        }
+        files = {
+            path.name: [cdi_device.name for cdi_device in parse(path.read_bytes()).devices]
+            for path in rig.cdi_dir.iterdir()
+        }
         await undo(rig, watch)
         left = [path.name for path in rig.cdi_dir.iterdir()]
         again = await prepare(rig, training)
@@ -91,9 +106,14 @@ async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_dev
 
 
 async def test_shares_of_one_device_are_prepared_apart_when_several_claims_have_one(rig: Rig) -> None:
-    """Each claim is answered with its own share; the device service undoes the device with the last of them."""
+    """Each claim is answered with its own share.
+
+    The device service undoes the device with the last of them.
+    """
     claim_reference = await given(rig, "one", result("gpu-0", shareID="share-1"))
-    second_reference = await given(rig, "two", result("gpu-0", "a", shareID="share-2"), result("gpu-0", "b", shareID="share-3"))
+    second_reference = await given(
+        rig, "two", result("gpu-0", "a", shareID="share-2"), result("gpu-0", "b", shareID="share-3")
+    )
     async with rig.gateway():
         first, second = await prepare(rig, claim_reference), await prepare(rig, second_reference)
         held = sorted(allocation.owner.name for allocation in rig.plane.ledger.allocations.values())
@@ -102,7 +122,10 @@ async def test_shares_of_one_device_are_prepared_apart_when_several_claims_have_
         await undo(rig, second_reference)
 
     assert [(it.device, it.share_id, it.requests) for it in first.devices] == [("gpu-0", "share-1", ("r",))]
-    assert [(it.device, it.share_id, it.requests) for it in second.devices] == [("gpu-0", "share-2", ("a",)), ("gpu-0", "share-3", ("b",))]
+    assert [(it.device, it.share_id, it.requests) for it in second.devices] == [
+        ("gpu-0", "share-2", ("a",)),
+        ("gpu-0", "share-3", ("b",)),
+    ]
     assert [it.cdi_devices for it in (*first.devices, *second.devices)] == [
         ("topobus.dev/gpu=claim-u-one-gpu-0",),
         ("topobus.dev/gpu=claim-u-two-gpu-0", "topobus.dev/gpu=claim-u-two_request-a"),
@@ -130,7 +153,9 @@ async def test_device_is_undone_once_when_all_of_its_shares_end_at_the_same_time
 
 
 @pytest.mark.parametrize("is_share_first", [True, False])
-async def test_whole_and_share_never_live_together_when_two_claims_want_one_device(rig: Rig, *, is_share_first: bool) -> None:
+async def test_whole_and_share_never_live_together_when_two_claims_want_one_device(
+    rig: Rig, *, is_share_first: bool
+) -> None:
     """An exclusive device is never given twice, even by a ledger that has forgotten who holds it."""
     whole = await given(rig, "whole", result("gpu-0"))
     share = await given(rig, "share", result("gpu-0", shareID="s"))
@@ -147,7 +172,9 @@ async def test_whole_and_share_never_live_together_when_two_claims_want_one_devi
 
 
 async def test_device_gets_the_configuration_of_its_own_request_when_requests_differ(rig: Rig) -> None:
-    """The class's words come before the claim's, and what is said of one request does not reach the device of another."""
+    """The class's words come before the claim's, and what is said of one request does not reach the
+    device of another.
+    """
     said = [
         {"source": "FromClaim", "requests": ["a/big"], "opaque": {"driver": DRIVER, "parameters": {"only": "a"}}},
         {"source": "FromClass", "requests": [], "opaque": {"driver": DRIVER, "parameters": {"class": "all"}}},
@@ -159,15 +186,20 @@ async def test_device_gets_the_configuration_of_its_own_request_when_requests_di
         whole, of_a, of_b = rig.plane.asks.requests("prepare")
 
     assert answer.error == ""
-    assert (whole.config, whole.device_config) == ((), {"gpu-0": ({"class": "all"}, {"only": "a"}), "gpu-1": ({"class": "all"},)})
+    assert (whole.config, whole.device_config) == (
+        (),
+        {"gpu-0": ({"class": "all"}, {"only": "a"}), "gpu-1": ({"class": "all"},)},
+    )
     assert (of_a.devices, of_a.config, of_a.device_config) == (("gpu-0",), ({"class": "all"}, {"only": "a"}), {})
     assert (of_b.devices, of_b.config, of_b.device_config) == (("gpu-1",), ({"class": "all"},), {})
 
 
 async def test_claim_is_prepared_anew_when_it_comes_back_after_a_half_done_undo(rig: Rig) -> None:
-    """An undo that failed on its way is finished first: nobody is told that a device is ready which is not.
+    """An undo that failed on its way is finished first: nobody is told that a device is ready which
+    is not.
 
-    Kubelet is told that it is done, for its containers have ended; the devices stay held until it is.
+    Kubelet is told that it is done, for its containers have ended; the
+    devices stay held until it is.
     """
     training = await given(rig, "training", result("gpu-0"))
     async with rig.gateway(deadlines=IMPATIENT):
@@ -199,7 +231,9 @@ async def test_share_is_held_whole_when_the_driver_does_not_share_the_device(rig
 
 
 async def test_partition_is_refused_at_prepare_when_its_card_is_held(rig: Rig) -> None:
-    """A scheduler that does not count gave a card and a part of it: the second is refused with the counter, and prepared once the first is undone."""
+    """A scheduler that does not count gave a card and a part of it: the second is refused with the
+    counter, and prepared once the first is undone.
+    """
     await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
     whole, part = await given(rig, "whole", result("gpu-0")), await given(rig, "part", result("gpu-0-part-a"))
     async with rig.gateway():
@@ -208,11 +242,16 @@ async def test_partition_is_refused_at_prepare_when_its_card_is_held(rig: Rig) -
         third = await prepare(rig, part)
 
     assert (first.error, third.error) == ("", "")
-    assert "gpu-0-part-a: 4 of gpu-0/slices wanted, 7 there, 7 in use by gpu-0 of claim/default/whole/u-whole" in second.error
+    assert (
+        "gpu-0-part-a: 4 of gpu-0/slices wanted, 7 there, 7 in use by gpu-0 of claim/default/whole/u-whole"
+        in second.error
+    )
 
 
 async def test_kubelet_is_offered_neither_shares_nor_devices_that_exclude_each_other(rig: Rig) -> None:
-    """Its plugin list has what can be counted: partitions that all fit together, and no card beside them."""
+    """Its plugin list has what can be counted: partitions that all fit together, and no card beside
+    them.
+    """
     await rig.plane.show(
         "gpu",
         structs.replace(device("gpu-9"), allows_multiple=True),
@@ -228,17 +267,23 @@ async def test_kubelet_is_offered_neither_shares_nor_devices_that_exclude_each_o
 
 
 async def test_shares_stay_shares_when_the_ledger_was_lost(rig: Rig) -> None:
-    """Two pods run with shares of one device, and the node's ledger is gone: both shares are written down again, and neither pod is told to be wrong."""
+    """Two pods run with shares of one device, and the node's ledger is gone: both shares are
+    written down again, and neither pod is told to be wrong.
+    """
     claims = [await given(rig, name, result("gpu-0", shareID=f"s-{name}")) for name in ("one", "two")]
     async with rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
         for claim in claims:
-            pod = Pod(name=f"pod-{claim.name}", uid=f"p-{claim.name}", containers=(Container(name="c"),), claims=(claim,))
+            pod = Pod(
+                name=f"pod-{claim.name}", uid=f"p-{claim.name}", containers=(Container(name="c"),), claims=(claim,)
+            )
             assert isinstance(await rig.kubelet.admit(pod), Admission)
         await rig.plane.lose()
         await rig.plane.asks.wait_for("adopted", 4)
         pods = await rig.pods()
 
-    held = {allocation.owner.name: allocation.holdings[0].shared for allocation in rig.plane.ledger.allocations.values()}
+    held = {
+        allocation.owner.name: allocation.holdings[0].shared for allocation in rig.plane.ledger.allocations.values()
+    }
     assert held == {"one": {"gpu": ("gpu-0",)}, "two": {"gpu": ("gpu-0",)}}
     assert pods.disagreements == ()

@@ -1,4 +1,6 @@
-"""One device at both of kubelet's doors: whoever comes first has it, the other is told who, and it comes back when it is let go."""
+"""One device at both of kubelet's doors: whoever comes first has it, the other is told who, and it
+comes back when it is let go.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ async def prepare(rig: Rig, reference: ClaimReference = TRAINING) -> PreparedCla
 
 
 async def allocate(rig: Rig) -> str:
-    """Call Allocate at the socket, as a kubelet does whose list is a moment old; the error, empty for none."""
+    """Call Allocate at the socket, as a kubelet does whose list is a moment old.
+
+    The error, empty for none.
+    """
     (socket,) = rig.kubelet.device_plugin_dir.glob("topobus-gpu-*.sock")
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["gpu-0"])])
@@ -72,7 +77,10 @@ def holders(rig: Rig) -> list[str]:
 
 
 async def test_a_claim_is_refused_with_the_holder_while_an_allocation_is_under_way(rig: Rig) -> None:
-    """Allocate has the ledger's word and waits for the driver; the claim is told whose the device is, and gets it when the pod is gone."""
+    """Allocate has the ledger's word and waits for the driver.
+
+    The claim is told whose the device is, and gets it when the pod is gone.
+    """
     gate = rig.plane.asks.hold("prepare")
     async with rig.gateway():
         await open_doors(rig)
@@ -95,7 +103,9 @@ async def test_a_claim_is_refused_with_the_holder_while_an_allocation_is_under_w
 
 
 async def test_ledger_names_the_pod_when_kubelet_has_told_whose_the_device_is(rig: Rig) -> None:
-    """Allocate names no pod, PodResources does: soon after it the ledger says the pod, and the next pod on the same device gets its own name."""
+    """Allocate names no pod, PodResources does: soon after it the ledger says the pod, and the next
+    pod on the same device gets its own name.
+    """
     async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=60.0)):
         await open_doors(rig)
         await rig.kubelet.admit(POD)
@@ -112,7 +122,9 @@ async def test_ledger_names_the_pod_when_kubelet_has_told_whose_the_device_is(ri
 
 
 async def test_an_allocation_is_refused_with_the_holder_while_a_claim_is_being_prepared(rig: Rig) -> None:
-    """Kubelet's list may be older than the claim: the call is told whose the device is, and the claim keeps it."""
+    """Kubelet's list may be older than the claim: the call is told whose the device is, and the
+    claim keeps it.
+    """
     gate = rig.plane.asks.hold("prepare")
     async with rig.gateway():
         await open_doors(rig)
@@ -135,7 +147,9 @@ async def test_an_allocation_is_refused_with_the_holder_while_a_claim_is_being_p
 
 
 async def test_exactly_one_door_wins_when_both_are_asked_at_once(rig: Rig) -> None:
-    """Again and again, in whatever order the asks meet: one has the device, the other is told whose it is, and nothing is left behind."""
+    """Again and again, in whatever order the asks meet: one has the device, the other is told whose
+    it is, and nothing is left behind.
+    """
     won: list[str] = []
     async with rig.gateway():
         await open_doors(rig)
@@ -153,7 +167,8 @@ async def test_exactly_one_door_wins_when_both_are_asked_at_once(rig: Rig) -> No
             won.append("claim" if not prepared.error else "pod")
             assert bool(error) is not bool(prepared.error), (turn, error, prepared.error)
             assert " holds" in (error or prepared.error)
-            # Kubelet lists no pod with the device, so the reconciliation lets an allocation of kubelet's go: on a busy machine before we look.
+            # Kubelet lists no pod with the device, so the reconciliation lets an allocation of
+            # kubelet's go: on a busy machine before we look.
             assert len(rig.plane.ledger.allocations) <= 1, turn
             await rig.plane.drop(reference.name)
             assert await rig.kubelet.unprepare_claims([reference]) == {}

@@ -1,4 +1,6 @@
-"""Pods of this node that wait for claims: what is withheld for them, who is told, and that kubelet is made to look when what stood in the way is over."""
+"""Pods of this node that wait for claims: what is withheld for them, who is told, and that kubelet
+is made to look when what stood in the way is over.
+"""
 
 from __future__ import annotations
 
@@ -57,19 +59,35 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
 
 
 def make_waiting(server: ApiServerSimulator, gpu: str, *, is_controlled: bool = False, **result: Any) -> ClaimReference:
-    """Bind a pod `p` to the node with a claim `c` that is allocated one GPU, as the scheduler does; the claim as kubelet names it."""
+    """Bind a pod `p` to the node with a claim `c` that is allocated one GPU, as the scheduler does.
+
+    The claim as kubelet names it.
+    """
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
     uid = server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec})["metadata"]["uid"]
     results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": gpu, **result}]
     server.put(
-        {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec, "status": {"allocation": {"devices": {"results": results}}}}
+        {
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "spec": spec,
+            "status": {"allocation": {"devices": {"results": results}}},
+        }
     )
-    owners = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u-r", "controller": True}] if is_controlled else []
+    owners = (
+        [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u-r", "controller": True}]
+        if is_controlled
+        else []
+    )
     server.put(
         {
             "kind": "Pod",
             "metadata": {"name": "p", "ownerReferences": owners},
-            "spec": {"nodeName": NODE, "containers": [{"name": "main"}], "resourceClaims": [{"name": "own", "resourceClaimName": "c"}]},
+            "spec": {
+                "nodeName": NODE,
+                "containers": [{"name": "main"}],
+                "resourceClaims": [{"name": "own", "resourceClaimName": "c"}],
+            },
         }
     )
     return ClaimReference(name="c", uid=uid, drivers=(DRIVER,))
@@ -108,19 +126,29 @@ async def tell_of_changes(rig: Rig, server: ApiServerSimulator, pod: Pod) -> Non
         rig.kubelet.pod_changed(pod.uid)
 
 
-async def test_devices_of_a_claim_are_withheld_when_its_pod_is_bound_and_not_prepared_yet(rig: Rig, server: ApiServerSimulator) -> None:
-    """The pod by resource is given another one, the lists stay as they are; prepared, the device is the claim's and withheld no more."""
+async def test_devices_of_a_claim_are_withheld_when_its_pod_is_bound_and_not_prepared_yet(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The pod by resource is given another one, the lists stay as they are.
+
+    Prepared, the device is the claim's and withheld no more.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         reference = make_waiting(server, "gpu-2")
         await server.until(
-            lambda: any("resourceclaims/c" in request.path for request in server.requests), what="the gateway to read the claim"
+            lambda: any("resourceclaims/c" in request.path for request in server.requests),
+            what="the gateway to read the claim",
         )
-        first = await rig.kubelet.admit(Pod(name="a", uid="u-a", containers=(Container(name="main", resources={GPU: 1}),)))
+        first = await rig.kubelet.admit(
+            Pod(name="a", uid="u-a", containers=(Container(name="main", resources={GPU: 1}),))
+        )
         healthy = rig.kubelet.capacity()[GPU].allocatable
         prepared = await prepare(rig, reference)
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-        second = await rig.kubelet.admit(Pod(name="b", uid="u-b", containers=(Container(name="main", resources={GPU: 1}),)))
+        second = await rig.kubelet.admit(
+            Pod(name="b", uid="u-b", containers=(Container(name="main", resources={GPU: 1}),))
+        )
 
     assert isinstance(first, Admission)
     assert (prepared.error, healthy) == ("", 3)
@@ -130,7 +158,10 @@ async def test_devices_of_a_claim_are_withheld_when_its_pod_is_bound_and_not_pre
 
 
 async def test_kubelet_is_made_to_look_again_when_the_device_is_let_go(rig: Rig, server: ApiServerSimulator) -> None:
-    """The loser is told who has the device, on the pod and on the claim; nothing is changed while it is held; then the pod is annotated, and goes on."""
+    """The loser is told who has the device, on the pod and on the claim.
+
+    Nothing is changed while it is held; then the pod is annotated, and goes on.
+    """
     await rig.plane.hold(PLUGIN, gpu=("gpu-0",))
     async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=60.0)):
         reference = make_waiting(server, "gpu-0")
@@ -147,8 +178,12 @@ async def test_kubelet_is_made_to_look_again_when_the_device_is_let_go(rig: Rig,
     assert (before, prepared.error) == ("", "")
 
 
-async def test_kubelet_is_made_to_look_again_when_the_device_is_well_again(rig: Rig, server: ApiServerSimulator) -> None:
-    """A device that was sick when it was to be prepared: as soon as it is well the pod is annotated."""
+async def test_kubelet_is_made_to_look_again_when_the_device_is_well_again(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """A device that was sick when it was to be prepared: as soon as it is well the pod is
+    annotated.
+    """
     async with rig.gateway():
         reference = make_waiting(server, "gpu-0")
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY))
@@ -166,8 +201,12 @@ async def test_kubelet_is_made_to_look_again_when_the_device_is_well_again(rig: 
     assert (before, prepared.error) == ("", "")
 
 
-async def test_kubelet_is_made_to_look_again_when_a_gateway_starts_after_one_was_killed(rig: Rig, server: ApiServerSimulator) -> None:
-    """The pod was bound, its prepare was cut off, and kubelet would ask again after a minute: the next gateway has it look."""
+async def test_kubelet_is_made_to_look_again_when_a_gateway_starts_after_one_was_killed(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The pod was bound, its prepare was cut off, and kubelet would ask again after a minute: the
+    next gateway has it look.
+    """
     reference = make_waiting(server, "gpu-0")
     async with rig.gateway():
         await server.until(lambda: annotated(server), what="the annotation")
@@ -179,9 +218,18 @@ async def test_kubelet_is_made_to_look_again_when_a_gateway_starts_after_one_was
 async def test_kubelet_is_made_to_look_again_when_the_machine_was_booted(
     rig: Rig, server: ApiServerSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kubelet comes first and is told that there is no driver; what the boot before had prepared does not count, so the pod runs as soon as the gateway is there."""
+    """Kubelet comes first and is told that there is no driver.
+
+    What the boot before had prepared does not count, so the pod runs
+    as soon as the gateway is there.
+    """
     reference = make_waiting(server, "gpu-0")
-    pod = Pod(name="p", uid=server.objects("Pod")[0]["metadata"]["uid"], containers=(Container(name="main"),), claims=(reference,))
+    pod = Pod(
+        name="p",
+        uid=server.objects("Pod")[0]["metadata"]["uid"],
+        containers=(Container(name="main"),),
+        claims=(reference,),
+    )
     monkeypatch.setattr("topobus.gateway.service.boot_id", lambda: "first")
     async with rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -202,8 +250,12 @@ async def test_kubelet_is_made_to_look_again_when_the_machine_was_booted(
     assert annotated(server) != said
 
 
-async def test_device_is_let_go_at_once_when_its_claim_is_undone_and_another_one_waits(rig: Rig, server: ApiServerSimulator) -> None:
-    """The claim was deallocated before it could be undone: nothing is left to wait for, and nobody waits for the next look at all claims."""
+async def test_device_is_let_go_at_once_when_its_claim_is_undone_and_another_one_waits(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The claim was deallocated before it could be undone: nothing is left to wait for, and nobody
+    waits for the next look at all claims.
+    """
     seldom = structs.replace(rig.settings.deadlines, reconcile_s=600.0)
     reference = make_former(server)
     async with rig.gateway(deadlines=seldom):
@@ -220,7 +272,9 @@ async def test_device_is_let_go_at_once_when_its_claim_is_undone_and_another_one
 async def test_device_is_let_go_at_once_when_the_gateway_was_killed_before_it_could_and_a_claim_waits(
     rig: Rig, server: ApiServerSimulator
 ) -> None:
-    """What was undone here stands in the checkpoint: the next gateway need not find out in two looks, and looks at once at what another claim waits for."""
+    """What was undone here stands in the checkpoint: the next gateway need not find out in two
+    looks, and looks at once at what another claim waits for.
+    """
     seldom = structs.replace(rig.settings.deadlines, reconcile_s=600.0)
     reference = make_former(server)
     async with rig.gateway(deadlines=seldom):
@@ -256,7 +310,10 @@ async def test_pods_are_left_alone_when_retries_are_switched_off(rig: Rig, serve
 async def test_loser_is_evicted_when_a_setting_allows_it_and_something_makes_it_anew(
     rig: Rig, server: ApiServerSimulator, is_controlled: bool
 ) -> None:
-    """A pod of a controller goes after its time, so that a new one is given another device; a bare one would be gone for good, and stays."""
+    """A pod of a controller goes after its time, so that a new one is given another device.
+
+    A bare one would be gone for good, and stays.
+    """
     await rig.plane.hold(PLUGIN, gpu=("gpu-0",))
     cluster = structs.replace(rig.settings.cluster, evict_after_s=0.05)
     async with rig.gateway(cluster=cluster, deadlines=structs.replace(rig.settings.deadlines, reconcile_s=60.0)):
@@ -264,7 +321,10 @@ async def test_loser_is_evicted_when_a_setting_allows_it_and_something_makes_it_
         await prepare(rig, reference)
         await server.until(lambda: len(event_messages(server)) == 2, what="events")
         if is_controlled:
-            await server.until(lambda: any(request.path.endswith("/pods/p/eviction") for request in server.requests), what="an eviction")
+            await server.until(
+                lambda: any(request.path.endswith("/pods/p/eviction") for request in server.requests),
+                what="an eviction",
+            )
         else:
             await rig.plane.let_go(PLUGIN)
             await server.until(lambda: annotated(server), what="the annotation")
@@ -277,7 +337,9 @@ async def test_loser_is_evicted_when_a_setting_allows_it_and_something_makes_it_
 
 
 async def test_claims_are_prepared_when_the_pods_may_not_be_read(rig: Rig, server: ApiServerSimulator) -> None:
-    """A right that is missing costs the comfort alone: nothing is withheld or tried again early, everything else goes on."""
+    """A right that is missing costs the comfort alone: nothing is withheld or tried again early,
+    everything else goes on.
+    """
     server.refuse("GET", "pods", code=403, reason="Forbidden", times=100)
     async with rig.gateway():
         prepared = await prepare(rig, make_waiting(server, "gpu-0"))

@@ -1,6 +1,8 @@
-"""A device service killed (SIGKILL) at every single step of every verb of its hands: the next start finishes or undoes it, and no card is lost.
+"""A device service killed (SIGKILL) at every single step of every verb of its hands: the next start
+finishes or undoes it, and no card is lost.
 
-The steps are counted while the verb runs (see `support.mortal_hands`), so a step that is added to the kit later is covered by itself. Hardware is a folder: each card is
+The steps are counted while the verb runs (see `support.mortal_hands`), so a step that is
+added to the kit later is covered by itself. Hardware is a folder: each card is
 somewhere, whole, at each moment.
 """
 
@@ -46,7 +48,9 @@ async def lives(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> AsyncItera
 
 
 async def undo(lives: HandsLives, at: str) -> None:
-    """Promise: after unprepare the card is as its maker delivered it, the journal has forgotten it, and the neighbour noticed nothing."""
+    """Promise: after unprepare the card is as its maker delivered it, the journal has forgotten it,
+    and the neighbour noticed nothing.
+    """
     assert await lives.ask("unprepare") is None, at
     assert lives.card() == FRESH, at
     assert lives.inside("s1") == {}, at
@@ -61,13 +65,19 @@ def check_neighbour(lives: HandsLives, at: str) -> None:
 
 
 def check_somewhere(lives: HandsLives, at: str) -> None:
-    """Promise: at each moment the card is at home or in the sandbox, with its own MAC; never in both, never in neither."""
+    """Promise: at each moment the card is at home or in the sandbox, with its own MAC.
+
+    Never in both, never in neither.
+    """
     places = [card for card in (lives.card(), lives.inside("s1")) if card]
     assert [card["mac"] for card in places] == ["02:00:00:00:00:00"], at
 
 
 async def check_deaths(lives: HandsLives, last_step: int, least: int) -> None:
-    """Promise: a process died at each step before the last one, at which the verb was over; and nobody was ever told that a card is gone or dirty."""
+    """Promise: a process died at each step before the last one, at which the verb was over.
+
+    And nobody was ever told that a card is gone or dirty.
+    """
     assert least <= last_step - 1 < MOST_STEPS - 2, f"died {last_step - 1} times"
     assert await lives.health_states() <= {("healthy", ""), ("unknown", "cleaning")}
 
@@ -77,7 +87,10 @@ async def check_deaths(lives: HandsLives, last_step: int, least: int) -> None:
 async def test_card_is_programmed_or_fresh_when_killed_at_any_step_of_prepare(
     lives: HandsLives, config: dict[str, Any], least: int, is_retried: bool
 ) -> None:
-    """Asked again, the card is programmed; given up, it is as it was: whatever the step was, also where the work is long."""
+    """Asked again, the card is programmed.
+
+    Given up, it is as it was: whatever the step was, also where the work is long.
+    """
     for step in range(1, MOST_STEPS):
         lives.doom("prepare", step)
         await lives.ask_once("prepare", **config)
@@ -96,7 +109,10 @@ async def test_card_is_programmed_or_fresh_when_killed_at_any_step_of_prepare(
 
 @pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
 async def test_card_is_inside_or_at_home_when_killed_at_any_step_of_attach(lives: HandsLives, is_retried: bool) -> None:
-    """Asked again, the card is in the sandbox once and whole; given up, it is at home with the MTU it had."""
+    """Asked again, the card is in the sandbox once and whole.
+
+    Given up, it is at home with the MTU it had.
+    """
     for step in range(1, MOST_STEPS):
         check_prepared(await lives.ask("prepare"), "before")
         lives.doom("attach", step)
@@ -115,7 +131,9 @@ async def test_card_is_inside_or_at_home_when_killed_at_any_step_of_attach(lives
 
 
 async def test_card_is_at_home_when_killed_at_any_step_of_detach(lives: HandsLives) -> None:
-    """The next start brings it home before it answers about it, and the repeated detach finds nothing to do."""
+    """The next start brings it home before it answers about it, and the repeated detach finds
+    nothing to do.
+    """
     for step in range(1, MOST_STEPS):
         check_prepared(await lives.ask("prepare"), "before")
         check_attached(await lives.ask("attach", **WIDE), "before")
@@ -134,7 +152,10 @@ async def test_card_is_at_home_when_killed_at_any_step_of_detach(lives: HandsLiv
 
 
 async def test_card_is_fresh_when_killed_at_any_step_of_unprepare_and_cleaning(lives: HandsLives) -> None:
-    """It is detached, its image restored, its dirt swept, in however many lives; the next owner gets a clean card."""
+    """It is detached, its image restored, its dirt swept, in however many lives.
+
+    The next owner gets a clean card.
+    """
     for step in range(1, MOST_STEPS):
         check_prepared(await lives.ask("prepare", **PROGRAM), "before")
         check_attached(await lives.ask("attach", **WIDE), "before")
@@ -155,7 +176,10 @@ async def test_card_is_fresh_when_killed_at_any_step_of_unprepare_and_cleaning(l
 
 
 async def test_card_is_at_home_when_the_undoing_start_is_killed_at_any_step_too(lives: HandsLives) -> None:
-    """A crash in the middle of undoing a crash is one more of the same; a question about another sandbox finds the card at home already."""
+    """A crash in the middle of undoing a crash is one more of the same.
+
+    A question about another sandbox finds the card at home already.
+    """
     for step in range(1, MOST_STEPS):
         check_prepared(await lives.ask("prepare", **PROGRAM), "before")
         # Between the card's move and the note that it is done.

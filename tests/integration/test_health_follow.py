@@ -40,8 +40,13 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
     await bus.publish(HEALTH, event, event_id=f"{device}-{generation}", node="n1", device_class="gpu", device=device)
 
 
-async def test_follow_gives_the_present_and_then_each_change_when_the_user_has_an_account_of_its_own(nats: AccountNats) -> None:
-    """The newest event of each device comes first, then every change once, in order; no consumer is made, and no right is missed."""
+async def test_follow_gives_the_present_and_then_each_change_when_the_user_has_an_account_of_its_own(
+    nats: AccountNats,
+) -> None:
+    """The newest event of each device comes first, then every change once, in order.
+
+    No consumer is made, and no right is missed.
+    """
     settings = nats.settings("user")
     async with nats.bus("gpu") as gpu, asyncio.timeout(LIMIT_S):
         for device, generation in (("gpu-0", 1), ("gpu-0", 2), ("gpu-1", 1)):
@@ -61,7 +66,9 @@ async def test_short_example_shows_the_present_and_what_comes_when_it_runs_as_th
     async with nats.bus("gpu") as gpu, asyncio.timeout(LIMIT_S):
         await _publish(gpu, "gpu-0", 1)
         url = nats.server.url.replace("//", "//user:user@")
-        program = await asyncio.create_subprocess_exec(sys.executable, str(_EXAMPLE), url, stdout=asyncio.subprocess.PIPE)
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, str(_EXAMPLE), url, stdout=asyncio.subprocess.PIPE
+        )
         try:
             assert program.stdout is not None
             present = json.loads(await program.stdout.readline())
@@ -99,14 +106,20 @@ asyncio.run(main())
 async def test_follow_says_on_standard_error_why_nothing_comes_when_a_program_only_imports_it(
     nats_binary: Path, tmp_path: Path, trouble: str
 ) -> None:
-    """A refused login names user and server as an error; a port where nobody listens, and a server without the stream, are warnings. Nothing goes to its output."""
+    """A refused login names user and server as an error.
+
+    A port where nobody listens, and a server without the stream, are
+    warnings. Nothing goes to its output.
+    """
     async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as server, asyncio.timeout(LIMIT_S):
         password = tmp_path / "password"
         password.write_text("wrong12345" if trouble == "wrong-password" else "user")
         password.chmod(0o600)
         url = f"nats://127.0.0.1:{free_port()}" if trouble == "nobody-listens" else server.server.url
         program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _PROGRAM, url, str(password)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-c", _PROGRAM, url, str(password)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         try:
             line = await _said_until(program, "health.waiting" if trouble == "no-stream" else "bus.waiting")
@@ -133,7 +146,9 @@ async def test_short_example_ends_without_a_traceback_when_its_reader_has_enough
         await _publish(gpu, "gpu-0", 1)
         url = nats.server.url.replace("//", "//user:user@")
         read, write = os.pipe()
-        program = await asyncio.create_subprocess_exec(sys.executable, str(_EXAMPLE), url, stdout=write, stderr=asyncio.subprocess.PIPE)
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, str(_EXAMPLE), url, stdout=write, stderr=asyncio.subprocess.PIPE
+        )
         os.close(write)
         assert await asyncio.to_thread(os.read, read, 65536)
         os.close(read)
@@ -147,8 +162,16 @@ async def test_short_example_ends_without_a_traceback_when_its_reader_has_enough
     ("example", "arguments", "said"),
     [
         ("health_short.py", (), b"usage: health_short.py nats://user:PASSWORD@HOST:4222\n"),
-        ("health_short.py", ("nats://user:wrong@{server}",), b"health_short.py: {server}: nats: 'Authorization Violation'; " + _ASKS),
-        ("health_short.py", ("nats://127.0.0.1:1",), b"health_short.py: 127.0.0.1:1: nats: no servers available for connection; " + _ASKS),
+        (
+            "health_short.py",
+            ("nats://user:wrong@{server}",),
+            b"health_short.py: {server}: nats: 'Authorization Violation'; " + _ASKS,
+        ),
+        (
+            "health_short.py",
+            ("nats://127.0.0.1:1",),
+            b"health_short.py: 127.0.0.1:1: nats: no servers available for connection; " + _ASKS,
+        ),
     ],
 )
 async def test_example_says_in_one_line_what_is_wrong_when_it_cannot_begin(
@@ -157,7 +180,11 @@ async def test_example_says_in_one_line_what_is_wrong_when_it_cannot_begin(
     """Whoever tries it for the first time reads a sentence, and no traceback."""
     server = nats.server.url.removeprefix("nats://")
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(_EXAMPLE.with_name(example)), *(argument.format(server=server) for argument in arguments)),
+        *(
+            sys.executable,
+            str(_EXAMPLE.with_name(example)),
+            *(argument.format(server=server) for argument in arguments),
+        ),
         env={"NATS_URL": f"nats://cli:wrong@{server}"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -167,10 +194,15 @@ async def test_example_says_in_one_line_what_is_wrong_when_it_cannot_begin(
     assert (program.returncode, output, error) == (1, b"", said.replace(b"{server}", server.encode()))
 
 
-async def test_follow_gives_changes_alone_when_the_server_has_no_accounts(own_nats_server: NatsServer, own_bus: Bus) -> None:
+async def test_follow_gives_changes_alone_when_the_server_has_no_accounts(
+    own_nats_server: NatsServer, own_bus: Bus
+) -> None:
     """A server of the user's own serves the same program, with one word more."""
     await _publish(own_bus, "gpu-0", 1)
-    async with asyncio.timeout(LIMIT_S), aclosing(follow(own_nats_server.url, has_accounts=False, changes_only=True)) as events:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aclosing(follow(own_nats_server.url, has_accounts=False, changes_only=True)) as events,
+    ):
         heard = asyncio.ensure_future(anext(events))
         generation = 1
         while not heard.done():

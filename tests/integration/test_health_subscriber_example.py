@@ -1,4 +1,6 @@
-"""The documented examples, in Python and in Go, run as they stand: the present first, then changes, across a restart of the server."""
+"""The documented examples, in Python and in Go, run as they stand: the present first, then changes,
+across a restart of the server.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "health_subscriber.py"
 GO_EXAMPLE = EXAMPLES / "go-health-subscriber"
 NATS_GO_EXAMPLE = EXAMPLES / "go-nats-health-subscriber"
-# Where Debian's golang-github-nats-io-go-nats-dev puts NATS' client, so that it is built without network.
+# Where Debian's golang-github-nats-io-go-nats-dev puts NATS' client, so
+# that it is built without network.
 GO_SOURCES = Path("/usr/share/gocode")
 # The first build compiles what it uses of the standard library.
 _BUILD_LIMIT_S = 600.0
@@ -51,7 +54,13 @@ def _build(folder: Path, program: Path, **environment: str) -> Path:
     variables = {**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", **environment}
     for arguments in (["vet", "."], ["build", "-o", str(program), "."]):
         done = subprocess.run(
-            [go, *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=_BUILD_LIMIT_S, check=False
+            [go, *arguments],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_LIMIT_S,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     return program
@@ -75,7 +84,9 @@ def nats_go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["python", "go_program", "nats_go_program"])
 def example(request: pytest.FixtureRequest) -> Command:
     """The command line of each example."""
-    return (sys.executable, str(EXAMPLE)) if request.param == "python" else (str(request.getfixturevalue(request.param)),)
+    return (
+        (sys.executable, str(EXAMPLE)) if request.param == "python" else (str(request.getfixturevalue(request.param)),)
+    )
 
 
 @pytest.fixture(params=["go_program", "nats_go_program"])
@@ -88,7 +99,12 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
     while True:
         try:
             await bus.publish(
-                HEALTH, health(generation, device), event_id=f"{device}-{generation}", node="n1", device_class="gpu", device=device
+                HEALTH,
+                health(generation, device),
+                event_id=f"{device}-{generation}",
+                node="n1",
+                device_class="gpu",
+                device=device,
             )
         except PeerUnavailable:
             await bus.wait_connected()
@@ -96,14 +112,21 @@ async def _publish(bus: Bus, device: str, generation: int) -> None:
             return
 
 
-async def _start(example: Command, url: str, stderr: int | None = None, /, **variables: str) -> asyncio.subprocess.Process:
+async def _start(
+    example: Command, url: str, stderr: int | None = None, /, **variables: str
+) -> asyncio.subprocess.Process:
     """Run the example, at a server without accounts unless the variables say another thing."""
     environment = {**os.environ, "NATS_URL": url, "NATS_API": "$JS.API", **variables}
-    return await asyncio.create_subprocess_exec(*example, env=environment, stdout=asyncio.subprocess.PIPE, stderr=stderr)
+    return await asyncio.create_subprocess_exec(
+        *example, env=environment, stdout=asyncio.subprocess.PIPE, stderr=stderr
+    )
 
 
 async def _connected_as_user(system: System) -> asyncio.Event:
-    """Connect as the user with its present password; gives what is set when the server ends that connection."""
+    """Connect as the user with its present password.
+
+    Gives what is set when the server ends that connection.
+    """
     ended = asyncio.Event()
 
     async def note() -> None:
@@ -123,7 +146,10 @@ async def _connected_as_user(system: System) -> asyncio.Event:
 
 
 async def _read(process: asyncio.subprocess.Process, count: int, *, limit_s: float = 15.0) -> list[tuple[str, int]]:
-    """Read so many events; a restart must not blind the example for as long as nats-py's defaults would (19 s)."""
+    """Read so many events.
+
+    A restart must not blind the example for as long as nats-py's defaults would (19 s).
+    """
     assert process.stdout is not None
     printed = []
     async with asyncio.timeout(limit_s):
@@ -136,7 +162,10 @@ async def _read(process: asyncio.subprocess.Process, count: int, *, limit_s: flo
 async def test_example_shows_present_then_changes_once_each_when_it_starts_late(
     example: Command, own_nats_server: NatsServer, own_bus: Bus
 ) -> None:
-    """Events before its start: the newest of each device. Later ones, and those after a restart of the server: every one, once, in order."""
+    """Events before its start: the newest of each device.
+
+    Later ones, and those after a restart of the server: every one, once, in order.
+    """
     for generation in (1, 2, 3):
         await _publish(own_bus, "gpu-0", generation)
     await _publish(own_bus, "gpu-1", 1)
@@ -175,7 +204,9 @@ async def test_example_works_with_a_users_rights_when_permissions_are_on(
     provisioner.write_text("controller")
     async with (
         NatsServer(binary=nats_binary, config=render_permissions()) as server,
-        Bus.session(NatsSettings(url=server.url, user="controller", password_file=str(provisioner)), name="controller") as controller,
+        Bus.session(
+            NatsSettings(url=server.url, user="controller", password_file=str(provisioner)), name="controller"
+        ) as controller,
         Bus.session(NatsSettings(url=server.url, user="gpu", password_file=str(password)), name="gpu") as bus,
     ):
         await controller.provision()
@@ -192,14 +223,25 @@ async def test_example_works_with_a_users_rights_when_permissions_are_on(
 async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens_for_others(
     example: Command, nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the server of `topobus up --listen`, with its accounts and its own authority: present, changes, and those after the user's password was made anew."""
+    """At the server of `topobus up --listen`, with its accounts and its own authority: present,
+    changes, and those after the user's password was made anew.
+    """
     layout = launched_layout(tmp_path, nats_binary, monkeypatch)
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(120):
-        certificate = await asyncio.to_thread(NatsCertificate, Listening(address="0.0.0.0"), layout.nats_tls, layout.authority)
+        certificate = await asyncio.to_thread(
+            NatsCertificate, Listening(address="0.0.0.0"), layout.nats_tls, layout.authority
+        )
         assert certificate.authority_file, "on loopback alone the server would have no TLS"
-        url = await start_nats(supervisor, layout, size_store(layout.nats), lambda _: None, is_open=False, certificate=certificate)
+        url = await start_nats(
+            supervisor, layout, size_store(layout.nats), lambda _: None, is_open=False, certificate=certificate
+        )
         system = System(
-            layout=layout, node="n1", nats_url=url, supervisor=supervisor, has_users=True, tls_ca_file=certificate.authority_file
+            layout=layout,
+            node="n1",
+            nats_url=url,
+            supervisor=supervisor,
+            has_users=True,
+            tls_ca_file=certificate.authority_file,
         )
         async with (
             Bus.session(system.settings_of("controller"), name="controller") as controller,
@@ -215,7 +257,8 @@ async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens
                 changes = await _read(process, 1, limit_s=_LIMIT_S)
                 old = await _connected_as_user(system)
                 assert await asyncio.to_thread(run, ["keys", "rotate", str(layout.nats_users), "user"]) == 0
-                # The server ends this user's connections when it has read the new password, the example's among them.
+                # The server ends this user's connections when it has read the new
+                # password, the example's among them.
                 await old.wait()
                 await _publish(bus, "gpu-0", 3)
                 after = await _read(process, 1, limit_s=_LIMIT_S)
@@ -227,7 +270,9 @@ async def test_example_comes_by_tls_with_a_password_file_when_the_server_listens
 
 
 async def test_example_says_no_password_when_the_server_offers_no_tls(program: Path, tmp_path: Path) -> None:
-    """Somebody in the server's place who leaves TLS out is told nothing: the examples in Go end the connection before their login."""
+    """Somebody in the server's place who leaves TLS out is told nothing: the examples in Go end the
+    connection before their login.
+    """
     (tmp_path / "password").write_text("secret")
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -238,7 +283,9 @@ async def test_example_says_no_password_when_the_server_offers_no_tls(program: P
 
     async with asyncio.timeout(_LIMIT_S), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        process = await _start((str(program),), f"tls://127.0.0.1:{port}", NATS_PASSWORD_FILE=str(tmp_path / "password"))
+        process = await _start(
+            (str(program),), f"tls://127.0.0.1:{port}", NATS_PASSWORD_FILE=str(tmp_path / "password")
+        )
         try:
             first = await heard.get()
         finally:
@@ -252,9 +299,15 @@ async def test_example_says_no_password_when_the_server_offers_no_tls(program: P
 async def test_python_example_says_in_one_line_what_is_wrong_and_goes_on_when_it_is_mended(
     tmp_path: Path, own_nats_server: NatsServer
 ) -> None:
-    """A server that is away: what, where and what to look at, once, without a traceback and without the password; then as if it had been there."""
+    """A server that is away: what, where and what to look at, once, without a traceback and without
+    the password.
+
+    Then as if it had been there.
+    """
     await own_nats_server.stop()
-    process = await _start((sys.executable, str(EXAMPLE)), own_nats_server.url.replace("//", "//user:secret@"), asyncio.subprocess.PIPE)
+    process = await _start(
+        (sys.executable, str(EXAMPLE)), own_nats_server.url.replace("//", "//user:secret@"), asyncio.subprocess.PIPE
+    )
     assert process.stderr is not None
     try:
         async with asyncio.timeout(_LIMIT_S):
@@ -269,14 +322,22 @@ async def test_python_example_says_in_one_line_what_is_wrong_and_goes_on_when_it
         _, rest = await process.communicate()
 
     server = own_nats_server.url.removeprefix("nats://")
-    assert (first.startswith(f"NATS at {server}: "), "Connect call failed" in first, "the login that of `user`" in first) == (True,) * 3
+    assert (
+        first.startswith(f"NATS at {server}: "),
+        "Connect call failed" in first,
+        "the login that of `user`" in first,
+    ) == (True,) * 3
     assert (present, rest.decode()) == ([("gpu-0", 1)], "")
 
 
 async def test_python_example_says_each_trouble_once_when_its_login_is_refused(nats_binary: Path) -> None:
-    """nats-py tries again each two seconds, and hears now and then the end of the connection before the reason."""
+    """nats-py tries again each two seconds, and hears now and then the end of the connection before
+    the reason.
+    """
     async with NatsServer(binary=nats_binary, config="authorization { user: user, password: right }") as server:
-        process = await _start((sys.executable, str(EXAMPLE)), server.url.replace("//", "//user:wrong@"), asyncio.subprocess.PIPE)
+        process = await _start(
+            (sys.executable, str(EXAMPLE)), server.url.replace("//", "//user:wrong@"), asyncio.subprocess.PIPE
+        )
         assert process.stderr is not None
         said = []
         async with asyncio.timeout(_LIMIT_S):
@@ -291,21 +352,32 @@ async def test_python_example_says_each_trouble_once_when_its_login_is_refused(n
     assert len(said) == len(set(said))
 
 
-async def test_nats_go_example_ends_with_one_line_when_its_login_is_refused(nats_go_program: Path, nats_binary: Path) -> None:
-    """Whoever typed a wrong password is told so, and by whom, without the password and without an end of tries."""
+async def test_nats_go_example_ends_with_one_line_when_its_login_is_refused(
+    nats_go_program: Path, nats_binary: Path
+) -> None:
+    """Whoever typed a wrong password is told so, and by whom, without the password and without an
+    end of tries.
+    """
     async with NatsServer(binary=nats_binary, config="authorization { user: user, password: right }") as server:
-        process = await _start((str(nats_go_program),), server.url.replace("//", "//user:wrong@"), asyncio.subprocess.PIPE)
+        process = await _start(
+            (str(nats_go_program),), server.url.replace("//", "//user:wrong@"), asyncio.subprocess.PIPE
+        )
         async with asyncio.timeout(_LIMIT_S):
             printed, said = await process.communicate()
 
     assert (process.returncode, printed, said.decode().count("\n")) == (1, b"", 1)
-    assert f"{server.url.replace('//', '//user:xxxxx@')} refuses this login: wanted NATS' user `user` with its password" in said.decode()
+    assert (
+        f"{server.url.replace('//', '//user:xxxxx@')} refuses this login: wanted NATS' user `user` with its password"
+        in said.decode()
+    )
 
 
 async def test_nats_go_example_tells_a_gap_and_a_reconnect_when_they_happen(
     nats_go_program: Path, own_nats_server: NatsServer, own_bus: Bus
 ) -> None:
-    """What a reader of the events cannot see in them is said on standard error: when the server was away, and what was not to be had any more."""
+    """What a reader of the events cannot see in them is said on standard error: when the server was
+    away, and what was not to be had any more.
+    """
     await _publish(own_bus, "gpu-0", 1)
     process = await _start((str(nats_go_program),), own_nats_server.url, asyncio.subprocess.PIPE)
     assert process.stderr is not None
@@ -327,7 +399,9 @@ async def test_nats_go_example_tells_a_gap_and_a_reconnect_when_they_happen(
 
     assert (present, changes) == ([("gpu-0", 1)], [("gpu-0", 4)])
     assert "connection closed; trying again each second" in away
-    assert back == f"go-nats-health-subscriber: connected to {own_nats_server.url} again; going on after place 1 of the stream\n"
+    assert back == (
+        f"go-nats-health-subscriber: connected to {own_nats_server.url} again; going on after place 1 of the stream\n"
+    )
     assert gap.endswith(": 2 events between generations 1 and 4 were not to be had any more\n")
 
 

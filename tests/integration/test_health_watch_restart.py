@@ -1,4 +1,6 @@
-"""`topobus health watch` over a NATS restart: two watchers, one started in the middle, see each device's generations without gap or repeat."""
+"""`topobus health watch` over a NATS restart: two watchers, one started in the middle, see each
+device's generations without gap or repeat.
+"""
 
 from __future__ import annotations
 
@@ -96,10 +98,17 @@ async def watching(url: str) -> AsyncIterator[Watcher]:
 
 
 async def tell(bus: Bus, generation: int) -> None:
-    """Publish one event of each device, as its service does: the same again until it is surely stored."""
+    """Publish one event of each device, as its service does: the same again until it is surely
+    stored.
+    """
     for device in DEVICES:
         event = HealthEvent(
-            node=NODE, device_class="gpu", device=device, health=HEALTHY, generation=generation, time="2026-01-02T03:04:05.000000Z"
+            node=NODE,
+            device_class="gpu",
+            device=device,
+            health=HEALTHY,
+            generation=generation,
+            time="2026-01-02T03:04:05.000000Z",
         )
         async with asyncio.timeout(_LIMIT_S):
             while True:
@@ -114,7 +123,8 @@ async def tell(bus: Bus, generation: int) -> None:
 def reached(last: int) -> Callable[[dict[str, list[int]]], bool]:
     """Say whether every device's newest generation is the wanted one."""
     return lambda generations: (
-        len(generations) == len(DEVICES) and all(device_generations[-1] == last for device_generations in generations.values())
+        len(generations) == len(DEVICES)
+        and all(device_generations[-1] == last for device_generations in generations.values())
     )
 
 
@@ -122,7 +132,11 @@ def reached(last: int) -> Callable[[dict[str, list[int]]], bool]:
 async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middle(
     own_nats_server: NatsServer, own_bus: Bus, how: str
 ) -> None:
-    """One watcher from the start, one from the middle; the server ends between two events, in order or by a crash, and comes back: no gap, no repeat, and both say where it was."""
+    """One watcher from the start, one from the middle.
+
+    The server ends between two events, in order or by a crash, and comes back: no gap, no
+    repeat, and both say where it was.
+    """
     await tell(own_bus, 1)
     async with watching(own_nats_server.url) as early:
         await early.until(reached(1))
@@ -130,7 +144,8 @@ async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middl
             await tell(own_bus, generation)
         async with watching(own_nats_server.url) as late:
             began = await late.until(lambda generations: len(generations) == len(DEVICES))
-            # Frozen, so that the first event is surely on its way, and unanswered, when the server ends.
+            # Frozen, so that the first event is surely on its way, and
+            # unanswered, when the server ends.
             own_nats_server.pause()
             telling = asyncio.create_task(tell_all(own_bus, ROUNDS // 2, ROUNDS))
             await asyncio.wait({telling}, timeout=0.1)
@@ -146,7 +161,9 @@ async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middl
     assert seen == {device: list(range(1, LAST + 1)) for device in DEVICES}
     assert seen_late == {device: list(range(began[device][0], LAST + 1)) for device in DEVICES}
     assert early.gaps() == late.gaps() == ["disconnected", "connected"]
-    assert all(generations[0] == ROUNDS // 2 - 1 for generations in began.values()), "a late watcher begins with the present state"
+    assert all(generations[0] == ROUNDS // 2 - 1 for generations in began.values()), (
+        "a late watcher begins with the present state"
+    )
 
 
 async def tell_all(bus: Bus, first: int, last: int) -> None:

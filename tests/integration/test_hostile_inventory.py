@@ -1,4 +1,6 @@
-"""Attacks by what is written or asked on the bus: a credential of one class cannot stop the controller, nor fill a node's ledger."""
+"""Attacks by what is written or asked on the bus: a credential of one class cannot stop the
+controller, nor fill a node's ledger.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ class Place:
     async def publish(self, node: str, device_class: str, inventory: object) -> None:
         """Write an inventory as the attacker: any bytes, past all of our own code."""
         await self.attacker.send(
-            f"$KV.{catalogue.INVENTORY.home(device_class=device_class).bucket}.{node}.{device_class}", json.dumps(inventory).encode()
+            f"$KV.{catalogue.INVENTORY.home(device_class=device_class).bucket}.{node}.{device_class}",
+            json.dumps(inventory).encode(),
         )
         assert self.attacker.denials == []
 
@@ -65,7 +68,8 @@ class Place:
         """Ask for a pod's place."""
         owner = Owner(kind=OwnerKind.POD, name="p", uid="uid-p")
         request = PodRequest(
-            owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),)
+            owner=owner,
+            containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),),
         )
         return await ask_patiently(self.user, catalogue.PLAN, PlanRequest(op_id="op-1", pod=request), node=CLUSTER)
 
@@ -74,17 +78,27 @@ class Place:
         (claim,) = parse_manifest(CLAIM, where="test.yaml")
         stored = admit(claim, uid="uid-one", now="2026-01-01T00:00:00Z")
         await self.user.put(catalogue.OBJECT, stored, **object_parts(stored))
-        await self.objects.until(lambda items: any(item.value is not None and item.value.status.get("allocation") for item in items))
+        await self.objects.until(
+            lambda items: any(item.value is not None and item.value.status.get("allocation") for item in items)
+        )
         newest = [item.value for item in self.objects.items if item.value is not None][-1]
         return [result["device"] for result in newest.status["allocation"]["devices"]["results"]]
 
 
 @asynccontextmanager
 async def controller(nats: SecuredNats) -> AsyncIterator[None]:
-    """Run the real controller under its own credential; it must not have ended when the block does."""
+    """Run the real controller under its own credential.
+
+    It must not have ended when the block does.
+    """
     async with nats.bus("controller") as bus:
         runtime = Runtime(
-            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+            name="controller",
+            node="central",
+            bus=bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
         )
         task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
         yield
@@ -95,10 +109,14 @@ async def controller(nats: SecuredNats) -> AsyncIterator[None]:
 
 @pytest_asyncio.fixture
 async def place(nats_binary: Path, tmp_path: Path) -> AsyncIterator[Place]:
-    """The demo machine with its GPUs under the shipped permissions, and somebody with the gpu service's credential."""
+    """The demo machine with its GPUs under the shipped permissions, and somebody with the gpu
+    service's credential.
+    """
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(secured_nats(tmp_path, binary=nats_binary))
-        buses = {name: await stack.enter_async_context(nats.bus(name)) for name in ("discovery", "gpu", "topology", "cli")}
+        buses = {
+            name: await stack.enter_async_context(nats.bus(name)) for name in ("discovery", "gpu", "topology", "cli")
+        }
         await buses["topology"].provision()
         machine, inventories = dgx_facts()
         await buses["discovery"].put(catalogue.MACHINE, machine, node=NODE)
@@ -111,7 +129,12 @@ async def place(nats_binary: Path, tmp_path: Path) -> AsyncIterator[Place]:
 
 def bomb(node: str, **fields: object) -> dict[str, object]:
     """Make an inventory of one device with hostile fields."""
-    return {"node": node, "device_class": "gpu", "generation": 1, "devices": [{"name": "gpu-0", "device_class": "gpu", **fields}]}
+    return {
+        "node": node,
+        "device_class": "gpu",
+        "generation": 1,
+        "devices": [{"name": "gpu-0", "device_class": "gpu", **fields}],
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,15 +147,21 @@ def bomb(node: str, **fields: object) -> dict[str, object]:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{key}={text}" for key, text in value.items()),
 )
-async def test_controller_serves_when_one_class_publishes_a_hostile_inventory(place: Place, node: str, fields: dict[str, object]) -> None:
-    """142 bytes of the gpu service's credential, in the bucket before the controller starts, stop neither plans nor claims."""
+async def test_controller_serves_when_one_class_publishes_a_hostile_inventory(
+    place: Place, node: str, fields: dict[str, object]
+) -> None:
+    """142 bytes of the gpu service's credential, in the bucket before the controller starts, stop
+    neither plans nor claims.
+    """
     honest = await place.user.get(catalogue.INVENTORY, node=NODE, device_class="gpu")
     assert honest is not None
     if node == NODE:
         # Beside honest devices, as a faulty plugin of the same service would write it.
         devices = json.loads(encode(honest.value))["devices"]
         await place.publish(
-            node, "gpu", bomb(node, **fields) | {"generation": 2, "devices": [*devices[1:], *bomb(node, **fields)["devices"]]}
+            node,
+            "gpu",
+            bomb(node, **fields) | {"generation": 2, "devices": [*devices[1:], *bomb(node, **fields)["devices"]]},
         )  # type: ignore[misc]  # JSON
     else:
         await place.publish(node, "gpu", bomb(node, **fields))
@@ -147,7 +176,9 @@ async def test_controller_serves_when_one_class_publishes_a_hostile_inventory(pl
 
 
 async def test_controller_gives_nobody_a_device_on_a_node_that_the_machine_lacks(place: Place) -> None:
-    """A device that names NUMA node 7 of a machine with two is set aside, its neighbours of the same inventory are handed out."""
+    """A device that names NUMA node 7 of a machine with two is set aside, its neighbours of the
+    same inventory are handed out.
+    """
     _, inventories = dgx_facts()
     devices = inventories["gpu"].devices
     stray = Device(name="gpu-00", device_class="gpu", numa_nodes=NodeSet(7))
@@ -159,7 +190,10 @@ async def test_controller_gives_nobody_a_device_on_a_node_that_the_machine_lacks
 
 
 async def test_topology_refuses_an_adoption_with_thousands_of_memory_blocks(nats_binary: Path, tmp_path: Path) -> None:
-    """400 kB of memory blocks on nodes that nobody has are refused where they are read; the ledger stays as it was and places go on."""
+    """400 kB of memory blocks on nodes that nobody has are refused where they are read.
+
+    The ledger stays as it was and places go on.
+    """
     owner = {"kind": "pod", "name": "greedy", "uid": "u"}
     blocks = [{"kind": "memory", "nodes": str(number % 1024), "shares": []} for number in range(9_000)]
     adoption = json.dumps({"op_id": "op-1", "owner": owner, "devices": {}, "memory": blocks}).encode()
@@ -172,7 +206,9 @@ async def test_topology_refuses_an_adoption_with_thousands_of_memory_blocks(nats
             await discovery.put(catalogue.MACHINE, machine, node=NODE)
             await gpu.put(catalogue.INVENTORY, inventories["gpu"], node=NODE, device_class="gpu")
         await stack.enter_async_context(topology_service(bus, machine))
-        request = PodRequest(owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=(ContainerRequest(name="main"),))
+        request = PodRequest(
+            owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=(ContainerRequest(name="main"),)
+        )
         attacker = await stack.enter_async_context(nats.attacker("cli"))
 
         answer = await attacker.ask(catalogue.ADOPT.subject(node=NODE), adoption)

@@ -1,4 +1,6 @@
-"""A real nats-server with TLS and users out of the Secrets of a cluster: certificates are made once, and completed after any death; our own services live by them."""
+"""A real nats-server with TLS and users out of the Secrets of a cluster: certificates are made
+once, and completed after any death; our own services live by them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import WatchedReadiness
-from support.key_secrets import NAMESPACE, Killed, PodFiles, mortal_client, objects_of, secret_data, server_with_rights, trusted_authorities
+from support.key_secrets import (
+    NAMESPACE,
+    Killed,
+    PodFiles,
+    mortal_client,
+    objects_of,
+    secret_data,
+    server_with_rights,
+    trusted_authorities,
+)
 from support.kustomize import built, named
 from support.tls_front import Authority
 from topobus.bus.bus import Bus
@@ -50,7 +61,9 @@ def _now() -> datetime:
 
 
 def _is_good(server: ApiServerSimulator, folder: Path) -> bool:
-    """Say whether a server with the Secret's key and certificate is one that clients with the ConfigMap trust, by any of its names; both by OpenSSL."""
+    """Say whether a server with the Secret's key and certificate is one that clients with the
+    ConfigMap trust, by any of its names; both by OpenSSL.
+    """
     data = secret_data(server)[TLS_SECRET]
     folder.mkdir(exist_ok=True)
     for name in ("tls.crt", "tls.key"):
@@ -77,8 +90,13 @@ def _is_good(server: ApiServerSimulator, folder: Path) -> bool:
     return checked.returncode == 0 and {*read_certificates(folder / "tls.crt")[0].names} >= {*_NAMES}
 
 
-async def test_certificate_is_completed_when_the_job_was_killed_at_any_step(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """Killed before and after each of its requests, it leaves what the next run completes; authority and key that were there stay."""
+async def test_certificate_is_completed_when_the_job_was_killed_at_any_step(
+    server: ApiServerSimulator, tmp_path: Path
+) -> None:
+    """Killed before and after each of its requests, it leaves what the next run completes.
+
+    Authority and key that were there stay.
+    """
     kills = 0
     async with mortal_client(server, tmp_path, user=_JOB) as client:
         for step in range(1000):
@@ -98,12 +116,17 @@ async def test_certificate_is_completed_when_the_job_was_killed_at_any_step(serv
 
             assert secret_data(server).items() >= left.items()
             assert _is_good(server, tmp_path / "checked")
-    # Two reads and two Secrets to write, and the same for what clients trust, with two deaths at each.
+    # Two reads and two Secrets to write, and the same for what clients
+    # trust, with two deaths at each.
     assert kills == 2 * (2 + 2 + 1 + 1)
 
 
 async def test_nothing_is_written_when_the_certificate_is_good(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A second run changes nothing; one in the last third of the certificate's year makes another one for the same key, by the same authority."""
+    """A second run changes nothing.
+
+    One in the last third of the certificate's year makes another one for the
+    same key, by the same authority.
+    """
     async with objects_of(server, tmp_path, user=_JOB) as objects:
         await make_certificate(objects, _NAMES, now=_now())
         first = secret_data(server)
@@ -127,10 +150,16 @@ async def test_two_runs_agree_when_they_make_certificates_at_once(server: ApiSer
     assert _is_good(server, tmp_path / "checked")
 
 
-def _put_certificate(server: ApiServerSimulator, authority: Authority, name: str, *, with_authority: bool = True) -> None:
+def _put_certificate(
+    server: ApiServerSimulator, authority: Authority, name: str, *, with_authority: bool = True
+) -> None:
     """Lay a certificate as cert-manager does."""
     made = authority.issue(name, addresses=",".join(f"DNS:{each}" for each in _NAMES if each[0] != "1"))
-    files = {"tls.crt": made.certificate, "tls.key": made.key, **({"ca.crt": authority.own.certificate} if with_authority else {})}
+    files = {
+        "tls.crt": made.certificate,
+        "tls.key": made.key,
+        **({"ca.crt": authority.own.certificate} if with_authority else {}),
+    }
     data = {key: base64.b64encode(file.read_bytes()).decode() for key, file in files.items()}
     annotations = {"cert-manager.io/certificate-name": "topobus-nats"}
     metadata = {"name": TLS_SECRET, "namespace": NAMESPACE, "annotations": annotations}
@@ -138,7 +167,10 @@ def _put_certificate(server: ApiServerSimulator, authority: Authority, name: str
 
 
 async def test_certificate_of_cert_manager_is_taken_as_it_is(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """No authority is made, the Secret stays, and clients trust its authority; also another one, when cert-manager has it renewed by that."""
+    """No authority is made, the Secret stays, and clients trust its authority.
+
+    Also another one, when cert-manager has it renewed by that.
+    """
     authorities = [Authority(tmp_path / name, name) for name in ("first", "second")]
     async with objects_of(server, tmp_path, user=_JOB) as objects:
         for authority in authorities:
@@ -152,14 +184,22 @@ async def test_certificate_of_cert_manager_is_taken_as_it_is(server: ApiServerSi
     assert objects.written == [AUTHORITY_MAP] * 2
 
 
-async def test_certificate_of_a_public_authority_wants_to_know_whom_to_trust(server: ApiServerSimulator, tmp_path: Path) -> None:
+async def test_certificate_of_a_public_authority_wants_to_know_whom_to_trust(
+    server: ApiServerSimulator, tmp_path: Path
+) -> None:
     """Without `ca.crt` the run says where to put it, and goes on when it is there."""
     authority = Authority(tmp_path / "public")
     _put_certificate(server, authority, "nats", with_authority=False)
     async with objects_of(server, tmp_path, user=_JOB) as objects:
         with pytest.raises(ConfigError, match=r"topobus-nats-tls has no ca\.crt") as refusal:
             await make_certificate(objects, _NAMES, now=_now())
-        server.put({"kind": "ConfigMap", "metadata": {"name": AUTHORITY_MAP, "namespace": NAMESPACE}, "data": {"ca.crt": "mine"}})
+        server.put(
+            {
+                "kind": "ConfigMap",
+                "metadata": {"name": AUTHORITY_MAP, "namespace": NAMESPACE},
+                "data": {"ca.crt": "mine"},
+            }
+        )
         await make_certificate(objects, _NAMES, now=_now())
 
     assert AUTHORITY_MAP in refusal.value.next_step
@@ -179,7 +219,10 @@ async def pods(server: ApiServerSimulator, tmp_path: Path) -> PodFiles:
 
 
 async def test_each_user_is_let_in_with_its_own_secret(pods: PodFiles, nats_binary: Path) -> None:
-    """The manifest's server with the files out of the Secrets knows all users, by TLS alone; nobody comes in with another's password. The controller makes the streams."""
+    """The manifest's server with the files out of the Secrets knows all users, by TLS alone.
+
+    Nobody comes in with another's password. The controller makes the streams.
+    """
     nats_server, _ = pods.server_of_this_machine(nats_binary)
     url = f"tls://127.0.0.1:{nats_server.port}"
     async with (
@@ -221,7 +264,10 @@ async def _served_certificate(port: int, trusted: Path) -> bytes:
 async def test_new_password_and_certificate_count_without_a_restart(
     pods: PodFiles, server: ApiServerSimulator, nats_binary: Path, tmp_path: Path
 ) -> None:
-    """The script of the manifest tells the server; the service comes back by itself with what stands in its file, its neighbours stay connected."""
+    """The script of the manifest tells the server.
+
+    The service comes back by itself with what stands in its file, its neighbours stay connected.
+    """
     nats_server, environment = pods.server_of_this_machine(nats_binary)
     url = f"tls://127.0.0.1:{nats_server.port}"
     readiness = WatchedReadiness()
@@ -238,7 +284,9 @@ async def test_new_password_and_certificate_count_without_a_restart(
                 pods.sync()
                 await rotate_users(objects, ["gpu"], server_after_s=0.0)
             pods.sync()
-            await readiness.until(lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S)
+            await readiness.until(
+                lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S
+            )
 
             with pytest.raises(nats.errors.Error, match=_REFUSED):
                 await pods.connect(url, "gpu", password=before[0])

@@ -1,4 +1,6 @@
-"""Secrets of the shape with a server on each node: a hub and a leaf with the manifests' configurations live by what the Job made."""
+"""Secrets of the shape with a server on each node: a hub and a leaf with the manifests'
+configurations live by what the Job made.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,17 @@ async def server(tmp_path: Path) -> AsyncIterator[ApiServerSimulator]:
 
 
 async def test_job_of_the_leaf_shape_makes_users_of_hub_and_nodes(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """With the rights of its account and no others; new passwords, which a person makes, reach both servers' files, each those that it has."""
+    """With the rights of its account and no others.
+
+    New passwords, which a person makes, reach both servers' files, each those that it has.
+    """
     before = secret_data(server)
     kubeconfig = server.write_kubeconfig(tmp_path / "admin")
     assert (
-        await asyncio.to_thread(run, ["keys", "secrets", "rotate", NAMESPACE, "--server-after", "0", "--kubeconfig", str(kubeconfig)]) == 0
+        await asyncio.to_thread(
+            run, ["keys", "secrets", "rotate", NAMESPACE, "--server-after", "0", "--kubeconfig", str(kubeconfig)]
+        )
+        == 0
     )
     after = secret_data(server)
 
@@ -69,17 +77,29 @@ async def test_job_of_the_leaf_shape_makes_users_of_hub_and_nodes(server: ApiSer
         users = {user.name: user.variable for account in accounts(shape) for user in account.users}
         for data in (before, after):
             lines = data[name]["users.conf"].splitlines()
-            assert {f'{variable}: "{data[f"topobus-nats-{user}"]["password"]}"' for user, variable in users.items()} <= {*lines}
-    changed = {user for user in users_of(has_leaves=True) if before[f"topobus-nats-{user}"] != after[f"topobus-nats-{user}"]}
+            assert {
+                f'{variable}: "{data[f"topobus-nats-{user}"]["password"]}"' for user, variable in users.items()
+            } <= {*lines}
+    changed = {
+        user for user in users_of(has_leaves=True) if before[f"topobus-nats-{user}"] != after[f"topobus-nats-{user}"]
+    }
     assert changed == {*users_of(has_leaves=True)}
 
 
-def _shaped(binary: Path, files: PodFiles, map_name: str, secret: str, environment: dict[str, str], link_port: int) -> ShapedServer:
-    """Give a server with a ConfigMap's configuration, which finds the Secrets where its pod has them."""
+def _shaped(
+    binary: Path, files: PodFiles, map_name: str, secret: str, environment: dict[str, str], link_port: int
+) -> ShapedServer:
+    """Give a server with a ConfigMap's configuration, which finds the Secrets where its pod has
+    them.
+    """
     text: str = named(built("kubernetes-leaf"), "ConfigMap", map_name)["data"]["nats.conf"]
     if version_of(binary) < (2, 10):
         # Such a server is in no installation of this shape; users and links are the same.
-        for line, instead in (("sync_interval: always\n", "\n"), ("compression: off\n", "\n"), ('reconnect: "1s"', "reconnect: 1")):
+        for line, instead in (
+            ("sync_interval: always\n", "\n"),
+            ("compression: off\n", "\n"),
+            ('reconnect: "1s"', "reconnect: 1"),
+        ):
             text = text.replace(line, instead)
     text = text.replace('"0.0.0.0:7422"', f'"127.0.0.1:{link_port}"').replace("include ../", "include ")
     made = ShapedServer(binary=binary, text=text, environment=environment)
@@ -89,7 +109,9 @@ def _shaped(binary: Path, files: PodFiles, map_name: str, secret: str, environme
 
 
 async def _write(relay: Bus) -> None:
-    """Say this node's machine to the hub as its relay does, once the link is up: nothing tells the leaf's clients when it is."""
+    """Say this node's machine to the hub as its relay does, once the link is up: nothing tells the
+    leaf's clients when it is.
+    """
     data = encode(Machine(node=_NODE, generation=7, numa_nodes=(), cpus=()))
     while True:
         try:
@@ -103,8 +125,14 @@ async def _write(relay: Bus) -> None:
         return
 
 
-async def test_hub_and_leaf_work_together_with_the_secrets(server: ApiServerSimulator, nats_binary: Path, tmp_path: Path) -> None:
-    """The leaf comes to the hub by TLS with its Secret's password, and what its relay says is stored there; every user is let in where its pod connects."""
+async def test_hub_and_leaf_work_together_with_the_secrets(
+    server: ApiServerSimulator, nats_binary: Path, tmp_path: Path
+) -> None:
+    """The leaf comes to the hub by TLS with its Secret's password, and what its relay says is
+    stored there.
+
+    Every user is let in where its pod connects.
+    """
     files = PodFiles(server, tmp_path / "pods")
     files.sync()
     ports: list[int] = []
@@ -126,12 +154,18 @@ async def test_hub_and_leaf_work_together_with_the_secrets(server: ApiServerSimu
     async with asyncio.timeout(2 * _LIMIT_S), AsyncExitStack() as stack:
         await stack.enter_async_context(hub)
         await stack.enter_async_context(leaf)
-        controller = await stack.enter_async_context(Bus.session(files.settings(secure, "controller"), name="controller"))
+        controller = await stack.enter_async_context(
+            Bus.session(files.settings(secure, "controller"), name="controller")
+        )
         await controller.provision()
-        topology = await stack.enter_async_context(Bus.session(files.settings(plain, "topology", is_leaf=True), name="topology"))
+        topology = await stack.enter_async_context(
+            Bus.session(files.settings(plain, "topology", is_leaf=True), name="topology")
+        )
         await topology.provision()
         for shape, address in ((Shape.HUB, secure), (Shape.LEAF, plain)):
-            for user in sorted(user.name for account in accounts(shape) for user in account.users if user.name != "leaf"):
+            for user in sorted(
+                user.name for account in accounts(shape) for user in account.users if user.name != "leaf"
+            ):
                 settings = files.settings(address, user, is_leaf=shape is Shape.LEAF)
                 async with Bus.session(settings, name=connection_name(user)) as bus:
                     assert bus.is_connected
@@ -144,14 +178,19 @@ async def test_hub_and_leaf_work_together_with_the_secrets(server: ApiServerSimu
 
 
 async def test_container_of_a_nodes_server_tells_it_of_new_users(nats_binary: Path, tmp_path: Path) -> None:
-    """The manifest's command, run as it stands but for its folders: when the mounted file has changed, the server that it became takes the newer password."""
+    """The manifest's command, run as it stands but for its folders: when the mounted file has
+    changed, the server that it became takes the newer password.
+    """
     port = free_port()
     ended = asyncio.Event()
 
     async def note() -> None:
         ended.set()
 
-    async with asyncio.timeout(_LIMIT_S), _leaf_container(nats_binary, tmp_path, port, "authorization { user: gpu, password: first }\n"):
+    async with (
+        asyncio.timeout(_LIMIT_S),
+        _leaf_container(nats_binary, tmp_path, port, "authorization { user: gpu, password: first }\n"),
+    ):
         client = await nats.connect(f"nats://gpu:first@127.0.0.1:{port}", allow_reconnect=False, closed_cb=note)
         name = client._server_info["server_name"]
         _lay(tmp_path, "authorization { user: gpu, password: second }\n")
@@ -163,7 +202,9 @@ async def test_container_of_a_nodes_server_tells_it_of_new_users(nats_binary: Pa
 
 
 async def test_container_of_a_nodes_server_tells_it_twice_of_a_new_account(nats_binary: Path, tmp_path: Path) -> None:
-    """What a new account imports is there from the second signal on (tests/integration/test_bus_new_accounts.py), so both are sent."""
+    """What a new account imports is there from the second signal on
+    (tests/integration/test_bus_new_accounts.py), so both are sent.
+    """
     account = "  {0}: {{\n    users: [{{user: {0}, password: x}}]\n  }}\n"
     files = ["accounts {\n" + "".join(map(account.format, names)) + "}\n" for names in ("A", "AB")]
     async with asyncio.timeout(_LIMIT_S), _leaf_container(nats_binary, tmp_path, free_port(), files[0]) as log:
@@ -175,12 +216,17 @@ async def test_container_of_a_nodes_server_tells_it_twice_of_a_new_account(nats_
 
 @asynccontextmanager
 async def _leaf_container(binary: Path, folder: Path, port: int, users: str) -> AsyncIterator[asyncio.StreamReader]:
-    """Run the command of a node's own server with its files in a folder; what it logs, from when it is ready."""
+    """Run the command of a node's own server with its files in a folder.
+
+    What it logs, from when it is ready.
+    """
     container = container_of(pod_of(built("kubernetes-leaf"), "DaemonSet", "topobus-node"), "nats")
     settings = f'listen: "127.0.0.1:{port}"\nserver_name: $TOPOBUS_LEAF_DOMAIN\ninclude users.conf\n'
     (folder / "nats.conf").write_text(settings, encoding="utf-8")
     _lay(folder, users)
-    moved = [part.replace("/etc/nats-users", str(folder)).replace("/etc/nats", str(folder)) for part in container["command"]]
+    moved = [
+        part.replace("/etc/nats-users", str(folder)).replace("/etc/nats", str(folder)) for part in container["command"]
+    ]
     command = [part.replace("exec nats-server", f"exec {binary}") for part in moved]
     environment = {**os.environ, "TOPOBUS_LEAF_NODE": "node1.example", "PERIOD_S": "0.1"}
     process = await asyncio.create_subprocess_exec(

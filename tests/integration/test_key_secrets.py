@@ -1,4 +1,7 @@
-"""Secrets of NATS' users in a cluster: made once, completed after any death, never written over; a real server and our own services live by them."""
+"""Secrets of NATS' users in a cluster: made once, completed after any death, never written over.
+
+A real server and our own services live by them.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,17 @@ def _is_complete(data: dict[str, dict[str, str]]) -> bool:
     """Say whether each principal has a password that the server's file has, too."""
     users = data.get(SERVER_SECRET, {}).get("users.conf", "")
     return all(
-        f'TOPOBUS_{principal.upper()}_PASSWORD: "{data[user_secret(principal)]["password"].strip()}"' in users for principal in PRINCIPALS
+        f'TOPOBUS_{principal.upper()}_PASSWORD: "{data[user_secret(principal)]["password"].strip()}"' in users
+        for principal in PRINCIPALS
     )
 
 
-async def test_secrets_are_completed_when_the_job_was_killed_at_any_step(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """Each run goes on from what the one before left, and is killed one step later: before a request, or after it is done. No password that was there changes."""
+async def test_secrets_are_completed_when_the_job_was_killed_at_any_step(
+    server: ApiServerSimulator, tmp_path: Path
+) -> None:
+    """Each run goes on from what the one before left, and is killed one step later: before a
+    request, or after it is done. No password that was there changes.
+    """
     kills = 0
     left: dict[str, dict[str, str]] = {}
     async with mortal_client(server, tmp_path, user=_JOB) as client:
@@ -73,7 +81,8 @@ async def test_secrets_are_completed_when_the_job_was_killed_at_any_step(server:
 
     assert _is_complete(secret_data(server))
     assert secret_data(server) == left
-    # Two at the write of each user, two at the last look at each, the same for the server, and two at the first look at it: for which classes it has users.
+    # Two at the write of each user, two at the last look at each, the same for the server, and two
+    # at the first look at it: for which classes it has users.
     assert kills == 2 * (2 * len(PRINCIPALS) + 3)
 
 
@@ -87,11 +96,17 @@ async def test_nothing_is_written_when_all_is_there(server: ApiServerSimulator, 
 
     assert objects.written == []
     assert server.objects("Secret") == before
-    assert len({data["password"] for name, data in secret_data(server).items() if name != SERVER_SECRET}) == len(PRINCIPALS)
+    assert len({data["password"] for name, data in secret_data(server).items() if name != SERVER_SECRET}) == len(
+        PRINCIPALS
+    )
 
 
-async def test_class_of_ones_own_has_a_user_until_the_secrets_are_gone(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A later run that names no class keeps its user, and a rotation of everybody's password takes it along."""
+async def test_class_of_ones_own_has_a_user_until_the_secrets_are_gone(
+    server: ApiServerSimulator, tmp_path: Path
+) -> None:
+    """A later run that names no class keeps its user, and a rotation of everybody's password takes
+    it along.
+    """
     async with objects_of(server, tmp_path) as objects:
         await make_users(objects, classes=("npu",))
         first = secret_data(server)
@@ -114,14 +129,22 @@ async def test_two_jobs_agree_when_they_run_at_once(server: ApiServerSimulator, 
 
     assert _is_complete(secret_data(server))
     # Each Secret was made by one of the two; the server's may have been written by both.
-    assert sorted(name for name in first.written + second.written if name != SERVER_SECRET) == sorted(map(user_secret, PRINCIPALS))
+    assert sorted(name for name in first.written + second.written if name != SERVER_SECRET) == sorted(
+        map(user_secret, PRINCIPALS)
+    )
 
 
 async def test_secret_of_somebody_else_is_taken_as_it_is(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A password that was there beforehand counts at the server, and is changed by nobody here, on demand either; a Secret of another name is not looked at."""
+    """A password that was there beforehand counts at the server, and is changed by nobody here, on
+    demand either.
+
+    A Secret of another name is not looked at.
+    """
     for name in (user_secret("gpu"), "another"):
         server.put(_foreign(name, "pfromavault0123456789"))
-    before = [secret for secret in server.objects("Secret") if secret["metadata"]["name"] in (user_secret("gpu"), "another")]
+    before = [
+        secret for secret in server.objects("Secret") if secret["metadata"]["name"] in (user_secret("gpu"), "another")
+    ]
     async with objects_of(server, tmp_path, user=_JOB) as objects:
         await make_users(objects)
     async with objects_of(server, tmp_path) as objects:
@@ -129,7 +152,9 @@ async def test_secret_of_somebody_else_is_taken_as_it_is(server: ApiServerSimula
             await rotate_users(objects, ["nic", "gpu"], server_after_s=0.0)
 
     assert objects.written == []
-    assert [secret for secret in server.objects("Secret") if secret["metadata"]["name"] in (user_secret("gpu"), "another")] == before
+    assert [
+        secret for secret in server.objects("Secret") if secret["metadata"]["name"] in (user_secret("gpu"), "another")
+    ] == before
     assert _is_complete(secret_data(server))
     assert not [request for request in server.requests if request.path.endswith("/another")]
 
@@ -137,7 +162,9 @@ async def test_secret_of_somebody_else_is_taken_as_it_is(server: ApiServerSimula
 async def test_secret_without_a_usable_password_is_named_when_the_server_would_misread_it(
     server: ApiServerSimulator, tmp_path: Path
 ) -> None:
-    """A password that could end the server's file, or be read as a number, is refused with the Secret's name and without the password."""
+    """A password that could end the server's file, or be read as a number, is refused with the
+    Secret's name and without the password.
+    """
     server.put(_foreign(user_secret("gpu"), 'short" }'))
     async with objects_of(server, tmp_path, user=_JOB) as objects:
         with pytest.raises(ConfigError, match="Secret topobus-nats-gpu: its password has 8 characters") as refusal:
@@ -150,7 +177,10 @@ async def test_secret_without_a_usable_password_is_named_when_the_server_would_m
 async def test_servers_file_has_the_newest_passwords_when_it_is_derived_at_the_same_time(
     server: ApiServerSimulator, tmp_path: Path
 ) -> None:
-    """While passwords change, runs of the Job derive the server's file; none writes an older state over a newer one."""
+    """While passwords change, runs of the Job derive the server's file.
+
+    None writes an older state over a newer one.
+    """
     async with objects_of(server, tmp_path) as objects:
         await make_users(objects)
         for _ in range(2):
@@ -167,10 +197,15 @@ async def test_servers_file_has_the_newest_passwords_when_it_is_derived_at_the_s
 async def test_both_passwords_count_when_they_are_changed_with_an_overlap_until_they_are_forgotten(
     server: ApiServerSimulator, tmp_path: Path, nats_binary: Path
 ) -> None:
-    """A server that reads the file takes either; a second rotation keeps the one before it alone; after `forget` the newest alone. Others' clients keep what they have."""
+    """A server that reads the file takes either; a second rotation keeps the one before it alone.
+
+    After `forget` the newest alone. Others' clients keep what they have.
+    """
 
     async def accepted() -> set[str]:
-        """Give the passwords that a server with the Secret's file takes, of all that there ever were."""
+        """Give the passwords that a server with the Secret's file takes, of all that there ever
+        were.
+        """
         config = secret_data(server)[SERVER_SECRET]["users.conf"]
         texts.extend(text for text in (secret_data(server)[user_secret("nic")]["password"],) if text not in texts)
         taken = set()
@@ -208,7 +243,9 @@ async def test_both_passwords_count_when_they_are_changed_with_an_overlap_until_
 async def test_overlap_is_completed_when_the_command_was_killed_at_any_write(
     server: ApiServerSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever rotate or forget dies, before or after it wrote, the passwords that a pod has count at the server after the next `make`."""
+    """Whenever rotate or forget dies, before or after it wrote, the passwords that a pod has count
+    at the server after the next `make`.
+    """
     kills = 0
     async with objects_of(server, tmp_path) as objects:
         await make_users(objects)
@@ -233,14 +270,19 @@ async def test_overlap_is_completed_when_the_command_was_killed_at_any_write(
             for text in (data[user_secret("gpu")]["password"], data[user_secret("gpu")].get("previous", "")):
                 assert not text or f'"{split_login("gpu", text)[1]}"' in data[SERVER_SECRET]["users.conf"]
 
-    # Two at each of the two writes of a rotation; what a `make` completed, `forget` need not write again.
+    # Two at each of the two writes of a rotation; what a `make` completed,
+    # `forget` need not write again.
     assert kills == 4 + 2
     assert list(secret_data(server)[user_secret("gpu")]) == ["password", "username"]
 
 
 async def _ask_or_die(client: KubernetesClient, mortal_ask: Any, method: str, path: str, **more: Any) -> Any:
-    """Let a client die at what it writes alone: reads change nothing, and there are hundreds of them."""
-    return await (KubernetesClient.ask(client, method, path, **more) if method == "GET" else mortal_ask(method, path, **more))
+    """Let a client die at what it writes alone: reads change nothing, and there are hundreds of
+    them.
+    """
+    return await (
+        KubernetesClient.ask(client, method, path, **more) if method == "GET" else mortal_ask(method, path, **more)
+    )
 
 
 async def _is_taken(url: str, user: str, password: str) -> bool:
@@ -253,7 +295,9 @@ async def _is_taken(url: str, user: str, password: str) -> bool:
 
 
 async def test_job_needs_every_right_that_it_has_and_no_other(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """The Job's command, with its account's token: at the first apply, and at a second one when everything that it may write anew is to be."""
+    """The Job's command, with its account's token: at the first apply, and at a second one when
+    everything that it may write anew is to be.
+    """
     kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig", user=_JOB)
     job = named(built("kubernetes"), "Job", "topobus-keys")["spec"]["template"]["spec"]
     arguments = [*container_of(job, "keys")["args"], "--kubeconfig", str(kubeconfig), "--json"]
@@ -262,7 +306,11 @@ async def test_job_needs_every_right_that_it_has_and_no_other(server: ApiServerS
     certificate = made[TLS_SECRET]["tls.crt"]
     for kind, name, data in (
         ("Secret", SERVER_SECRET, {"users.conf": base64.b64encode(b"# of other rights\n").decode()}),
-        ("Secret", TLS_SECRET, {"tls.crt": "", "tls.key": base64.b64encode(made[TLS_SECRET]["tls.key"].encode()).decode()}),
+        (
+            "Secret",
+            TLS_SECRET,
+            {"tls.crt": "", "tls.key": base64.b64encode(made[TLS_SECRET]["tls.key"].encode()).decode()},
+        ),
         ("ConfigMap", AUTHORITY_MAP, {"ca.crt": "of another authority"}),
     ):
         server.put(named(server.objects(kind), kind, name) | {"data": data})
@@ -271,7 +319,9 @@ async def test_job_needs_every_right_that_it_has_and_no_other(server: ApiServerS
     present = secret_data(server)
     assert present[TLS_SECRET].pop("tls.crt") != made[TLS_SECRET].pop("tls.crt") == certificate
     assert present == made
-    assert named(server.objects("ConfigMap"), "ConfigMap", AUTHORITY_MAP)["data"] == {"ca.crt": made[TLS_SECRET]["ca.crt"]}
+    assert named(server.objects("ConfigMap"), "ConfigMap", AUTHORITY_MAP)["data"] == {
+        "ca.crt": made[TLS_SECRET]["ca.crt"]
+    }
     assert [(request.method, request.path) for request in server.requests if request.code in (401, 403)] == []
     assert {str(right) for right in server.rights_unused(_JOB)} == set()
     assert job["serviceAccountName"] == _JOB.rpartition(":")[2]

@@ -1,4 +1,6 @@
-"""The kubelet simulator before plugins whose authors were careless: it refuses what kubelet refuses, and says what kubelet keeps to itself."""
+"""The kubelet simulator before plugins whose authors were careless: it refuses what kubelet
+refuses, and says what kubelet keeps to itself.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,21 @@ def root() -> Iterator[Path]:
 
 def doubts(kubelet: KubeletSimulator) -> list[str]:
     """What the simulator found odd in lists."""
-    return [text for event in kubelet.events if event.event == "ListAndWatch.doubtful" for text in event.detail["doubts"]]
+    return [
+        text for event in kubelet.events if event.event == "ListAndWatch.doubtful" for text in event.detail["doubts"]
+    ]
 
 
 async def test_registration_is_refused_when_the_endpoint_is_a_whole_path(root: Path) -> None:
-    """Kubelet joins it to its own folder, where no such socket is; a simulator that took it would let the plugin fail on a node."""
+    """Kubelet joins it to its own folder, where no such socket is.
+
+    A simulator that took it would let the plugin fail on a node.
+    """
     timings = KubeletTimings(dial_s=0.2)
-    async with KubeletSimulator(root, timings=timings) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+    async with (
+        KubeletSimulator(root, timings=timings) as kubelet,
+        RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
+    ):
         refusal = await plugin.register(endpoint=str(kubelet.device_plugin_dir / "rec.sock"))
 
     assert "failed to dial device plugin" in refusal
@@ -70,13 +80,18 @@ async def test_registration_is_refused_when_the_endpoint_is_a_whole_path(root: P
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (pb.Device(ID="dev-0", health="healthy"), "dev-0: health 'healthy' counts as unhealthy: only 'Healthy' is healthy"),
+        (
+            pb.Device(ID="dev-0", health="healthy"),
+            "dev-0: health 'healthy' counts as unhealthy: only 'Healthy' is healthy",
+        ),
         (NOWHERE, "dev-0: NUMA node -1: send no topology when the node is not known; this device fits no hint"),
         (pb.Device(ID="d" * 64, health="Healthy"), f"{'d' * 64!r}: 64 characters; the API promises 1 to 63"),
     ],
     ids=["health", "numa", "long"],
 )
-async def test_list_is_doubted_when_kubelet_would_take_it_otherwise_than_meant(root: Path, sent: pb.Device, said: str) -> None:
+async def test_list_is_doubted_when_kubelet_would_take_it_otherwise_than_meant(
+    root: Path, sent: pb.Device, said: str
+) -> None:
     """Kubelet says nothing; whoever reads the events learns why pods do not fit."""
     async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, [sent]) as plugin:
         await plugin.register()
@@ -87,7 +102,10 @@ async def test_list_is_doubted_when_kubelet_would_take_it_otherwise_than_meant(r
 
 
 async def test_pod_fits_no_node_when_its_device_is_on_node_minus_one(root: Path) -> None:
-    """Such a device is listed and healthy, and no policy that insists on a place ever admits it; PodResources tells the -1 on."""
+    """Such a device is listed and healthy, and no policy that insists on a place ever admits it.
+
+    PodResources tells the -1 on.
+    """
     strict = AlignmentOptions(policy=Policy.RESTRICTED)
     async with (
         KubeletSimulator(root, numa_nodes=NodeSet(0, 1), options=strict) as kubelet,
@@ -118,7 +136,11 @@ async def test_resource_is_known_with_nothing_when_its_first_list_is_too_large(r
     ("listed", "count", "message"),
     [
         ([], 1, f"no healthy devices present; cannot allocate unhealthy devices {X}"),
-        ([device("dev-1", 0)], 1, f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {X}"),
+        (
+            [device("dev-1", 0)],
+            1,
+            f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {X}",
+        ),
         (LIST, 2, f'pod "p-1" container "main" changed request for resource "{X}" from 1 to 2'),
     ],
     ids=["none", "other", "changed"],
@@ -126,12 +148,17 @@ async def test_resource_is_known_with_nothing_when_its_first_list_is_too_large(r
 async def test_pod_fails_after_a_reboot_when_what_it_held_is_not_there(
     root: Path, listed: list[pb.Device], count: int, message: str
 ) -> None:
-    """Another kubelet finds the checkpoint and admits the pod again: a plugin that is late, or lost the device, loses it the pod."""
+    """Another kubelet finds the checkpoint and admits the pod again: a plugin that is late, or lost
+    the device, loses it the pod.
+    """
     async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=2)
         assert isinstance(await kubelet.admit(pod()), Admission)
-    async with KubeletSimulator(root) as later, RecordingPlugin(later.device_plugin_dir, X, listed, socket="rec-2.sock") as plugin:
+    async with (
+        KubeletSimulator(root) as later,
+        RecordingPlugin(later.device_plugin_dir, X, listed, socket="rec-2.sock") as plugin,
+    ):
         await plugin.register()
         await later.wait_for_event("ListAndWatch.send")
         answer = await later.admit(pod(count))
@@ -142,9 +169,15 @@ async def test_pod_fails_after_a_reboot_when_what_it_held_is_not_there(
 
 
 async def test_pod_waits_for_its_next_try_when_the_machine_was_booted_and_kubelet_comes_first(root: Path) -> None:
-    """Its claim counts as prepared no more, and its driver is not there yet; a change of the pod has kubelet look before its 90 s are over."""
+    """Its claim counts as prepared no more, and its driver is not there yet.
+
+    A change of the pod has kubelet look before its 90 s are over.
+    """
     claimed = Pod(
-        name="p", uid="p-1", containers=(Container(name="main"),), claims=(ClaimReference(name="c", uid="u-1", drivers=(DRIVER,)),)
+        name="p",
+        uid="p-1",
+        containers=(Container(name="main"),),
+        claims=(ClaimReference(name="c", uid="u-1", drivers=(DRIVER,)),),
     )
     async with KubeletSimulator(root) as kubelet:
         async with RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
@@ -173,7 +206,9 @@ async def test_container_does_not_start_when_its_pod_was_never_admitted(root: Pa
 
 
 async def test_registration_says_why_when_the_driver_hangs(root: Path) -> None:
-    """A GetInfo that does not answer in kubelet's second is in the events with its error, not only asked again."""
+    """A GetInfo that does not answer in kubelet's second is in the events with its error, not only
+    asked again.
+    """
     async with KubeletSimulator(root, timings=KubeletTimings(get_info_s=0.1)) as kubelet:
         driver = RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER)
         driver.hangs = lambda event: event == "GetInfo"
@@ -186,7 +221,10 @@ async def test_registration_says_why_when_the_driver_hangs(root: Path) -> None:
 
 async def test_second_registration_is_refused_when_it_names_the_same_endpoint(root: Path) -> None:
     """Two instances of a rolling update need a service socket each."""
-    async with KubeletSimulator(root) as kubelet, RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
+    async with (
+        KubeletSimulator(root) as kubelet,
+        RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER),
+    ):
         await kubelet.wait_for_driver(DRIVER)
         (endpoint,) = kubelet.plugins_dir.rglob("*.sock")
         server = grpc.aio.server()
@@ -194,7 +232,9 @@ async def test_second_registration_is_refused_when_it_names_the_same_endpoint(ro
         server.add_insecure_port(f"unix:{kubelet.plugins_registry_dir / 'copy.sock'}")
         await server.start()
         await kubelet.wait_for_event("NotifyRegistrationStatus", count=2)
-        errors = [event.detail.get("error", "") for event in kubelet.events if event.event == "NotifyRegistrationStatus"]
+        errors = [
+            event.detail.get("error", "") for event in kubelet.events if event.event == "NotifyRegistrationStatus"
+        ]
         await server.stop(None)
 
     assert errors[0] == ""
@@ -208,7 +248,9 @@ class _Copy(registration_rpc.RegistrationServicer):
         self._endpoint = endpoint
 
     async def GetInfo(self, request: registration.InfoRequest, context: Any) -> registration.PluginInfo:  # noqa: N802  (gRPC's name)
-        return registration.PluginInfo(type="DRAPlugin", name=DRIVER, endpoint=str(self._endpoint), supported_versions=["v1.DRAPlugin"])
+        return registration.PluginInfo(
+            type="DRAPlugin", name=DRIVER, endpoint=str(self._endpoint), supported_versions=["v1.DRAPlugin"]
+        )
 
     async def NotifyRegistrationStatus(  # noqa: N802  (gRPC's name)
         self, request: registration.RegistrationStatus, context: Any
@@ -238,7 +280,9 @@ def serve(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_program_says_what_to_do_when_its_folder_does_not_do(root: Path) -> None:
-    """Too long for a socket, not to be made, or with a corrupt checkpoint: a sentence, never a traceback."""
+    """Too long for a socket, not to be made, or with a corrupt checkpoint: a sentence, never a
+    traceback.
+    """
     (root / "bad" / "device-plugins").mkdir(parents=True)
     (root / "bad" / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
     (root / "file").touch()
@@ -251,7 +295,10 @@ def test_program_says_what_to_do_when_its_folder_does_not_do(root: Path) -> None
 
 
 def test_program_says_which_pods_there_are_when_one_is_unknown(root: Path) -> None:
-    """A typing error in a command is told, and the next command is obeyed; a pod that was turned away is none."""
+    """A typing error in a command is told, and the next command is obeyed.
+
+    A pod that was turned away is none.
+    """
     answer = serve(root, "admit p rec.example.com/x=1\nremove p\nrestart-container p\ncapacity\nquit\n")
 
     assert answer.returncode == 0

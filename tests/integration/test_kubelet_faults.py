@@ -1,4 +1,6 @@
-"""The kubelet simulator when things go wrong or come twice: absent and hung drivers, retries, restarts, device plugins that the watcher finds."""
+"""The kubelet simulator when things go wrong or come twice: absent and hung drivers, retries,
+restarts, device plugins that the watcher finds.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def driver_of(kubelet: KubeletSimulator, instance: str = "") -> RecordingDriver:
 
 
 async def test_slices_go_when_a_driver_loses_its_connection_and_keeps_its_sockets(root: Path) -> None:
-    """A killed driver leaves its sockets behind; kubelet watches the connection, and wipes when it is not back in time."""
+    """A killed driver leaves its sockets behind.
+
+    Kubelet watches the connection, and wipes when it is not back in time.
+    """
     wiped: list[str] = []
     async with (
         KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.1), wipe_slices=wiped.append) as kubelet,
@@ -69,7 +74,9 @@ async def test_slices_go_when_a_driver_loses_its_connection_and_keeps_its_socket
 
 
 async def test_slices_stay_when_another_instance_is_connected(root: Path) -> None:
-    """In a rolling update the old instance goes and the new one serves: nothing is wiped, calls reach the newest that is connected."""
+    """In a rolling update the old instance goes and the new one serves: nothing is wiped, calls
+    reach the newest that is connected.
+    """
     wiped: list[str] = []
     async with KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.05), wipe_slices=wiped.append) as kubelet:
         async with driver_of(kubelet, "a") as old:
@@ -83,7 +90,8 @@ async def test_slices_stay_when_another_instance_is_connected(root: Path) -> Non
             await kubelet.wait_for_event("Deregistered")
             late = await kubelet.prepare_claims([CLAIM])
         calls = [
-            [call["event"] for call in it.calls if "PrepareResources" in call["event"] or "Unprepare" in call["event"]] for it in (old, new)
+            [call["event"] for call in it.calls if "PrepareResources" in call["event"] or "Unprepare" in call["event"]]
+            for it in (old, new)
         ]
 
     assert calls == [["NodeUnprepareResources", "NodePrepareResources"], ["NodePrepareResources"]]
@@ -92,7 +100,9 @@ async def test_slices_stay_when_another_instance_is_connected(root: Path) -> Non
 
 
 async def test_slices_stay_when_a_driver_is_back_in_time_and_away_again(root: Path) -> None:
-    """Each absence is counted by itself: the end of an earlier one's patience wipes nothing in the middle of a later one."""
+    """Each absence is counted by itself: the end of an earlier one's patience wipes nothing in the
+    middle of a later one.
+    """
     wiped: list[str] = []
     async with KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.6), wipe_slices=wiped.append) as kubelet:
         for count in (1, 2, 3, 4):
@@ -126,7 +136,10 @@ class _Slow(RecordingDriver):
 
 
 async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> None:
-    """What a call runs for is asked for by nobody else meanwhile; what another driver owes is asked for again as ever."""
+    """What a call runs for is asked for by nobody else meanwhile.
+
+    What another driver owes is asked for again as ever.
+    """
     other = f"z.{DRIVER}"
     timings = KubeletTimings(reconcile_s=0.01)
     async with (
@@ -150,7 +163,9 @@ async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> N
 
 
 async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_already(root: Path) -> None:
-    """Kubelet asks of its own accord, too, as a moment after a registration: whoever compares finds the claim undone all the same."""
+    """Kubelet asks of its own accord, too, as a moment after a registration: whoever compares finds
+    the claim undone all the same.
+    """
     async with (
         KubeletSimulator(root) as kubelet,
         _Slow(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as slow,
@@ -170,7 +185,10 @@ async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_al
 
 
 async def test_claim_fails_in_time_when_a_driver_hangs(root: Path) -> None:
-    """Prepare and unprepare end with kubelet's deadline; the pod is tried again until it works, the unprepare is owed and repeated."""
+    """Prepare and unprepare end with kubelet's deadline.
+
+    The pod is tried again until it works, the unprepare is owed and repeated.
+    """
     timings = KubeletTimings(dra_s=0.2, pod_retry_s=0.05, reconcile_s=0.05)
     async with KubeletSimulator(root, timings=timings) as kubelet, driver_of(kubelet) as driver:
         await kubelet.wait_for_driver(DRIVER)
@@ -214,7 +232,9 @@ async def test_registration_is_tried_again_when_get_info_hangs(root: Path) -> No
 
 
 async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
-    """A device that was healthy counts as Unknown after its time-out, without another word from anybody."""
+    """A device that was healthy counts as Unknown after its time-out, without another word from
+    anybody.
+    """
     now = [0.0]
     async with KubeletSimulator(root, monotonic=lambda: now[0]) as kubelet, driver_of(kubelet):
         await kubelet.wait_for_health(DRIVER, "node", "dev-0", "Healthy")
@@ -227,7 +247,10 @@ async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
 
 
 async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
-    """Neither preference nor pre-start without the option; what the registration request says of options counts for nothing."""
+    """Neither preference nor pre-start without the option.
+
+    What the registration request says of options counts for nothing.
+    """
     async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         plugin.options = pb.DevicePluginOptions()
         await plugin.register()
@@ -241,7 +264,10 @@ async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
 
 
 async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(root: Path) -> None:
-    """PreStartContainer has a deadline of its own; that is no final rejection, and nothing is allocated again."""
+    """PreStartContainer has a deadline of its own.
+
+    That is no final rejection, and nothing is allocated again.
+    """
     async with (
         KubeletSimulator(root, timings=KubeletTimings(pre_start_s=2.0)) as kubelet,
         RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
@@ -261,14 +287,21 @@ async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(r
 
 
 async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(root: Path) -> None:
-    """A new process over the same folder: what pods hold is not free, and Allocate is not called again for them; others go when all pods are known."""
+    """A new process over the same folder: what pods hold is not free, and Allocate is not called
+    again for them.
+
+    Others go when all pods are known.
+    """
     async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         plugin.env = {"KEPT": "yes"}
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=2)
         before = await kubelet.admit(PLAIN)
         await kubelet.admit(Pod(name="gone", uid="gone", containers=PLAIN.containers))
-    async with KubeletSimulator(root) as later, RecordingPlugin(later.device_plugin_dir, X, LIST, socket="rec-2.sock") as plugin:
+    async with (
+        KubeletSimulator(root) as later,
+        RecordingPlugin(later.device_plugin_dir, X, LIST, socket="rec-2.sock") as plugin,
+    ):
         empty = later.capacity()[X]
         await plugin.register()
         await later.wait_for_resource(X, allocatable=2)
@@ -335,7 +368,9 @@ async def watched(
 
 
 async def test_device_plugin_serves_when_the_watcher_finds_it(root: Path) -> None:
-    """The other door for device plugins: taken over with its resource, and let go when its registration socket goes."""
+    """The other door for device plugins: taken over with its resource, and let go when its
+    registration socket goes.
+    """
     async with KubeletSimulator(root) as kubelet:
         async with watched(kubelet):
             await kubelet.wait_for_resource(X, allocatable=2)

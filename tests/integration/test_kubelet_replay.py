@@ -1,4 +1,6 @@
-"""The kubelet simulator does again what a real kubelet 1.36.2 did, and a recording that says anything else is noticed."""
+"""The kubelet simulator does again what a real kubelet 1.36.2 did, and a recording that says
+anything else is noticed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ pytestmark = pytest.mark.integration
 
 TRANSCRIPT = Path(__file__).resolve().parents[1] / "data" / "kubelet" / "kubelet-1.36-transcript.jsonl"
 LINES = TRANSCRIPT.read_text(encoding="utf-8").splitlines()
-# The recording's refused registrations take 10 s each; that the simulator's default is that is tested beside the transcript.
+# The recording's refused registrations take 10 s each; that the simulator's default is that
+# is tested beside the transcript.
 SHORT = KubeletTimings(dial_s=2.0)
 # Too short for a loaded machine, which then finds one difference more.
 SHORTEST = KubeletTimings(dial_s=0.3)
@@ -37,7 +40,9 @@ def root() -> Iterator[Path]:
 
 
 async def test_simulator_does_what_kubelet_did_when_the_recording_is_done_again(root: Path) -> None:
-    """All 52 lines of both sessions come again: the same calls in the same order with the same contents and deadlines."""
+    """All 52 lines of both sessions come again: the same calls in the same order with the same
+    contents and deadlines.
+    """
     assert await replay(read_transcript("\n".join(LINES)), root, timings=SHORT) == []
 
 
@@ -77,8 +82,12 @@ def _rewritten(lines: list[str], index: int) -> list[str]:
         pytest.param(41, _without, id="owed-unprepare-missing"),
     ],
 )
-async def test_difference_is_told_when_a_line_is_another(root: Path, index: int, change: Callable[[list[str], int], list[str]]) -> None:
-    """A recording with one line changed, gone or out of its place fails, and the difference names the session."""
+async def test_difference_is_told_when_a_line_is_another(
+    root: Path, index: int, change: Callable[[list[str], int], list[str]]
+) -> None:
+    """A recording with one line changed, gone or out of its place fails, and the difference names
+    the session.
+    """
     differences = await replay(read_transcript("\n".join(change(LINES, index))), root, timings=SHORTEST, patience_s=0.7)
 
     assert differences
@@ -86,7 +95,9 @@ async def test_difference_is_told_when_a_line_is_another(root: Path, index: int,
 
 
 async def test_command_fails_when_a_line_is_another(tmp_path: Path) -> None:
-    """`python -m topobus.testing.kubelet replay FILE`: 0 and one line for the recording itself, 1 and the difference for a changed one."""
+    """`python -m topobus.testing.kubelet replay FILE`: 0 and one line for the recording itself, 1
+    and the difference for a changed one.
+    """
     changed = tmp_path / "changed.jsonl"
     changed.write_text("\n".join(_rewritten(LINES, 14)), encoding="utf-8")
     answers = []
@@ -104,7 +115,9 @@ async def test_command_fails_when_a_line_is_another(tmp_path: Path) -> None:
 
 
 async def test_program_serves_a_plugin_of_another_process_when_told_by_words(root: Path) -> None:
-    """`serve`: the plugin registers on its sockets, words admit a pod and restart kubelet, every call is a JSON line, and a wrong word is an error that helps."""
+    """`serve`: the plugin registers on its sockets, words admit a pod and restart kubelet, every
+    call is a JSON line, and a wrong word is an error that helps.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "topobus.testing.kubelet", "serve", "--root", str(root)),
         stdin=asyncio.subprocess.PIPE,

@@ -1,4 +1,7 @@
-"""The kubelet simulator against kubelet's allocation rules. The recorded transcript is done again in test_kubelet_replay."""
+"""The kubelet simulator against kubelet's allocation rules.
+
+The recorded transcript is done again in test_kubelet_replay.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 async def kubelet(root: Path) -> AsyncIterator[KubeletSimulator]:
-    """A kubelet with one NUMA node whose dial gives up early, as the refused registration would take 10 s."""
+    """A kubelet with one NUMA node whose dial gives up early, as the refused registration would
+    take 10 s.
+    """
     async with KubeletSimulator(root, timings=KubeletTimings(dial_s=2.0)) as started:
         yield started
 
@@ -59,7 +64,9 @@ def pod(*containers: Container, uid: str = "p-1", claims: Iterable[ClaimReferenc
 
 def wants(name: str = "main", kind: ContainerKind = ContainerKind.APP, cpus: int = 0, **resources: int) -> Container:
     """A container; `x=2` asks two devices of X."""
-    return Container(name=name, kind=kind, cpus=cpus, resources={{"x": X, "y": Y}[key]: count for key, count in resources.items()})
+    return Container(
+        name=name, kind=kind, cpus=cpus, resources={{"x": X, "y": Y}[key]: count for key, count in resources.items()}
+    )
 
 
 async def admitted(kubelet: KubeletSimulator, wanted: Pod) -> Admission:
@@ -77,7 +84,9 @@ async def rejected(kubelet: KubeletSimulator, wanted: Pod) -> Rejection:
 
 
 async def test_simulator_repeats_an_owed_unprepare_when_the_driver_returns(kubelet: KubeletSimulator) -> None:
-    """What an absent driver could not undo is asked again as soon as it is registered, as in session b of the transcript."""
+    """What an absent driver could not undo is asked again as soon as it is registered, as in
+    session b of the transcript.
+    """
     claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
     wanted = pod(Container(name="main"), claims=[claim])
     async with TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
@@ -94,8 +103,12 @@ async def test_simulator_repeats_an_owed_unprepare_when_the_driver_returns(kubel
     assert calls[:4] == ["GetInfo", "NotifyRegistrationStatus", "NodeWatchResources.open", "NodeUnprepareResources"]
 
 
-async def test_simulator_counts_an_unhealthy_device_in_capacity_alone_when_the_list_changes(kubelet: KubeletSimulator) -> None:
-    """Allocatable falls from 3 to 2 while capacity stays 3, and a device that left the list is gone."""
+async def test_simulator_counts_an_unhealthy_device_in_capacity_alone_when_the_list_changes(
+    kubelet: KubeletSimulator,
+) -> None:
+    """Allocatable falls from 3 to 2 while capacity stays 3, and a device that left the list is
+    gone.
+    """
     async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=3)
@@ -108,7 +121,9 @@ async def test_simulator_counts_an_unhealthy_device_in_capacity_alone_when_the_l
 
 
 async def test_simulator_makes_devices_unhealthy_when_the_plugin_stops(root: Path) -> None:
-    """Capacity stays for five minutes with nothing allocatable, then falls to 0 while the resource stays listed."""
+    """Capacity stays for five minutes with nothing allocatable, then falls to 0 while the resource
+    stays listed.
+    """
     now = [0.0]
     async with KubeletSimulator(root, monotonic=lambda: now[0]) as kubelet:
         async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
@@ -123,7 +138,10 @@ async def test_simulator_makes_devices_unhealthy_when_the_plugin_stops(root: Pat
 
 
 async def test_simulator_forgets_capacity_and_deletes_sockets_when_restarted(kubelet: KubeletSimulator) -> None:
-    """After a restart nothing is allocatable until the plugin registers on a new socket; the old socket is gone, holdings stay."""
+    """After a restart nothing is allocatable until the plugin registers on a new socket.
+
+    The old socket is gone, holdings stay.
+    """
     async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=3)
@@ -141,11 +159,16 @@ async def test_simulator_forgets_capacity_and_deletes_sockets_when_restarted(kub
     assert second.container("main").devices == {X: ("dev-1",)}
 
 
-@pytest.mark.parametrize(("has_race", "counts"), [(False, (3, 3)), (True, (3, 3, 0))], ids=["kubelet-1.36", "older-kubelet"])
+@pytest.mark.parametrize(
+    ("has_race", "counts"), [(False, (3, 3)), (True, (3, 3, 0))], ids=["kubelet-1.36", "older-kubelet"]
+)
 async def test_simulator_lets_the_newest_registration_win_when_the_old_stream_ends(
     root: Path, *, has_race: bool, counts: tuple[int, ...]
 ) -> None:
-    """From 1.36 on the old stream is closed and the newest plugin serves; before, it stayed open, and its end cut the newest one off."""
+    """From 1.36 on the old stream is closed and the newest plugin serves.
+
+    Before, it stayed open, and its end cut the newest one off.
+    """
     async with KubeletSimulator(root, has_reregister_race=has_race) as kubelet, AsyncExitStack() as old:
         await (await old.enter_async_context(TrivialPlugin(kubelet.device_plugin_dir, X, LIST))).register()
         await kubelet.wait_for_event("ListAndWatch.send")
@@ -172,7 +195,9 @@ def two_nodes(root: Path, policy: Policy, scope: Scope = Scope.CONTAINER) -> Kub
 
 
 async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node(root: Path) -> None:
-    """Under single-numa-node a pod over two nodes is turned away with TopologyAffinityError, and nothing is asked of the plugin."""
+    """Under single-numa-node a pod over two nodes is turned away with TopologyAffinityError, and
+    nothing is asked of the plugin.
+    """
     async with (
         two_nodes(root, Policy.SINGLE_NUMA_NODE) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b", 1))) as plugin,
@@ -182,7 +207,10 @@ async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node
 
         answer = await rejected(kubelet, pod(wants(x=2)))
 
-    assert (answer.reason, answer.message) == ("TopologyAffinityError", "Resources cannot be allocated with Topology locality")
+    assert (answer.reason, answer.message) == (
+        "TopologyAffinityError",
+        "Resources cannot be allocated with Topology locality",
+    )
     assert not [event for event in kubelet.events if event.event == "Allocate"]
 
 
@@ -231,7 +259,9 @@ async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(
         exact = await admitted(kubelet, pod(wants(x=2), uid="exact"))
         choice = await admitted(kubelet, pod(wants(x=1), uid="choice"))
 
-    asked = [event.detail["container_requests"][0] for event in kubelet.events if event.event == "GetPreferredAllocation"]
+    asked = [
+        event.detail["container_requests"][0] for event in kubelet.events if event.event == "GetPreferredAllocation"
+    ]
     assert exact.container("main").devices == {X: ("a", "b")}
     assert choice.container("main").devices == {X: ("c",)}
     assert asked == [{"available_deviceIDs": ["c", "d", "e"], "allocation_size": 1}]
@@ -240,7 +270,11 @@ async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(
 async def test_simulator_reuses_init_containers_devices_when_app_containers_start(root: Path) -> None:
     """An app container gets what an ended init container had; a sidecar keeps its own."""
     devices = (device("a", 0), device("b", 0), device("c", 0))
-    containers = (wants("init", ContainerKind.INIT, x=1), wants("sidecar", ContainerKind.SIDECAR, x=1), wants("app", x=2))
+    containers = (
+        wants("init", ContainerKind.INIT, x=1),
+        wants("sidecar", ContainerKind.SIDECAR, x=1),
+        wants("app", x=2),
+    )
     async with (
         two_nodes(root, Policy.BEST_EFFORT) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
@@ -253,8 +287,13 @@ async def test_simulator_reuses_init_containers_devices_when_app_containers_star
     assert [container.devices[X] for container in answer.containers] == [("a",), ("a",), ("b", "c")]
 
 
-async def test_simulator_keeps_earlier_resources_until_collected_when_a_later_one_fails(kubelet: KubeletSimulator) -> None:
-    """No rollback over resources, as in kubelet; the dead pod's devices are free at the next admission."""
+async def test_simulator_keeps_earlier_resources_until_collected_when_a_later_one_fails(
+    kubelet: KubeletSimulator,
+) -> None:
+    """No rollback over resources, as in kubelet.
+
+    The dead pod's devices are free at the next admission.
+    """
     async with (
         TrivialPlugin(kubelet.device_plugin_dir, X, (device("a"),)) as x,
         TrivialPlugin(kubelet.device_plugin_dir, Y, (device("b"),), socket="rec-2.sock") as y,
@@ -269,7 +308,10 @@ async def test_simulator_keeps_earlier_resources_until_collected_when_a_later_on
         answer = await admitted(kubelet, pod(wants(x=1, y=1), uid="p-2"))
 
     assert failed.reason == "UnexpectedAdmissionError"
-    assert failed.message == "Allocate failed due to rpc error: code = Unavailable desc = the card fell off, which is unexpected"
+    assert (
+        failed.message
+        == "Allocate failed due to rpc error: code = Unavailable desc = the card fell off, which is unexpected"
+    )
     assert answer.container("main").devices == {X: ("a",), Y: ("b",)}
 
 
@@ -312,7 +354,9 @@ async def test_simulator_keeps_the_first_edit_when_two_plugins_set_the_same_key(
 
 
 async def test_simulator_waits_with_the_pod_when_a_driver_fails_to_prepare(kubelet: KubeletSimulator) -> None:
-    """A claim that fails is no final rejection: asked again, the same devices go on and nothing is allocated twice."""
+    """A claim that fails is no final rejection: asked again, the same devices go on and nothing is
+    allocated twice.
+    """
     claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
     wanted = pod(wants(x=1), claims=[claim])
     async with (
@@ -344,7 +388,10 @@ async def test_simulator_tells_a_driver_its_error_when_it_offers_no_service(kube
 
 
 async def test_simulator_lists_pod_resources_when_asked(root: Path) -> None:
-    """One entry a device and NUMA node, claims with their CDI names, active pods only; calls beyond the rate are refused."""
+    """One entry a device and NUMA node, claims with their CDI names, active pods only.
+
+    Calls beyond the rate are refused.
+    """
     claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
     wanted = pod(wants(x=2, cpus=1), claims=[claim])
     async with (
@@ -368,7 +415,8 @@ async def test_simulator_lists_pod_resources_when_asked(root: Path) -> None:
 
     (container,) = held.pod_resources[0].containers
     assert [
-        (container_devices.device_ids[0], [node.ID for node in container_devices.topology.nodes]) for container_devices in container.devices
+        (container_devices.device_ids[0], [node.ID for node in container_devices.topology.nodes])
+        for container_devices in container.devices
     ] == [("a", [0]), ("b", [])]
     assert list(container.cpu_ids) == [0]
     assert container.dynamic_resources[0].claim_resources[0].cdi_devices[0].name == "v/c=u-1"

@@ -1,4 +1,6 @@
-"""What the one Kubernetes client promises to both of its users: who we are, whom we speak to, replaced files, pauses, and answers that are none."""
+"""What the one Kubernetes client promises to both of its users: who we are, whom we speak to,
+replaced files, pauses, and answers that are none.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ async def recording(node: str) -> AsyncIterator[tuple[str, list[str]]]:
             heads.append(head)
             is_list = head.split(" ")[1].endswith("/api/v1")
             text = json.dumps({"resources": [{"name": "nodes", "verbs": ["list", "watch"]}]}) if is_list else node
-            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(text.encode())}\r\nConnection: close\r\n\r\n{text}".encode())
+            writer.write(
+                f"HTTP/1.1 200 OK\r\nContent-Length: {len(text.encode())}\r\nConnection: close\r\n\r\n{text}".encode()
+            )
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             return
@@ -97,8 +101,12 @@ async def recording(node: str) -> AsyncIterator[tuple[str, list[str]]]:
 
 
 @both
-async def test_requests_say_as_whom_we_act_when_the_user_acts_as_somebody_else(tmp_path: Path, open_it: Callable[[Path], Opened]) -> None:
-    """`as` with its uid, groups and extras goes with every request: left out, we would act with our own rights, which may be more."""
+async def test_requests_say_as_whom_we_act_when_the_user_acts_as_somebody_else(
+    tmp_path: Path, open_it: Callable[[Path], Opened]
+) -> None:
+    """`as` with its uid, groups and extras goes with every request: left out, we would act with our
+    own rights, which may be more.
+    """
     user = {
         "token": "t",
         "as": "jane@example.com",
@@ -126,8 +134,13 @@ async def test_requests_say_as_whom_we_act_when_the_user_acts_as_somebody_else(t
 
 @both
 @pytest.mark.parametrize("name", ["api.example.com", "other.example.com"])
-async def test_server_is_known_by_the_name_that_the_kubeconfig_gives(tmp_path: Path, open_it: Callable[[Path], Opened], name: str) -> None:
-    """With tls-server-name the certificate must be for that name and not for the address; for any other name nothing is sent."""
+async def test_server_is_known_by_the_name_that_the_kubeconfig_gives(
+    tmp_path: Path, open_it: Callable[[Path], Opened], name: str
+) -> None:
+    """With tls-server-name the certificate must be for that name and not for the address.
+
+    For any other name nothing is sent.
+    """
     authority = Authority(tmp_path / "pki")
     async with ApiServerSimulator(token="secret", bookmark_s=0.1) as server:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
@@ -149,7 +162,10 @@ async def test_server_is_known_by_the_name_that_the_kubeconfig_gives(tmp_path: P
 async def test_server_is_trusted_as_other_clients_do_when_its_authority_has_no_key_usage(
     tmp_path: Path, open_it: Callable[[Path], Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.13 asks OpenSSL for the form of RFC 5280 by default, kubectl does not; a server of another authority is refused as ever."""
+    """Python 3.13 asks OpenSSL for the form of RFC 5280 by default, kubectl does not.
+
+    A server of another authority is refused as ever.
+    """
     default_context = ssl.create_default_context
 
     def of_newer_python(*arguments: Any, **options: Any) -> ssl.SSLContext:
@@ -158,11 +174,17 @@ async def test_server_is_trusted_as_other_clients_do_when_its_authority_has_no_k
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", of_newer_python)
-    authority, other = Authority(tmp_path / "pki", has_key_usage=False), Authority(tmp_path / "other", has_key_usage=False)
+    authority, other = (
+        Authority(tmp_path / "pki", has_key_usage=False),
+        Authority(tmp_path / "other", has_key_usage=False),
+    )
     async with ApiServerSimulator(token="secret", bookmark_s=0.1) as server:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
         port = int(server.url.rpartition(":")[2])
-        async with tls_front(port, authority.issue("server")) as front, tls_front(port, other.issue("server")) as impostor:
+        async with (
+            tls_front(port, authority.issue("server")) as front,
+            tls_front(port, other.issue("server")) as impostor,
+        ):
             trusted = {"certificate-authority": str(authority.own.certificate)}
             read, close = open_it(kubeconfig(tmp_path, f"https://127.0.0.1:{front}", {"token": "secret"}, **trusted))
             answer = await read(NODE)
@@ -178,12 +200,16 @@ async def test_server_is_trusted_as_other_clients_do_when_its_authority_has_no_k
 async def test_watch_is_well_when_nothing_changes_and_the_server_sends_no_bookmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An etcd without progress notices: each watch is ended by the server in order and begun again where it was, nothing is read anew or lost."""
+    """An etcd without progress notices: each watch is ended by the server in order and begun again
+    where it was, nothing is read anew or lost.
+    """
     monkeypatch.setattr(client, "_WATCH_S", (1, 1))
     async with ApiServerSimulator(token="secret", bookmark_s=3600.0) as server:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
         cluster = KubernetesCluster.open(
-            GatewayCluster(mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.01)
+            GatewayCluster(
+                mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.01
+            )
         )
         with capture_logs() as logs:
             async with aclosing(cluster.watch(gateway.NODES, fields=f"metadata.name={NODE}")) as changes:
@@ -193,15 +219,23 @@ async def test_watch_is_well_when_nothing_changes_and_the_server_sends_no_bookma
                 server.put({"kind": "Node", "metadata": {"name": NODE, "labels": {"new": "yes"}}})
                 kinds.append((await news).kind)
         await cluster.close()
-        lists = [request for request in server.requests if request.path == "/api/v1/nodes" and request not in _watches(server)]
+        lists = [
+            request
+            for request in server.requests
+            if request.path == "/api/v1/nodes" and request not in _watches(server)
+        ]
 
     assert kinds == [gateway.ClusterChangeKind.SNAPSHOT, gateway.ClusterChangeKind.PUT]
     assert len(lists) == 1
     assert [entry for entry in logs if entry["log_level"] != "debug"] == []
 
 
-async def test_watch_is_lost_when_the_server_is_not_there_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A connection that nobody closed says nothing, not even the watch's end: that is trouble, and named."""
+async def test_watch_is_lost_when_the_server_is_not_there_any_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A connection that nobody closed says nothing, not even the watch's end: that is trouble, and
+    named.
+    """
     monkeypatch.setattr(client, "_WATCH_S", (1, 1))
     monkeypatch.setattr(client, "_LATE_S", 0.1)
     held: list[asyncio.StreamWriter] = []
@@ -214,7 +248,9 @@ async def test_watch_is_lost_when_the_server_is_not_there_any_more(monkeypatch: 
 
     listening = await asyncio.start_server(begin_and_die, "127.0.0.1", 0)
     path = kubeconfig(tmp_path, f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", {"token": "secret"})
-    opened = client.KubernetesClient.open(AccessSettings(kubeconfig=str(path), setting="test: cluster", next_step="mend it"))
+    opened = client.KubernetesClient.open(
+        AccessSettings(kubeconfig=str(path), setting="test: cluster", next_step="mend it")
+    )
     with pytest.raises(PeerUnavailable, match="watch of /api/v1/nodes: ReadTimeout"):
         async for _ in opened.watch("/api/v1/nodes", "1"):
             pass
@@ -229,15 +265,21 @@ def _watches(server: ApiServerSimulator) -> list[Any]:
 
 
 @both
-async def test_calls_go_on_when_the_client_certificate_was_replaced(tmp_path: Path, open_it: Callable[[Path], Opened]) -> None:
-    """A certificate that the server no longer takes is read again: the call that met it succeeds, nobody restarts anything."""
+async def test_calls_go_on_when_the_client_certificate_was_replaced(
+    tmp_path: Path, open_it: Callable[[Path], Opened]
+) -> None:
+    """A certificate that the server no longer takes is read again: the call that met it succeeds,
+    nobody restarts anything.
+    """
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     async with ApiServerSimulator(token="secret", bookmark_s=0.1) as server:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
         port = int(server.url.rpartition(":")[2])
         async with tls_front(port, new.issue("server"), clients=new) as front:
             url, trusted = f"https://127.0.0.1:{front}", {"certificate-authority": str(new.own.certificate)}
-            read, close = open_it(kubeconfig(tmp_path, url, {"token": "secret", **in_data(old.issue("client"))}, **trusted))
+            read, close = open_it(
+                kubeconfig(tmp_path, url, {"token": "secret", **in_data(old.issue("client"))}, **trusted)
+            )
             with pytest.raises(PeerUnavailable):
                 await read(NODE)
             kubeconfig(tmp_path, url, {"token": "secret", **in_data(new.issue("client"))}, **trusted)
@@ -273,7 +315,9 @@ async def test_server_is_left_alone_when_it_wants_a_pause(tmp_path: Path, open_i
 
 @both
 @pytest.mark.parametrize("text", ["[" * 100_000, "7", "null-", '{"metadata":'])
-async def test_answer_that_is_none_is_trouble_with_the_server(tmp_path: Path, open_it: Callable[[Path], Opened], text: str) -> None:
+async def test_answer_that_is_none_is_trouble_with_the_server(
+    tmp_path: Path, open_it: Callable[[Path], Opened], text: str
+) -> None:
     """What cannot be read, however deep it is, ends the call and nothing else."""
     async with recording(text) as (url, _):
         read, close = open_it(kubeconfig(tmp_path, url, {"token": "t"}))
@@ -284,8 +328,12 @@ async def test_answer_that_is_none_is_trouble_with_the_server(tmp_path: Path, op
 
 @both
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "%2e%2e"])
-async def test_name_that_leads_somewhere_else_is_never_asked_for(tmp_path: Path, open_it: Callable[[Path], Opened], name: str) -> None:
-    """A name from an object is no path: one that no object can have is refused before anything of it is sent."""
+async def test_name_that_leads_somewhere_else_is_never_asked_for(
+    tmp_path: Path, open_it: Callable[[Path], Opened], name: str
+) -> None:
+    """A name from an object is no path: one that no object can have is refused before anything of
+    it is sent.
+    """
     async with recording("{}") as (url, heads):
         read, close = open_it(kubeconfig(tmp_path, url, {"token": "t"}))
         with pytest.raises(ContractError, match="wanted a name that can stand in a path"):
@@ -296,7 +344,9 @@ async def test_name_that_leads_somewhere_else_is_never_asked_for(tmp_path: Path,
 
 
 @both
-async def test_kubeconfig_is_refused_by_name_when_it_wants_a_proxy_of_its_own(tmp_path: Path, open_it: Callable[[Path], Opened]) -> None:
+async def test_kubeconfig_is_refused_by_name_when_it_wants_a_proxy_of_its_own(
+    tmp_path: Path, open_it: Callable[[Path], Opened]
+) -> None:
     """What we do not do is never left out in silence, whichever service reads the file."""
     with pytest.raises(ConfigError, match="has a proxy-url"):
         open_it(kubeconfig(tmp_path, "https://127.0.0.1:1", {"token": "t"}, **{"proxy-url": "http://proxy"}))

@@ -1,4 +1,6 @@
-"""The NATS server of `topobus up --listen`: TLS by a certificate made on the spot, users, and a new certificate while everybody stays connected."""
+"""The NATS server of `topobus up --listen`: TLS by a certificate made on the spot, users, and a new
+certificate while everybody stays connected.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,33 @@ _EVERYWHERE = Listening(address="0.0.0.0", names=("hub.example.org",))
 
 @pytest.fixture
 def layout(tmp_path: Path, nats_binary: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """A state folder, and the server of this run as the one that is launched, at a port that no other test tries at the same moment."""
+    """A state folder, and the server of this run as the one that is launched, at a port that no
+    other test tries at the same moment.
+    """
     return launched_layout(tmp_path, nats_binary, monkeypatch)
 
 
 async def _launch(supervisor: Supervisor, layout: Layout) -> System:
     certificate = await asyncio.to_thread(NatsCertificate, _EVERYWHERE, layout.nats_tls, layout.authority)
-    url = await start_nats(supervisor, layout, size_store(layout.nats), lambda _: None, is_open=False, certificate=certificate)
-    return System(layout=layout, node="n1", nats_url=url, supervisor=supervisor, has_users=True, tls_ca_file=certificate.authority_file)
+    url = await start_nats(
+        supervisor, layout, size_store(layout.nats), lambda _: None, is_open=False, certificate=certificate
+    )
+    return System(
+        layout=layout,
+        node="n1",
+        nats_url=url,
+        supervisor=supervisor,
+        has_users=True,
+        tls_ca_file=certificate.authority_file,
+    )
 
 
 async def _offered_end(system: System) -> int:
-    """Give when the certificate ends that the server shows to whoever connects now, in seconds since 1970; it must be one that our clients trust."""
+    """Give when the certificate ends that the server shows to whoever connects now, in seconds
+    since 1970.
+
+    It must be one that our clients trust.
+    """
     reader, writer = await asyncio.open_connection(LOOPBACK, _port(system))
     try:
         await reader.readline()
@@ -60,8 +77,13 @@ def _port(system: System) -> int:
     return int(system.nats_url.rpartition(":")[2])
 
 
-async def test_each_user_comes_in_by_tls_alone_when_the_server_is_reached_from_elsewhere(layout: Layout, tmp_path: Path) -> None:
-    """All users connect with what the first start made; a client without the authority, or without a login, does not; monitoring stays on loopback."""
+async def test_each_user_comes_in_by_tls_alone_when_the_server_is_reached_from_elsewhere(
+    layout: Layout, tmp_path: Path
+) -> None:
+    """All users connect with what the first start made.
+
+    A client without the authority, or without a login, does not; monitoring stays on loopback.
+    """
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(2 * _LIMIT_S):
         system = await _launch(supervisor, layout)
         for principal in PRINCIPALS:
@@ -72,13 +94,20 @@ async def test_each_user_comes_in_by_tls_alone_when_the_server_is_reached_from_e
         cli = system.settings_of("cli")
         for settings, says in (
             (
-                NatsSettings(url=cli.url, user="cli", password_file=cli.password_file, tls_ca_file=str(tmp_path / "other" / "ca.crt")),
+                NatsSettings(
+                    url=cli.url,
+                    user="cli",
+                    password_file=cli.password_file,
+                    tls_ca_file=str(tmp_path / "other" / "ca.crt"),
+                ),
                 "certificate",
             ),
             (NatsSettings(url=cli.url, tls_ca_file=cli.tls_ca_file), "authorization violation"),
         ):
             assert says in await _refusal(settings)
-        command = (await asyncio.to_thread(Path(f"/proc/{supervisor.status('nats').pid}/cmdline").read_text)).split("\0")
+        command = (await asyncio.to_thread(Path(f"/proc/{supervisor.status('nats').pid}/cmdline").read_text)).split(
+            "\0"
+        )
 
     assert command[command.index("-a") + 1] == "0.0.0.0"
     assert "-m" not in command
@@ -101,10 +130,19 @@ async def test_probe_looks_by_tls_when_the_server_has_it(layout: Layout, tmp_pat
     assert looks == [True, False, False]
 
 
-async def test_certificate_is_shown_to_new_clients_when_it_was_renewed_while_all_run(layout: Layout, tmp_path: Path) -> None:
-    """`topobus keys certify` is all: the server shows the new one, nobody's connection ends, and the process is the same."""
+async def test_certificate_is_shown_to_new_clients_when_it_was_renewed_while_all_run(
+    layout: Layout, tmp_path: Path
+) -> None:
+    """`topobus keys certify` is all: the server shows the new one, nobody's connection ends, and
+    the process is the same.
+    """
     # Made a day ago, so that the end of the next one is another.
-    certify(layout.nats_tls, _EVERYWHERE.wanted_names(), authority=layout.authority, now=datetime.now(UTC) - timedelta(days=1))
+    certify(
+        layout.nats_tls,
+        _EVERYWHERE.wanted_names(),
+        authority=layout.authority,
+        now=datetime.now(UTC) - timedelta(days=1),
+    )
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(2 * _LIMIT_S):
         system = await _launch(supervisor, layout)
         before, pid = await _offered_end(system), supervisor.status("nats").pid
@@ -137,7 +175,8 @@ async def _refusal(settings: NatsSettings) -> str:
     readiness = WatchedReadiness()
     connecting = asyncio.create_task(Bus.connect(settings, name="topobus-cli", readiness=readiness))
     await readiness.until(
-        lambda parts: any(word in parts.get("bus", "").lower() for word in ("certificate", "authorization")), timeout_s=_LIMIT_S
+        lambda parts: any(word in parts.get("bus", "").lower() for word in ("certificate", "authorization")),
+        timeout_s=_LIMIT_S,
     )
     assert not readiness.is_ready
     said = readiness.report()["bus"].lower()

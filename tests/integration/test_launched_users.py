@@ -1,4 +1,6 @@
-"""The NATS server that `topobus up` starts: with users whose passwords are made at the first start, or open when that is asked for."""
+"""The NATS server that `topobus up` starts: with users whose passwords are made at the first start,
+or open when that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "health_subscriber
 
 @pytest.fixture
 def layout(tmp_path: Path, nats_binary: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """A state folder, and the server of this run as the one that is launched, at a port that no other test tries at the same moment."""
+    """A state folder, and the server of this run as the one that is launched, at a port that no
+    other test tries at the same moment.
+    """
     return launched_layout(tmp_path, nats_binary, monkeypatch)
 
 
@@ -44,7 +48,10 @@ async def _launch(supervisor: Supervisor, layout: Layout, *, is_open: bool) -> S
 
 
 async def test_each_user_is_let_in_when_it_has_its_own_password(layout: Layout, tmp_path: Path) -> None:
-    """All users connect with the passwords of the first start, also after a second one; the provisioner makes the streams; nobody comes in with another's."""
+    """All users connect with the passwords of the first start, also after a second one.
+
+    The provisioner makes the streams; nobody comes in with another's.
+    """
     for _ in range(2):
         async with Supervisor(tmp_path / "logs") as supervisor:
             system = await _launch(supervisor, layout, is_open=False)
@@ -55,14 +62,20 @@ async def test_each_user_is_let_in_when_it_has_its_own_password(layout: Layout, 
                 for principal in PRINCIPALS:
                     async with Bus.session(system.settings_of(principal), name=connection_name(principal)) as bus:
                         assert bus.is_connected
-                assert await _is_refused(NatsSettings(url=system.nats_url, user="gpu", password_file=str(system.password_file("nic"))))
+                assert await _is_refused(
+                    NatsSettings(url=system.nats_url, user="gpu", password_file=str(system.password_file("nic")))
+                )
                 assert await _is_refused(NatsSettings(url=system.nats_url))
-    modes = {path.stat().st_mode & 0o777 for path in (layout.nats / "topobus-up.conf", *layout.nats_users.glob("*/password"))}
+    modes = {
+        path.stat().st_mode & 0o777 for path in (layout.nats / "topobus-up.conf", *layout.nats_users.glob("*/password"))
+    }
     assert modes == {0o600}
 
 
 async def test_ledger_is_there_when_the_next_start_has_other_users(layout: Layout, tmp_path: Path) -> None:
-    """What a server without accounts stored is that of the account with the streams afterwards, and the other way round: nobody begins with an empty ledger."""
+    """What a server without accounts stored is that of the account with the streams afterwards, and
+    the other way round: nobody begins with an empty ledger.
+    """
     machine = Machine(node="n1", numa_nodes=(), cpus=())
     async with Supervisor(tmp_path / "open") as supervisor, asyncio.timeout(_LIMIT_S):
         system = await _launch(supervisor, layout, is_open=True)
@@ -99,14 +112,18 @@ async def test_start_is_refused_when_two_accounts_have_streams(layout: Layout, t
 
 
 async def test_subscriber_is_answered_at_one_name_whatever_users_the_server_has(layout: Layout, tmp_path: Path) -> None:
-    """The documented example, with what `topobus up` prints for it and nothing else, reads health with accounts, and from an open server."""
+    """The documented example, with what `topobus up` prints for it and nothing else, reads health
+    with accounts, and from an open server.
+    """
     for is_open in (False, True):
         async with Supervisor(tmp_path / f"logs-{is_open}") as supervisor, asyncio.timeout(_LIMIT_S):
             system = await _launch(supervisor, layout, is_open=is_open)
             async with Bus.session(system.settings_of("controller"), name="controller") as bus:
                 await bus.provision()
             async with Bus.session(system.settings_of("gpu"), name="gpu") as bus:
-                await bus.publish(HEALTH, health(1), event_id=f"first-{is_open}", node="n1", device_class="gpu", device="gpu-0")
+                await bus.publish(
+                    HEALTH, health(1), event_id=f"first-{is_open}", node="n1", device_class="gpu", device="gpu-0"
+                )
                 login = "" if is_open else f"user:{system.password_file('user').read_text().strip()}@"
                 program = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -117,7 +134,9 @@ async def test_subscriber_is_answered_at_one_name_whatever_users_the_server_has(
                 try:
                     assert program.stdout is not None
                     generations = [json.loads(await program.stdout.readline())["generation"]]
-                    await bus.publish(HEALTH, health(2), event_id=f"second-{is_open}", node="n1", device_class="gpu", device="gpu-0")
+                    await bus.publish(
+                        HEALTH, health(2), event_id=f"second-{is_open}", node="n1", device_class="gpu", device="gpu-0"
+                    )
                     generations.append(json.loads(await program.stdout.readline())["generation"])
                 finally:
                     program.kill()
@@ -142,7 +161,9 @@ async def test_everybody_is_let_in_when_the_server_is_open(layout: Layout, tmp_p
 
 
 async def test_password_is_taken_over_when_it_changes_while_all_run(layout: Layout, tmp_path: Path) -> None:
-    """After `topobus keys rotate` the user comes back by itself with what stands in its file, the server ends no other's connection and is not started anew."""
+    """After `topobus keys rotate` the user comes back by itself with what stands in its file, the
+    server ends no other's connection and is not started anew.
+    """
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(_LIMIT_S):
         system = await _launch(supervisor, layout, is_open=False)
         before = system.password_file("gpu").read_text()
@@ -152,7 +173,9 @@ async def test_password_is_taken_over_when_it_changes_while_all_run(layout: Layo
         nic = await Bus.connect(system.settings_of("nic"), name="nic")
         try:
             assert await asyncio.to_thread(run, ["keys", "rotate", str(layout.nats_users), "gpu"]) == 0
-            await readiness.until(lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S)
+            await readiness.until(
+                lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S
+            )
 
             assert await _is_refused(NatsSettings(url=system.nats_url, user="gpu", password_file=str(tmp_path / "old")))
         finally:
@@ -183,7 +206,8 @@ async def _is_refused(settings: NatsSettings) -> bool:
     readiness = WatchedReadiness()
     connecting = asyncio.create_task(Bus.connect(settings, name="gpu", readiness=readiness))
     await readiness.until(
-        lambda parts: parts.get("bus") == "ready" or "authorization violation" in parts.get("bus", "").lower(), timeout_s=_LIMIT_S
+        lambda parts: parts.get("bus") == "ready" or "authorization violation" in parts.get("bus", "").lower(),
+        timeout_s=_LIMIT_S,
     )
     is_refused = not readiness.is_ready
     connecting.cancel()
@@ -192,7 +216,9 @@ async def _is_refused(settings: NatsSettings) -> bool:
 
 
 async def _argument(supervisor: Supervisor, option: str) -> str:
-    """Give what the launched server was told on its command line, which wins over any configuration."""
+    """Give what the launched server was told on its command line, which wins over any
+    configuration.
+    """
     command = await asyncio.to_thread(Path(f"/proc/{supervisor.status('nats').pid}/cmdline").read_text)
     arguments = command.split("\0")
     assert arguments.count(option) == 1

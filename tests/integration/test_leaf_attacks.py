@@ -1,6 +1,8 @@
-"""Attacks over real links of leaves: another node's server, one that somebody made, a vendor's service and a subscriber change nothing that is not theirs, at no server.
+"""Attacks over real links of leaves: another node's server, one that somebody made, a vendor's
+service and a subscriber change nothing that is not theirs, at no server.
 
-The attacks are those of `support.account_attacks`, made from the catalogue, against the configurations that deploy/nats ships for the leaf shape.
+The attacks are those of `support.account_attacks`, made from the catalogue, against the
+configurations that deploy/nats ships for the leaf shape.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class _Attacked:
         return {name: await server.image() for name, server in self._servers.items()}
 
     async def until_answered(self) -> None:
-        """Exchange a sign of life with all services, from their own servers and from the hub: what came before has been looked at."""
+        """Exchange a sign of life with all services, from their own servers and from the hub: what
+        came before has been looked at.
+        """
         for victim in (_VICTIM, _NEIGHBOUR):
             await until_answered(self.shape.hub, "{}", victim)
             await until_answered(self.shape.leaves[victim.node], "{}", victim)
@@ -88,7 +92,9 @@ async def _attacked(binary: Path) -> AsyncIterator[_Attacked]:
             await _until_linked(leaf, victim.node)
             async with leaf.client("relay") as relay:
                 await say_up(relay, victim)
-            answers += [await stack.enter_async_context(answering(server, "{}", victim)) for server in (leaf, shape.hub)]
+            answers += [
+                await stack.enter_async_context(answering(server, "{}", victim)) for server in (leaf, shape.hub)
+            ]
         attacked = _Attacked(shape, answers)
         await attacked.until_answered()
         yield attacked
@@ -102,7 +108,9 @@ async def _send(attacker: Attacker, planned: Sequence[Attack]) -> None:
 
 @pytest.mark.parametrize("where", ["n2", "hub"])
 async def test_nothing_changes_when_a_subscriber_attacks(nats_binary: Path, where: str) -> None:
-    """At its node's server and at the hub, whatever it sends: no stream of any server changes, and no service hears anything."""
+    """At its node's server and at the hub, whatever it sends: no stream of any server changes, and
+    no service hears anything.
+    """
     async with _attacked(nats_binary) as attacked:
         at = attacked.shape.hub if where == "hub" else attacked.shape.leaves[where]
         before = await attacked.images()
@@ -117,7 +125,10 @@ async def test_nothing_changes_when_a_subscriber_attacks(nats_binary: Path, wher
 
 
 async def test_nothing_changes_when_a_vendors_service_attacks_at_its_node(nats_binary: Path) -> None:
-    """What its class of its node stores at its node's server is its own; nothing else there, at the hub, or at another node."""
+    """What its class of its node stores at its node's server is its own.
+
+    Nothing else there, at the hub, or at another node.
+    """
     async with _attacked(nats_binary) as attacked:
         at = attacked.shape.leaves["n2"]
         granted = at.users["nic"].rights["publish"]
@@ -134,7 +145,9 @@ async def test_nothing_changes_when_a_vendors_service_attacks_at_its_node(nats_b
 
 
 async def test_nothing_changes_when_a_server_of_somebody_else_comes_as_a_nodes(nats_binary: Path) -> None:
-    """Who took over a node has its user and a server of its own, which denies nothing: it says what its node may say, hears what its node may hear, and that is all."""
+    """Who took over a node has its user and a server of its own, which denies nothing: it says what
+    its node may say, hears what its node may hear, and that is all.
+    """
     async with AsyncExitStack() as stack:
         attacked = await stack.enter_async_context(_attacked(nats_binary))
         shape = attacked.shape
@@ -142,7 +155,9 @@ async def test_nothing_changes_when_a_server_of_somebody_else_comes_as_a_nodes(n
         # Beside the node's own server, whose services answer still.
         before = await attacked.images()
         server = await stack.enter_async_context(foreign_leaf(nats_binary, shape.link_url("leaf-n2")))
-        client = await nats.connect(server.url, inbox_prefix=inbox_branch("relay", "nats").encode(), allow_reconnect=False)
+        client = await nats.connect(
+            server.url, inbox_prefix=inbox_branch("relay", "nats").encode(), allow_reconnect=False
+        )
         stack.push_async_callback(client.close)
         attacker = Attacker("relay", client)
         heard: list[tuple[str, str]] = []
@@ -165,7 +180,8 @@ async def test_nothing_changes_when_a_server_of_somebody_else_comes_as_a_nodes(n
         assert {name: after[name] for name in ("n1", "n2")} == {name: before[name] for name in ("n1", "n2")}
         assert attacked.noticed() == ([], 0, [])
 
-        # What the other node says and is asked meanwhile it does not hear; its own node is asked last, by the same link.
+        # What the other node says and is asked meanwhile it does not hear; its own node
+        # is asked last, by the same link.
         await attacker.barrier()
         heard.clear()
         async with shape.leaves["n1"].client("relay") as relay:

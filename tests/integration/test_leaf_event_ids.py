@@ -23,7 +23,10 @@ async def _use_id(hub: Bus, event_id: str) -> None:
 
 
 async def test_events_are_all_stored_when_another_node_used_the_ids_that_services_gave(nats_binary: Path) -> None:
-    """The ids that a node's services choose can be guessed; at the hub theirs are others, and stay the same over a restart of the relay."""
+    """The ids that a node's services choose can be guessed.
+
+    At the hub theirs are others, and stay the same over a restart of the relay.
+    """
     async with leaf_pair(nats_binary) as pair, pair.buses() as (hub, leaf):
         for generation in (1, 2, 3):
             await _use_id(hub, f"gpu-0-{generation}")
@@ -46,7 +49,9 @@ async def test_events_are_all_stored_when_another_node_used_the_ids_that_service
 async def test_event_is_stored_under_another_id_when_its_own_is_taken_all_the_same(
     nats_binary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody who knew the ending took the id of the next event: that is noticed, and the event is there once."""
+    """Somebody who knew the ending took the id of the next event: that is noticed, and the event is
+    there once.
+    """
     async with leaf_pair(nats_binary) as pair, pair.buses() as (hub, leaf):
         async with relay(pair):
             await tell_sickness(leaf, 1)

@@ -1,4 +1,6 @@
-"""Moving a node from one central server to a server of its own and back, as docs/how-to/choose-a-nats-shape.md says: the ledger goes along."""
+"""Moving a node from one central server to a server of its own and back, as
+docs/how-to/choose-a-nats-shape.md says: the ledger goes along.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ async def _move(source: str, target: str) -> tuple[int, str]:
 
 
 async def test_ledger_goes_along_when_a_node_gets_a_server_of_its_own_and_gives_it_back(nats_binary: Path) -> None:
-    """The pod that was placed under the central server holds its devices under the node's own, and again under the central one."""
+    """The pod that was placed under the central server holds its devices under the node's own, and
+    again under the central one.
+    """
     async with leaf_pair(nats_binary) as pair:
         # Before: the hub is the central server, and knows nothing of leaves.
         hub_text = pair.hub.text
@@ -74,7 +78,9 @@ async def test_ledger_goes_along_when_a_node_gets_a_server_of_its_own_and_gives_
 
 
 async def test_move_keeps_another_ledger_when_the_server_has_one(nats_binary: Path) -> None:
-    """Nothing is written over: the command says which server has another ledger, and what to look at."""
+    """Nothing is written over: the command says which server has another ledger, and what to look
+    at.
+    """
     async with leaf_pair(nats_binary) as pair, pair.buses() as (hub, leaf):
         for bus in (hub, leaf):
             await publish_node(bus)

@@ -1,4 +1,6 @@
-"""A node with a server of its own, as processes: it places, prepares, releases and tells of sick devices while it is cut off, and the hub has all of it afterwards."""
+"""A node with a server of its own, as processes: it places, prepares, releases and tells of sick
+devices while it is cut off, and the hub has all of it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from support.leaf_pair import leaf_pair, version_of
 from support.relays import until_equal
 from support.running import NODE, Service, all_services, readiness_report, service, system_settings, until_all_ready
 from topobus.bus.bus import Bus
-from topobus.formats.messages.catalogue import ADOPT, COMMIT, HEALTH, INVENTORY, PLACE, PLAN, PREPARE, RELEASE, UNPREPARE
+from topobus.formats.messages.catalogue import (
+    ADOPT,
+    COMMIT,
+    HEALTH,
+    INVENTORY,
+    PLACE,
+    PLAN,
+    PREPARE,
+    RELEASE,
+    UNPREPARE,
+)
 from topobus.formats.messages.messages import (
     Adopted,
     AdoptRequest,
@@ -60,7 +72,11 @@ async def _is_told(running: Service, remark: str) -> None:
 
 
 async def test_node_works_on_and_the_hub_catches_up_when_it_was_cut_off(nats_binary: Path) -> None:
-    """Cut off, the node's doors answer as ever, and whoever asks it at the hub is told at once that nobody is there; joined again, the hub has all of it, each event once."""
+    """Cut off, the node's doors answer as ever, and whoever asks it at the hub is told at once that
+    nobody is there.
+
+    Joined again, the hub has all of it, each event once.
+    """
     if version_of(nats_binary) < (2, 10):
         pytest.skip("a node's own server is 2.10 or later")
     async with AsyncExitStack() as stack:
@@ -70,8 +86,12 @@ async def test_node_works_on_and_the_hub_catches_up_when_it_was_cut_off(nats_bin
         pair = await stack.enter_async_context(leaf_pair(nats_binary))
         hub = await stack.enter_async_context(Bus.session(NatsSettings(url=pair.hub.url), name="topobus-cli"))
         await stack.enter_async_context(service("controller", pair.hub.url))
-        node = await stack.enter_async_context(all_services(pair.leaf.url, folder, order=_NODE_SERVICES, settings=_settings(folder)))
-        leaf = await stack.enter_async_context(Bus.session(NatsSettings(url=pair.leaf.url, provisioner="topology"), name="gateway"))
+        node = await stack.enter_async_context(
+            all_services(pair.leaf.url, folder, order=_NODE_SERVICES, settings=_settings(folder))
+        )
+        leaf = await stack.enter_async_context(
+            Bus.session(NatsSettings(url=pair.leaf.url, provisioner="topology"), name="gateway")
+        )
         await until_all_ready(node)
         await until_equal(hub, leaf)
         gpus = await leaf.get(INVENTORY, node=NODE, device_class="gpu")
@@ -93,7 +113,9 @@ async def test_node_works_on_and_the_hub_catches_up_when_it_was_cut_off(nats_bin
         await until_equal(hub, leaf)
 
         # The hub's controller plans with the hub's copies, and the node is asked over the link.
-        plan = await ask_patiently(hub, PLAN, PlanRequest(op_id="plan-1", pod=pod("second", container(cpus=8, gpu=1))), node="_")
+        plan = await ask_patiently(
+            hub, PLAN, PlanRequest(op_id="plan-1", pod=pod("second", container(cpus=8, gpu=1))), node="_"
+        )
         assert plan.chosen is not None
         assert isinstance(plan.chosen.result, Placement)
         await until_equal(hub, leaf)
@@ -107,17 +129,26 @@ async def test_node_works_on_and_the_hub_catches_up_when_it_was_cut_off(nats_bin
 
 
 async def _work(leaf: Bus, gpu: str, suffix: str = "") -> None:
-    """Do what the node's doors do, each step acknowledged: place a pod and keep it, adopt a claim's device, prepare it, and undo both."""
+    """Do what the node's doors do, each step acknowledged: place a pod and keep it, adopt a claim's
+    device, prepare it, and undo both.
+    """
     placed = await leaf.ask(PLACE, PlaceRequest(op_id=f"place{suffix}", pod=_POD), node=NODE)
     assert isinstance(placed.result, Placement)
     await leaf.ask(COMMIT, CommitRequest(op_id=f"commit{suffix}", owner=_POD.owner), node=NODE)
-    adopted = await leaf.ask(ADOPT, AdoptRequest(op_id=f"adopt{suffix}", owner=_CLAIM, devices={"gpu": (gpu,)}), node=NODE)
+    adopted = await leaf.ask(
+        ADOPT, AdoptRequest(op_id=f"adopt{suffix}", owner=_CLAIM, devices={"gpu": (gpu,)}), node=NODE
+    )
     assert isinstance(adopted.result, Adopted)
     prepared = await leaf.ask(
         PREPARE, PrepareRequest(op_id=f"prepare{suffix}", owner=_CLAIM, devices=(gpu,)), node=NODE, device_class="gpu"
     )
     assert isinstance(prepared.result, Prepared)
-    await leaf.ask(UNPREPARE, UnprepareRequest(op_id=f"unprepare{suffix}", owner=_CLAIM, devices=(gpu,)), node=NODE, device_class="gpu")
+    await leaf.ask(
+        UNPREPARE,
+        UnprepareRequest(op_id=f"unprepare{suffix}", owner=_CLAIM, devices=(gpu,)),
+        node=NODE,
+        device_class="gpu",
+    )
     for owner in (_CLAIM, _POD.owner):
         released = await leaf.ask(RELEASE, ReleaseRequest(op_id=f"release-{owner.uid}{suffix}", owner=owner), node=NODE)
         assert released.refusal is None
@@ -125,7 +156,9 @@ async def _work(leaf: Bus, gpu: str, suffix: str = "") -> None:
 
 
 async def test_relay_refuses_the_nodes_server_when_it_is_too_old(nats_binary: Path, own_nats_server: object) -> None:
-    """2.9 as a node's own server is an operator's mistake: what was got, what is wanted, exit status 78."""
+    """2.9 as a node's own server is an operator's mistake: what was got, what is wanted, exit
+    status 78.
+    """
     if version_of(nats_binary) >= (2, 10):
         pytest.skip("this server may be a node's own")
     url = getattr(own_nats_server, "url", "")

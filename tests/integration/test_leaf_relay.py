@@ -1,4 +1,6 @@
-"""The relay between a real leaf and a real hub: what the node's server stores is what the hub has, whatever was cut, killed, emptied or put back."""
+"""The relay between a real leaf and a real hub: what the node's server stores is what the hub has,
+whatever was cut, killed, emptied or put back.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,18 @@ async def _write_node(leaf: Bus, generation: int = 1) -> None:
     for device_class in ("gpu", "fpga"):
         value = inventory(generation, node=NODE)
         await leaf.put(
-            INVENTORY, type(value)(node=NODE, device_class=device_class, generation=generation), node=NODE, device_class=device_class
+            INVENTORY,
+            type(value)(node=NODE, device_class=device_class, generation=generation),
+            node=NODE,
+            device_class=device_class,
         )
 
 
 async def test_hub_has_what_the_node_stores_when_it_is_joined(joined: Joined) -> None:
-    """States with their changes and deletions, and every event once; the node's server alone is written by its services."""
+    """States with their changes and deletions, and every event once.
+
+    The node's server alone is written by its services.
+    """
     await _write_node(joined.leaf)
     await tell_sickness(joined.leaf, 1)
     async with relay(joined.pair):
@@ -81,11 +89,19 @@ async def test_hub_hears_the_relays_note_and_forgets_no_node_when_it_alone_runs(
     assert note == (await joined.hub.list(RELAY))[0].value
     assert reply.refusal is not None
     assert "relay answers there" in reply.refusal.reasons[0].message
-    assert set(await states(joined.hub)) == {f"machine/{NODE}", f"ledger/{NODE}", f"inventory/{NODE}.fpga", f"inventory/{NODE}.gpu"}
+    assert set(await states(joined.hub)) == {
+        f"machine/{NODE}",
+        f"ledger/{NODE}",
+        f"inventory/{NODE}.fpga",
+        f"inventory/{NODE}.gpu",
+    }
 
 
 async def test_hub_is_brought_up_to_date_when_the_link_was_cut(joined: Joined) -> None:
-    """What was written while the node was cut off arrives, the newest of each state alone; what the hub had is not written again."""
+    """What was written while the node was cut off arrives, the newest of each state alone.
+
+    What the hub had is not written again.
+    """
     await _write_node(joined.leaf)
     async with relay(joined.pair) as running:
         await until_equal(joined.hub, joined.leaf)
@@ -110,7 +126,9 @@ async def test_hub_is_brought_up_to_date_when_the_link_was_cut(joined: Joined) -
 
 
 async def test_hub_has_all_again_when_it_was_killed_and_started_empty(joined: Joined) -> None:
-    """A hub that lost its store gets every state, and every event that the node still has, also those that it had before."""
+    """A hub that lost its store gets every state, and every event that the node still has, also
+    those that it had before.
+    """
     await _write_node(joined.leaf)
     await tell_sickness(joined.leaf, 1)
     async with relay(joined.pair):
@@ -124,7 +142,9 @@ async def test_hub_has_all_again_when_it_was_killed_and_started_empty(joined: Jo
 
 
 async def test_hub_has_all_again_when_an_older_copy_was_put_back(joined: Joined, tmp_path: Path) -> None:
-    """What the hub acknowledged after the copy was made is said again, though the relay knows that it was acknowledged."""
+    """What the hub acknowledged after the copy was made is said again, though the relay knows that
+    it was acknowledged.
+    """
     await _write_node(joined.leaf)
     await tell_sickness(joined.leaf, 1)
     async with relay(joined.pair):
@@ -146,7 +166,10 @@ async def test_hub_has_all_again_when_an_older_copy_was_put_back(joined: Joined,
 
 
 async def test_hub_forgets_what_the_node_lost_when_its_store_is_another_one(joined: Joined) -> None:
-    """A node that lost its store says what its services write now; a class that stays away is deleted, a ledger is not, and new events follow the old ones."""
+    """A node that lost its store says what its services write now.
+
+    A class that stays away is deleted, a ledger is not, and new events follow the old ones.
+    """
     await _write_node(joined.leaf)
     await tell_sickness(joined.leaf, 1)
     async with relay(joined.pair):
@@ -197,7 +220,9 @@ async def until_noted(joined: Joined, events_said: int) -> None:
 
 
 async def test_hub_ends_right_when_the_relay_dies_at_each_step(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before or after any message to the hub, and started again: the node's present states, and each event once."""
+    """Killed before or after any message to the hub, and started again: the node's present states,
+    and each event once.
+    """
     # The note follows at once here, so that each round is short.
     monkeypatch.setattr("topobus.relay.service._NOTE_AFTER_S", 0.01)
     send = Uplink._send
@@ -224,19 +249,24 @@ async def test_hub_ends_right_when_the_relay_dies_at_each_step(joined: Joined, m
             break
         deaths += 1
 
-    # What a relay says after a start with one change of each kind: it reads, compares and writes four states, an event and the note.
+    # What a relay says after a start with one change of each kind: it reads, compares and writes
+    # four states, an event and the note.
     assert deaths >= 10
 
 
 async def test_older_value_is_refused_when_it_arrives_after_a_newer(joined: Joined) -> None:
-    """A write that was stuck in a dead connection names a sequence that is gone: the hub keeps the newer value."""
+    """A write that was stuck in a dead connection names a sequence that is gone: the hub keeps the
+    newer value.
+    """
     await joined.leaf.put(LEDGER, Ledger(node=NODE, sequence=1), node=NODE)
     async with relay(joined.pair) as running:
         await until_equal(joined.hub, joined.leaf)
         stale = (await revisions(joined.hub))[f"ledger/{NODE}"]
         await joined.leaf.put(LEDGER, Ledger(node=NODE, sequence=2), node=NODE)
         await until_equal(joined.hub, joined.leaf)
-        outcome = await running.bus.uplink().write(LEDGER, encode(Ledger(node=NODE, sequence=1)), stale, written_by="", node=NODE)
+        outcome = await running.bus.uplink().write(
+            LEDGER, encode(Ledger(node=NODE, sequence=1)), stale, written_by="", node=NODE
+        )
 
         assert isinstance(outcome, NotWritten)
         assert await states(joined.hub) == await states(joined.leaf)
@@ -254,8 +284,12 @@ async def test_nothing_of_another_node_is_touched_when_a_relay_joins(joined: Joi
     assert [entry.revision for entry in await joined.hub.list(INVENTORY, node="other")] == [1]
 
 
-def _dying(*, at: int, is_sent_first: bool, is_dead: asyncio.Event) -> Callable[[Uplink, str, bytes, Mapping[str, str]], Awaitable[Msg]]:
-    """Speak to the hub as a process does that is killed at its n-th message, before that is sent or before its answer is read."""
+def _dying(
+    *, at: int, is_sent_first: bool, is_dead: asyncio.Event
+) -> Callable[[Uplink, str, bytes, Mapping[str, str]], Awaitable[Msg]]:
+    """Speak to the hub as a process does that is killed at its n-th message, before that is sent or
+    before its answer is read.
+    """
     send = Uplink._send
     count = 0
 

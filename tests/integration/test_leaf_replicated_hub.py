@@ -1,4 +1,6 @@
-"""A node behind a hub of three servers, with the rendered configurations: whichever server dies, and when all stores are lost, the hub's copies are whole again."""
+"""A node behind a hub of three servers, with the rendered configurations: whichever server dies,
+and when all stores are lost, the hub's copies are whole again.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class _Joined:
         async with asyncio.timeout(_LIMIT_S):
             while True:
                 try:
-                    cluster: dict[str, object] = (await JetStream(self.hub._connection).call(f"STREAM.INFO.{stream}"))["cluster"]
+                    cluster: dict[str, object] = (await JetStream(self.hub._connection).call(f"STREAM.INFO.{stream}"))[
+                        "cluster"
+                    ]
                 except (PeerUnavailable, JetStreamError):
                     await self.hub.wait_connected()
                 else:
@@ -61,7 +65,9 @@ class _Joined:
                 await asyncio.sleep(0.05)
 
     async def until_copied(self) -> None:
-        """Wait until each stream has three copies that are as new as its leader's: another server may die then."""
+        """Wait until each stream has three copies that are as new as its leader's: another server
+        may die then.
+        """
         for stream in stream_names():
             async with asyncio.timeout(_LIMIT_S):
                 while not _is_copied(await self.cluster_of(stream)):  # noqa: ASYNC110 - nothing tells when a copy has caught up
@@ -70,7 +76,11 @@ class _Joined:
 
 def _is_copied(cluster: dict[str, object]) -> bool:
     replicas = cluster.get("replicas")
-    return isinstance(replicas, list) and len(replicas) == 2 and all(copy["current"] and not copy.get("offline") for copy in replicas)
+    return (
+        isinstance(replicas, list)
+        and len(replicas) == 2
+        and all(copy["current"] and not copy.get("offline") for copy in replicas)
+    )
 
 
 @pytest_asyncio.fixture
@@ -88,20 +98,30 @@ async def joined(nats_binary: Path) -> AsyncIterator[_Joined]:
     def make(port: int, config: str) -> NatsServer:
         # The names and ports of this machine come behind the rendered text, and win.
         text = render_hub(version).replace('"0.0.0.0:7422"', f'"127.0.0.1:{next(unused)}"')
-        server = ShapedServer(binary=nats_binary, text=text + config.replace("http:", "  http:"), environment={"TOPOBUS_HUB_NAME": "hub"})
+        server = ShapedServer(
+            binary=nats_binary, text=text + config.replace("http:", "  http:"), environment={"TOPOBUS_HUB_NAME": "hub"}
+        )
         server.port = port
         return server
 
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(NatsCluster(make=make))
         # The node is told one server of the hub; that one tells it the others.
-        environment = {"TOPOBUS_LEAF_DOMAIN": domain_of(NODE), "TOPOBUS_LEAF_HUB_URL": f"nats://127.0.0.1:{hub_ports[0]}"}
-        leaf_server = await stack.enter_async_context(ShapedServer(binary=nats_binary, text=render_leaf(version), environment=environment))
+        environment = {
+            "TOPOBUS_LEAF_DOMAIN": domain_of(NODE),
+            "TOPOBUS_LEAF_HUB_URL": f"nats://127.0.0.1:{hub_ports[0]}",
+        }
+        leaf_server = await stack.enter_async_context(
+            ShapedServer(binary=nats_binary, text=render_leaf(version), environment=environment)
+        )
         first = cluster.servers[0]
         assert isinstance(first, ShapedServer)
         pair = LeafPair(first, leaf_server, Link(wire_port, hub_ports[0]))
-        # A stream without a leader does not answer: what is asked meanwhile is given up soon, and asked again.
-        hub = await stack.enter_async_context(Bus.session(NatsSettings(url=cluster.url, replicas=3, timeout_s=2.0), name="controller"))
+        # A stream without a leader does not answer: what is asked meanwhile is
+        # given up soon, and asked again.
+        hub = await stack.enter_async_context(
+            Bus.session(NatsSettings(url=cluster.url, replicas=3, timeout_s=2.0), name="controller")
+        )
         leaf = await stack.enter_async_context(
             Bus.session(NatsSettings(url=leaf_server.url, provisioner="topology", timeout_s=30.0), name="gateway")
         )
@@ -112,7 +132,9 @@ async def joined(nats_binary: Path) -> AsyncIterator[_Joined]:
 
 
 async def test_copies_are_whole_when_each_server_of_the_hub_dies_in_turn(joined: _Joined) -> None:
-    """The leader of the ledgers first, then each server: what the node stores meanwhile is there once, in its order."""
+    """The leader of the ledgers first, then each server: what the node stores meanwhile is there
+    once, in its order.
+    """
     await joined.leaf.put(MACHINE, Machine(node=NODE, numa_nodes=(), cpus=()), node=NODE)
     await joined.write(1)
     async with relay(joined.pair):
@@ -132,7 +154,9 @@ async def test_copies_are_whole_when_each_server_of_the_hub_dies_in_turn(joined:
 
 
 async def test_copies_are_whole_when_the_hub_was_restored_empty(joined: _Joined) -> None:
-    """All three lost their stores: the controller makes the streams again, and the relay says all states and all events."""
+    """All three lost their stores: the controller makes the streams again, and the relay says all
+    states and all events.
+    """
     await joined.leaf.put(MACHINE, Machine(node=NODE, numa_nodes=(), cpus=()), node=NODE)
     for number in (1, 2):
         await joined.write(number)

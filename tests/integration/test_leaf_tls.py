@@ -1,4 +1,6 @@
-"""The link between a node's server and the hub by TLS: what crosses, who is refused, and how certificate and authority change while both run."""
+"""The link between a node's server and the hub by TLS: what crosses, who is refused, and how
+certificate and authority change while both run.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 @asynccontextmanager
 async def _buses(pair: LeafPair, tls: Path) -> AsyncIterator[tuple[Bus, Bus]]:
-    """Connect to the hub, by TLS as its controller, and to the leaf as its relay; each makes the streams of its server."""
-    secure = NatsSettings(url=pair.hub.url.replace("nats://", "tls://"), tls_ca_file=str(tls / "ca.crt"), timeout_s=_LIMIT_S)
+    """Connect to the hub, by TLS as its controller, and to the leaf as its relay.
+
+    Each makes the streams of its server.
+    """
+    secure = NatsSettings(
+        url=pair.hub.url.replace("nats://", "tls://"), tls_ca_file=str(tls / "ca.crt"), timeout_s=_LIMIT_S
+    )
     plain = NatsSettings(url=pair.leaf.url, provisioner="topology", timeout_s=_LIMIT_S)
     async with Bus.session(secure, name="controller") as hub, Bus.session(plain, name="relay") as leaf:
         await hub.provision()
@@ -59,14 +66,18 @@ async def _buses(pair: LeafPair, tls: Path) -> AsyncIterator[tuple[Bus, Bus]]:
 
 
 async def _write(leaf: Bus, generation: int, expected: int) -> int:
-    """Write this node's machine at the hub as a relay does, once the link is up; gives its sequence there."""
+    """Write this node's machine at the hub as a relay does, once the link is up.
+
+    Gives its sequence there.
+    """
     data = encode(Machine(node=NODE, generation=generation, numa_nodes=(), cpus=()))
     while True:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 answer = await leaf.uplink().write(MACHINE, data, expected, written_by="", node=NODE)
         except (PeerUnavailable, TimeoutError):
-            # Nothing tells the leaf's clients when its link is up, and an answer may be lost with it: a relay says it again, too.
+            # Nothing tells the leaf's clients when its link is up, and an answer may be lost with
+            # it: a relay says it again, too.
             await asyncio.sleep(_LOOK_EVERY_S)
             continue
         if isinstance(answer, NotWritten):
@@ -139,7 +150,10 @@ async def test_link_is_encrypted_when_both_are_told_a_folder(nats_binary: Path, 
 async def test_leaf_sends_nothing_when_the_hub_is_not_who_it_should_be(
     nats_binary: Path, tmp_path: Path, names: tuple[str, ...], is_other: bool, says: tuple[str, ...]
 ) -> None:
-    """A hub with a certificate of another authority, or for another name, is not talked to; the leaf's log says why."""
+    """A hub with a certificate of another authority, or for another name, is not talked to.
+
+    The leaf's log says why.
+    """
     now = datetime.now(UTC)
     certify(tmp_path / "hub-tls", names, authority=tmp_path / "authority", now=now)
     trusted = tmp_path / "hub-tls"
@@ -163,15 +177,21 @@ async def test_leaf_sends_nothing_when_the_hub_has_no_tls(nats_binary: Path, fol
     assert not any(text in log for text in _LINKED)
 
 
-async def test_members_of_a_hub_join_by_tls_when_each_shows_the_other_a_certificate(nats_binary: Path, folders: tuple[Path, Path]) -> None:
-    """Three servers make one cluster over encrypted routes, with certificates that serve as those of clients, too."""
+async def test_members_of_a_hub_join_by_tls_when_each_shows_the_other_a_certificate(
+    nats_binary: Path, folders: tuple[Path, Path]
+) -> None:
+    """Three servers make one cluster over encrypted routes, with certificates that serve as those
+    of clients, too.
+    """
     if version_of(nats_binary) < (2, 10):
         pytest.skip("a hub of three is 2.10 or later")
     tls, _ = folders
     ports: dict[str, int] = {}
     while len(set(ports.values())) < 3:
         ports = {name: free_port() for name in ("m0", "m1", "m2")}
-    text = render_hub(version_of(nats_binary), members=tuple(ports), tls=str(tls)).replace('"0.0.0.0:7422"', '"127.0.0.1:-1"')
+    text = render_hub(version_of(nats_binary), members=tuple(ports), tls=str(tls)).replace(
+        '"0.0.0.0:7422"', '"127.0.0.1:-1"'
+    )
     for name, port in ports.items():
         text = text.replace(f"nats://{name}:6222", f"nats://127.0.0.1:{port}")
     async with AsyncExitStack() as stack:
@@ -187,7 +207,10 @@ async def test_members_of_a_hub_join_by_tls_when_each_shows_the_other_a_certific
         ]
         first, *others = [
             await stack.enter_async_context(
-                Bus.session(NatsSettings(url=member.url.replace("nats://", "tls://"), tls_ca_file=str(tls / "ca.crt")), name="topobus-cli")
+                Bus.session(
+                    NatsSettings(url=member.url.replace("nats://", "tls://"), tls_ca_file=str(tls / "ca.crt")),
+                    name="topobus-cli",
+                )
             )
             for member in members
         ]
@@ -199,7 +222,9 @@ async def test_members_of_a_hub_join_by_tls_when_each_shows_the_other_a_certific
         writer.transport.abort()
 
 
-@pytest.mark.parametrize(("shape", "oldest"), [("leaf", (2, 10)), ("leaf", (2, 14)), ("hub", (2, 10)), ("hub", (2, 12)), ("hub", (2, 14))])
+@pytest.mark.parametrize(
+    ("shape", "oldest"), [("leaf", (2, 10)), ("leaf", (2, 14)), ("hub", (2, 10)), ("hub", (2, 12)), ("hub", (2, 14))]
+)
 async def test_rendered_file_is_taken_when_users_and_certificate_are_made_as_the_manual_says(
     nats_binary: Path, tmp_path: Path, folders: tuple[Path, Path], shape: str, oldest: tuple[int, int]
 ) -> None:
@@ -208,13 +233,32 @@ async def test_rendered_file_is_taken_when_users_and_certificate_are_made_as_the
         pytest.skip(f"this server is older than {oldest}")
     assert (
         await asyncio.to_thread(
-            run, ["keys", "make", str(tmp_path / "users"), "--shape", shape, "--node", "n1", "--server-file", str(tmp_path / "users.conf")]
+            run,
+            [
+                "keys",
+                "make",
+                str(tmp_path / "users"),
+                "--shape",
+                shape,
+                "--node",
+                "n1",
+                "--server-file",
+                str(tmp_path / "users.conf"),
+            ],
         )
         == 0
     )
-    text = (_DEPLOYED / f"{shape}-tls-{oldest[0]}.{oldest[1]}.conf").read_text().replace("/etc/topobus/nats-tls", str(folders[0]))
+    text = (
+        (_DEPLOYED / f"{shape}-tls-{oldest[0]}.{oldest[1]}.conf")
+        .read_text()
+        .replace("/etc/topobus/nats-tls", str(folders[0]))
+    )
     (tmp_path / "nats.conf").write_text(text)
-    names = {"TOPOBUS_LEAF_DOMAIN": "node-n1", "TOPOBUS_LEAF_HUB_URL": "tls://leaf-n1:p@hub:7422", "TOPOBUS_HUB_NAME": "hub"}
+    names = {
+        "TOPOBUS_LEAF_DOMAIN": "node-n1",
+        "TOPOBUS_LEAF_HUB_URL": "tls://leaf-n1:p@hub:7422",
+        "TOPOBUS_HUB_NAME": "hub",
+    }
     checked = await asyncio.create_subprocess_exec(
         nats_binary, "-t", "-c", str(tmp_path / "nats.conf"), env=names, stderr=asyncio.subprocess.PIPE
     )
@@ -223,8 +267,12 @@ async def test_rendered_file_is_taken_when_users_and_certificate_are_made_as_the
     assert checked.returncode == 0, said.decode()
 
 
-async def test_link_comes_back_when_certificate_and_authority_change_while_both_run(nats_binary: Path, folders: tuple[Path, Path]) -> None:
-    """In the manual's three steps, with the link lost after each: what the relay says goes on arriving, and no server was started anew."""
+async def test_link_comes_back_when_certificate_and_authority_change_while_both_run(
+    nats_binary: Path, folders: tuple[Path, Path]
+) -> None:
+    """In the manual's three steps, with the link lost after each: what the relay says goes on
+    arriving, and no server was started anew.
+    """
     tls, authority = folders
     now = datetime.now(UTC)
 

@@ -1,4 +1,6 @@
-"""The driver for interfaces without a PCI function, on this machine's own kernel: a veth pair whose other end is switched off and on."""
+"""The driver for interfaces without a PCI function, on this machine's own kernel: a veth pair whose
+other end is switched off and on.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def test_driver_offers_a_real_veth_and_sees_its_other_end_go_down_and_up() -> No
         ip("-n", far, "link", "set", "peer", "up")
         back = driver.observe(tree, devices)
 
-    assert [(device.attributes["interface"], device.attributes["kind"], device.attributes["mtu"]) for device in devices] == [
-        (name, "veth", 1500)
-    ]
+    assert [
+        (device.attributes["interface"], device.attributes["kind"], device.attributes["mtu"]) for device in devices
+    ] == [(name, "veth", 1500)]
     assert (healthy, back) == ({devices[0].name: []}, {devices[0].name: []})
     assert [(part.state, part.reason) for part in lost[devices[0].name]] == [(HealthState.UNHEALTHY, "carrier-lost")]

@@ -25,8 +25,12 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def test_metric_pages_have_what_is_declared_when_all_services_run(nats_server: NatsServer, short_folder: Path) -> None:
-    """Each service has each metric that it declares and no other one, of the declared type, with the declared labels and values."""
+async def test_metric_pages_have_what_is_declared_when_all_services_run(
+    nats_server: NatsServer, short_folder: Path
+) -> None:
+    """Each service has each metric that it declares and no other one, of the declared type, with
+    the declared labels and values.
+    """
     async with all_services(nats_server.url, short_folder) as running:
         await until_all_ready(running)
         pages = {name: await read_page(service.port) for name, service in running.items()}
@@ -36,7 +40,8 @@ async def test_metric_pages_have_what_is_declared_when_all_services_run(nats_ser
     odd = {name: _odd_labels(families_of(page), metrics_of(name)) for name, page in pages.items()}
     assert not any(odd.values()), odd
     values = {
-        name: {sample.name for family in families_of(page) for sample in family.samples if sample.value} for name, page in pages.items()
+        name: {sample.name for family in families_of(page) for sample in family.samples if sample.value}
+        for name, page in pages.items()
     }
     assert "topobus_topology_ledger_writes_total" in values["topology"]
     assert {"topobus_device_inventory_devices", "topobus_device_driver_call_seconds_count"} <= values["gpu"]

@@ -1,4 +1,6 @@
-"""The gpu service that owns the control daemons of MPS: claims and shares as their owners see them, daemons that die, and lives of the service that are cut off at any step."""
+"""The gpu service that owns the control daemons of MPS: claims and shares as their owners see them,
+daemons that die, and lives of the service that are cut off at any step.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MOST_STEPS = 150
 
 
 @pytest_asyncio.fixture
-async def lives(bus: Bus, nats_server: NatsServer, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[MpsLives]:
+async def lives(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[MpsLives]:
     """A service with two GPUs; what a failed test leaves running is ended."""
     async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as gateway:
         made = MpsLives(gateway, nats_server.url, tmp_path, **getattr(request, "param", {}))
@@ -46,17 +50,27 @@ async def lives(bus: Bus, nats_server: NatsServer, tmp_path: Path, request: pyte
 REPLICA = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu-shared", uid="r1")
 SHARED = {"sharing": (SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4),)}
 
-REPLICAS = {"sharing": (SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, strategy="MPS"),)}
+REPLICAS = {
+    "sharing": (
+        SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, strategy="MPS"),
+    )
+}
 
 
 async def test_claim_of_two_gpus_gets_one_daemon_and_leaves_nothing(lives: MpsLives) -> None:
-    """Its containers reach the daemon by a folder and shared memory of the host; when it is given back nothing is left, and the daemon was no dirt meanwhile."""
+    """Its containers reach the daemon by a folder and shared memory of the host.
+
+    When it is given back nothing is left, and the daemon was no dirt meanwhile.
+    """
     prepared = check_prepared(await lives.prepare())
 
     common = prepared.common
     pipes = str(lives.mps.state_dir / lives.first / "pipe")
     assert common.env["CUDA_MPS_PIPE_DIRECTORY"] == pipes
-    assert [(mount.host_path, mount.container_path) for mount in common.mounts] == [(pipes, pipes), ("/dev/shm", "/dev/shm")]
+    assert [(mount.host_path, mount.container_path) for mount in common.mounts] == [
+        (pipes, pipes),
+        ("/dev/shm", "/dev/shm"),
+    ]
     assert lives.mps.modes() == {"Exclusive_Process"}
     assert len(lives.mps.pids()) == 1
     lives.mps.client(lives.first)
@@ -66,7 +80,9 @@ async def test_claim_of_two_gpus_gets_one_daemon_and_leaves_nothing(lives: MpsLi
 
 @pytest.mark.parametrize("lives", [SHARED], indirect=True)
 async def test_owners_of_one_gpu_share_its_daemon_until_the_last_one_leaves(lives: MpsLives) -> None:
-    """Each has the limits of its part, the second joins the first one's daemon, and one who leaves cuts nobody off."""
+    """Each has the limits of its part, the second joins the first one's daemon, and one who leaves
+    cuts nobody off.
+    """
     quarter, half = ({"memory": 20 << 30, "shares": 1}, {"memory": 40 << 30, "shares": 2})
     first = check_prepared(await lives.prepare(OWNER, lives.first, shares={lives.first: quarter}))
     daemon = lives.mps.pids()
@@ -74,7 +90,8 @@ async def test_owners_of_one_gpu_share_its_daemon_until_the_last_one_leaves(live
     second = check_prepared(await lives.prepare(OTHER, lives.first, shares={lives.first: half}))
 
     variables = [
-        (it.common.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], it.common.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]) for it in (first, second)
+        (it.common.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], it.common.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"])
+        for it in (first, second)
     ]
     assert variables == [("25", "0=20480M"), ("50", "0=40960M")]
     assert lives.mps.ask(lives.first, "get_default_device_pinned_mem_limit 0") == "40960M"
@@ -103,12 +120,18 @@ async def test_owner_is_refused_when_others_share_the_gpu_in_another_way(lives: 
 
 @pytest.mark.parametrize("lives", [REPLICAS], indirect=True)
 async def test_replica_has_its_daemon_with_the_first_answer(lives: MpsLives) -> None:
-    """Kubelet's Allocate cannot ask again, so it waits; the strategy is the operator's, the limits are those of a replica."""
+    """Kubelet's Allocate cannot ask again, so it waits.
+
+    The strategy is the operator's, the limits are those of a replica.
+    """
     part = {lives.first: {"memory": 20 << 30, "shares": 1}}
 
     common = check_prepared(await lives.prepare(REPLICA, lives.first, strategy="", shares=part)).common
 
-    assert (common.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], common.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]) == ("25", "0=20480M")
+    assert (common.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], common.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]) == (
+        "25",
+        "0=20480M",
+    )
     assert (common.hooks, common.additional_gids) == ((), ())
     assert len(lives.mps.pids()) == 1
     assert await lives.unprepare(REPLICA, lives.first) is None
@@ -137,7 +160,9 @@ async def test_daemon_that_was_killed_is_told_and_back_without_being_asked(lives
 
     lives.mps.kill(killed)
 
-    event = await lives.event(lambda event: event.health.worst is not None and event.health.worst.reason == "mps-daemon-gone")
+    event = await lives.event(
+        lambda event: event.health.worst is not None and event.health.worst.reason == "mps-daemon-gone"
+    )
     assert event.health.state is HealthState.DEGRADED
     await lives.inventory(has_state(HealthState.HEALTHY, event.device))
     again = lives.mps.pids()
@@ -148,7 +173,9 @@ async def test_daemon_that_was_killed_is_told_and_back_without_being_asked(lives
 
 
 async def test_client_notices_nothing_when_the_service_is_killed_and_started_again(lives: MpsLives) -> None:
-    """The daemon is adopted: the claim is prepared in the same one, and ended by the life that did not start it."""
+    """The daemon is adopted: the claim is prepared in the same one, and ended by the life that did
+    not start it.
+    """
     check_prepared(await lives.prepare())
     client, before = lives.mps.client(lives.first), lives.mps.pids()
 
@@ -170,7 +197,9 @@ async def test_claim_is_refused_with_the_log_when_its_daemon_does_not_start(live
 
     assert isinstance(refused, Refusal)
     assert [reason.code for reason in refused.reasons] == ["mps-start-failed"]
-    assert "Failed to start" in (lives.mps.state_dir / "failed" / lives.first / "control.log").read_text(encoding="utf-8")
+    assert "Failed to start" in (lives.mps.state_dir / "failed" / lives.first / "control.log").read_text(
+        encoding="utf-8"
+    )
     lives.check_nothing_left()
     lives.mps.behave()
     check_prepared(await lives.prepare())
@@ -179,7 +208,10 @@ async def test_claim_is_refused_with_the_log_when_its_daemon_does_not_start(live
 
 
 async def test_nothing_is_left_when_killed_at_any_step_of_prepare(lives: MpsLives) -> None:
-    """Asked again, as after every second death, the claim has one daemon that serves; given up, as after the others, there is nothing: whatever the step was."""
+    """Asked again, as after every second death, the claim has one daemon that serves.
+
+    Given up, as after the others, there is nothing: whatever the step was.
+    """
     for step in range(1, MOST_STEPS):
         lives.doom("prepare", step)
         await lives.prepare_once()
@@ -215,7 +247,9 @@ async def test_nothing_is_left_when_killed_at_any_step_of_unprepare(lives: MpsLi
 
 
 async def test_daemon_serves_when_the_start_that_runs_it_again_is_killed_at_any_step(lives: MpsLives) -> None:
-    """The daemon died with the service, as in a pod: the next start runs one again, in however many lives, and what is left at the end is nothing."""
+    """The daemon died with the service, as in a pod: the next start runs one again, in however many
+    lives, and what is left at the end is nothing.
+    """
     check_prepared(await lives.prepare())
     for step in range(1, MOST_STEPS):
         await lives.stop()

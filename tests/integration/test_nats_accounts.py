@@ -1,4 +1,6 @@
-"""The nats-server that the tests share: what one test leaves is nothing to another, and nobody stops it for the others."""
+"""The nats-server that the tests share: what one test leaves is nothing to another, and nobody
+stops it for the others.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ async def test_streams_are_deleted_when_an_account_is_given_back(nats_accounts: 
         pytest.param(lambda server: server.port, id="port"),
     ],
 )
-def test_borrowed_server_refuses_when_a_test_would_touch_others(touch: Callable[[NatsServer], object], tmp_path: Path) -> None:
+def test_borrowed_server_refuses_when_a_test_would_touch_others(
+    touch: Callable[[NatsServer], object], tmp_path: Path
+) -> None:
     """A test that needs a server of its own is told so at once."""
     shared = NatsServer(binary=tmp_path / "nats-server", parent=tmp_path)
 

@@ -1,4 +1,6 @@
-"""The rendered server configuration and permissions on real servers: they start, and honest processes can work under them."""
+"""The rendered server configuration and permissions on real servers: they start, and honest
+processes can work under them.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,25 @@ async def guarded(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNat
 
 
 def _version(binary: Path) -> tuple[int, int]:
-    text = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout.split("v")[-1].strip()
+    text = (
+        subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout.split("v")[-1].strip()
+    )
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
 @pytest.mark.parametrize("version", [(2, 9), (2, 10), (2, 14)])
-async def test_server_accepts_its_configuration_when_it_is_new_enough(nats_binary: Path, tmp_path: Path, version: tuple[int, int]) -> None:
+async def test_server_accepts_its_configuration_when_it_is_new_enough(
+    nats_binary: Path, tmp_path: Path, version: tuple[int, int]
+) -> None:
     """Each rendered file is taken by the servers that it is for."""
     if _version(nats_binary) < version:
         pytest.skip(f"this server is older than {version}")
     file = tmp_path / "nats.conf"
     file.write_text(render_server(version))
-    checked = await asyncio.to_thread(subprocess.run, [nats_binary, "-t", "-c", str(file)], capture_output=True, text=True, check=False)
+    checked = await asyncio.to_thread(
+        subprocess.run, [nats_binary, "-t", "-c", str(file)], capture_output=True, text=True, check=False
+    )
 
     assert checked.returncode == 0, checked.stderr
 
@@ -69,7 +77,9 @@ async def test_server_accepts_its_configuration_when_it_is_new_enough(nats_binar
 async def test_server_accepts_the_configuration_of_its_shape_when_it_is_new_enough(
     nats_binary: Path, tmp_path: Path, version: tuple[int, int], text: str
 ) -> None:
-    """Leaf and hub: each rendered file is taken by the servers that it is for, with the names from their environment."""
+    """Leaf and hub: each rendered file is taken by the servers that it is for, with the names from
+    their environment.
+    """
     if _version(nats_binary) < version:
         pytest.skip(f"this server is older than {version}")
     file = tmp_path / "nats.conf"
@@ -87,15 +97,23 @@ async def test_server_accepts_the_configuration_of_its_shape_when_it_is_new_enou
 
 
 @pytest.mark.parametrize("shape", list(Shape))
-async def test_server_accepts_the_accounts_when_passwords_come_from_a_file(nats_binary: Path, tmp_path: Path, shape: Shape) -> None:
-    """Every version takes the accounts of each shape, for any node and for some; without a password it does not start."""
+async def test_server_accepts_the_accounts_when_passwords_come_from_a_file(
+    nats_binary: Path, tmp_path: Path, shape: Shape
+) -> None:
+    """Every version takes the accounts of each shape, for any node and for some.
+
+    Without a password it does not start.
+    """
     for nodes in ([], ["n1"]):
         users = [user for account in accounts(shape, nodes=nodes) for user in account.users]
         passwords = tmp_path / "passwords.conf"
         passwords.write_text(render_passwords({user.variable: f"4 {user.name} #" for user in users}))
         file = tmp_path / "nats.conf"
         file.write_text(f"{render_server()}include accounts.conf\n")
-        for text, status in ((f"include passwords.conf\n{render_shape(shape, nodes=nodes)}", 0), (render_shape(shape, nodes=nodes), 1)):
+        for text, status in (
+            (f"include passwords.conf\n{render_shape(shape, nodes=nodes)}", 0),
+            (render_shape(shape, nodes=nodes), 1),
+        ):
             (tmp_path / "accounts.conf").write_text(text)
             checked = await asyncio.to_thread(
                 subprocess.run, [nats_binary, "-t", "-c", str(file)], capture_output=True, text=True, check=False
@@ -104,8 +122,12 @@ async def test_server_accepts_the_accounts_when_passwords_come_from_a_file(nats_
             assert checked.returncode == status, checked.stderr
 
 
-async def test_server_accepts_the_shipped_files_when_they_are_put_together_as_the_page_says(nats_binary: Path, tmp_path: Path) -> None:
-    """The page's own commands make of the shipped accounts, and of passwords in a file, a configuration that the server takes."""
+async def test_server_accepts_the_shipped_files_when_they_are_put_together_as_the_page_says(
+    nats_binary: Path, tmp_path: Path
+) -> None:
+    """The page's own commands make of the shipped accounts, and of passwords in a file, a
+    configuration that the server takes.
+    """
     for file in _DEPLOYED.glob("*.conf"):
         shutil.copy(file, tmp_path)
     users = [user for account in accounts(Shape.CENTRAL) for user in account.users]
@@ -113,19 +135,29 @@ async def test_server_accepts_the_shipped_files_when_they_are_put_together_as_th
     section = _PAGE.read_text().partition("\n## Accounts\n")[2].partition("\n## ")[0]
     commands = [line[2:] for line in section.splitlines() if line.startswith("$ ") and "include " in line]
     for command in commands:
-        await asyncio.to_thread(subprocess.run, ["sh", "-c", command.replace("/etc/topobus", str(tmp_path))], check=True)
+        await asyncio.to_thread(
+            subprocess.run, ["sh", "-c", command.replace("/etc/topobus", str(tmp_path))], check=True
+        )
     checked = await asyncio.to_thread(
-        subprocess.run, [nats_binary, "-t", "-c", str(tmp_path / "nats-server.conf")], capture_output=True, text=True, check=False
+        subprocess.run,
+        [nats_binary, "-t", "-c", str(tmp_path / "nats-server.conf")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert (len(commands), checked.returncode) == (2, 0), checked.stderr
 
 
 async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -> None:
-    """Under the rendered rights each does its part and none is denied anything: provision, watch, write, publish, follow, ask, answer."""
+    """Under the rendered rights each does its part and none is denied anything: provision, watch,
+    write, publish, follow, ask, answer.
+    """
     readiness = {name: Readiness() for name in ("controller", "discovery", "gpu", "topology", "gateway", "cli")}
     async with AsyncExitStack() as stack:
-        buses = {name: await stack.enter_async_context(guarded.bus(name, readiness=readiness[name])) for name in readiness}
+        buses = {
+            name: await stack.enter_async_context(guarded.bus(name, readiness=readiness[name])) for name in readiness
+        }
         for bus in buses.values():
             await bus.provision()
         await buses["discovery"].put(MACHINE, Machine(node="n1", numa_nodes=(), cpus=()), node="n1")
@@ -156,7 +188,10 @@ async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -
 
 
 async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: SecuredNats) -> None:
-    """The gpu service cannot write a ledger, nor another class's inventory; it learns of it by its readiness."""
+    """The gpu service cannot write a ledger, nor another class's inventory.
+
+    It learns of it by its readiness.
+    """
     readiness = Readiness()
     async with guarded.bus("topology") as topology, guarded.bus("gpu", readiness=readiness, timeout_s=0.5) as gpu:
         await topology.provision()
@@ -172,7 +207,9 @@ async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: Sec
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
 async def test_attacker_has_only_the_rights_of_its_credential(guarded: SecuredNats, principal: str) -> None:
-    """A bare client as any principal is let in, reaches its own inbox, and is told of what it may not do: the attacks of other tests are real ones."""
+    """A bare client as any principal is let in, reaches its own inbox, and is told of what it may
+    not do: the attacks of other tests are real ones.
+    """
     async with guarded.attacker(principal) as attacker:
         inbox = f"{attacker.client.new_inbox()}"
         echo = await attacker.client.subscribe(inbox)

@@ -1,4 +1,6 @@
-"""The store of `topobus up` on disks of their own: sized by the disk, and working again by itself after the disk was full."""
+"""The store of `topobus up` on disks of their own: sized by the disk, and working again by itself
+after the disk was full.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,22 @@ _KEY = {"node": "n1", "device_class": "gpu"}
 
 @contextmanager
 def small_disk(folder: Path, size_mib: int) -> Iterator[Path]:
-    """Mount a disk of this size. A machine that does not let us fails the test: nothing else fills a disk without filling somebody's."""
+    """Mount a disk of this size.
+
+    A machine that does not let us fails the test: nothing else fills a
+    disk without filling somebody's.
+    """
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", folder], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
-        pytest.fail(f"this test needs the right to mount a tmpfs (run it as root): {done.stderr.strip()}", pytrace=False)
+        pytest.fail(
+            f"this test needs the right to mount a tmpfs (run it as root): {done.stderr.strip()}", pytrace=False
+        )
     try:
         yield folder
     finally:
@@ -55,7 +68,9 @@ def fill(disk: Path) -> Path:
 async def test_nats_stores_again_when_its_full_disk_has_room_again(
     nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the server makes of a full disk, it stores again once there is room, what it had is there, and nobody had to restart it."""
+    """Whatever the server makes of a full disk, it stores again once there is room, what it had is
+    there, and nobody had to restart it.
+    """
     monkeypatch.setenv("TOPOBUS_NATS_SERVER", str(nats_binary))
     with small_disk(tmp_path / "disk", 400) as disk:
         layout = Layout(state=disk)
@@ -71,7 +86,8 @@ async def test_nats_stores_again_when_its_full_disk_has_room_again(
                 ballast.unlink()
                 async with asyncio.timeout(_LIMIT_S):
                     while not await _is_stored(bus):
-                        # What failed was given up by a timeout of its own; the server's return is what is waited for.
+                        # What failed was given up by a timeout of its own; the
+                        # server's return is what is waited for.
                         await bus.wait_connected()
                     async for _ in supervisor.changes(at_least_every_s=1.0):
                         if supervisor.status("nats").state is ProgramState.READY:
@@ -99,7 +115,9 @@ async def _is_stored(bus: Bus) -> bool:
 
 
 async def test_probe_fails_when_the_server_greets_and_does_not_answer(own_nats_server: NatsServer) -> None:
-    """A greeting is no answer: a server that stands still, has no JetStream or no monitoring does not store."""
+    """A greeting is no answer: a server that stands still, has no JetStream or no monitoring does
+    not store.
+    """
     assert not await probe_jetstream("127.0.0.1", own_nats_server.port, free_port())
 
     own_nats_server.pause()
@@ -110,7 +128,9 @@ async def test_probe_fails_when_the_server_greets_and_does_not_answer(own_nats_s
 
 
 def test_store_is_sized_by_the_disk_when_the_disk_is_small(tmp_path: Path) -> None:
-    """A small disk gives smaller streams, the next run on it no smaller ones, and a disk that is too small is named with what is there and wanted."""
+    """A small disk gives smaller streams, the next run on it no smaller ones, and a disk that is
+    too small is named with what is there and wanted.
+    """
     with small_disk(tmp_path / "small", 1024) as disk:
         small = size_store(disk)
         write_config(disk, small)

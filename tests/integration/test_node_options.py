@@ -74,7 +74,9 @@ async def test_options_are_left_alone_when_they_stand_there(bus: Bus) -> None:
 
 
 async def test_silent_services_are_published_when_silence_begins_and_ends(bus: Bus) -> None:
-    """Who only reads the bus sees which device services do not answer, since when, and that they do again."""
+    """Who only reads the bus sees which device services do not answer, since when, and that they do
+    again.
+    """
     publisher = AlignmentPublisher(bus, MINE)
     task = asyncio.create_task(publisher.run())
     await _until(bus, MINE)
@@ -87,7 +89,9 @@ async def test_silent_services_are_published_when_silence_begins_and_ends(bus: B
 
 
 async def test_options_are_said_anew_while_they_stand_there(bus: Bus) -> None:
-    """Each half minute the same is written again, so that who only reads hears when topology has stopped."""
+    """Each half minute the same is written again, so that who only reads hears when topology has
+    stopped.
+    """
     clock = ManualClock()
     task = asyncio.create_task(AlignmentPublisher(bus, MINE, clock).run())
     revisions: list[int] = []
@@ -105,7 +109,9 @@ async def test_options_are_said_anew_while_they_stand_there(bus: Bus) -> None:
 
 
 async def test_options_of_an_instance_that_started_later_are_not_spoken_over(bus: Bus) -> None:
-    """During a rolling update the earlier instance says nothing more, neither that it lives nor who is silent."""
+    """During a rolling update the earlier instance says nothing more, neither that it lives nor who
+    is silent.
+    """
     publisher = AlignmentPublisher(bus, MINE)
     earlier = asyncio.create_task(publisher.run())
     await _until(bus, MINE)
@@ -128,7 +134,9 @@ async def test_options_of_an_instance_that_started_later_are_not_spoken_over(bus
 
 
 async def test_options_are_written_over_when_what_stands_there_cannot_be_read(bus: Bus) -> None:
-    """A server's own answer at the key, as whoever names it as a reply subject gets it there, is written over at once, and they are said anew as before."""
+    """A server's own answer at the key, as whoever names it as a reply subject gets it there, is
+    written over at once, and they are said anew as before.
+    """
     clock = ManualClock()
     task = asyncio.create_task(AlignmentPublisher(bus, MINE, clock).run())
     await _until(bus, MINE)
@@ -149,7 +157,9 @@ async def test_options_are_written_over_when_what_stands_there_cannot_be_read(bu
 
 
 async def test_options_are_left_to_the_later_instance_when_garbage_stands_there(bus: Bus) -> None:
-    """During a rolling update the instance whose words stood there last says them again, and not the one that was spoken over."""
+    """During a rolling update the instance whose words stood there last says them again, and not
+    the one that was spoken over.
+    """
     later = structs.replace(MINE, reserved_cpus=CpuSet(1))
     earlier = asyncio.create_task(AlignmentPublisher(bus, MINE).run())
     await _until(bus, MINE)

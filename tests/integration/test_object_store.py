@@ -1,4 +1,6 @@
-"""One suite for both stores of objects: a bucket of NATS and an API server keep the same promises to the controller."""
+"""One suite for both stores of objects: a bucket of NATS and an API server keep the same promises
+to the controller.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ FRESH = ApiObject(
     api_version="resource.k8s.io/v1",
     kind="ResourceClaim",
     metadata={"name": "one", "namespace": "default", "uid": "made-here", "creationTimestamp": "2026-01-01T00:00:00Z"},
-    spec={"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}}]}},
+    spec={
+        "devices": {
+            "requests": [
+                {"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1}}
+            ]
+        }
+    },
 )
 RESERVED = {"allocation": {"devices": {"results": []}}, "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}]}
 
@@ -64,7 +72,9 @@ def noted(claim: ApiObject, note: str) -> ApiObject:
 
 
 async def test_store_shows_an_object_to_its_copy_and_to_others_when_it_was_made(place: Place) -> None:
-    """What was made stands in the copy at once, and whoever reads the store finds it at the same revision."""
+    """What was made stands in the copy at once, and whoever reads the store finds it at the same
+    revision.
+    """
     made = stored(await place.store.create(KEY, FRESH))
 
     assert made.value.spec == FRESH.spec
@@ -133,7 +143,10 @@ async def test_store_refuses_a_write_when_the_object_is_gone(place: Place) -> No
 
 
 async def test_store_deletes_only_what_was_read_when_it_deletes(place: Place) -> None:
-    """A deletion that somebody's write came before is lost; at the present revision the object goes, and a second time it is gone."""
+    """A deletion that somebody's write came before is lost.
+
+    At the present revision the object goes, and a second time it is gone.
+    """
     made = stored(await place.store.create(KEY, FRESH))
     changed = stored(await place.store.put(KEY, made.revision, noted(made.value, "protected")))
 
@@ -146,7 +159,9 @@ async def test_store_deletes_only_what_was_read_when_it_deletes(place: Place) ->
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
 async def test_store_says_unknown_when_a_write_has_no_answer(place: Place, lost: str) -> None:
-    """A write without an answer is neither done nor undone: it is told as such whichever it was, and a read tells which."""
+    """A write without an answer is neither done nor undone: it is told as such whichever it was,
+    and a read tells which.
+    """
     made = stored(await place.store.create(KEY, FRESH))
     place.peer.lost = lost
 
@@ -183,7 +198,9 @@ async def test_store_says_unknown_when_deleting_has_no_answer(place: Place, lost
 
 
 async def test_api_server_store_says_why_when_the_namespace_is_not_there(tmp_path: Path) -> None:
-    """Nobody was faster: an object that cannot be made must not be taken for one that is there already."""
+    """Nobody was faster: an object that cannot be made must not be taken for one that is there
+    already.
+    """
     async with api_server_place(tmp_path) as place:
 
         async def refuse(*_: Any) -> Rejected:
@@ -196,7 +213,11 @@ async def test_api_server_store_says_why_when_the_namespace_is_not_there(tmp_pat
 
 
 async def test_writer_raises_what_is_unknown_when_a_write_has_no_answer(place: Place) -> None:
-    """A reconciler's work on the object ends there, so that the next round begins with what is there then; a lost write only is dropped."""
+    """A reconciler's work on the object ends there, so that the next round begins with what is
+    there then.
+
+    A lost write only is dropped.
+    """
     writer = ObjectWriter(place.store)
     made = await writer.create(KEY, FRESH)
     assert made is not None
@@ -211,7 +232,9 @@ async def test_writer_raises_what_is_unknown_when_a_write_has_no_answer(place: P
 
 
 async def test_store_gives_what_it_wrote_when_the_content_is_malformed(bus: Bus) -> None:
-    """Telling a pod that nobody can read what is wrong with it is a write like any other: it is stored and known, and no error ends the controller."""
+    """Telling a pod that nobody can read what is wrong with it is a write like any other: it is
+    stored and known, and no error ends the controller.
+    """
     key = ObjectKey("pod", "default", "spoilt")
     spoilt = ApiObject(
         api_version="v1",
@@ -238,7 +261,9 @@ def _named(key: ObjectKey) -> ApiObject:
 
 
 async def test_watch_tells_what_exists_and_then_what_others_write(place: Place) -> None:
-    """A copy that was empty has all objects when the watch says so, and each later change of somebody else once its revision is reached."""
+    """A copy that was empty has all objects when the watch says so, and each later change of
+    somebody else once its revision is reached.
+    """
     first = stored(await place.rival.create(KEY, FRESH))
     watched = place.watched("resourceclaim")
     async with watched.running() as watch:
@@ -250,12 +275,18 @@ async def test_watch_tells_what_exists_and_then_what_others_write(place: Place) 
 
     assert copied is not None
     assert copied.revision == first.revision
-    assert [place.copied(key) and place.copied(key).revision for key in (KEY, OTHER)] == [changed.revision, made.revision]  # type: ignore[union-attr]
+    assert [place.copied(key) and place.copied(key).revision for key in (KEY, OTHER)] == [
+        changed.revision,
+        made.revision,
+    ]  # type: ignore[union-attr]
     assert (watch.is_whole, watch.trouble, watched.refused) == (True, "", [])
 
 
 async def test_watch_has_reached_what_was_there_when_nothing_follows(place: Place) -> None:
-    """The end of the list is as far as its newest object; a revision that never comes is not reached."""
+    """The end of the list is as far as its newest object.
+
+    A revision that never comes is not reached.
+    """
     made = stored(await place.rival.create(KEY, FRESH))
     async with place.watched("resourceclaim").running() as watch:
         assert await watch.reached(made.revision, 10)
@@ -275,7 +306,9 @@ async def test_watch_drops_an_object_when_somebody_deletes_it(place: Place) -> N
 
 
 async def test_watch_drops_what_went_while_nobody_watched(place: Place) -> None:
-    """After a gap of which the store keeps no history the objects are told anew: who is not among them is gone, also one made anew under its name."""
+    """After a gap of which the store keeps no history the objects are told anew: who is not among
+    them is gone, also one made anew under its name.
+    """
     kept = ObjectKey("resourceclaim", "default", "kept")
     gone, old = stored(await place.rival.create(KEY, FRESH)), stored(await place.rival.create(OTHER, _named(OTHER)))
     stored(await place.rival.create(kept, _named(kept)))
@@ -299,7 +332,9 @@ async def test_watch_drops_what_went_while_nobody_watched(place: Place) -> None:
 
 
 async def test_watch_goes_on_when_an_object_is_garbage(place: Place) -> None:
-    """An object that nobody can read is told once, in a list and as a change, and those around it are taken in."""
+    """An object that nobody can read is told once, in a list and as a change, and those around it
+    are taken in.
+    """
     for name, uses in (("a", []), ("b", [{"name": 5}]), ("c", [])):
         await place.write_raw(_pod(name, uses))
     watched = place.watched("pod")
@@ -324,7 +359,9 @@ def _pod(name: str, more_uses: list[dict[str, object]]) -> ApiObject:
 
 
 async def test_watch_falls_back_to_the_newest_readable_version_when_garbage_stands_there(bus: Bus) -> None:
-    """What the server was made to write over an object takes nothing away: the copy goes on with the last good version, and the next write heals the key."""
+    """What the server was made to write over an object takes nothing away: the copy goes on with
+    the last good version, and the next write heals the key.
+    """
     place = nats_place(bus)
     made = stored(await place.store.create(KEY, FRESH))
     noted_last = stored(await place.store.put(KEY, made.revision, noted(FRESH, "last")))
@@ -357,7 +394,9 @@ async def test_watch_leaves_an_object_alone_when_another_release_wrote_what_it_c
 
 
 async def test_delete_and_apply_work_at_the_revision_when_nobody_can_read_the_object(bus: Bus) -> None:
-    """The CLI writes over garbage and keeps the last readable version's uid and status, asks for the end of what holds something, and deletes what has no readable version."""
+    """The CLI writes over garbage and keeps the last readable version's uid and status, asks for
+    the end of what holds something, and deletes what has no readable version.
+    """
     held = msgspec.structs.replace(
         FRESH, metadata={**FRESH.metadata, "finalizers": ["resource.kubernetes.io/delete-protection"]}, status=RESERVED
     )
@@ -381,8 +420,13 @@ async def test_delete_and_apply_work_at_the_revision_when_nobody_can_read_the_ob
     assert (gone.api_version, await bus.get(OBJECT, kind="pod", namespace="default", name="unknown")) == ("", None)
 
 
-async def test_apply_reads_each_object_once_and_again_only_when_somebody_wrote_meanwhile(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was looked at before the first write is what the write goes by; a status that came after the look is kept."""
+async def test_apply_reads_each_object_once_and_again_only_when_somebody_wrote_meanwhile(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked at before the first write is what the write goes by.
+
+    A status that came after the look is kept.
+    """
     named = [msgspec.structs.replace(FRESH, metadata={**FRESH.metadata, "name": name}) for name in ("first", "second")]
     await bus.put(OBJECT, named[0], **{**KEY._asdict(), "name": "first"})
     read: list[str] = []
@@ -397,7 +441,10 @@ async def test_apply_reads_each_object_once_and_again_only_when_somebody_wrote_m
         return entry
 
     monkeypatch.setattr(bus, "get_or_last", read_and_reserve)
-    changed = [msgspec.structs.replace(api_object, metadata={**api_object.metadata, "labels": {"a": "b"}}) for api_object in named]
+    changed = [
+        msgspec.structs.replace(api_object, metadata={**api_object.metadata, "labels": {"a": "b"}})
+        for api_object in named
+    ]
 
     applied = await apply_objects(bus, changed)
     again = await apply_objects(bus, changed, is_dry_run=True)

@@ -1,4 +1,6 @@
-"""`topobus oci --claim` for claims whose devices a container needs more for than edits: CPUs of its own, and an interface."""
+"""`topobus oci --claim` for claims whose devices a container needs more for than edits: CPUs of its
+own, and an interface.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,15 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         machine = Machine(
             node=NODE,
             cpus=tuple(Cpu(id=cpu, online=True, numa_node=cpu // 4) for cpu in range(8)),
-            numa_nodes=tuple(NumaNode(id=node, cpus=CpuSet.parse(f"{node * 4}-{node * 4 + 3}"), memory_bytes=1 << 30) for node in (0, 1)),
+            numa_nodes=tuple(
+                NumaNode(id=node, cpus=CpuSet.parse(f"{node * 4}-{node * 4 + 3}"), memory_bytes=1 << 30)
+                for node in (0, 1)
+            ),
         )
         await made.bus.put(MACHINE, machine, node=NODE)
-        await made.plane.show("nic", structs.replace(device("nic-0", 1), attributes={"interface": "eth7"}), device("nic-1", 1))
+        await made.plane.show(
+            "nic", structs.replace(device("nic-0", 1), attributes={"interface": "eth7"}), device("nic-1", 1)
+        )
         await made.plane.show("cpu", *(structs.replace(device(f"cpu-{cpu}", cpu // 4), cpu=cpu) for cpu in range(8)))
         await made.plane.answer_for("cpu")
         made.plane.prepare_by = _prepare
@@ -52,14 +59,27 @@ async def _prepare(request: PrepareRequest) -> PrepareReply:
 
 async def _claim(rig: Rig, *devices: str) -> None:
     """Store an allocated claim, as the stand-alone controller would."""
-    results = [{"request": name, "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name} for name in devices]
+    results = [
+        {"request": name, "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name}
+        for name in devices
+    ]
     config = [
-        {"source": "FromClaim", "requests": ["nic-0"], "opaque": {"driver": "nic.topobus.dev", "parameters": PARAMETERS}},
-        {"source": "FromClaim", "requests": ["nic-9"], "opaque": {"driver": "nic.topobus.dev", "parameters": {"not": "ours"}}},
+        {
+            "source": "FromClaim",
+            "requests": ["nic-0"],
+            "opaque": {"driver": "nic.topobus.dev", "parameters": PARAMETERS},
+        },
+        {
+            "source": "FromClaim",
+            "requests": ["nic-9"],
+            "opaque": {"driver": "nic.topobus.dev", "parameters": {"not": "ours"}},
+        },
     ]
     metadata = {"name": "c", "namespace": "default", "uid": "u-c"}
     status = {"allocation": {"devices": {"results": results, "config": config}}}
-    await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
+    await rig.plane.store(
+        ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
+    )
 
 
 async def _oci(rig: Rig, *more: str) -> tuple[int | None, dict[str, Any], str]:
@@ -87,7 +107,9 @@ async def _oci(rig: Rig, *more: str) -> tuple[int | None, dict[str, Any], str]:
 
 
 async def test_spec_has_the_claims_cpus_with_their_memory_and_hooks_for_its_interface(rig: Rig) -> None:
-    """A runtime alone then does what the gateway does through NRI: the cpuset, and the interface before the program starts and after it has ended."""
+    """A runtime alone then does what the gateway does through NRI: the cpuset, and the interface
+    before the program starts and after it has ended.
+    """
     await _claim(rig, "nic-0", "cpu-5", "cpu-6")
 
     code, document, notes = await _oci(rig)
@@ -116,14 +138,18 @@ async def test_claim_is_refused_when_a_device_to_attach_is_no_interface(rig: Rig
 
     assert code == 65
     assert document == {}
-    assert "nic nic-1 is brought into containers by the gateway alone: it has no attribute interface" in " ".join(notes.split())
+    assert "nic nic-1 is brought into containers by the gateway alone: it has no attribute interface" in " ".join(
+        notes.split()
+    )
 
 
 async def test_claim_is_refused_when_its_service_adjusts_each_container(rig: Rig) -> None:
     """What it would say of a container is not in the spec, so there must be no spec."""
 
     async def adjust(request: PrepareRequest) -> PrepareReply:
-        return PrepareReply(result=Prepared(edits={name: ContainerEdits() for name in request.devices}, to_adjust=request.devices))
+        return PrepareReply(
+            result=Prepared(edits={name: ContainerEdits() for name in request.devices}, to_adjust=request.devices)
+        )
 
     rig.plane.prepare_by = adjust
     await _claim(rig, "nic-0")
@@ -131,11 +157,15 @@ async def test_claim_is_refused_when_its_service_adjusts_each_container(rig: Rig
     code, document, notes = await _oci(rig)
 
     assert (code, document) == (65, {})
-    assert "nic nic-0: its service says for each container what it gets, and the gateway alone asks it" in " ".join(notes.split())
+    assert "nic nic-0: its service says for each container what it gets, and the gateway alone asks it" in " ".join(
+        notes.split()
+    )
 
 
 async def test_devices_are_prepared_with_the_claims_configuration_and_undone_on_request(rig: Rig) -> None:
-    """What the claim asks for reaches the driver, for the devices that it asks it for; `--undo` gives all of them back, and may be repeated."""
+    """What the claim asks for reaches the driver, for the devices that it asks it for; `--undo`
+    gives all of them back, and may be repeated.
+    """
     asked: list[PrepareRequest] = []
 
     async def note(request: PrepareRequest) -> PrepareReply:
@@ -155,4 +185,9 @@ async def test_devices_are_prepared_with_the_claims_configuration_and_undone_on_
     }
     assert [(code, document) for code, document, _ in undone] == [(0, {}), (0, {})]
     assert "undone: nic nic-0" in undone[0][2]
-    assert [sorted(request.devices) for request in rig.plane.asks.requests("unprepare")] == [["cpu-5"], ["nic-0"], ["cpu-5"], ["nic-0"]]
+    assert [sorted(request.devices) for request in rig.plane.asks.requests("unprepare")] == [
+        ["cpu-5"],
+        ["nic-0"],
+        ["cpu-5"],
+        ["nic-0"],
+    ]

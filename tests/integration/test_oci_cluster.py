@@ -1,4 +1,6 @@
-"""`topobus oci` for pods and claims that live in a cluster: found by kubelet's word, the ledger and the gateway's CDI files, without a stand-alone store."""
+"""`topobus oci` for pods and claims that live in a cluster: found by kubelet's word, the ledger and
+the gateway's CDI files, without a stand-alone store.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,15 @@ GPU = "topobus.dev/gpu"
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Rig]:
-    """A node in a cluster, with a claim that the scheduler has allocated; one pod has a GPU, a NIC by that claim, and a CPU of its own."""
-    async with ApiServerSimulator() as server, make_rig(nats_server.url, cpus={0: CpuSet.parse("0-3")}) as made, made.kubelet:
+    """A node in a cluster, with a claim that the scheduler has allocated.
+
+    One pod has a GPU, a NIC by that claim, and a CPU of its own.
+    """
+    async with (
+        ApiServerSimulator() as server,
+        make_rig(nats_server.url, cpus={0: CpuSet.parse("0-3")}) as made,
+        made.kubelet,
+    ):
         server.put({"kind": "Node", "metadata": {"name": NODE}})
         requests = {"devices": {"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic"}}]}}
         claim = server.put({"kind": "ResourceClaim", "metadata": {"name": "fast"}, "spec": requests})
@@ -68,7 +77,18 @@ async def rig(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Rig]:
 async def oci(rig: Rig, *arguments: str) -> tuple[int | None, dict[str, Any], str]:
     """Run the command; exit code, document, notes."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "topobus.cli.main", "oci", *arguments, "--cdi-dir", str(rig.cdi_dir), "--json", "--nats", rig.url),
+        *(
+            sys.executable,
+            "-m",
+            "topobus.cli.main",
+            "oci",
+            *arguments,
+            "--cdi-dir",
+            str(rig.cdi_dir),
+            "--json",
+            "--nats",
+            rig.url,
+        ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "200"},
@@ -78,7 +98,10 @@ async def oci(rig: Rig, *arguments: str) -> tuple[int | None, dict[str, Any], st
 
 
 async def test_spec_has_both_doors_when_the_pod_is_kubelets(rig: Rig) -> None:
-    """The device plugin's devices, the claim's CDI file and the exclusive CPU stand in one spec; nothing of it is in the stand-alone store."""
+    """The device plugin's devices, the claim's CDI file and the exclusive CPU stand in one spec.
+
+    Nothing of it is in the stand-alone store.
+    """
     code, document, notes = await oci(rig, "--pod", "default/both")
 
     assert document, notes
@@ -91,7 +114,10 @@ async def test_spec_has_both_doors_when_the_pod_is_kubelets(rig: Rig) -> None:
 
 
 async def test_spec_comes_from_the_gateways_file_when_the_claim_is_a_clusters(rig: Rig) -> None:
-    """The file that the gateway wrote for kubelet is what a runtime would inject; a claim that nobody prepared is not found, with the reason."""
+    """The file that the gateway wrote for kubelet is what a runtime would inject.
+
+    A claim that nobody prepared is not found, with the reason.
+    """
     (written,) = [path.name for path in rig.cdi_dir.iterdir()]
     _, document, notes = await oci(rig, "--claim", "default/fast")
     absent, _, why = await oci(rig, "--claim", "default/other")
@@ -104,11 +130,18 @@ async def test_spec_comes_from_the_gateways_file_when_the_claim_is_a_clusters(ri
 
 
 async def test_conflicts_are_told_when_two_set_the_same_variable(rig: Rig) -> None:
-    """What the container's own spec sets wins over a plugin and loses to CDI; both are said, for kubelet and the runtime are silent."""
+    """What the container's own spec sets wins over a plugin and loses to CDI.
+
+    Both are said, for kubelet and the runtime are silent.
+    """
     _, plain, _ = await oci(rig, "--pod", "default/both")
     keys = [variable.partition("=")[0] for variable in plain["spec"]["process"]["env"]]
     base = rig.root / "config.json"
-    base.write_text(json.dumps({"ociVersion": "1.0.2", "process": {"env": [f"{key}=mine" for key in keys]}, "mounts": [], "linux": {}}))
+    base.write_text(
+        json.dumps(
+            {"ociVersion": "1.0.2", "process": {"env": [f"{key}=mine" for key in keys]}, "mounts": [], "linux": {}}
+        )
+    )
     _, document, notes = await oci(rig, "--pod", "default/both", "--spec", str(base))
 
     assert {conflict["what"] for conflict in document["conflicts"]} >= {f"variable {key}" for key in keys}

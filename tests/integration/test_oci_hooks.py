@@ -1,4 +1,6 @@
-"""runc or crun alone, without NRI, a gateway or a kubelet: exclusive CPUs by the cpuset of the spec, an interface by OCI hooks, both as `topobus oci` writes them."""
+"""runc or crun alone, without NRI, a gateway or a kubelet: exclusive CPUs by the cpuset of the
+spec, an interface by OCI hooks, both as `topobus oci` writes them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def bundle(tmp_path: Path, oci_runtime: OciRuntime) -> Path:
 
 @pytest.fixture
 def interface() -> Iterator[str]:
-    """An interface of this machine, as an administrator left it; its other end is 10.77.0.1 in a namespace of the test's."""
+    """An interface of this machine, as an administrator left it.
+
+    Its other end is 10.77.0.1 in a namespace of the test's.
+    """
     with network_namespace() as world, veth_pair(world) as name:
         ip("link", "set", name, "address", "02:00:00:00:77:07", "mtu", "1400")
         ip("addr", "add", "10.77.0.7/24", "dev", name)
@@ -46,8 +51,12 @@ def interface() -> Iterator[str]:
         yield name
 
 
-def _spec(bundle: Path, script: str, *, interface: str = "", parameters: dict[str, Any] | None = None, cpus: str = "") -> dict[str, Any]:
-    """What `topobus oci` makes of the runtime's default spec for a claim with this interface and these CPUs."""
+def _spec(
+    bundle: Path, script: str, *, interface: str = "", parameters: dict[str, Any] | None = None, cpus: str = ""
+) -> dict[str, Any]:
+    """What `topobus oci` makes of the runtime's default spec for a claim with this interface and
+    these CPUs.
+    """
     base: dict[str, Any] = json.loads((bundle / "config.json").read_text())
     base["process"] |= {"terminal": False, "args": ["/bin/sh", "-ec", script]}
     base["process"].pop("oomScoreAdj", None)
@@ -56,8 +65,12 @@ def _spec(bundle: Path, script: str, *, interface: str = "", parameters: dict[st
     for name in ("usr", "bin", "sbin", "lib", "lib64"):
         source = Path("/", name)
         if source.exists():
-            base["mounts"].append({"destination": f"/{name}", "type": "bind", "source": str(source.resolve()), "options": ["rbind", "ro"]})
-    hooks = interface_hooks(interface, [_VERSION | (parameters or {})], state_dir=bundle / "records") if interface else ()
+            base["mounts"].append(
+                {"destination": f"/{name}", "type": "bind", "source": str(source.resolve()), "options": ["rbind", "ro"]}
+            )
+    hooks = (
+        interface_hooks(interface, [_VERSION | (parameters or {})], state_dir=bundle / "records") if interface else ()
+    )
     device = CdiDevice(name="claim-u1-nic-0", edits=ContainerEdits(hooks=hooks))
     file = CdiFile(path="of claim default/c", spec=CdiSpec(vendor="topobus.dev", device_class="nic", devices=(device,)))
     merged = oci_spec(
@@ -85,14 +98,24 @@ def _said(bundle: Path, done: subprocess.CompletedProcess[str]) -> str:
 
 def _shown(interface: str) -> tuple[str, int, list[str]]:
     (link,) = json.loads(ip("-json", "addr", "show", "dev", interface))
-    return link["address"], link["mtu"], [f"{it['local']}/{it['prefixlen']}" for it in link["addr_info"] if it["family"] == "inet"]
+    return (
+        link["address"],
+        link["mtu"],
+        [f"{it['local']}/{it['prefixlen']}" for it in link["addr_info"] if it["family"] == "inet"],
+    )
 
 
-def test_container_has_the_interface_when_a_runtime_runs_the_hooks(oci_runtime: OciRuntime, bundle: Path, interface: str) -> None:
-    """Inside it has its new name, address and MTU and reaches its other end; when the container has ended the host has it back as it was, and nothing is left over."""
+def test_container_has_the_interface_when_a_runtime_runs_the_hooks(
+    oci_runtime: OciRuntime, bundle: Path, interface: str
+) -> None:
+    """Inside it has its new name, address and MTU and reaches its other end.
+
+    When the container has ended the host has it back as it was, and nothing is left over.
+    """
     before = _shown(interface)
     parameters = {"interface": {"name": "net1", "mtu": 1300, "addresses": ["10.77.0.9/24"]}}
-    # The other end answers a connection to a port where nobody listens: no program of its own is needed there, and no right here.
+    # The other end answers a connection to a port where nobody listens: no program of its own is
+    # needed there, and no right here.
     connect = "LC_ALL=C bash -c ': < /dev/tcp/10.77.0.1/9' 2>&1 | grep -q refused && echo reached"
     script = f"ip -o link show net1; ip -o -4 addr show net1; {connect}"
 
@@ -107,7 +130,9 @@ def test_container_has_the_interface_when_a_runtime_runs_the_hooks(oci_runtime: 
     assert list((bundle / "records").iterdir()) == []
 
 
-def test_interface_comes_back_when_the_container_is_killed(oci_runtime: OciRuntime, bundle: Path, interface: str) -> None:
+def test_interface_comes_back_when_the_container_is_killed(
+    oci_runtime: OciRuntime, bundle: Path, interface: str
+) -> None:
     """A container that is killed has no time to give anything back: deleting it does."""
     before, name = _shown(interface), f"tb-shares-{uuid.uuid4().hex[:8]}"
     spec = _spec(bundle, "sleep 600", interface=interface, parameters={"interface": {"addresses": ["10.77.0.9/24"]}})
@@ -126,7 +151,9 @@ def test_interface_comes_back_when_the_container_is_killed(oci_runtime: OciRunti
     ("parameters", "field"),
     [
         pytest.param({"interface": {"mtu": 99_999}}, "interface.mtu", id="an MTU too large"),
-        pytest.param({"interface": {"addresses": ["10.77.0.300/24"]}}, "interface.addresses", id="an address that is none"),
+        pytest.param(
+            {"interface": {"addresses": ["10.77.0.300/24"]}}, "interface.addresses", id="an address that is none"
+        ),
         pytest.param({"interface": {"nmae": "net1"}}, "interface.nmae", id="a field that does not exist"),
         pytest.param({"vf": {"vlan": 5000}}, "vf.vlan", id="a VLAN of 5000"),
     ],
@@ -155,7 +182,9 @@ def test_container_is_not_created_when_the_interface_is_not_there(oci_runtime: O
 
 
 def test_container_runs_on_its_cpu_alone_when_the_spec_names_it(oci_runtime: OciRuntime, bundle: Path) -> None:
-    """The cpuset of the spec is enforced: inside there is this CPU and this memory node, and no other."""
+    """The cpuset of the spec is enforced: inside there is this CPU and this memory node, and no
+    other.
+    """
     last = max(os.sched_getaffinity(0))
     script = "grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status"
 

@@ -1,4 +1,6 @@
-"""A container run by runc, and by crun, on a spec that the merge made: what was promised is there inside, and nothing more."""
+"""A container run by runc, and by crun, on a spec that the merge made: what was promised is there
+inside, and nothing more.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 pytestmark = pytest.mark.integration
 
 _NAME = "topobus.dev/gpu=claim-u1-gpu-0"
-# Nodes that runc allows to nobody by itself, and that can be opened without harm; every kernel has one of them.
+# Nodes that runc allows to nobody by itself, and that can be opened without
+# harm; every kernel has one of them.
 _HARMLESS = ("/dev/fuse", "/dev/net/tun", "/dev/loop-control")
 
 
@@ -45,7 +48,9 @@ def base_spec(bundle: Path, script: str) -> dict[str, Any]:
     for name in ("usr", "bin", "lib", "lib64"):
         source = Path("/", name)
         if source.exists():
-            spec["mounts"].append({"destination": f"/{name}", "type": "bind", "source": str(source.resolve()), "options": ["rbind", "ro"]})
+            spec["mounts"].append(
+                {"destination": f"/{name}", "type": "bind", "source": str(source.resolve()), "options": ["rbind", "ro"]}
+            )
     return spec
 
 
@@ -56,14 +61,19 @@ def run(runtime: OciRuntime, bundle: Path, spec: dict[str, Any]) -> subprocess.C
 
 
 def test_container_has_its_devices_when_a_runtime_runs_the_merged_spec(oci_runtime: OciRuntime, bundle: Path) -> None:
-    """One device by a plugin, one by a CDI file: nodes that work, variables, mounts; a node that nobody gave is denied."""
+    """One device by a plugin, one by a CDI file: nodes that work, variables, mounts.
+
+    A node that nobody gave is denied.
+    """
     harmless = next(path for path in _HARMLESS if Path(path).exists())
     (bundle / "weights").mkdir()
     (bundle / "weights" / "model").write_text("42\n")
     cdi = bundle / "cdi"
     cdi.mkdir()
     node = DeviceNode(path="/dev/topobus-cdi", host_path="/dev/full", permissions="rw")
-    device = CdiDevice(name="claim-u1-gpu-0", edits=ContainerEdits(device_nodes=(node,), env={"CLAIM": "u1", "BOTH": "cdi"}))
+    device = CdiDevice(
+        name="claim-u1-gpu-0", edits=ContainerEdits(device_nodes=(node,), env={"CLAIM": "u1", "BOTH": "cdi"})
+    )
     (cdi / "gpu.json").write_bytes(render(CdiSpec(vendor="topobus.dev", device_class="gpu", devices=(device,))))
     plugin = PluginAnswer(
         resource="topobus.dev/nic",
@@ -97,12 +107,21 @@ def test_container_has_its_devices_when_a_runtime_runs_the_merged_spec(oci_runti
     done = run(oci_runtime, bundle, merged.spec)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["mlx5_0 u1 cdi", " 00 00 00", "42", "full, as it should be", "read allowed", "write denied"]
+    assert done.stdout.splitlines() == [
+        "mlx5_0 u1 cdi",
+        " 00 00 00",
+        "42",
+        "full, as it should be",
+        "read allowed",
+        "write denied",
+    ]
     assert [conflict.what for conflict in merged.conflicts] == ["variable BOTH"]
 
 
 def test_container_lacks_the_devices_when_nothing_was_merged(oci_runtime: OciRuntime, bundle: Path) -> None:
-    """The same container without the merge has neither nodes nor variables: the test above can fail."""
+    """The same container without the merge has neither nodes nor variables: the test above can
+    fail.
+    """
     script = 'test ! -e /dev/topobus-plugin && test ! -e /dev/topobus-cdi && echo "nothing ${NIC:-}"'
 
     unmerged = oci_spec(base_spec(bundle, script), nodes={})

@@ -1,4 +1,6 @@
-"""An operator works on one device: topology decides, the device service performs, and the decision stream says who wanted what and why; exactly once, whoever dies."""
+"""An operator works on one device: topology decides, the device service performs, and the decision
+stream says who wanted what and why; exactly once, whoever dies.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from support.asking import ask_patiently
 from support.topology_node import NODE, TRAINER, ask_place, decisions, no_more_than, publish_node, topology
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import OPERATE, PERFORM
-from topobus.formats.messages.operation_messages import Operated, OperateReply, OperateRequest, PerformReply, PerformRequest
+from topobus.formats.messages.operation_messages import (
+    Operated,
+    OperateReply,
+    OperateRequest,
+    PerformReply,
+    PerformRequest,
+)
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.errors import ContractError, PeerUnavailable
@@ -46,13 +54,17 @@ async def _gpu_service(url: str) -> AsyncIterator[_GpuService]:
         yield service
 
 
-async def _operate(bus: Bus, verb: DeviceVerb, device: str, op_id: str, *, why: str = "fan", device_class: str = "gpu") -> OperateReply:
+async def _operate(
+    bus: Bus, verb: DeviceVerb, device: str, op_id: str, *, why: str = "fan", device_class: str = "gpu"
+) -> OperateReply:
     operation = DeviceOperation(device_class=device_class, device=device, verb=verb, why=why, who="ada@desk")
     return await ask_patiently(bus, OPERATE, OperateRequest(op_id=op_id, operation=operation), node=NODE)
 
 
 async def test_decision_event_says_who_and_why_when_a_device_is_maintained(bus: Bus, nats_server: NatsServer) -> None:
-    """Asked again it is performed again under the same id, for the first answer may have been lost, and decided once."""
+    """Asked again it is performed again under the same id, for the first answer may have been lost,
+    and decided once.
+    """
     await publish_node(bus)
     async with topology(nats_server.url), _gpu_service(nats_server.url) as service:
         name = await _a_gpu(bus)
@@ -66,7 +78,12 @@ async def test_decision_event_says_who_and_why_when_a_device_is_maintained(bus: 
     assert [request.op_id for request in service.asked] == ["op-1", "op-1"]
     event = events[1]
     assert only
-    assert (event.verb, event.id, event.owner.kind, event.owner.name) == ("maintain", first.decision_id, OwnerKind.OPERATOR, "ada@desk")
+    assert (event.verb, event.id, event.owner.kind, event.owner.name) == (
+        "maintain",
+        first.decision_id,
+        OwnerKind.OPERATOR,
+        "ada@desk",
+    )
     assert event.operation is not None
     assert (event.operation.device, event.operation.why) == (name, "fan")
     assert event.health is not None
@@ -83,7 +100,10 @@ async def _a_gpu(bus: Bus) -> str:
 async def test_reset_is_refused_with_the_holder_and_nobody_performs_it_when_the_device_is_held(
     bus: Bus, nats_server: NatsServer, op_id: str
 ) -> None:
-    """The refusal is a decision, too, and the same id has the same answer; whatever id it is, also that of another's outcome."""
+    """The refusal is a decision, too, and the same id has the same answer.
+
+    Whatever id it is, also that of another's outcome.
+    """
     await publish_node(bus)
     async with topology(nats_server.url), _gpu_service(nats_server.url) as service:
         name = await _a_gpu(bus)
@@ -105,14 +125,19 @@ async def test_reset_is_refused_with_the_holder_and_nobody_performs_it_when_the_
 async def test_decision_is_begun_and_its_outcome_done_when_an_operator_is_obeyed(
     bus: Bus, nats_server: NatsServer, verb: DeviceVerb
 ) -> None:
-    """What is wanted is never told as done before the device service has done it, and then as done once."""
+    """What is wanted is never told as done before the device service has done it, and then as done
+    once.
+    """
     await publish_node(bus)
     async with topology(nats_server.url), _gpu_service(nats_server.url):
         reply = await _operate(bus, verb, "gpu-0", "op-1")
         events = await decisions(bus, 2)
 
     assert isinstance(reply.result, Operated)
-    assert [(event.op_id, event.is_begun, event.outcome) for event in events] == [("op-1", True, None), ("op-1:outcome", False, None)]
+    assert [(event.op_id, event.is_begun, event.outcome) for event in events] == [
+        ("op-1", True, None),
+        ("op-1:outcome", False, None),
+    ]
 
 
 async def test_outcome_is_a_second_decision_when_the_device_service_refuses(bus: Bus, nats_server: NatsServer) -> None:
@@ -156,11 +181,14 @@ async def test_operation_is_no_request_when_it_does_not_say_why(bus: Bus, nats_s
 async def test_decision_is_announced_once_and_performed_later_when_the_service_was_away_and_topology_restarts(
     bus: Bus, nats_server: NatsServer
 ) -> None:
-    """Nobody there to perform it: the asker is told so, the stream says that it was begun, and the same id is performed, and said to be, by a later topology."""
+    """Nobody there to perform it: the asker is told so, the stream says that it was begun, and the
+    same id is performed, and said to be, by a later topology.
+    """
     await publish_node(bus)
     async with topology(nats_server.url):
         name = await _a_gpu(bus)
-        # From here on somebody answers `operate`: what is not known then is whether it was performed.
+        # From here on somebody answers `operate`: what is not known
+        # then is whether it was performed.
         await _operate(bus, DeviceVerb.MAINTAIN, "gpu-7777", "op-0")
         operation = DeviceOperation(device_class="gpu", device=name, verb=DeviceVerb.EXCLUDE, why="fan", who="ada@desk")
         with pytest.raises(PeerUnavailable):
@@ -176,5 +204,8 @@ async def test_decision_is_announced_once_and_performed_later_when_the_service_w
     assert [request.op_id for request in service.asked] == ["op-1"]
     assert is_undone
     assert events[:3] == begun
-    assert [(event.op_id, event.is_begun, event.outcome) for event in events[2:]] == [("op-1", True, None), ("op-1:outcome", False, None)]
+    assert [(event.op_id, event.is_begun, event.outcome) for event in events[2:]] == [
+        ("op-1", True, None),
+        ("op-1:outcome", False, None),
+    ]
     assert only

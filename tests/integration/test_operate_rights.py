@@ -1,4 +1,7 @@
-"""Who may work on a device, on a real server with accounts: the operator's user alone. A vendor, a subscriber, a node's other processes and another node are not heard."""
+"""Who may work on a device, on a real server with accounts: the operator's user alone.
+
+A vendor, a subscriber, a node's other processes and another node are not heard.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from topobus.bus.server_config.inboxes import connection_name, inbox_branch
 from topobus.bus.server_config.nats_accounts import Shape, accounts
 from topobus.formats.messages.catalogue import OPERATE, PERFORM
 from topobus.formats.messages.codec import encode
-from topobus.formats.messages.operation_messages import Operated, OperateReply, OperateRequest, PerformReply, PerformRequest
+from topobus.formats.messages.operation_messages import (
+    Operated,
+    OperateReply,
+    OperateRequest,
+    PerformReply,
+    PerformRequest,
+)
 from topobus.values.health import HEALTHY
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
 
@@ -21,12 +30,17 @@ pytestmark = pytest.mark.integration
 
 OPERATION = DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.RESET, who="mallory")
 DONE = Operated(health=HEALTHY)
-# Who has a credential and is no operator: vendors of this node and of another, a subscriber, other processes of this node, topology of another.
+# Who has a credential and is no operator: vendors of this node and of another, a subscriber, other
+# processes of this node, topology of another.
 OUTSIDERS = ("gpu-n1", "nic-n1", "gpu-n2", "user", "gateway-n1", "discovery-n1", "topology-n2", "controller")
 
 
 async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_binary: Path) -> None:
-    """What outsiders send at both subjects, under any reply that they may choose, reaches no handler; the CLI's ask and topology's do."""
+    """What outsiders send at both subjects, under any reply that they may choose, reaches no
+    handler.
+
+    The CLI's ask and topology's do.
+    """
     described = accounts(Shape.CENTRAL, nodes=["n1", "n2"])
     handled: list[str] = []
 
@@ -59,11 +73,15 @@ async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_
                         continue
                     subject = f"topobus.v1.{ask.name}.n1" + (".gpu" if ask is PERFORM else "")
                     for asker in sorted({principal, "topobus-cli", "topology"}):
-                        await outsider.send(subject, encode(request), reply=f"{inbox_branch(asker, answerer)}.{new_token()}")
+                        await outsider.send(
+                            subject, encode(request), reply=f"{inbox_branch(asker, answerer)}.{new_token()}"
+                        )
         before = list(handled)
         async with nats.bus("cli") as cli:
             answer = await cli.ask(OPERATE, OperateRequest(op_id="op-2", operation=_by("ada")), node="n1")
-        await topology.ask(PERFORM, PerformRequest(op_id="op-2", operation=_by("ada"), time=""), node="n1", device_class="gpu")
+        await topology.ask(
+            PERFORM, PerformRequest(op_id="op-2", operation=_by("ada"), time=""), node="n1", device_class="gpu"
+        )
 
     assert before == []
     assert answer.result == DONE

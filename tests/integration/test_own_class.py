@@ -1,4 +1,6 @@
-"""A device class of somebody's own: its package is installed, `topobus up --class` serves it as a NATS user of its own, and claims get its devices."""
+"""A device class of somebody's own: its package is installed, `topobus up --class` serves it as a
+NATS user of its own, and claims get its devices.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,18 @@ async def package(tmp_path: Path) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "topobus_nexa_npu.py"):
         (source / name).write_bytes((_NEXA / name).read_bytes())
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target), str(source))
+    install = (
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+        str(source),
+    )
     process = await asyncio.create_subprocess_exec(sys.executable, *install)
     assert await process.wait() == 0
     return target
@@ -58,15 +71,23 @@ async def package(tmp_path: Path) -> Path:
 async def test_class_of_ones_own_is_served_beside_ours(
     package: Path, tmp_path: Path, short_folder: Path, nats_binary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its devices are found, prepared, operated and seen sick, with users and accounts as `topobus up` makes them; its user cannot speak for class gpu."""
+    """Its devices are found, prepared, operated and seen sick, with users and accounts as `topobus
+    up` makes them.
+
+    Its user cannot speak for class gpu.
+    """
     layout = launched_layout(short_folder, nats_binary, monkeypatch)
     recorded = build(_NEXA / "machine.toml", tmp_path / "machine")
     environment = {"PYTHONPATH": str(package), "TOPOBUS_NPU__HEALTH__POLL_S": "0.1"}
-    async with start_system(layout.state, hardware_root=recorded.root, node="n1", environment=environment, classes=("npu",)) as system:
+    async with start_system(
+        layout.state, hardware_root=recorded.root, node="n1", environment=environment, classes=("npu",)
+    ) as system:
         await system.until_ready(timeout_s=_LIMIT_S)
         async with Bus.session(system.settings_of("gateway"), name="gateway") as gateway:
             inventory = await _inventory(gateway, lambda each: len(each.devices) == 6)
-            request = PrepareRequest(op_id="", owner=Owner(kind=OwnerKind.CLAIM, name="c", namespace="default", uid="u"), devices=(_CARD,))
+            request = PrepareRequest(
+                op_id="", owner=Owner(kind=OwnerKind.CLAIM, name="c", namespace="default", uid="u"), devices=(_CARD,)
+            )
             prepared = await gateway.ask(PREPARE, request, node="n1", device_class="npu")
             await _operate(system)
             kept = await _inventory(gateway, lambda each: any(device.maintenance for device in each.devices))
@@ -97,7 +118,9 @@ def _state(inventory: Inventory, name: str) -> HealthState:
 
 async def _operate(system: System) -> None:
     """Keep a card back, as `topobus device maintain` does."""
-    operation = DeviceOperation(device_class="npu", device="npu-0000-17-00-0", verb=DeviceVerb.MAINTAIN, who="somebody", why="fan")
+    operation = DeviceOperation(
+        device_class="npu", device="npu-0000-17-00-0", verb=DeviceVerb.MAINTAIN, who="somebody", why="fan"
+    )
     async with Bus.session(system.settings_of("cli"), name="topobus-cli") as bus:
         await bus.ask(OPERATE, OperateRequest(op_id="op-1", operation=operation), node="n1")
 

@@ -1,4 +1,6 @@
-"""A plan asked again while the controller's copy of the ledgers is behind: the node's word counts, and the pod stays in one place."""
+"""A plan asked again while the controller's copy of the ledgers is behind: the node's word counts,
+and the pod stays in one place.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,27 @@ TRAINER = pod("trainer", container(gpu=2))
 async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have_not_been_heard_yet(
     bus: Bus, topologies: AsyncExitStack
 ) -> None:
-    """The answer of a plan was lost after its node had placed the pod: asked again at once, no second node gets it, and the answer is the lost one."""
+    """The answer of a plan was lost after its node had placed the pod: asked again at once, no
+    second node gets it, and the answer is the lost one.
+    """
     machine, inventories = dgx_facts()
     state = StandaloneState()
     nodes: dict[str, WatchedTopology] = {}
     for name in ("a-node", "b-node"):
         there = [msgspec.structs.replace(inventory, node=name) for inventory in inventories.values()]
         state.put_machine(msgspec.structs.replace(machine, node=name))
-        nodes[name] = await topologies.enter_async_context(real_topology(bus, msgspec.structs.replace(machine, node=name), there))
+        nodes[name] = await topologies.enter_async_context(
+            real_topology(bus, msgspec.structs.replace(machine, node=name), there)
+        )
     lost = await bus.ask(catalogue.PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node="b-node")
-    runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+    runtime = Runtime(
+        name="controller",
+        node="central",
+        bus=bus,
+        clock=SystemClock(),
+        readiness=Readiness(),
+        registry=CollectorRegistry(),
+    )
     planner = Planner(ControllerSettings(), runtime, state, ControllerMetrics(runtime.registry))
 
     again = await planner.plan(PlanRequest(op_id="op-1", pod=TRAINER))

@@ -1,4 +1,6 @@
-"""A controller that dies at any step of scheduling a pod, or of ending one: the next replica goes on, and nothing is left over or held twice."""
+"""A controller that dies at any step of scheduling a pod, or of ending one: the next replica goes
+on, and nothing is left over or held twice.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ from topobus.values.machine import Machine
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
-# Writes and asks of a pod's way, and of its end, as counted: with fewer deaths than these, steps were missed.
+# Writes and asks of a pod's way, and of its end, as counted: with fewer deaths
+# than these, steps were missed.
 SCHEDULING_STEPS = 13
 ENDING_STEPS = 13
 
@@ -66,7 +69,12 @@ async def controller(url: str, step: int = 0, *, is_done: bool = False) -> Async
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal_bus(real, step, is_done=is_done) if step else real
         runtime = Runtime(
-            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+            name="controller",
+            node="central",
+            bus=bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
         )
         task = asyncio.create_task(serve(SETTINGS, runtime))
         try:
@@ -120,9 +128,13 @@ class Place:
         """Wait until what is stored satisfies the test; gives it by kind and name."""
 
         def newest(items: list[Change[ApiObject]]) -> dict[str, ApiObject]:
-            api_objects = {f"{change.parts['kind']}/{change.parts['name']}": change.value for change in items if change.parts}
+            api_objects = {
+                f"{change.parts['kind']}/{change.parts['name']}": change.value for change in items if change.parts
+            }
             self._namespaces = {
-                f"{change.parts['kind']}/{change.parts['name']}": change.parts["namespace"] for change in items if change.parts
+                f"{change.parts['kind']}/{change.parts['name']}": change.parts["namespace"]
+                for change in items
+                if change.parts
             }
             return {key: api_object for key, api_object in api_objects.items() if api_object is not None}
 
@@ -132,7 +144,9 @@ class Place:
     def held(self) -> dict[str, int]:
         """Count the devices that the ledger holds, by owner."""
         return {
-            key.rpartition("/")[0]: sum(len(names) for holding in allocation.holdings for names in holding.devices.values())
+            key.rpartition("/")[0]: sum(
+                len(names) for holding in allocation.holdings for names in holding.devices.values()
+            )
             for key, allocation in sorted(self.topology.ledger.allocations.items())
         }
 
@@ -146,7 +160,11 @@ def is_scheduled(stored: dict[str, ApiObject]) -> bool:
 def is_ended(stored: dict[str, ApiObject]) -> bool:
     """Say whether the pod, its own claim and the shared claim's allocation are gone."""
     claims = [api_object for key, api_object in stored.items() if key.startswith("resourceclaim/")]
-    return "pod/trainer" not in stored and [claim.metadata["name"] for claim in claims] == ["shared"] and _is_free(claims[0])
+    return (
+        "pod/trainer" not in stored
+        and [claim.metadata["name"] for claim in claims] == ["shared"]
+        and _is_free(claims[0])
+    )
 
 
 def _is_free(claim: ApiObject) -> bool:
@@ -161,7 +179,9 @@ async def place(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIte
         yield Place(bus, objects, topology)
 
 
-async def dies_at(place: Place, url: str, step: int, *, is_done: bool, is_enough: Callable[[dict[str, ApiObject]], bool]) -> bool:
+async def dies_at(
+    place: Place, url: str, step: int, *, is_done: bool, is_enough: Callable[[dict[str, ApiObject]], bool]
+) -> bool:
     """Run a replica that dies at a step; False when all was done before it came to that many."""
     async with controller(url, step, is_done=is_done) as fates:
         return await died_or(place.until(is_enough), fates)
@@ -169,8 +189,12 @@ async def dies_at(place: Place, url: str, step: int, *, is_done: bool, is_enough
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(place: Place, nats_server: NatsServer, *, is_done: bool) -> None:
-    """Whatever step was the last: the next replica gives the pod its node, each claim its devices once, and the reservations."""
+async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(
+    place: Place, nats_server: NatsServer, *, is_done: bool
+) -> None:
+    """Whatever step was the last: the next replica gives the pod its node, each claim its devices
+    once, and the reservations.
+    """
     deaths = 0
     await place.apply()
     while await dies_at(place, nats_server.url, deaths + 1, is_done=is_done, is_enough=is_scheduled):
@@ -179,7 +203,9 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(place: Pla
             stored = await place.until(is_scheduled)
 
         (made,) = [key.rpartition("/")[2] for key in stored if key.startswith("resourceclaim/trainer-own")]
-        assert place.held() == {f"claim/default/{made}": 2, "claim/default/shared": 1, "pod/default/trainer": 3}, f"step {deaths}"
+        assert place.held() == {f"claim/default/{made}": 2, "claim/default/shared": 1, "pod/default/trainer": 3}, (
+            f"step {deaths}"
+        )
         for name in (made, "shared"):
             users = stored[f"resourceclaim/{name}"].status["reservedFor"]
             assert [user["uid"] for user in users] == ["uid-trainer"], f"step {deaths}"
@@ -194,7 +220,9 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(place: Pla
 async def test_pod_leaves_nothing_when_a_replica_dies_at_any_step_of_its_end(
     place: Place, nats_server: NatsServer, *, is_done: bool
 ) -> None:
-    """Whatever step of the end was the last: the next replica frees all devices, ends the pod's claim and gives the shared one back."""
+    """Whatever step of the end was the last: the next replica frees all devices, ends the pod's
+    claim and gives the shared one back.
+    """
     deaths = 0
     await place.start_and_ask_end(nats_server.url)
     while await dies_at(place, nats_server.url, deaths + 1, is_done=is_done, is_enough=is_ended):

@@ -1,4 +1,6 @@
-"""Pools through the whole node, as real processes: the operator's TOML, the inventory, kubelet's resource, and `topobus place`."""
+"""Pools through the whole node, as real processes: the operator's TOML, the inventory, kubelet's
+resource, and `topobus place`.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,14 @@ async def node(nats_server: NatsServer) -> AsyncIterator[tuple[KubeletSimulator,
 async def topobus(url: str, *arguments: object) -> tuple[int, Any]:
     """Run the command: exit code and JSON answer."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "topobus.cli.main", *map(str, arguments), "--nats", url, "--json", stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "topobus.cli.main",
+        *map(str, arguments),
+        "--nats",
+        url,
+        "--json",
+        stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await process.communicate()
     return process.returncode or 0, json.loads(out)
@@ -73,7 +82,9 @@ async def topobus(url: str, *arguments: object) -> tuple[int, Any]:
 async def test_pools_are_placed_and_allocated_from_when_the_operator_configures_them(
     node: tuple[KubeletSimulator, Path], nats_server: NatsServer, bus: Bus
 ) -> None:
-    """`topobus place` and kubelet give the pool's devices for the pool's name and no other, and both see what the other gave."""
+    """`topobus place` and kubelet give the pool's devices for the pool's name and no other, and
+    both see what the other gave.
+    """
     kubelet, folder = node
     inventory = await bus.get(INVENTORY, node=NODE, device_class="gpu")
     assert inventory is not None
@@ -88,7 +99,11 @@ async def test_pools_are_placed_and_allocated_from_when_the_operator_configures_
     too_many, refused = await topobus(nats_server.url, "place", folder / "gpu.yaml")
     nowhere, unknown = await topobus(nats_server.url, "place", folder / "gpu-big.yaml")
     await kubelet.wait_for_resource("topobus.dev/gpu-far", allocatable=2)
-    wanted = Pod(name="k", uid="k", containers=(Container(name="main", resources={"topobus.dev/gpu-far": 2, "topobus.dev/gpu": 1}),))
+    wanted = Pod(
+        name="k",
+        uid="k",
+        containers=(Container(name="main", resources={"topobus.dev/gpu-far": 2, "topobus.dev/gpu": 1}),),
+    )
     admission = await kubelet.admit(wanted)
 
     by_place = set(placed["chosen"]["result"]["containers"][0]["devices"]["gpu"])

@@ -1,4 +1,6 @@
-"""The leaf shape with users and accounts, as processes: a node and its hub work together with the rendered files, and subscribers hear at both."""
+"""The leaf shape with users and accounts, as processes: a node and its hub work together with the
+rendered files, and subscribers hear at both.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ _NODE_SERVICES = ("discovery", "gpu", "nic", "topology", "gateway", "relay")
 def _login(nats: AccountNats, principal: str) -> dict[str, str]:
     settings = nats.settings(principal)
     own = f"TOPOBUS_{principal.upper()}__NATS"
-    return {f"{own}__USER": settings.user, f"{own}__PASSWORD_FILE": settings.password_file, f"{own}__ZONE": settings.zone}
+    return {
+        f"{own}__USER": settings.user,
+        f"{own}__PASSWORD_FILE": settings.password_file,
+        f"{own}__ZONE": settings.zone,
+    }
 
 
 async def _hears(nats: AccountNats, device: str, state: HealthState) -> None:
@@ -63,7 +69,10 @@ async def _hears(nats: AccountNats, device: str, state: HealthState) -> None:
 
 
 async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path) -> None:
-    """The node's services behind their accounts place and prepare; the hub has its copies, asks it through both servers' accounts, plans; subscribers hear at both."""
+    """The node's services behind their accounts place and prepare.
+
+    The hub has its copies, asks it through both servers' accounts, plans; subscribers hear at both.
+    """
     if version_of(nats_binary) < (2, 10):
         pytest.skip("a node's own server is 2.10 or later")
     async with asyncio.timeout(2 * LIMIT_S), AsyncExitStack() as stack:
@@ -79,7 +88,9 @@ async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path)
             "TOPOBUS_RELAY__CHECK_S": "1",
             **{name: value for principal in _NODE_SERVICES for name, value in _login(leaf_nats, principal).items()},
         }
-        node = await stack.enter_async_context(all_services(leaf_nats.server.url, folder, order=_NODE_SERVICES, settings=settings))
+        node = await stack.enter_async_context(
+            all_services(leaf_nats.server.url, folder, order=_NODE_SERVICES, settings=settings)
+        )
         hub = await stack.enter_async_context(shape.hub.bus("cli"))
         leaf = await stack.enter_async_context(leaf_nats.bus("cli"))
         await until_all_ready(node)
@@ -90,7 +101,8 @@ async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path)
         wanted = pod("trainer", container(cpus=8, gpu=1))
         placed = await ask_patiently(hub, PLACE, PlaceRequest(op_id="place-1", pod=wanted, is_dry_run=True), node=NODE)
         assert isinstance(placed.result, Placement)
-        # An ask of the hub to a vendor's service crosses two imports, and its answer comes back by both.
+        # An ask of the hub to a vendor's service crosses two imports, and
+        # its answer comes back by both.
         assert isinstance(await hub.is_answered(HINT, timeout_s=LIMIT_S, node=NODE, device_class="gpu"), Answered)
         plan = await ask_patiently(hub, PLAN, PlanRequest(op_id="plan-1", pod=wanted), node="_")
         assert plan.chosen is not None
@@ -113,7 +125,9 @@ async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path)
 
 
 async def test_leaf_is_let_in_with_a_nodes_user_alone(nats_binary: Path) -> None:
-    """A server that comes with a subscriber's or a controller's login is not linked: what a leaf sends is looked at less than what a client sends."""
+    """A server that comes with a subscriber's or a controller's login is not linked: what a leaf
+    sends is looked at less than what a client sends.
+    """
     if version_of(nats_binary) < (2, 10):
         pytest.skip("a node's own server is 2.10 or later")
     async with asyncio.timeout(LIMIT_S), secured_leaves(nats_binary, nodes=["n1"], behind=[]) as shape:
@@ -136,7 +150,8 @@ async def test_doctor_warns_when_a_hub_has_no_users(nats_binary: Path) -> None:
         findings = {}
         for name, url in (("hub", pair.hub.url), ("leaf", pair.leaf.url)):
             program = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", url), stdout=asyncio.subprocess.PIPE
+                *(sys.executable, "-m", "topobus.cli.main", "doctor", "--json", "--nats", url),
+                stdout=asyncio.subprocess.PIPE,
             )
             printed, _ = await program.communicate()
             findings[name] = {finding["what"]: finding for finding in json.loads(printed)["findings"]}
@@ -147,7 +162,9 @@ async def test_doctor_warns_when_a_hub_has_no_users(nats_binary: Path) -> None:
 
 
 async def test_leaf_takes_a_new_password_when_it_is_told_while_it_runs(nats_binary: Path) -> None:
-    """At SIGHUP a node's own server reads its users anew: it ends the connections of who has another password now, and no other's; from 2.15 on its link to the hub stays, too."""
+    """At SIGHUP a node's own server reads its users anew: it ends the connections of who has
+    another password now, and no other's; from 2.15 on its link to the hub stays, too.
+    """
     if version_of(nats_binary) < (2, 10):
         pytest.skip("a node's own server is 2.10 or later")
     async with asyncio.timeout(2 * LIMIT_S), secured_leaves(nats_binary, nodes=[NODE]) as shape:
@@ -172,13 +189,17 @@ async def test_leaf_takes_a_new_password_when_it_is_told_while_it_runs(nats_bina
             first_ended = await ended.get()
             newer = await connect("gpu", "another")
             with pytest.raises(nats.errors.Error):
-                await nats.connect(server.url, user="gpu", password="gpu", allow_reconnect=False, max_reconnect_attempts=1)
+                await nats.connect(
+                    server.url, user="gpu", password="gpu", allow_reconnect=False, max_reconnect_attempts=1
+                )
 
             assert first_ended == "gpu"
             assert nic.is_connected
             if version_of(nats_binary) >= (2, 15):
                 # The same link, and not one that came anew; 2.10 cuts it.
-                assert [(peer["port"], peer["account"]) for peer in shape.linked()] == [(peer["port"], peer["account"]) for peer in linked]
+                assert [(peer["port"], peer["account"]) for peer in shape.linked()] == [
+                    (peer["port"], peer["account"]) for peer in linked
+                ]
             assert len(linked) == 1
             assert hub.is_connected
             assert leaf.is_connected

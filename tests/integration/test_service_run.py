@@ -1,4 +1,6 @@
-"""The life of a real process: start before NATS, become ready, stop on a signal, and the exit statuses."""
+"""The life of a real process: start before NATS, become ready, stop on a signal, and the exit
+statuses.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,10 @@ async def _end(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
 
 
 async def test_service_waits_then_serves_then_stops_when_nats_comes_late(nats_binary: Path, tmp_path: Path) -> None:
-    """Started before NATS it says so and is not ready; with NATS it serves; SIGTERM ends it with 0 within five seconds."""
+    """Started before NATS it says so and is not ready; with NATS it serves.
+
+    SIGTERM ends it with 0 within five seconds.
+    """
     port, http = free_port(), free_port()
     settings = {"TOPOBUS_ALL__NATS__URL": f"nats://127.0.0.1:{port}", "TOPOBUS_GPU__HTTP__PORT": str(http)}
     process = await _start(tmp_path, **settings)
@@ -123,7 +128,11 @@ async def test_service_waits_then_serves_then_stops_when_nats_comes_late(nats_bi
 
 @pytest.mark.parametrize("has_users", [False, True])
 async def test_service_says_at_its_start_when_nats_is_open(nats_binary: Path, tmp_path: Path, has_users: bool) -> None:
-    """Whoever reads the log of a service at a server without users learns what that means, and what to do; with users there is nothing to say."""
+    """Whoever reads the log of a service at a server without users learns what that means, and what
+    to do.
+
+    With users there is nothing to say.
+    """
     config = 'authorization { user: "gpu", password: "s3cret" }' if has_users else ""
     async with NatsServer(binary=nats_binary, config=config) as server:
         url = server.url.replace("//", "//gpu:s3cret@") if has_users else server.url
@@ -132,7 +141,11 @@ async def test_service_says_at_its_start_when_nats_is_open(nats_binary: Path, tm
         process.send_signal(signal.SIGTERM)
         status, _, _ = await _end(process)
 
-    opened = [(line["level"], "docs/how-to/secure-nats.md" in str(line["next_step"])) for line in lines if line["event"] == "bus.open"]
+    opened = [
+        (line["level"], "docs/how-to/secure-nats.md" in str(line["next_step"]))
+        for line in lines
+        if line["event"] == "bus.open"
+    ]
     assert status == 0
     assert opened == ([] if has_users else [("warning", True)])
 
@@ -147,8 +160,12 @@ async def test_service_stops_when_it_is_told_while_it_waits_for_nats(tmp_path: P
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [("stuck", 70), ("stubborn", 0)])
-async def test_service_ends_when_its_work_does_not(nats_server: NatsServer, tmp_path: Path, mode: str, wanted: int) -> None:
-    """Neither a thread that hangs in a vendor's library nor an error while stopping keeps a process alive."""
+async def test_service_ends_when_its_work_does_not(
+    nats_server: NatsServer, tmp_path: Path, mode: str, wanted: int
+) -> None:
+    """Neither a thread that hangs in a vendor's library nor an error while stopping keeps a process
+    alive.
+    """
     process = await _start(tmp_path, TOPOBUS_ALL__NATS__URL=nats_server.url, TOPOBUS_GPU__MODE=mode)
     await _line(process, "test.served")
     process.send_signal(signal.SIGTERM)
@@ -156,11 +173,16 @@ async def test_service_ends_when_its_work_does_not(nats_server: NatsServer, tmp_
         assert await process.wait() == wanted
 
 
-@pytest.mark.parametrize(("mode", "status", "words"), [("config", 78, "mend it"), ("group", 74, "the tree is gone"), ("bug", 70, "oops")])
+@pytest.mark.parametrize(
+    ("mode", "status", "words"), [("config", 78, "mend it"), ("group", 74, "the tree is gone"), ("bug", 70, "oops")]
+)
 async def test_service_exits_with_the_errors_status_when_its_work_fails(
     nats_server: NatsServer, tmp_path: Path, mode: str, status: int, words: str
 ) -> None:
-    """The exit status tells a supervisor what kind of failure it was; the words tell a person; no Python traceback text for an operator's mistake."""
+    """The exit status tells a supervisor what kind of failure it was; the words tell a person.
+
+    No Python traceback text for an operator's mistake.
+    """
     process = await _start(tmp_path, TOPOBUS_ALL__NATS__URL=nats_server.url, TOPOBUS_GPU__MODE=mode)
     got, _, err = await _end(process)
 
@@ -175,7 +197,12 @@ async def test_service_exits_with_the_errors_status_when_its_work_fails(
         (["--check-config"], {}, 0, "the settings are good"),
         (["--check-config"], {"TOPOBUS_GPU__MODDE": "x"}, 78, "did you mean MODE"),
         (["--check-config"], {"TOPOBUS_TOPLOGY__NODE": "x"}, 0, "warning: TOPOBUS_TOPLOGY__NODE sets nothing"),
-        (["--check-config"], {"TOPOBUS_ALL__NATS__URL": "127.0.0.1"}, 0, "'127.0.0.1' is taken for nats://127.0.0.1:4222"),
+        (
+            ["--check-config"],
+            {"TOPOBUS_ALL__NATS__URL": "127.0.0.1"},
+            0,
+            "'127.0.0.1' is taken for nats://127.0.0.1:4222",
+        ),
         (["--version"], {}, 0, "topobus-gpu"),
         (["--config", "none.toml"], {}, 78, "none.toml"),
     ],
@@ -192,7 +219,9 @@ async def test_service_answers_and_exits_when_asked_about_itself(
 
 async def test_service_tells_all_mistakes_when_several_settings_are_wrong(tmp_path: Path) -> None:
     """A line for each on stderr, at a start as well as with --check-config; status 78."""
-    got, out, err = await _end(await _start(tmp_path, TOPOBUS_GPU__MODDE="x", TOPOBUS_GPU__HTTP__PORT="many", TOPOBUS_GPU__NODE="A B"))
+    got, out, err = await _end(
+        await _start(tmp_path, TOPOBUS_GPU__MODDE="x", TOPOBUS_GPU__HTTP__PORT="many", TOPOBUS_GPU__NODE="A B")
+    )
 
     assert (got, out) == (78, "")
     assert [line.startswith("topobus-gpu: ") for line in err.splitlines()] == [True, True, True]

@@ -1,4 +1,6 @@
-"""The files of deploy/nats with what `topobus keys` makes, on a real server: what compose.yaml starts."""
+"""The files of deploy/nats with what `topobus keys` makes, on a real server: what compose.yaml
+starts.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _LIMIT_S = 60.0
 
 
 class _Shipped(NatsServer):
-    """A server with the shipped file and the users that were made, at a port and in a folder of its own."""
+    """A server with the shipped file and the users that were made, at a port and in a folder of its
+    own.
+    """
 
     users = Path()
 
@@ -41,8 +45,12 @@ class _Shipped(NatsServer):
         return file
 
 
-async def test_services_work_and_take_new_passwords_with_the_files_of_compose(nats_binary: Path, tmp_path: Path) -> None:
-    """A device service behind its account reads what the core wrote, and comes back by itself after `keys rotate` and a SIGHUP, which change no form of the users."""
+async def test_services_work_and_take_new_passwords_with_the_files_of_compose(
+    nats_binary: Path, tmp_path: Path
+) -> None:
+    """A device service behind its account reads what the core wrote, and comes back by itself after
+    `keys rotate` and a SIGHUP, which change no form of the users.
+    """
     keys, users = tmp_path / "keys", tmp_path / "users.conf"
     assert await asyncio.to_thread(run, ["keys", "make", str(keys), "--accounts", "--server-file", str(users)]) == 0
 
@@ -67,7 +75,9 @@ async def test_services_work_and_take_new_passwords_with_the_files_of_compose(na
         assert await asyncio.to_thread(run, ["keys", "rotate", str(keys), "gpu", "--server-file", str(users)]) == 0
         server.write_config()
         os.kill(server.pid, signal.SIGHUP)
-        await readiness.until(lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S)
+        await readiness.until(
+            lambda parts: gpu._connection.generation > 1 and parts["bus"] == "ready", timeout_s=_LIMIT_S
+        )
 
         assert await gpu.get(MACHINE, node="n1") is not None
         assert discovery._connection.generation == 1

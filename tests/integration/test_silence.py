@@ -1,4 +1,6 @@
-"""A device service that dies or hangs, as a real process: its devices are Unknown, its neighbours' are not, and nothing is released."""
+"""A device service that dies or hangs, as a real process: its devices are Unknown, its neighbours'
+are not, and nothing is released.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterat
     build("dgx", tmp_path / "machine")
     settings = {"TOPOBUS_ALL__HARDWARE__ROOT": str(tmp_path / "machine"), **QUICK}
     async with AsyncExitStack() as stack:
-        running = {name: await stack.enter_async_context(service(name, nats_server.url, settings)) for name in ("discovery", "gpu", "nic")}
+        running = {
+            name: await stack.enter_async_context(service(name, nats_server.url, settings))
+            for name in ("discovery", "gpu", "nic")
+        }
         for each_service in running.values():
             await each_service.until_ready()
         # After the others: its first look at the inventories finds them all.
@@ -70,8 +75,14 @@ async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterat
         yield Node(bus, running, settings)
 
 
-async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed(node: Node, nats_server: NatsServer) -> None:
-    """GPUs are refused as service-silent, NICs are placed, what is held stays held and can be adopted; a new start ends it."""
+async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed(
+    node: Node, nats_server: NatsServer
+) -> None:
+    """GPUs are refused as service-silent, NICs are placed, what is held stays held and can be
+    adopted.
+
+    A new start ends it.
+    """
     first = await node.place("first", gpu=1)
     assert isinstance(first, Placement)
     node.running["gpu"].process.kill()
@@ -81,8 +92,12 @@ async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u-1")
     inventory = await node.bus.get(INVENTORY, node=NODE, device_class="gpu")
     assert inventory is not None
-    free = next(device.name for device in inventory.value.devices if (device.name,) != first.containers[0].devices["gpu"])
-    adopted = await node.bus.ask(ADOPT, AdoptRequest(op_id="op-adopt", owner=owner, devices={"gpu": (free,)}), node=NODE)
+    free = next(
+        device.name for device in inventory.value.devices if (device.name,) != first.containers[0].devices["gpu"]
+    )
+    adopted = await node.bus.ask(
+        ADOPT, AdoptRequest(op_id="op-adopt", owner=owner, devices={"gpu": (free,)}), node=NODE
+    )
     entry = await node.bus.get(LEDGER, node=NODE)
 
     assert isinstance(refused, Refusal)
@@ -91,7 +106,11 @@ async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed
     assert isinstance(neighbour, Placement)
     assert isinstance(adopted.result, Adopted)
     assert entry is not None
-    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {"first", "third", "topobus.dev/gpu"}
+    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {
+        "first",
+        "third",
+        "topobus.dev/gpu",
+    }
 
     async with service("gpu", nats_server.url, node.settings):
         await node.until("class.heard")
@@ -119,11 +138,16 @@ async def test_pods_are_refused_until_it_goes_on_when_a_device_service_hangs(nod
 
 
 async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server: NatsServer, bus: Bus) -> None:
-    """`topobus inventory`, `health` and `doctor` show the devices of a dead service Unknown, with the reason, and those of its neighbour as they are."""
+    """`topobus inventory`, `health` and `doctor` show the devices of a dead service Unknown, with
+    the reason, and those of its neighbour as they are.
+    """
     for device_class in ("gpu", "nic"):
         devices = (Device(name=f"{device_class}-0", device_class=device_class),)
         await bus.put(
-            INVENTORY, Inventory(node=NODE, device_class=device_class, generation=1, devices=devices), node=NODE, device_class=device_class
+            INVENTORY,
+            Inventory(node=NODE, device_class=device_class, generation=1, devices=devices),
+            node=NODE,
+            device_class=device_class,
         )
 
     async def never(_request: HintsRequest) -> HintsReply:
@@ -131,18 +155,31 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
 
     async def topobus(*arguments: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", nats_server.url, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "topobus.cli.main",
+            *arguments,
+            "--nats",
+            nats_server.url,
+            stdout=asyncio.subprocess.PIPE,
         )
         return (await process.communicate())[0].decode()
 
     await bus.answer(HINT, never, node=NODE, device_class="nic")
     listed, health, text, doctor = await asyncio.gather(
-        topobus("inventory", "--json"), topobus("health", "--all", "--json"), topobus("health"), topobus("doctor", "--json")
+        topobus("inventory", "--json"),
+        topobus("health", "--all", "--json"),
+        topobus("health"),
+        topobus("doctor", "--json"),
     )
 
     gpu, nic = json.loads(listed)["inventories"]
     states = {device["device"]: device["health"]["state"] for device in json.loads(health)["devices"]}
-    finding = next(each_finding for each_finding in json.loads(doctor)["findings"] if each_finding["what"] == f"{NODE}: inventory gpu")
+    finding = next(
+        each_finding
+        for each_finding in json.loads(doctor)["findings"]
+        if each_finding["what"] == f"{NODE}: inventory gpu"
+    )
     assert gpu["devices"][0]["health"]["conditions"][0]["reason"] == "service-silent"
     assert gpu["warnings"][0].startswith("service-silent: nobody answers there")
     assert nic["warnings"] == []
@@ -155,11 +192,18 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
 async def test_machine_is_drawn_with_unknown_devices_when_their_service_is_silent(
     nats_server: NatsServer, bus: Bus, tmp_path: Path
 ) -> None:
-    """The drawing does not show the last word of a service that is gone as if it were the state of its devices."""
+    """The drawing does not show the last word of a service that is gone as if it were the state of
+    its devices.
+    """
     machine = read_machine(Tree(HardwareSettings(root=str(build("laptop", tmp_path / "laptop").root))), NODE)
     devices = (Device(name="gpu-0", device_class="gpu"),)
     await bus.put(MACHINE, machine, node=NODE)
-    await bus.put(INVENTORY, Inventory(node=NODE, device_class="gpu", generation=1, devices=devices), node=NODE, device_class="gpu")
+    await bus.put(
+        INVENTORY,
+        Inventory(node=NODE, device_class="gpu", generation=1, devices=devices),
+        node=NODE,
+        device_class="gpu",
+    )
 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "topobus.cli.main", "machine", "--nats", nats_server.url, stdout=asyncio.subprocess.PIPE

@@ -1,4 +1,6 @@
-"""A simulated leaf against a real hub, beside a real leaf server: the hub cannot tell them apart by what they listen to, say and answer."""
+"""A simulated leaf against a real hub, beside a real leaf server: the hub cannot tell them apart by
+what they listen to, say and answer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from lab.leaves.swarm import Order, node_name
 from lab.leaves.watcher import Watcher
 from topobus.bus.asks.ask_headers import PING
 from topobus.bus.bus import Bus
-from topobus.bus.server_config.up_subjects import DENIED_EXPORTS, DENIED_IMPORTS, domain_of, up_stored_subject, up_subject
+from topobus.bus.server_config.up_subjects import (
+    DENIED_EXPORTS,
+    DENIED_IMPORTS,
+    domain_of,
+    up_stored_subject,
+    up_subject,
+)
 from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import MACHINE, PREFER
 from topobus.formats.messages.codec import encode
@@ -73,7 +81,10 @@ def _content() -> NodeContent:
 async def _real_leaf(hub: Hub, folder: Path) -> AsyncIterator[Client]:
     """Run a leaf server with a client behind it that listens to its node's asks as services do."""
     denied = f"deny_exports: {json.dumps(DENIED_EXPORTS)}, deny_imports: {json.dumps(DENIED_IMPORTS)}"
-    config = f'server_name: {_REAL}\nleafnodes {{ reconnect: 1, remotes: [ {{ urls: ["nats://127.0.0.1:{hub.leaf_port}"], {denied} }} ] }}'
+    config = (
+        f"server_name: {_REAL}\nleafnodes {{ reconnect: 1, remotes: [ {{ urls: "
+        f'["nats://127.0.0.1:{hub.leaf_port}"], {denied} }} ] }}'
+    )
     # The block takes the place of the launcher's own, which has no domain.
     config += f'\njetstream {{ store_dir: "{folder}", domain: {domain_of(_REAL)} }}'
     async with NatsServer(parent=cheap_folder(), config=config) as server:
@@ -83,7 +94,9 @@ async def _real_leaf(hub: Hub, folder: Path) -> AsyncIterator[Client]:
             async def answer(message: Msg) -> None:
                 is_ping = PING in (message.headers or {})
                 await client.publish(
-                    message.reply, b"" if is_ping else encode(PreferReply(devices=("gpu-7",))), headers={PING: _REAL} if is_ping else None
+                    message.reply,
+                    b"" if is_ping else encode(PreferReply(devices=("gpu-7",))),
+                    headers={PING: _REAL} if is_ping else None,
                 )
 
             for subject in asked_subjects(_REAL, _CLASSES):
@@ -94,12 +107,17 @@ async def _real_leaf(hub: Hub, folder: Path) -> AsyncIterator[Client]:
 
 
 def _interest(hub: Hub) -> dict[str, set[str]]:
-    """What each leaf listens to, as the hub says it; what differs from connection to connection is left out."""
+    """What each leaf listens to, as the hub says it.
+
+    What differs from connection to connection is left out.
+    """
     with urllib.request.urlopen(f"http://127.0.0.1:{hub.monitor_port}/leafz?subs=1", timeout=30) as page:
         leaves = json.load(page)["leafs"]
     interest: dict[str, set[str]] = {}
     for leaf in leaves:
-        subjects = {re.sub(r"^(_INBOX\.relay\.nats\.)[^.]+", r"\1random", subject) for subject in leaf["subscriptions_list"]}
+        subjects = {
+            re.sub(r"^(_INBOX\.relay\.nats\.)[^.]+", r"\1random", subject) for subject in leaf["subscriptions_list"]
+        }
         # Older servers do not name the leaf there: it is the node's to whose asks it listens.
         node = next(node for node in (_REAL, _SIMULATED) if PREFER.subject(node=node) in subjects)
         interest[node] = {subject.replace(node, "node") for subject in subjects if not subject.startswith("$LDS.")}
@@ -107,7 +125,9 @@ def _interest(hub: Hub) -> dict[str, set[str]]:
 
 
 async def _until(step: Callable[[], Awaitable[T | None]]) -> T:
-    """Try until it succeeds: a leaf server connects to its hub, and hears what the hub listens to, in its own time."""
+    """Try until it succeeds: a leaf server connects to its hub, and hears what the hub listens to,
+    in its own time.
+    """
     async with asyncio.timeout(60):
         while (outcome := await step()) is None:  # noqa: ASYNC110 - another process's state has no event here
             await asyncio.sleep(0.05)
@@ -115,7 +135,9 @@ async def _until(step: Callable[[], Awaitable[T | None]]) -> T:
 
 
 async def test_simulated_leaf_is_to_the_hub_as_a_real_one(tmp_path: Path) -> None:
-    """A real leaf server and a simulated leaf have the same interest at the hub, store the same, read the same back and answer an ask."""
+    """A real leaf server and a simulated leaf have the same interest at the hub, store the same,
+    read the same back and answer an ask.
+    """
     async with (
         Hub(parent=cheap_folder()) as hub,
         Bus.session(NatsSettings(url=hub.url), name="topobus-cli") as bus,
@@ -150,13 +172,16 @@ async def test_simulated_leaf_is_to_the_hub_as_a_real_one(tmp_path: Path) -> Non
     assert b'"KV_topobus_machines"' in acknowledged
     assert replies == {_REAL: PreferReply(devices=("gpu-7",)), _SIMULATED: PreferReply(devices=())}
     assert stored == {node: _machine(node) for node in (_REAL, _SIMULATED)}
-    # What remains is the leaf's own server, which answers for itself ($SYS.REQ.…): no part of a node.
+    # What remains is the leaf's own server, which answers for itself
+    # ($SYS.REQ.…): no part of a node.
     assert {subject for subject in interest[_REAL] if not subject.startswith("$SYS.")} == interest[_SIMULATED]
     assert len(interest[_SIMULATED]) == len(asked_subjects("node", _CLASSES)) + 1
 
 
 async def test_fleet_is_known_and_counted_when_its_processes_join(tmp_path: Path) -> None:
-    """The benchmark's processes bring their nodes to the hub, whose watcher knows each of them whole and whose counts show them."""
+    """The benchmark's processes bring their nodes to the hub, whose watcher knows each of them
+    whole and whose counts show them.
+    """
     content = _content()
     async with (
         Hub(parent=cheap_folder()) as hub,
@@ -179,8 +204,12 @@ async def test_fleet_is_known_and_counted_when_its_processes_join(tmp_path: Path
 
 
 async def test_bench_measures_every_figure_when_the_fleet_is_small() -> None:
-    """The benchmark comes to its end at its smallest size, hub restart included, with each figure that the plot draws but the controller's."""
-    fleet = Fleet(nodes=2, content=_content(), rest_s=0.0, settle_s=0.0, change_s=0.0, has_controller=False, parent=cheap_folder())
+    """The benchmark comes to its end at its smallest size, hub restart included, with each figure
+    that the plot draws but the controller's.
+    """
+    fleet = Fleet(
+        nodes=2, content=_content(), rest_s=0.0, settle_s=0.0, change_s=0.0, has_controller=False, parent=cheap_folder()
+    )
 
     row = await measure_fleet(fleet)
 
@@ -192,7 +221,9 @@ async def test_bench_measures_every_figure_when_the_fleet_is_small() -> None:
 
 
 async def test_simulated_leaf_says_why_when_the_hub_refuses_it_or_ends() -> None:
-    """A hub that wants a password, and one that goes away in the middle, are errors that name node and hub's word."""
+    """A hub that wants a password, and one that goes away in the middle, are errors that name node
+    and hub's word.
+    """
     async with NatsServer(parent=cheap_folder(), config=_LOCKED.replace("PORT", str(port := free_port()))):
         with pytest.raises(PeerUnavailable, match="refused the leaf: Authorization Violation"):
             await LeafConnection.open("127.0.0.1", port, name="n1")

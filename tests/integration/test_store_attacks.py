@@ -1,4 +1,6 @@
-"""Attacks on the store with the credential of one principal, on a real server under the shipped permissions: what they may not do, and whom they may harm."""
+"""Attacks on the store with the credential of one principal, on a real server under the shipped
+permissions: what they may not do, and whom they may harm.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,20 @@ async def secured(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNat
 
 
 @pytest.mark.parametrize("principal", sorted(set(PRINCIPALS) - {PROVISIONER}))
-async def test_nobody_but_the_controller_makes_streams_when_permissions_are_on(secured: SecuredNats, principal: str) -> None:
-    """Neither a missing stream nor a changed one is anybody's but the controller's: a stream made beforehand could copy the ledger anywhere."""
+async def test_nobody_but_the_controller_makes_streams_when_permissions_are_on(
+    secured: SecuredNats, principal: str
+) -> None:
+    """Neither a missing stream nor a changed one is anybody's but the controller's: a stream made
+    beforehand could copy the ledger anywhere.
+    """
     async with secured.bus(PROVISIONER) as controller:
         await controller._states._jetstream.call(f"STREAM.UPDATE.KV_{INVENTORY.bucket}", wanted_streams(1)[1])
     async with secured.attacker(principal) as attacker:
         for name in stream_names():
             for verb in ("CREATE", "UPDATE", "DELETE", "PURGE"):
-                await attacker.send(f"$JS.API.STREAM.{verb}.{name}", json.dumps({"name": name, "subjects": [f"x.{name}"]}).encode())
+                await attacker.send(
+                    f"$JS.API.STREAM.{verb}.{name}", json.dumps({"name": name, "subjects": [f"x.{name}"]}).encode()
+                )
 
         assert len(attacker.denials) == 4 * len(stream_names())
 
@@ -64,8 +72,13 @@ _GHOST = b"x" * 500_000
 
 
 @asynccontextmanager
-async def _fleet(shape: str, folder: Path, binary: Path) -> AsyncIterator[tuple[Callable[[str], Any], Callable[[str], Any], str]]:
-    """Run a server as a shipped form has its users; gives buses and attackers by principal, and the ending of the names of a node's users."""
+async def _fleet(
+    shape: str, folder: Path, binary: Path
+) -> AsyncIterator[tuple[Callable[[str], Any], Callable[[str], Any], str]]:
+    """Run a server as a shipped form has its users.
+
+    Gives buses and attackers by principal, and the ending of the names of a node's users.
+    """
     if shape == "permissions":
         async with secured_nats(folder, binary=binary) as secured:
             yield secured.bus, secured.attacker, ""
@@ -77,8 +90,12 @@ async def _fleet(shape: str, folder: Path, binary: Path) -> AsyncIterator[tuple[
 
 
 @pytest.mark.parametrize("shape", ["permissions", "accounts", "named-nodes"])
-async def test_one_class_starves_nobody_else_when_it_fills_its_inventories(nats_binary: Path, tmp_path: Path, shape: str) -> None:
-    """A class that writes inventories of nodes that do not exist, as often as it likes, pushes out its own alone: nobody else's goes for a moment, or has to be said again."""
+async def test_one_class_starves_nobody_else_when_it_fills_its_inventories(
+    nats_binary: Path, tmp_path: Path, shape: str
+) -> None:
+    """A class that writes inventories of nodes that do not exist, as often as it likes, pushes out
+    its own alone: nobody else's goes for a moment, or has to be said again.
+    """
     others = {name: Inventory(node="n1", device_class=name, generation=1) for name in ("nic", "cpu", "ssd")}
     async with _fleet(shape, tmp_path, nats_binary) as (bus, attacker, ending), bus(PROVISIONER) as controller:
         await controller.provision()
@@ -91,7 +108,8 @@ async def test_one_class_starves_nobody_else_when_it_fills_its_inventories(nats_
         own = INVENTORY.home(device_class="gpu").bucket
         async with attacker(f"gpu{ending}") as hostile:
             nodes = ["n1"] if ending else [f"ghost-{number}" for number in range(20)]
-            # Twice what the bucket holds; who may speak for one node has one key, which keeps its newest values only.
+            # Twice what the bucket holds; who may speak for one node has one key,
+            # which keeps its newest values only.
             for number in range(100):
                 await hostile.ask(f"$KV.{own}.{nodes[number % len(nodes)]}.gpu", _GHOST)
             for bucket in (state.bucket for state in INVENTORY.buckets() if state.bucket != own):
@@ -100,20 +118,29 @@ async def test_one_class_starves_nobody_else_when_it_fills_its_inventories(nats_
         stored = {name: await controller.get(INVENTORY, node="n1", device_class=name) for name in others}
         troubles = await controller.inspect()
 
-    # Each of the other buckets, and the common one, by the class's own key and by that of who owns it.
+    # Each of the other buckets, and the common one, by the class's own
+    # key and by that of who owns it.
     assert len(hostile.denials) == 2 * len(INVENTORY.classes_apart)
     assert {name: (entry.revision, entry.value) for name, entry in stored.items()} == {
         name: (revisions[name], inventory) for name, inventory in others.items()
     }
     if not ending:
         # The bucket's name and the class that floods it: an operator knows whom to stop.
-        assert re.search(r"it is full \(24 MiB\) and drops its oldest.* of (\d+) are of device_class 'gpu'", troubles.pop(f"KV_{own}"))
+        assert re.search(
+            r"it is full \(24 MiB\) and drops its oldest.* of (\d+) are of device_class 'gpu'",
+            troubles.pop(f"KV_{own}"),
+        )
     assert set(troubles.values()) == {""}
 
 
 @pytest.mark.parametrize("shape", ["permissions", "accounts", "named-nodes"])
-async def test_one_class_starves_nobody_else_when_it_fills_what_operators_said(nats_binary: Path, tmp_path: Path, shape: str) -> None:
-    """A class whose bucket of kept-back devices is full keeps none back any more; what stands stands, and the other classes write on."""
+async def test_one_class_starves_nobody_else_when_it_fills_what_operators_said(
+    nats_binary: Path, tmp_path: Path, shape: str
+) -> None:
+    """A class whose bucket of kept-back devices is full keeps none back any more.
+
+    What stands stands, and the other classes write on.
+    """
     kept_back = ClassMaintenance(
         node="n1", device_class="nic", devices={"nic-0": Maintenance(verb=DeviceVerb.EXCLUDE, why="fan", who="ada")}
     )
@@ -141,7 +168,10 @@ async def test_one_class_starves_nobody_else_when_it_fills_what_operators_said(n
 
 
 async def test_full_bucket_is_named_when_it_refuses(secured: SecuredNats) -> None:
-    """A write into a full ledger bucket fails at once and says what is full and who can help; the check-up says it, too."""
+    """A write into a full ledger bucket fails at once and says what is full and who can help.
+
+    The check-up says it, too.
+    """
     async with secured.bus(PROVISIONER) as controller, secured.bus("topology") as topology:
         await _bound(controller, f"KV_{LEDGER.bucket}", 48 * 1024 * 1024)
         with pytest.raises(StoreFull, match=rf"stream KV_{LEDGER.bucket} is full.*nats stream edit"):
@@ -160,7 +190,10 @@ async def _fill_ledgers(bus: Bus) -> None:
 
 
 async def test_services_go_on_when_a_user_takes_every_reader_of_health(secured: SecuredNats) -> None:
-    """What a service says and reads of its own needs no consumer; followers say why they wait, the check-up names it, and both go on when readers end."""
+    """What a service says and reads of its own needs no consumer.
+
+    Followers say why they wait, the check-up names it, and both go on when readers end.
+    """
     key = {"node": "n1", "device_class": "gpu", "device": "gpu-0"}
     prefix = f"{HEALTH.stream}.taken"
     queue: asyncio.Queue[str] = asyncio.Queue()

@@ -21,8 +21,14 @@ from topobus.values.errors import PeerUnavailable
 pytestmark = pytest.mark.integration
 
 _LIMIT_S = 60.0
-_SERVE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('serving', flush=True); signal.pause()"
-_STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('serving', flush=True)\nwhile True: signal.pause()"
+_SERVE = (
+    "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('serving', flush=True); "
+    "signal.pause()"
+)
+_STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('serving', flush=True)\nwhile True: "
+    "signal.pause()"
+)
 _DIES = "import sys; print('cannot find my hat', flush=True); sys.exit(3)"
 
 
@@ -55,7 +61,10 @@ def is_alive(pid: int) -> bool:
 
 
 def ending_of(pid: int) -> asyncio.Future[None]:
-    """Give a future that is done when the process has ended; a pidfd tells it of processes that are not our children, too."""
+    """Give a future that is done when the process has ended.
+
+    A pidfd tells it of processes that are not our children, too.
+    """
     loop = asyncio.get_running_loop()
     handle = os.pidfd_open(pid)
     ended: asyncio.Future[None] = loop.create_future()
@@ -86,7 +95,10 @@ async def test_supervisor_restarts_a_program_when_it_is_killed(tmp_path: Path) -
 
 async def test_supervisor_leaves_nothing_running_when_it_is_closed(tmp_path: Path) -> None:
     """Every process is gone, also the child that one of them started and forgot."""
-    parent = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']).pid, flush=True); {_SERVE}"
+    parent = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import signal; "
+        f"signal.pause()']).pid, flush=True); {_SERVE}"
+    )
     statuses: dict[str, ProgramStatus] = {}
     async with Supervisor(tmp_path / "logs") as supervisor:
         for name, code in (("a", _SERVE), ("b", parent)):
@@ -161,7 +173,9 @@ async def test_supervisor_reports_a_program_when_it_does_not_exist(tmp_path: Pat
 
 
 async def test_supervisor_takes_its_programs_along_when_it_is_killed(tmp_path: Path) -> None:
-    """A supervisor that dies without a chance to stop anything leaves nothing behind: the kernel ends its programs."""
+    """A supervisor that dies without a chance to stop anything leaves nothing behind: the kernel
+    ends its programs.
+    """
     code = f"""
 import asyncio, os, pathlib, sys
 from topobus.local_system.supervision import Program, Supervisor
@@ -174,7 +188,7 @@ async def main():
         print(status.pid, flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())
-"""
+"""  # noqa: E501
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     pid = int(await asyncio.wait_for(process.stdout.readline(), _LIMIT_S))
@@ -187,7 +201,9 @@ asyncio.run(main())
 
 
 async def test_supervisor_hands_a_cancellation_on_when_it_comes_while_everything_stops(tmp_path: Path) -> None:
-    """A Ctrl-C in the last moment ends the caller, too: after everything is stopped, and not instead of it."""
+    """A Ctrl-C in the last moment ends the caller, too: after everything is stopped, and not
+    instead of it.
+    """
     gone_on = asyncio.Event()
     statuses: dict[str, ProgramStatus] = {}
     pids: list[int] = []
@@ -211,7 +227,9 @@ async def test_supervisor_hands_a_cancellation_on_when_it_comes_while_everything
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int, tmp_path: Path) -> None:
-    """A cancellation that meets a change, at any step of the loop, is not lost: Ctrl-C always stops `topobus up`."""
+    """A cancellation that meets a change, at any step of the loop, is not lost: Ctrl-C always stops
+    `topobus up`.
+    """
     async with Supervisor(tmp_path / "logs") as supervisor:
         waiting = asyncio.Event()
 
@@ -235,7 +253,9 @@ async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int,
 
 
 async def test_logs_are_for_their_own_user_alone(tmp_path: Path) -> None:
-    """What services say of pods and devices is not for everybody on the machine, also where the folder was there."""
+    """What services say of pods and devices is not for everybody on the machine, also where the
+    folder was there.
+    """
     (tmp_path / "logs").mkdir(mode=0o755)
     (tmp_path / "logs" / "a.log").touch(mode=0o644)
     statuses: dict[str, ProgramStatus] = {}

@@ -1,4 +1,6 @@
-"""One device, three doors, one winner: `place`, a device plugin's Allocate and a DRA claim race for every GPU of a node."""
+"""One device, three doors, one winner: `place`, a device plugin's Allocate and a DRA claim race for
+every GPU of a node.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ async def by_place(bus: Bus, gpu: str, attempt: int) -> Owner | None:
     """A pod that names its device."""
     owner = Owner(kind=OwnerKind.POD, name=f"pod-{gpu}-{attempt}", uid=f"{gpu}-{attempt}")
     wanted = ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1, names=(gpu,)),))
-    reply = await bus.ask(PLACE, PlaceRequest(op_id=f"place-{gpu}-{attempt}", pod=PodRequest(owner=owner, containers=(wanted,))), node=NODE)
+    reply = await bus.ask(
+        PLACE,
+        PlaceRequest(op_id=f"place-{gpu}-{attempt}", pod=PodRequest(owner=owner, containers=(wanted,))),
+        node=NODE,
+    )
     return owner if isinstance(reply.result, Placement) else None
 
 
 async def by_kubelet(bus: Bus, gpu: str, attempt: int) -> Owner | None:
     """Allocate; a device has one owner at this door, however often kubelet asks."""
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=gpu)
-    reply = await bus.ask(ADOPT, AdoptRequest(op_id=f"allocate-{gpu}-{attempt}", owner=owner, devices={"gpu": (gpu,)}), node=NODE)
+    reply = await bus.ask(
+        ADOPT, AdoptRequest(op_id=f"allocate-{gpu}-{attempt}", owner=owner, devices={"gpu": (gpu,)}), node=NODE
+    )
     return owner if isinstance(reply.result, Adopted) else None
 
 
@@ -46,8 +54,12 @@ async def by_claim(bus: Bus, gpu: str, attempt: int) -> Owner | None:
 
 
 @pytest.mark.parametrize("instances", [1, 2], ids=["one-topology", "two-topologies"])
-async def test_every_device_has_one_winner_when_all_doors_ask_at_once(nats_server: NatsServer, bus: Bus, instances: int) -> None:
-    """Whoever is first has the device, everybody else is refused, and what was answered is what the ledger holds."""
+async def test_every_device_has_one_winner_when_all_doors_ask_at_once(
+    nats_server: NatsServer, bus: Bus, instances: int
+) -> None:
+    """Whoever is first has the device, everybody else is refused, and what was answered is what the
+    ledger holds.
+    """
     machine, inventories = dgx_facts()
     await bus.put(MACHINE, machine, node=NODE)
     for device_class, inventory in inventories.items():

@@ -1,4 +1,6 @@
-"""The topology service dies at every step of every operation, on a real nats-server: nothing leaks, nothing is lost, each decision is told of once."""
+"""The topology service dies at every step of every operation, on a real nats-server: nothing leaks,
+nothing is lost, each decision is told of once.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus
 
 
 class MortalBus(FatedBus):
-    """A bus in a process that dies at one of its operations: before it is sent, or after it has happened and before anybody knows."""
+    """A bus in a process that dies at one of its operations: before it is sent, or after it has
+    happened and before anybody knows.
+    """
 
     def __init__(self, bus: Bus, *, dies_at: int = 0, is_after: bool = False) -> None:
         counted = frozenset({"get", "history", "compare_and_set", "publish", "last"})
         super().__init__(bus, Fates({dies_at: Dies(is_after)}, counted=counted))
 
     async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
-        """Publish under another message id, so that the server's own de-duplication cannot hide a second event."""
+        """Publish under another message id, so that the server's own de-duplication cannot hide a
+        second event.
+        """
         return await super().publish(event, value, event_id=f"{event_id}-{id(self)}", **parts)
 
 
@@ -92,7 +98,8 @@ class Life:
                         break
                     except PeerUnavailable:
                         await asyncio.sleep(0.01)
-                # Nothing tells when the mark is written; time is virtual, and stands still in a loop that never waits.
+                # Nothing tells when the mark is written; time is virtual, and stands
+                # still in a loop that never waits.
                 while transitions.unannounced(self.book.ledger) and not self.mortal.fates.died.is_set():  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
         except Died:
@@ -152,7 +159,10 @@ async def expire(life: Life) -> Any:
 
 
 # What goes before, what is cut short, the operations told of in the end, who holds what in the end.
-STORIES: dict[str, tuple[list[Callable[[Life], Awaitable[Any]]], Callable[[Life], Awaitable[Any]], int, dict[str, AllocationPhase]]] = {
+STORIES: dict[
+    str,
+    tuple[list[Callable[[Life], Awaitable[Any]]], Callable[[Life], Awaitable[Any]], int, dict[str, AllocationPhase]],
+] = {
     "place": ([], place, 1, {TRAINER.owner.key: AllocationPhase.COMMITTED}),
     "refuse": ([], refuse, 1, {}),
     "reserve": ([], reserve, 1, {TRAINER.owner.key: AllocationPhase.RESERVED}),
@@ -177,14 +187,20 @@ async def fresh(bus: Bus) -> AsyncIterator[None]:
 
 async def events(bus: Bus, seen: set[int]) -> list[DecisionEvent]:
     """Decision events that were not there before."""
-    received = [received_event for received_event in await bus.last(DECISION, limit=256, node=NODE) if received_event.sequence not in seen]
+    received = [
+        received_event
+        for received_event in await bus.last(DECISION, limit=256, node=NODE)
+        if received_event.sequence not in seen
+    ]
     seen |= {received_event.sequence for received_event in received}
     return [received_event.value for received_event in received]
 
 
 @pytest.mark.parametrize("story", STORIES)
 async def test_topology_leaks_and_loses_nothing_when_it_dies_at_any_step(bus: Bus, story: str) -> None:
-    """Whatever step the process dies at, asking again after a restart ends in the same ledger, and every decision was told of exactly once."""
+    """Whatever step the process dies at, asking again after a restart ends in the same ledger, and
+    every decision was told of exactly once.
+    """
     before, cut, event_count, holding = STORIES[story]
     seen: set[int] = set()
     wholes: list[tuple[int, list[tuple[Holding, ...]]]] = []
@@ -218,6 +234,7 @@ async def test_topology_leaks_and_loses_nothing_when_it_dies_at_any_step(bus: Bu
             break
         step, is_after = (step, True) if step and not is_after else (step + 1, False)
 
-    # Loading the ledger, its write, the look into the stream, the event and the mark: fewer deaths would mean that steps were missed.
+    # Loading the ledger, its write, the look into the stream, the event and the mark: fewer deaths
+    # would mean that steps were missed.
     assert deaths >= 8
     assert all(whole == wholes[0] for whole in wholes)

@@ -1,4 +1,6 @@
-"""A node whose topology service is asked for more plans than it can make: what is cheap does not wait for them."""
+"""A node whose topology service is asked for more plans than it can make: what is cheap does not
+wait for them.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,18 @@ def _request(name: str) -> PlaceRequest:
 async def test_release_waits_for_two_plans_at_most_when_many_are_asked_for(
     bus: Bus, topologies: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flood of plans, however long each of them takes, holds a release up for the one that is being made and one more."""
+    """A flood of plans, however long each of them takes, holds a release up for the one that is
+    being made and one more.
+    """
     node = MACHINE.node
     await topologies.enter_async_context(real_topology(bus, MACHINE, [CARDS]))
     first = await bus.ask(PLACE, _request("first"), timeout_s=_LIMIT_S, node=node)
     plans = _SlowPlans()
     monkeypatch.setattr(ask_handlers, "place", plans.place)
-    flood = [asyncio.create_task(bus.ask(PLACE, _request(f"flood-{number}"), timeout_s=_LIMIT_S, node=node)) for number in range(_FLOOD)]
+    flood = [
+        asyncio.create_task(bus.ask(PLACE, _request(f"flood-{number}"), timeout_s=_LIMIT_S, node=node))
+        for number in range(_FLOOD)
+    ]
     try:
         await asyncio.wait_for(plans.began.wait(), _LIMIT_S)
         # Answered behind all of the flood: it has arrived.

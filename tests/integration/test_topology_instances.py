@@ -1,4 +1,6 @@
-"""A topology service that dies, starts again beside another one, or starts with other options: the ledger is one, and every decision is told once."""
+"""A topology service that dies, starts again beside another one, or starts with other options: the
+ledger is one, and every decision is told once.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ pytestmark = pytest.mark.integration
 
 
 def crashed_ledger() -> tuple[Ledger, DecisionEvent]:
-    """The ledger that a process leaves which died between its write and its event, and the event it owes."""
+    """The ledger that a process leaves which died between its write and its event, and the event it
+    owes.
+    """
     machine, inventories = dgx_facts()
     view = node_view(machine, inventories, Ledger(node=NODE), AlignmentOptions(), CpuSet())
     outcome = place(view, TRAINER)
     assert isinstance(outcome, Placement)
-    pending = PendingDecision(owner=TRAINER.owner, time="2026-01-01T00:00:00.000000Z", ledger_sequence=1, request=TRAINER, view=view)
+    pending = PendingDecision(
+        owner=TRAINER.owner, time="2026-01-01T00:00:00.000000Z", ledger_sequence=1, request=TRAINER, view=view
+    )
     step = transitions.reserve(
         Ledger(node=NODE), op_id="op-1", request=TRAINER, placement=outcome, decision_id="d-crashed", pending=pending
     )
@@ -78,8 +84,12 @@ async def test_topology_announces_exactly_once_when_it_died_around_the_event(
     assert await no_more_than(bus, 2)
 
 
-async def test_topology_answers_an_old_operation_when_killed_and_started_again(nats_server: NatsServer, bus: Bus) -> None:
-    """Kill -9 after the answer loses nothing: the operation, the holding and one event are there after the restart."""
+async def test_topology_answers_an_old_operation_when_killed_and_started_again(
+    nats_server: NatsServer, bus: Bus
+) -> None:
+    """Kill -9 after the answer loses nothing: the operation, the holding and one event are there
+    after the restart.
+    """
     await publish_node(bus)
     async with topology(nats_server.url) as process:
         before = await ask_place(bus, "op-1", TRAINER)
@@ -96,11 +106,15 @@ async def test_topology_answers_an_old_operation_when_killed_and_started_again(n
 
 
 async def test_topology_hands_nothing_out_twice_when_two_instances_race(nats_server: NatsServer, bus: Bus) -> None:
-    """Two instances of one node's service (a roll-over that overlaps) never give one device to two pods."""
+    """Two instances of one node's service (a roll-over that overlaps) never give one device to two
+    pods.
+    """
     await publish_node(bus)
     async with topology(nats_server.url), topology(nats_server.url):
         await ask_place(bus, "warm", pod("warm", container(cpus=2)))
-        replies = await asyncio.gather(*(ask_place(bus, f"op-{n}", pod(f"p{n}", container(cpus=8, gpu=1, nic=1))) for n in range(12)))
+        replies = await asyncio.gather(
+            *(ask_place(bus, f"op-{n}", pod(f"p{n}", container(cpus=8, gpu=1, nic=1))) for n in range(12))
+        )
 
     placed = [reply.result for reply in replies if isinstance(reply.result, Placement)]
     gpus = [name for placement in placed for name in placement.containers[0].devices["gpu"]]
@@ -109,12 +123,15 @@ async def test_topology_hands_nothing_out_twice_when_two_instances_race(nats_ser
     check_holders(entry.value)
     assert sorted(gpus) == [f"gpu-{n}" for n in range(8)]
     assert sum(isinstance(reply.result, Refusal) for reply in replies) == 4
-    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {"warm", *(f"p{n}" for n in range(12))} - {
-        f"p{n}" for n, reply in enumerate(replies) if isinstance(reply.result, Refusal)
-    }
+    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {
+        "warm",
+        *(f"p{n}" for n in range(12)),
+    } - {f"p{n}" for n, reply in enumerate(replies) if isinstance(reply.result, Refusal)}
 
 
-async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_before_it_starts(nats_server: NatsServer, bus: Bus) -> None:
+async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_before_it_starts(
+    nats_server: NatsServer, bus: Bus
+) -> None:
     """A forgery that waits for the next start is judged by the revisions that the bucket has kept."""
     await publish_node(bus)
     async with topology(nats_server.url):
@@ -130,10 +147,13 @@ async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_be
 
 
 async def test_topology_aligns_memory_when_the_policy_is_static(nats_server: NatsServer, bus: Bus) -> None:
-    """Memory comes from the NUMA node of the GPUs, is held in the ledger to the byte, and is free again after the release."""
+    """Memory comes from the NUMA node of the GPUs, is held in the ledger to the byte, and is free
+    again after the release.
+    """
     await publish_node(bus)
     big = [
-        pod(name, structs.replace(container(gpu=1), memory_bytes=600 << 30), policy=Policy.RESTRICTED) for name in ("one", "two", "three")
+        pod(name, structs.replace(container(gpu=1), memory_bytes=600 << 30), policy=Policy.RESTRICTED)
+        for name in ("one", "two", "three")
     ]
     async with topology(nats_server.url, TOPOBUS_TOPOLOGY__ALIGNMENT__MEMORY__POLICY="static"):
         first, second, third = [await ask_place(bus, f"op-{request.owner.name}", request) for request in big]
@@ -147,7 +167,9 @@ async def test_topology_aligns_memory_when_the_policy_is_static(nats_server: Nat
 
 
 async def test_topology_lets_a_reservation_go_when_nobody_commits_it(nats_server: NatsServer, bus: Bus) -> None:
-    """An asker that dies between reserve and commit leaks nothing: the reservation ends by itself, told of as a release."""
+    """An asker that dies between reserve and commit leaks nothing: the reservation ends by itself,
+    told of as a release.
+    """
     await publish_node(bus)
     async with topology(nats_server.url, TOPOBUS_TOPOLOGY__RESERVATIONS__EXPIRE_S="0.2"):
         await ask_place(bus, "op-1", pod("kept", container(cpus=2)))
@@ -163,15 +185,25 @@ async def test_topology_lets_a_reservation_go_when_nobody_commits_it(nats_server
 
 
 async def test_topology_searches_for_a_way_when_its_mode_is_corrected(nats_server: NatsServer, bus: Bus) -> None:
-    """A pod that kubelet's order refuses is placed by a node in mode corrected, and its event replays to the same answer."""
+    """A pod that kubelet's order refuses is placed by a node in mode corrected, and its event
+    replays to the same answer.
+    """
     await publish_node(bus)
-    settings = {"TOPOBUS_TOPOLOGY__ALIGNMENT__MODE": "corrected", "TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY": "single-numa-node"}
+    settings = {
+        "TOPOBUS_TOPOLOGY__ALIGNMENT__MODE": "corrected",
+        "TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY": "single-numa-node",
+    }
     async with topology(nats_server.url, **settings):
-        reply = await ask_place(bus, "op-1", pod("both", container("any", cpus=80), container("near-the-fpga", cpus=60, fpga=1)))
+        reply = await ask_place(
+            bus, "op-1", pod("both", container("any", cpus=80), container("near-the-fpga", cpus=60, fpga=1))
+        )
         (event,) = await decisions(bus, 1)
 
     assert isinstance(reply.result, Placement)
-    assert [container_placement.numa_nodes for container_placement in reply.result.containers] == [NodeSet(1), NodeSet(0)]
+    assert [container_placement.numa_nodes for container_placement in reply.result.containers] == [
+        NodeSet(1),
+        NodeSet(0),
+    ]
     assert event.view is not None
     assert event.request is not None
     assert place(event.view, event.request) == event.outcome == reply.result

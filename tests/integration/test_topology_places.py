@@ -1,4 +1,6 @@
-"""What asks for a place may rely on, of the real topology service and of the one that benchmarks play."""
+"""What asks for a place may rely on, of the real topology service and of the one that benchmarks
+play.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,12 @@ async def ledger_of(bus: Bus, node: str) -> Ledger:
     return entry.value if entry is not None else Ledger(node=node)
 
 
-async def test_devices_are_in_the_ledger_when_the_answer_has_come(bus: Bus, topologies: AsyncExitStack, *, is_real: bool) -> None:
-    """Whoever is told of a placement finds it written, under the owner that was asked for, at the sequence that the answer names."""
+async def test_devices_are_in_the_ledger_when_the_answer_has_come(
+    bus: Bus, topologies: AsyncExitStack, *, is_real: bool
+) -> None:
+    """Whoever is told of a placement finds it written, under the owner that was asked for, at the
+    sequence that the answer names.
+    """
     node = await start(bus, topologies, is_real=is_real)
 
     reply = await bus.ask(PLACE, request("op-1", "a", 3), node=node)
@@ -65,8 +71,12 @@ async def test_devices_are_in_the_ledger_when_the_answer_has_come(bus: Bus, topo
     assert (reply.node, reply.ledger_sequence) == (node, ledger.sequence)
 
 
-async def test_answer_is_the_same_when_an_operation_is_asked_again(bus: Bus, topologies: AsyncExitStack, *, is_real: bool) -> None:
-    """A repeated operation takes nothing more and gives the same devices and the same decision, also after others were placed."""
+async def test_answer_is_the_same_when_an_operation_is_asked_again(
+    bus: Bus, topologies: AsyncExitStack, *, is_real: bool
+) -> None:
+    """A repeated operation takes nothing more and gives the same devices and the same decision,
+    also after others were placed.
+    """
     node = await start(bus, topologies, is_real=is_real)
 
     first = await bus.ask(PLACE, request("op-1", "a", 3), node=node)

@@ -1,4 +1,6 @@
-"""The demo story with every node service as a real process, on the recorded machine: found, placed, refused with what to free."""
+"""The demo story with every node service as a real process, on the recorded machine: found, placed,
+refused with what to free.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ LIMIT_S = 60.0
 
 @pytest_asyncio.fixture
 async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterator[Bus]:
-    """All services of the node plane that topology needs, on the demo machine, until the four inventories are out."""
+    """All services of the node plane that topology needs, on the demo machine, until the four
+    inventories are out.
+    """
     machine = build("dgx", tmp_path / "machine")
     environment = {
         **os.environ,
@@ -40,7 +44,10 @@ async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterat
         "TOPOBUS_ALL__HARDWARE__ROOT": str(machine.root),
         "TOPOBUS_ALL__LOG__FORMAT": "json",
     }
-    processes = [await asyncio.create_subprocess_exec(sys.executable, "-m", f"topobus.{name}.main", env=environment) for name in SERVICES]
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-m", f"topobus.{name}.main", env=environment)
+        for name in SERVICES
+    ]
     try:
         async with asyncio.timeout(LIMIT_S):
             seen: set[str] = set()
@@ -57,17 +64,24 @@ async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterat
 
 
 async def ask(bus: Bus, op_id: str, request: PodRequest) -> PlaceReply:
-    """Place, and wait for a topology service that is starting, or has not heard all inventories yet."""
+    """Place, and wait for a topology service that is starting, or has not heard all inventories
+    yet.
+    """
     async with asyncio.timeout(LIMIT_S):
         while True:
-            reply = await ask_patiently(bus, PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=op_id == "probe"), node=NODE)
+            reply = await ask_patiently(
+                bus, PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=op_id == "probe"), node=NODE
+            )
             if op_id != "probe" or isinstance(reply.result, Placement):
                 return reply
             await asyncio.sleep(0.05)
 
 
 async def test_node_plane_places_and_refuses_as_told_when_the_machine_is_recorded(node: Bus) -> None:
-    """16 CPUs, 2 GPUs and 2 NICs land on NUMA node 0, each NIC under a GPU's switch; then 4 GPUs and an FPGA on one node are refused."""
+    """16 CPUs, 2 GPUs and 2 NICs land on NUMA node 0, each NIC under a GPU's switch.
+
+    Then 4 GPUs and an FPGA on one node are refused.
+    """
     trainer = pod("trainer", container(cpus=16, gpu=2, nic=2))
     await ask(node, "probe", pod("probe", container(cpus=1, gpu=1, nic=1, fpga=1)))
 

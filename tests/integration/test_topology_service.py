@@ -1,4 +1,6 @@
-"""The topology service on a real nats-server: placements, refusals, adoption, the ledger and its events, over crashes and races."""
+"""The topology service on a real nats-server: placements, refusals, adoption, the ledger and its
+events, over crashes and races.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def service(nats_server: NatsServer, bus: Bus) -> AsyncIterator[asyncio.su
 
 @pytest.mark.usefixtures("service")
 async def test_topology_places_the_demo_pod_on_one_node_when_asked(bus: Bus) -> None:
-    """16 CPUs, 2 GPUs and 2 NICs land on NUMA node 0, each NIC under a GPU's switch, and a second pod learns what to free."""
+    """16 CPUs, 2 GPUs and 2 NICs land on NUMA node 0, each NIC under a GPU's switch, and a second
+    pod learns what to free.
+    """
     first = await ask_place(bus, "op-1", TRAINER)
     second = await ask_place(bus, "op-2", SECOND)
 
@@ -103,16 +107,23 @@ async def test_topology_writes_nothing_when_it_is_a_dry_run(bus: Bus) -> None:
 
 
 async def test_topology_keeps_off_kubelets_cpus_when_its_manager_gave_them(bus: Bus, nats_server: NatsServer) -> None:
-    """CPUs and memory that kubelet gave a container are taken for everybody; a newer word about the same CPUs replaces the older."""
+    """CPUs and memory that kubelet gave a container are taken for everybody.
+
+    A newer word about the same CPUs replaces the older.
+    """
     given = {"cpu": tuple(f"cpu-{index}" for index in range(4))}
     memory = (MemoryBlock(kind="memory", nodes=NodeSet(0), shares=((0, 1 << 30),)),)
     old, new = (Owner(kind=OwnerKind.CONTAINER, namespace="default", name=name, uid="main") for name in ("old", "new"))
     async with topology(nats_server.url):
         await publish_node(bus)
-        await ask_patiently(bus, ADOPT, AdoptRequest(op_id="a", owner=old, devices=given, memory=memory, container="main"), node=NODE)
+        await ask_patiently(
+            bus, ADOPT, AdoptRequest(op_id="a", owner=old, devices=given, memory=memory, container="main"), node=NODE
+        )
         placed = await ask_place(bus, "p", TRAINER)
         newer = await bus.ask(ADOPT, AdoptRequest(op_id="b", owner=new, devices=given, container="main"), node=NODE)
-        only = await bus.ask(ADOPT, AdoptRequest(op_id="c", owner=old, devices={}, memory=memory, container="main"), node=NODE)
+        only = await bus.ask(
+            ADOPT, AdoptRequest(op_id="c", owner=old, devices={}, memory=memory, container="main"), node=NODE
+        )
         entry = await bus.get(LEDGER, node=NODE)
 
     assert isinstance(placed.result, Placement), placed.result
@@ -129,11 +140,20 @@ async def test_topology_keeps_off_kubelets_cpus_when_its_manager_gave_them(bus: 
 async def test_topology_adopts_what_kubelet_chose_when_allocate_comes(bus: Bus) -> None:
     """Kubelet's choice displaces its own older holding of a device, but never a pod's."""
     await ask_place(bus, "op-1", TRAINER)
-    kubelet = [Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid) for uid in ("a", "b", "c")]
-    first = await bus.ask(ADOPT, AdoptRequest(op_id="op-2", owner=kubelet[0], devices={"gpu": ("gpu-4", "gpu-5")}), node=NODE)
-    second = await bus.ask(ADOPT, AdoptRequest(op_id="op-3", owner=kubelet[1], devices={"gpu": ("gpu-5",), "cpu": ("cpu-60",)}), node=NODE)
+    kubelet = [
+        Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid)
+        for uid in ("a", "b", "c")
+    ]
+    first = await bus.ask(
+        ADOPT, AdoptRequest(op_id="op-2", owner=kubelet[0], devices={"gpu": ("gpu-4", "gpu-5")}), node=NODE
+    )
+    second = await bus.ask(
+        ADOPT, AdoptRequest(op_id="op-3", owner=kubelet[1], devices={"gpu": ("gpu-5",), "cpu": ("cpu-60",)}), node=NODE
+    )
     third = await bus.ask(ADOPT, AdoptRequest(op_id="op-4", owner=kubelet[2], devices={"gpu": ("gpu-0",)}), node=NODE)
-    unknown = await bus.ask(ADOPT, AdoptRequest(op_id="op-5", owner=kubelet[2], devices={"gpu": ("gpu-99",)}), node=NODE)
+    unknown = await bus.ask(
+        ADOPT, AdoptRequest(op_id="op-5", owner=kubelet[2], devices={"gpu": ("gpu-99",)}), node=NODE
+    )
     released = await bus.ask(RELEASE, ReleaseRequest(op_id="op-6", owner=kubelet[1]), node=NODE)
 
     assert isinstance(first.result, Adopted)
@@ -148,10 +168,14 @@ async def test_topology_adopts_what_kubelet_chose_when_allocate_comes(bus: Bus) 
 
 @pytest.mark.usefixtures("service")
 async def test_topology_prefers_whole_switches_when_kubelet_asks(bus: Bus) -> None:
-    """GetPreferredAllocation's answer keeps what must be included, has the size asked for, and is the closest set."""
+    """GetPreferredAllocation's answer keeps what must be included, has the size asked for, and is
+    the closest set.
+    """
     await ask_place(bus, "op-1", TRAINER)
     available = tuple(f"gpu-{index}" for index in range(2, 8))
-    reply = await bus.ask(PREFER, PreferRequest(device_class="gpu", available=available, must_include=("gpu-5",), size=2), node=NODE)
+    reply = await bus.ask(
+        PREFER, PreferRequest(device_class="gpu", available=available, must_include=("gpu-5",), size=2), node=NODE
+    )
 
     assert sorted(reply.devices) == ["gpu-4", "gpu-5"]
 
@@ -160,7 +184,9 @@ async def test_topology_prefers_whole_switches_when_kubelet_asks(bus: Bus) -> No
 async def test_topology_keeps_answering_when_requests_are_impossible(bus: Bus) -> None:
     """Malformed and impossible requests get reasons, and the next request is served."""
     codes = []
-    for number, request in enumerate([pod("a", container(gpu=0)), pod("b", container(tpu=1)), pod("c", container(gpu=9)), pod("d")]):
+    for number, request in enumerate(
+        [pod("a", container(gpu=0)), pod("b", container(tpu=1)), pod("c", container(gpu=9)), pod("d")]
+    ):
         reply = await ask_place(bus, f"op-{number}", request)
         assert isinstance(reply.result, Refusal)
         codes.append(reply.result.reasons[0].code)
@@ -190,7 +216,9 @@ async def test_topology_refuses_to_start_when_the_policy_does_not_exist(nats_ser
 
 @pytest.mark.usefixtures("service")
 async def test_topology_says_when_the_store_was_rolled_back_under_it(bus: Bus) -> None:
-    """A ledger that somebody deleted is written again from memory, as a new epoch, with every holding."""
+    """A ledger that somebody deleted is written again from memory, as a new epoch, with every
+    holding.
+    """
     await ask_place(bus, "op-1", TRAINER)
     await bus.delete(LEDGER, node=NODE)
     # A service that starts answers place a moment before release.
@@ -204,7 +232,9 @@ async def test_topology_says_when_the_store_was_rolled_back_under_it(bus: Bus) -
 
 @pytest.mark.usefixtures("service")
 async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledger(bus: Bus) -> None:
-    """Whatever is written over the ledger, every reader sees the answered owners again, with numbers that it can read, and none sees an empty one as true."""
+    """Whatever is written over the ledger, every reader sees the answered owners again, with
+    numbers that it can read, and none sees an empty one as true.
+    """
     await ask_place(bus, "op-1", TRAINER)
     api = bus._states._jetstream
     before = await bus.get(LEDGER, node=NODE)
@@ -217,7 +247,9 @@ async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledg
     ]
     async with Reader(bus.watch(LEDGER, node=NODE)) as changes:
         for number, forged in enumerate(forgeries):
-            at = (await api.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})).sequence
+            at = (
+                await api.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
+            ).sequence
             # An operation makes it look at once; without one it looks by itself within seconds.
             await bus.ask(RELEASE, ReleaseRequest(op_id=f"other-{number}", owner=owner("nobody")), node=NODE)
             entry = await bus.get(LEDGER, node=NODE)
@@ -232,7 +264,10 @@ async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledg
 
 @pytest.mark.usefixtures("service")
 async def test_topology_keeps_a_reservation_when_it_is_committed(bus: Bus) -> None:
-    """A reservation holds its devices; commit keeps them, release aborts, and what was never reserved cannot be committed."""
+    """A reservation holds its devices.
+
+    Commit keeps them, release aborts, and what was never reserved cannot be committed.
+    """
     reserved = await ask_place(bus, "op-0", pod("warm", container(cpus=2)))
     reply = await bus.ask(PLACE, PlaceRequest(op_id="op-1", pod=TRAINER, is_reservation=True), node=NODE)
     held = await bus.get(LEDGER, node=NODE)

@@ -1,4 +1,6 @@
-"""Traces end to end: what one call of kubelet does in three processes is one trace at a collector, with the decision's id."""
+"""Traces end to end: what one call of kubelet does in three processes is one trace at a collector,
+with the decision's id.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _LIMIT_S = 60.0
 
 
 async def _allocate(node: BenchNode, device: str) -> None:
-    async with grpc.aio.insecure_channel(f"unix:{node.plugin_socket('gpu')}", options=[("grpc.default_authority", "localhost")]) as channel:
+    async with grpc.aio.insecure_channel(
+        f"unix:{node.plugin_socket('gpu')}", options=[("grpc.default_authority", "localhost")]
+    ) as channel:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[device])])
         await rpc.DevicePluginStub(channel).Allocate(request, timeout=_LIMIT_S)
 
@@ -48,7 +52,11 @@ def _assert_one_trace(collector: TraceCollector, root: str) -> None:
 
 
 async def test_one_trace_shows_what_a_call_of_kubelet_does_in_each_process() -> None:
-    """Allocate and prepare: the asks at both sides of the bus, the ledger's write, the driver's call and the CDI file; adopt and gateway name the same decision."""
+    """Allocate and prepare: the asks at both sides of the bus, the ledger's write, the driver's
+    call and the CDI file.
+
+    Adopt and gateway name the same decision.
+    """
     with trace_collector() as collector:
         environment = {"TOPOBUS_ALL__TRACING__ENDPOINT": collector.endpoint}
         async with bench_node(_SERVICES, machine="laptop", environment=environment) as node:
@@ -73,12 +81,24 @@ async def test_one_trace_shows_what_a_call_of_kubelet_does_in_each_process() -> 
     assert errors == {}
     prepare = "topobus-gateway: kubelet NodePrepareResources"
     paths = {tuple(collector.path_of(span)) for span in collector.spans}
-    assert (prepare, "topobus-gateway: ask adopt", "topobus-topology: answer adopt", "topobus-topology: write ledger") in paths
-    drivers = [path for path in paths if path[:3] == (prepare, "topobus-gateway: ask prepare", "topobus-gpu: answer prepare")]
+    assert (
+        prepare,
+        "topobus-gateway: ask adopt",
+        "topobus-topology: answer adopt",
+        "topobus-topology: write ledger",
+    ) in paths
+    drivers = [
+        path for path in paths if path[:3] == (prepare, "topobus-gateway: ask prepare", "topobus-gpu: answer prepare")
+    ]
     assert any(path[-1] == "topobus-gpu: driver prepare" for path in drivers), paths
     assert (prepare, "topobus-gateway: write CDI file") in paths
     allocate = "topobus-gateway: kubelet Allocate"
-    assert (allocate, "topobus-gateway: ask adopt", "topobus-topology: answer adopt", "topobus-topology: write ledger") in paths
+    assert (
+        allocate,
+        "topobus-gateway: ask adopt",
+        "topobus-topology: answer adopt",
+        "topobus-topology: write ledger",
+    ) in paths
     for root in ("kubelet NodePrepareResources", "kubelet Allocate"):
         _assert_one_trace(collector, root)
         (first,) = collector.named(root)

@@ -1,4 +1,6 @@
-"""The example vendor packages, as their vendors would use them: built, installed, tested by the shipped suites, and served by real processes."""
+"""The example vendor packages, as their vendors would use them: built, installed, tested by the
+shipped suites, and served by real processes.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,12 @@ class Vendor(Struct, frozen=True, kw_only=True):
         return _EXAMPLES / self.folder
 
 
-ACME = Vendor(folder="acme-fpga", device_class="fpga", driver="acme", devices=2, tests=15, fault=("acme/state", "failed"), sick=1)
-NEXA = Vendor(folder="nexa-npu", device_class="npu", driver="nexa", devices=6, tests=28, fault=("nexa/fault", "parity"), sick=3)
+ACME = Vendor(
+    folder="acme-fpga", device_class="fpga", driver="acme", devices=2, tests=15, fault=("acme/state", "failed"), sick=1
+)
+NEXA = Vendor(
+    folder="nexa-npu", device_class="npu", driver="nexa", devices=6, tests=28, fault=("nexa/fault", "parity"), sick=3
+)
 
 
 @pytest.fixture(params=[ACME, NEXA], ids=["acme", "nexa"])
@@ -89,13 +95,25 @@ async def environment(vendor: Vendor, tmp_path: Path) -> dict[str, str]:
             (source / file.relative_to(vendor.path)).write_bytes(file.read_bytes())
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     await _run(
-        "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target), str(source), env=env
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+        str(source),
+        env=env,
     )
     return {**env, "PYTHONPATH": str(target), "VENDOR_SOURCE": str(source)}
 
 
 async def test_example_passes_the_contract_suite_when_installed(vendor: Vendor, environment: dict[str, str]) -> None:
-    """The package's own tests, the shipped contract suite among them, pass with nothing but the installed packages."""
+    """The package's own tests, the shipped contract suite among them, pass with nothing but the
+    installed packages.
+    """
     output = await _run("-m", "pytest", "-q", "-p", "no:cacheprovider", environment["VENDOR_SOURCE"], env=environment)
 
     passed = re.search(r"(\d+) passed", output)
@@ -106,7 +124,9 @@ async def test_example_passes_the_contract_suite_when_installed(vendor: Vendor, 
 async def test_service_finds_the_vendors_card_when_the_package_is_installed(
     vendor: Vendor, environment: dict[str, str], bus: Bus, nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    """The real process loads the plugin by its entry point, publishes the cards, tells a fault of theirs, and stops cleanly."""
+    """The real process loads the plugin by its entry point, publishes the cards, tells a fault of
+    theirs, and stops cleanly.
+    """
     recorded = build(vendor.path / "machine.toml", tmp_path / "machine")
     env = {
         **environment,
@@ -130,7 +150,9 @@ async def test_service_finds_the_vendors_card_when_the_package_is_installed(
 
     assert vendor.driver in inventory.drivers
     assert {device.driver for device in inventory.devices} == {vendor.driver}
-    assert _sick(last_inventory) == {device.name for device in inventory.devices if device.pci == inventory.devices[0].pci}
+    assert _sick(last_inventory) == {
+        device.name for device in inventory.devices if device.pci == inventory.devices[0].pci
+    }
     assert codes == [0, 0]
 
 

@@ -16,7 +16,9 @@ _WARNING_BYTES = 60_000
 
 
 def inventory(generation: int, *, node: str = "n1", device_class: str = "gpu", padding_bytes: int = 0) -> Inventory:
-    """Make the inventory of a node; `padding_bytes` makes it large, with text that is half as large compressed."""
+    """Make the inventory of a node; `padding_bytes` makes it large, with text that is half as large
+    compressed.
+    """
     padding = random.Random(0).randbytes(padding_bytes // 2).hex()
     warnings = tuple(padding[start : start + _WARNING_BYTES] for start in range(0, len(padding), _WARNING_BYTES))
     return Inventory(node=node, device_class=device_class, generation=generation, warnings=warnings)
@@ -25,7 +27,12 @@ def inventory(generation: int, *, node: str = "n1", device_class: str = "gpu", p
 def health(generation: int, device: str = "gpu-0") -> HealthEvent:
     """Make a health event of one device of node n1."""
     return HealthEvent(
-        node="n1", device_class="gpu", device=device, health=DeviceHealth(), generation=generation, time="2026-01-01T00:00:00Z"
+        node="n1",
+        device_class="gpu",
+        device=device,
+        health=DeviceHealth(),
+        generation=generation,
+        time="2026-01-01T00:00:00Z",
     )
 
 

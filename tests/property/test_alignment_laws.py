@@ -1,4 +1,7 @@
-"""Laws of the merge and of `place`, on random inputs; the merge against a brute-force twin of kubelet's."""
+"""Laws of the merge and of `place`, on random inputs.
+
+The merge against a brute-force twin of kubelet's.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,18 @@ def test_merge_equals_kubelets_own_walk(lists: HintLists, policy: Policy, prefer
     """The merge without permutations gives what walking all of them gives."""
     merged = merge(lists, policy, prefer_closest=prefer_closest)
 
-    assert (merged.hint, merged.is_admitted) == merge_by_permutations(lists, MACHINE, policy, DISTANCES, prefer_closest=prefer_closest)
+    assert (merged.hint, merged.is_admitted) == merge_by_permutations(
+        lists, MACHINE, policy, DISTANCES, prefer_closest=prefer_closest
+    )
 
 
 @pytest.mark.parametrize("distances", [(), DISTANCES], ids=["narrowest", "closest"])
-def test_kubelets_comparison_keeps_the_smaller_key_when_any_two_candidates_meet(distances: Sequence[Sequence[int]]) -> None:
-    """For every pair of candidates and every target width kubelet keeps the one of smaller key (docs/knowledge/topology-merge.md#theorem-1)."""
+def test_kubelets_comparison_keeps_the_smaller_key_when_any_two_candidates_meet(
+    distances: Sequence[Sequence[int]],
+) -> None:
+    """For every pair of candidates and every target width kubelet keeps the one of smaller key
+    (docs/knowledge/topology-merge.md#theorem-1).
+    """
     fit = fit_order(MACHINE, distances)
     sets = [NodeSet.of(chosen) for size in range(1, 5) for chosen in itertools.combinations(MACHINE.ids, size)]
     candidates = [Hint(nodes, preferred) for nodes in sets for preferred in (True, False)]
@@ -73,7 +82,8 @@ def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, pol
 
     assert isinstance(drawn, random.Random)
     shuffled = [
-        hint_list if hint_list is None else drawn.sample(hint_list, k=len(hint_list)) for hint_list in drawn.sample(lists, k=len(lists))
+        hint_list if hint_list is None else drawn.sample(hint_list, k=len(hint_list))
+        for hint_list in drawn.sample(lists, k=len(lists))
     ]
 
     assert merge(shuffled, policy).hint == merge(lists, policy).hint
@@ -82,7 +92,10 @@ def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, pol
 @settings(max_examples=examples(200), deadline=None)
 @given(hint_lists)
 def test_merge_admits_no_less_when_the_policy_is_wider(lists: HintLists) -> None:
-    """What single-numa-node admits, restricted admits; what restricted admits, best-effort admits."""
+    """What single-numa-node admits, restricted admits.
+
+    What restricted admits, best-effort admits.
+    """
     order = (Policy.SINGLE_NUMA_NODE, Policy.RESTRICTED, Policy.BEST_EFFORT, Policy.NONE)
     admitted = [merge(lists, policy).is_admitted for policy in order]
 
@@ -95,8 +108,12 @@ def test_merge_never_loses_a_preferred_answer(lists: HintLists) -> None:
     """If one mask is preferred by every resource, the answer is preferred."""
     common = [
         mask
-        for mask in (NodeSet.from_bits(bits) for bits in {hint.nodes.bits for hints_ in lists for hint in hints_ or () if hint.nodes})
-        if not mask.isdisjoint(MACHINE) and all(hints_ is not None and Hint(mask, preferred=True) in hints_ for hints_ in lists)
+        for mask in (
+            NodeSet.from_bits(bits)
+            for bits in {hint.nodes.bits for hints_ in lists for hint in hints_ or () if hint.nodes}
+        )
+        if not mask.isdisjoint(MACHINE)
+        and all(hints_ is not None and Hint(mask, preferred=True) in hints_ for hints_ in lists)
     ]
 
     assert not common or merge(lists, Policy.RESTRICTED).hint.preferred
@@ -131,7 +148,10 @@ def busy_nodes(draw: st.DrawFn) -> NodeView:
 @settings(max_examples=examples(120), deadline=None)
 @given(busy_nodes(), requests())
 def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRequest) -> None:
-    """A placement has every count, nothing held, nothing twice among app containers; a refusal has a reason; both come out again the same."""
+    """A placement has every count, nothing held, nothing twice among app containers.
+
+    A refusal has a reason; both come out again the same.
+    """
     outcome = place(view, request)
 
     assert place(view, request) == outcome
@@ -141,7 +161,9 @@ def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRe
     taken: list[str] = []
     for want, got in zip(request.containers, outcome.containers, strict=True):
         assert len(got.cpus) == want.cpus
-        assert {device.device_class: device.count for device in want.devices} == {name: len(names) for name, names in got.devices.items()}
+        assert {device.device_class: device.count for device in want.devices} == {
+            name: len(names) for name, names in got.devices.items()
+        }
         taken += [f"{name}/{device}" for name, names in got.devices.items() for device in names]
         taken += [f"cpu/{cpu}" for cpu in got.cpus]
         for cpus in view.held_cpus.values():

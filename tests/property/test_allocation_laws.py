@@ -54,7 +54,9 @@ def situations(draw: st.DrawFn) -> tuple[list[Any], list[Any], list[str]]:
             )
             for index in range(draw(st.integers(1, 2)))
         ]
-        constraints = draw(st.sampled_from([[], [{"matchAttribute": ROOT}], [{"requests": ["r0"], "distinctAttribute": ROOT}]]))
+        constraints = draw(
+            st.sampled_from([[], [{"matchAttribute": ROOT}], [{"requests": ["r0"], "distinctAttribute": ROOT}]])
+        )
         claims.append(claim(*requests, name=f"default/c{number}", constraints=constraints))
     held = draw(st.lists(st.sampled_from(names), unique=True, max_size=3)) if names else []
     return slices, claims, held
@@ -66,7 +68,9 @@ def _answer(outcome: Outcome) -> object:
 
 @settings(deadline=None, max_examples=examples(150))
 @for_all(situations(), st.randoms(use_true_random=False))
-def test_allocate_gives_the_same_answer_in_any_order_of_arrival(situation: tuple[list[Any], list[Any], list[str]], random: Any) -> None:
+def test_allocate_gives_the_same_answer_in_any_order_of_arrival(
+    situation: tuple[list[Any], list[Any], list[str]], random: Any
+) -> None:
     """Slices and holders may arrive in any order: the answer is the same."""
     slices, claims, held = situation
     shuffled = random.sample(slices, len(slices))
@@ -79,8 +83,12 @@ def test_allocate_gives_the_same_answer_in_any_order_of_arrival(situation: tuple
 
 @settings(deadline=None, max_examples=examples(150))
 @for_all(situations())
-def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple[list[Any], list[Any], list[str]]) -> None:
-    """What is allocated is free, wanted in this number, untainted, unique, and satisfies the constraints."""
+def test_allocate_gives_no_device_twice_and_keeps_every_promise(
+    situation: tuple[list[Any], list[Any], list[str]],
+) -> None:
+    """What is allocated is free, wanted in this number, untainted, unique, and satisfies the
+    constraints.
+    """
     slices, claims, held = situation
     outcome = solve(given(slices, *claims, held=held))
     if not isinstance(outcome, Allocated):
@@ -90,7 +98,11 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
         for resource_slice in slices
         for found_device in resource_slice.spec.devices
     }
-    granted = [(granted_device.driver, granted_device.device) for result in outcome.results for granted_device in result.devices.results]
+    granted = [
+        (granted_device.driver, granted_device.device)
+        for result in outcome.results
+        for granted_device in result.devices.results
+    ]
 
     assert len(set(granted)) == len(granted)
     assert not {f"{driver.split('.')[0]}/{name}" for driver, name in granted} & set(held)
@@ -99,7 +111,9 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
         for each_request in wanted.spec.devices.requests:
             granted_devices = [granted for granted in result.devices.results if granted.request == each_request.name]
             assert len(granted_devices) == each_request.exactly.count
-            assert {granted.driver for granted in granted_devices} == {f"{each_request.exactly.device_class_name}.example.com"}
+            assert {granted.driver for granted in granted_devices} == {
+                f"{each_request.exactly.device_class_name}.example.com"
+            }
         for constraint in wanted.spec.devices.constraints:
             values = [
                 published[granted_device.driver, granted_device.device].attributes.get(ROOT)
@@ -113,7 +127,9 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
 
 @settings(deadline=None, max_examples=examples(300))
 @for_all(situations(), st.sampled_from(Mode))
-def test_allocate_leaves_out_only_what_must_fail_when_clever(situation: tuple[list[Any], list[Any], list[str]], mode: Mode) -> None:
+def test_allocate_leaves_out_only_what_must_fail_when_clever(
+    situation: tuple[list[Any], list[Any], list[str]], mode: Mode
+) -> None:
     """The short cuts of the search change how long it takes, never the answer."""
     slices, claims, held = situation
     allocation_input = given(slices, *claims, held=held, mode=mode)
@@ -129,7 +145,9 @@ def test_allocate_leaves_out_only_what_must_fail_when_clever(situation: tuple[li
 @settings(deadline=None, max_examples=examples(100))
 @for_all(situations())
 def test_allocate_refuses_only_what_a_fresh_look_refuses_too(situation: tuple[list[Any], list[Any], list[str]]) -> None:
-    """The same input gives the same outcome, reasons and steps included: nothing is kept between two searches."""
+    """The same input gives the same outcome, reasons and steps included: nothing is kept between
+    two searches.
+    """
     slices, claims, held = situation
     allocation_input: AllocationInput = given(slices, *claims, held=held)
 

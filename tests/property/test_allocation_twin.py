@@ -1,7 +1,9 @@
-"""The allocator against a twin that tries everything: taints, counters, shared capacity, constraints, alternatives and "all".
+"""The allocator against a twin that tries everything: taints, counters, shared capacity,
+constraints, alternatives and "all".
 
-The twin knows the rules and nothing of the search: it lists every way to give devices to a claim, in the order that the API promises, and takes the first that keeps
-all rules. Machines are small enough for that.
+The twin knows the rules and nothing of the search: it lists every way to give devices to a
+claim, in the order that the API promises, and takes the first that keeps all rules.
+Machines are small enough for that.
 """
 
 from __future__ import annotations
@@ -40,9 +42,13 @@ def machines(draw: st.DrawFn) -> tuple[list[Any], list[str], int]:
     slots = draw(st.integers(0, 4))
     devices: list[dict[str, Any]] = []
     for index in range(count):
-        fields: dict[str, Any] = {"attributes": {TAG: draw(st.sampled_from(["x", "y", ["x", "y"]]))}} if draw(st.booleans()) else {}
+        fields: dict[str, Any] = (
+            {"attributes": {TAG: draw(st.sampled_from(["x", "y", ["x", "y"]]))}} if draw(st.booleans()) else {}
+        )
         if draw(st.booleans()):
-            fields["consumesCounters"] = [{"counterSet": "card", "counters": {"slots": {"value": draw(st.integers(1, 2))}}}]
+            fields["consumesCounters"] = [
+                {"counterSet": "card", "counters": {"slots": {"value": draw(st.integers(1, 2))}}}
+            ]
         taint = draw(st.sampled_from([None, None, "NoSchedule", "NoExecute", "None"]))
         if taint is not None:
             fields["taints"] = [{"key": draw(st.sampled_from(["k", "l"])), "value": "v", "effect": taint}]
@@ -64,10 +70,18 @@ def wanted(draw: st.DrawFn, *, most: int = 2) -> Any:
     requests: list[dict[str, Any]] = []
     for index in range(draw(st.integers(1, 2))):
         if draw(st.integers(0, 3)) == 0:
-            subs = [{"name": name, "deviceClassName": "gpu", **_fields(draw, most, may_be_all=False)} for name in ("first", "second")]
+            subs = [
+                {"name": name, "deviceClassName": "gpu", **_fields(draw, most, may_be_all=False)}
+                for name in ("first", "second")
+            ]
             requests.append({"name": f"r{index}", "firstAvailable": subs})
         else:
-            requests.append({"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **_fields(draw, most, may_be_all=index == 0)}})
+            requests.append(
+                {
+                    "name": f"r{index}",
+                    "exactly": {"deviceClassName": "gpu", **_fields(draw, most, may_be_all=index == 0)},
+                }
+            )
     has_all = any(request.get("exactly", {}).get("allocationMode") == "All" for request in requests)
     kinds = [[], [{"matchAttribute": TAG}], [{"distinctAttribute": TAG}], [{"requests": ["r0"], "matchAttribute": TAG}]]
     # Upstream makes a constraint that "all" breaks an error, which is another matter.
@@ -91,7 +105,9 @@ class Twin:
     """The rules."""
 
     def __init__(self, slices: list[Any], held: list[str], slots: int) -> None:
-        self.devices: dict[str, SliceDevice] = {each_device.name: each_device for part in slices for each_device in part.spec.devices}
+        self.devices: dict[str, SliceDevice] = {
+            each_device.name: each_device for part in slices for each_device in part.spec.devices
+        }
         self.held = set(held)
         self.slots = slots
 
@@ -100,12 +116,15 @@ class Twin:
         return next((way for way in self._ways(spec) if self._is_legal(spec, way)), None)
 
     def miss(self, spec: ClaimSpec) -> tuple[str, int, int]:
-        """Name the first request that cannot be served beside those before it, how many devices it wants, and the most that it can have.
+        """Name the first request that cannot be served beside those before it, how many devices it
+        wants, and the most that it can have.
 
         Of alternatives the one that lacks least.
         """
         last = next(
-            index for index in range(len(spec.devices.requests)) if self.first(_with(spec, spec.devices.requests[: index + 1])) is None
+            index
+            for index in range(len(spec.devices.requests))
+            if self.first(_with(spec, spec.devices.requests[: index + 1])) is None
         )
         request, before = spec.devices.requests[last], spec.devices.requests[:last]
         misses: list[tuple[int, str, int, int]] = []
@@ -118,7 +137,12 @@ class Twin:
         return min(misses, key=lambda miss: miss[0])[1:]
 
     def _can_have(
-        self, spec: ClaimSpec, before: tuple[ClaimRequest, ...], request: ClaimRequest, option: ExactRequest | SubRequest, count: int
+        self,
+        spec: ClaimSpec,
+        before: tuple[ClaimRequest, ...],
+        request: ClaimRequest,
+        option: ExactRequest | SubRequest,
+        count: int,
     ) -> bool:
         asked = msgspec.structs.replace(option, count=count, allocation_mode="ExactCount")
         one_way = (
@@ -129,7 +153,9 @@ class Twin:
         return count == 0 or self.first(_with(spec, (*before, one_way))) is not None
 
     def _ways(self, spec: ClaimSpec, index: int = 0) -> Iterator[Way]:
-        """List every way to serve the requests from `index` on: the first request's choices change last."""
+        """List every way to serve the requests from `index` on: the first request's choices change
+        last.
+        """
         if index == len(spec.devices.requests):
             yield []
             return
@@ -141,7 +167,11 @@ class Twin:
             options = [(request.name, request.exactly)]
         for name, each_request in options:
             names = [device for device in self.devices if self._is_selected(each_request, device)]
-            chosen = [tuple(names)] if each_request.allocation_mode == "All" else list(combinations(names, each_request.count or 1))
+            chosen = (
+                [tuple(names)]
+                if each_request.allocation_mode == "All"
+                else list(combinations(names, each_request.count or 1))
+            )
             for devices in chosen:
                 if not devices:
                     continue
@@ -162,7 +192,11 @@ class Twin:
     def _is_legal(self, spec: ClaimSpec, way: Way) -> bool:
         by_name: Mapping[str, ExactRequest | SubRequest] = {
             **{request.name: request.exactly for request in spec.devices.requests if request.exactly is not None},
-            **{f"{request.name}/{sub.name}": sub for request in spec.devices.requests for sub in request.first_available},
+            **{
+                f"{request.name}/{sub.name}": sub
+                for request in spec.devices.requests
+                for sub in request.first_available
+            },
         }
         used: dict[str, Quantity] = {}
         seen: set[str] = set()
@@ -180,14 +214,24 @@ class Twin:
         return self._has_slots(seen) and self._keeps_constraints(spec, way)
 
     def _has_slots(self, seen: set[str]) -> bool:
-        paying = [counter_consumption for name in {*seen, *self.held} for counter_consumption in self.devices[name].consumes_counters]
+        paying = [
+            counter_consumption
+            for name in {*seen, *self.held}
+            for counter_consumption in self.devices[name].consumes_counters
+        ]
         total = sum(Quantity.parse(counter_consumption.counters["slots"].value).units for counter_consumption in paying)
-        counter_consumptions = [counter_consumption for name in seen for counter_consumption in self.devices[name].consumes_counters]
+        counter_consumptions = [
+            counter_consumption for name in seen for counter_consumption in self.devices[name].consumes_counters
+        ]
         return not counter_consumptions or total <= self.slots
 
     def _keeps_constraints(self, spec: ClaimSpec, way: Way) -> bool:
         for constraint in spec.devices.constraints:
-            devices = [name for request, name in way if not constraint.requests or request.partition("/")[0] in constraint.requests]
+            devices = [
+                name
+                for request, name in way
+                if not constraint.requests or request.partition("/")[0] in constraint.requests
+            ]
             values = [self._values(name) for name in devices]
             if not all(values):
                 return False
@@ -210,15 +254,24 @@ def _with(spec: ClaimSpec, requests: tuple[ClaimRequest, ...]) -> ClaimSpec:
 
 @settings(deadline=None, max_examples=examples(400))
 @for_all(machines(), wanted())
-def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[Any], list[str], int], claim_object: Any) -> None:
-    """What the twin finds first is what the search finds; where the twin finds nothing, the search finds nothing."""
+def test_allocate_finds_the_first_way_that_keeps_all_rules(
+    machine: tuple[list[Any], list[str], int], claim_object: Any
+) -> None:
+    """What the twin finds first is what the search finds.
+
+    Where the twin finds nothing, the search finds nothing.
+    """
     slices, held, slots = machine
     way = Twin(slices, held, slots).first(claim_object.spec)
 
     outcome = solve(given(slices, claim_object, held=[f"gpu/{name}" for name in held]))
 
     assert not isinstance(outcome, GaveUp)
-    granted = [(grant.request, grant.device) for grant in outcome.results[0].devices.results] if isinstance(outcome, Allocated) else None
+    granted = (
+        [(grant.request, grant.device) for grant in outcome.results[0].devices.results]
+        if isinstance(outcome, Allocated)
+        else None
+    )
     assert granted == way
 
 
@@ -227,7 +280,9 @@ def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[A
 def test_allocate_tells_the_most_that_a_request_can_have_when_nothing_fits(
     machine: tuple[list[Any], list[str], int], claim_object: Any
 ) -> None:
-    """A refusal's numbers are those that trying everything gives, and each device is either found or has a reason."""
+    """A refusal's numbers are those that trying everything gives, and each device is either found
+    or has a reason.
+    """
     slices, held, slots = machine
 
     outcome = solve(given(slices, claim_object, held=[f"gpu/{name}" for name in held]))
@@ -235,8 +290,12 @@ def test_allocate_tells_the_most_that_a_request_can_have_when_nothing_fits(
     if not isinstance(outcome, NoFit):
         return
     summary, *groups = outcome.reasons
-    assert (summary.facts["request"], summary.facts["wanted"], summary.facts["found"]) == Twin(slices, held, slots).miss(claim_object.spec)
+    assert (summary.facts["request"], summary.facts["wanted"], summary.facts["found"]) == Twin(
+        slices, held, slots
+    ).miss(claim_object.spec)
     assert "found_at_least" not in summary.facts
     counts = [reason.facts["count"] for reason in groups]
     assert summary.facts["devices"] == summary.facts["found"] + sum(count for count in counts if isinstance(count, int))
-    assert not any("another request" in reason.message for reason in groups) or len(claim_object.spec.devices.requests) > 1
+    assert (
+        not any("another request" in reason.message for reason in groups) or len(claim_object.spec.devices.requests) > 1
+    )

@@ -1,4 +1,6 @@
-"""Our CEL against Google's: random expressions of the standard language have the same value, or fail in both."""
+"""Our CEL against Google's: random expressions of the standard language have the same value, or
+fail in both.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +27,61 @@ THEIRS = cel.NewEnv(
 )
 GIVEN = {
     "device.driver": "d.io",
-    "device.attributes": {"d.io": {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in FACTS.items()}},
+    "device.attributes": {
+        "d.io": {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in FACTS.items()}
+    },
 }
 
 numbers = st.sampled_from(
-    ["0", "1", "-2", "7", "9223372036854775807", "device.attributes['d.io'].n", "size('abc')", "int('4')", "'fish'.indexOf('s')"]
+    [
+        "0",
+        "1",
+        "-2",
+        "7",
+        "9223372036854775807",
+        "device.attributes['d.io'].n",
+        "size('abc')",
+        "int('4')",
+        "'fish'.indexOf('s')",
+    ]
 )
 texts = st.sampled_from(
-    ["''", "'a'", "'fish'", "device.driver", "device.attributes['d.io'].s", "string(12)", "'a,b'.split(',')[1]", "'Ab'.lowerAscii()"]
+    [
+        "''",
+        "'a'",
+        "'fish'",
+        "device.driver",
+        "device.attributes['d.io'].s",
+        "string(12)",
+        "'a,b'.split(',')[1]",
+        "'Ab'.lowerAscii()",
+    ]
 )
-lists = st.sampled_from(["[1, 2]", "[]", "device.attributes['d.io'].l", "[3, 1].map(x, x + 1)", "[1, 2, 3].filter(x, x > 1)"])
+lists = st.sampled_from(
+    ["[1, 2]", "[]", "device.attributes['d.io'].l", "[3, 1].map(x, x + 1)", "[1, 2, 3].filter(x, x > 1)"]
+)
 # A loop that may end before its last item, and a name bound anywhere behind it.
 LEFT_EARLY = re.compile(r"\.(all|exists)\(.*cel\.bind\(", re.DOTALL)
-broken = st.sampled_from(["1 / 0 == 1", "device.attributes['d.io'].nothing", "[1][5] == 1", "int(device.attributes['d.io'].s) == 1"])
+broken = st.sampled_from(
+    ["1 / 0 == 1", "device.attributes['d.io'].nothing", "[1][5] == 1", "int(device.attributes['d.io'].s) == 1"]
+)
 
 
 def _more(smaller: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    sums = st.builds(lambda a, sign, b: f"({a} {sign} {b})", numbers, st.sampled_from(["+", "-", "*", "/", "%"]), numbers)
+    sums = st.builds(
+        lambda a, sign, b: f"({a} {sign} {b})", numbers, st.sampled_from(["+", "-", "*", "/", "%"]), numbers
+    )
     comparisons = st.builds(
-        lambda a, sign, b: f"{a} {sign} {b}", st.one_of(numbers, sums), st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), numbers
+        lambda a, sign, b: f"{a} {sign} {b}",
+        st.one_of(numbers, sums),
+        st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+        numbers,
     )
     of_texts = st.builds(
-        lambda a, how, b: f"{a}.{how}({b})", texts, st.sampled_from(["startsWith", "endsWith", "contains", "matches"]), texts
+        lambda a, how, b: f"{a}.{how}({b})",
+        texts,
+        st.sampled_from(["startsWith", "endsWith", "contains", "matches"]),
+        texts,
     )
     return st.one_of(
         comparisons,
@@ -56,16 +91,25 @@ def _more(smaller: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds(lambda a: f"!({a})", smaller),
         st.builds(lambda a, b, c: f"({a} ? {b} : {c})", smaller, smaller, smaller),
         st.builds(
-            lambda a, macro, b: f"{a}.{macro}(x, x > {b} || {b} == 1)", lists, st.sampled_from(["all", "exists", "exists_one"]), numbers
+            lambda a, macro, b: f"{a}.{macro}(x, x > {b} || {b} == 1)",
+            lists,
+            st.sampled_from(["all", "exists", "exists_one"]),
+            numbers,
         ),
-        st.builds(lambda a, macro, b: f"{a}.{macro}(x, {b})", lists, st.sampled_from(["all", "exists", "exists_one"]), smaller),
+        st.builds(
+            lambda a, macro, b: f"{a}.{macro}(x, {b})", lists, st.sampled_from(["all", "exists", "exists_one"]), smaller
+        ),
         st.builds(lambda a, b: f"{a} in {b}", numbers, lists),
         st.builds(lambda a, b: f"cel.bind(v, {a}, v || {b})", smaller, smaller),
-        st.builds(lambda a, b: f"device.attributes['d.io'].?{a}.orValue({b}) == {b}", st.sampled_from(["n", "none"]), numbers),
+        st.builds(
+            lambda a, b: f"device.attributes['d.io'].?{a}.orValue({b}) == {b}", st.sampled_from(["n", "none"]), numbers
+        ),
     )
 
 
-expressions = st.recursive(st.one_of(st.sampled_from(["true", "false", "device.attributes['d.io'].t"]), broken), _more, max_leaves=6)
+expressions = st.recursive(
+    st.one_of(st.sampled_from(["true", "false", "device.attributes['d.io'].t"]), broken), _more, max_leaves=6
+)
 
 
 def _theirs(expression: str) -> object:
@@ -100,7 +144,9 @@ def test_selector_gives_what_the_reference_engine_gives(expression: str) -> None
 
 
 def test_reference_engine_fails_when_a_name_is_bound_behind_a_loop_that_was_left_early() -> None:
-    """The reference engine's own defect, for which the comparison above leaves expressions out: when this fails, leave none out any more."""
+    """The reference engine's own defect, for which the comparison above leaves expressions out:
+    when this fails, leave none out any more.
+    """
     expression = "[1, 2].exists(x, x > 0) && cel.bind(v, true, v)"
 
     assert LEFT_EARLY.search(expression)
@@ -111,7 +157,11 @@ def test_reference_engine_fails_when_a_name_is_bound_behind_a_loop_that_was_left
 @settings(deadline=None, max_examples=examples(300))
 @given(expressions)
 def test_selector_costs_no_more_than_was_estimated(expression: str) -> None:
-    """The estimate covers every evaluation; upstream estimates a prefix by its own length and charges that of the text, so those are left out."""
+    """The estimate covers every evaluation.
+
+    Upstream estimates a prefix by its own length and charges that of
+    the text, so those are left out.
+    """
     selector = compile_expression(expression)
     if isinstance(selector, CelSelector) and "sWith(" not in expression:
         verdict, cost = selector.evaluate(DEVICE)

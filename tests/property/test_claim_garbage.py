@@ -1,4 +1,7 @@
-"""Whatever stands in the store, the controller answers with a reason or leaves it alone; it never falls over."""
+"""Whatever stands in the store, the controller answers with a reason or leaves it alone.
+
+It never falls over.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ from unit.controller.allocation import COMPILER
 
 WORDS = st.sampled_from(
     [
-        "name", "uid", "namespace", "annotations", "finalizers", "deletionTimestamp", "ownerReferences", "topobus.dev/attempt", "topobus.dev/attempts",
-        "devices", "requests", "exactly", "deviceClassName", "gpu.topobus.dev", "selectors", "cel", "expression", "count", "allocationMode", "All",
-        "constraints", "matchAttribute", "config", "opaque", "driver", "parameters", "conditions", "allocation", "results", "consumedCapacity",
-        "containers", "resources", "limits", "cpu", "resourceClaims", "x", "", "1Ki", "resource.kubernetes.io/pcieRoot", "request", "pool", "shareID",
+        "name", "uid", "namespace", "annotations", "finalizers", "deletionTimestamp", "ownerReferences", "topobus.dev/attempt", "topobus.dev/attempts",  # noqa: E501
+        "devices", "requests", "exactly", "deviceClassName", "gpu.topobus.dev", "selectors", "cel", "expression", "count", "allocationMode", "All",  # noqa: E501
+        "constraints", "matchAttribute", "config", "opaque", "driver", "parameters", "conditions", "allocation", "results", "consumedCapacity",  # noqa: E501
+        "containers", "resources", "limits", "cpu", "resourceClaims", "x", "", "1Ki", "resource.kubernetes.io/pcieRoot", "request", "pool", "shareID",  # noqa: E501
         "firstAvailable", "tolerations", "capacity", "kind", "Pod", "controller", "{", "true",
     ]
 )  # fmt: skip
@@ -61,7 +64,10 @@ def _may_refuse(action: Any, *arguments: Any) -> Any:
 @settings(deadline=None, max_examples=examples(400))
 @given(OBJECTS)
 def test_objects_are_read_or_refused_whatever_they_are(drawn: ApiObject) -> None:
-    """Any object can be named, told a condition and deleted; reading it gives a value or a ContractError."""
+    """Any object can be named, told a condition and deleted.
+
+    Reading it gives a value or a ContractError.
+    """
     name_of(drawn)
     object_parts(drawn)
     metadata_of(drawn)
@@ -88,10 +94,14 @@ def test_objects_are_read_or_refused_whatever_they_are(drawn: ApiObject) -> None
 def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[str, Any]) -> None:
     """A world full of garbage still gives every readable claim an outcome."""
     state = StandaloneState()
-    state.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
+    state.put_inventory(
+        Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),))
+    )
     for index, api_object in enumerate(stored):
         _may_refuse(state.put_object, ObjectKey(api_object.kind.lower(), "default", f"o{index}"), Stored(1, api_object))
-    own_api_object = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec)
+    own_api_object = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec
+    )
 
     for claim in (own_api_object, *(api_object for api_object in stored if api_object.kind == "ResourceClaim")):
         read = _may_refuse(lifecycle.read_claim, claim)

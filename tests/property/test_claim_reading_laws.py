@@ -1,4 +1,7 @@
-"""Whatever stands in a claim, the gateway reads it or refuses it with a reason; it never falls over, and never prepares what is not there."""
+"""Whatever stands in a claim, the gateway reads it or refuses it with a reason.
+
+It never falls over, and never prepares what is not there.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from topobus.values.outcome import Refusal
 
 WORDS = st.sampled_from(
     [
-        "allocation", "devices", "results", "config", "request", "driver", "pool", "device", "adminAccess", "shareID", "opaque", "parameters",
-        "requests", "source", "FromClass", "gpu.topobus.dev", "nic.topobus.dev", "gpu.example.com", ".topobus.dev", "n1", "n2", "gpu-0", "r", "r/s", "",
+        "allocation", "devices", "results", "config", "request", "driver", "pool", "device", "adminAccess", "shareID", "opaque", "parameters",  # noqa: E501
+        "requests", "source", "FromClass", "gpu.topobus.dev", "nic.topobus.dev", "gpu.example.com", ".topobus.dev", "n1", "n2", "gpu-0", "r", "r/s", "",  # noqa: E501
     ]
 )  # fmt: skip
 JSON = st.recursive(
@@ -24,17 +27,20 @@ JSON = st.recursive(
     max_leaves=20,
 )
 RESULT = st.fixed_dictionaries(
-    {"request": WORDS, "driver": WORDS, "pool": WORDS, "device": WORDS}, optional={"adminAccess": JSON, "shareID": JSON, "more": JSON}
+    {"request": WORDS, "driver": WORDS, "pool": WORDS, "device": WORDS},
+    optional={"adminAccess": JSON, "shareID": JSON, "more": JSON},
 )
 CONFIG = st.fixed_dictionaries(
-    {"opaque": st.fixed_dictionaries({"driver": WORDS, "parameters": JSON}) | JSON}, optional={"requests": JSON, "source": WORDS}
+    {"opaque": st.fixed_dictionaries({"driver": WORDS, "parameters": JSON}) | JSON},
+    optional={"requests": JSON, "source": WORDS},
 )
 STATUS = st.dictionaries(WORDS, JSON, max_size=3) | st.fixed_dictionaries(
     {
         "allocation": st.fixed_dictionaries(
             {
                 "devices": st.fixed_dictionaries(
-                    {"results": st.lists(RESULT | JSON, max_size=4)}, optional={"config": st.lists(CONFIG | JSON, max_size=3) | JSON}
+                    {"results": st.lists(RESULT | JSON, max_size=4)},
+                    optional={"config": st.lists(CONFIG | JSON, max_size=3) | JSON},
                 )
             }
         )
@@ -44,7 +50,10 @@ STATUS = st.dictionaries(WORDS, JSON, max_size=3) | st.fixed_dictionaries(
 
 @given(STATUS)
 def test_claim_is_read_or_refused_whatever_it_holds(status: dict[str, Any]) -> None:
-    """What is prepared stands in the allocation, on this node and for this driver; what is held by share is held; each refusal has a text."""
+    """What is prepared stands in the allocation, on this node and for this driver.
+
+    What is held by share is held; each refusal has a text.
+    """
     claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"uid": "u"}, status=status)
 
     allocation = allocation_of(claim, namespace="default", name="c", uid="u", driver="gpu.topobus.dev", node="n1")
@@ -55,7 +64,9 @@ def test_claim_is_read_or_refused_whatever_it_holds(status: dict[str, Any]) -> N
         return
     assert isinstance(allocation, ClaimAllocation)
     given_out = {
-        (result["device"], result["pool"]) for result in status["allocation"]["devices"]["results"] if result["driver"] == "gpu.topobus.dev"
+        (result["device"], result["pool"])
+        for result in status["allocation"]["devices"]["results"]
+        if result["driver"] == "gpu.topobus.dev"
     }
     assert {(device.device, device.pool) for device in allocation.devices} == given_out
     assert {pool for _, pool in given_out} == {"n1"}
@@ -63,9 +74,14 @@ def test_claim_is_read_or_refused_whatever_it_holds(status: dict[str, Any]) -> N
     assert allocation.config.keys() <= set(allocation.names)
 
 
-@given(st.dictionaries(WORDS, JSON, max_size=3), st.sampled_from(["v1", "v1beta2", "v1beta1"]), st.lists(JSON, max_size=3))
+@given(
+    st.dictionaries(WORDS, JSON, max_size=3), st.sampled_from(["v1", "v1beta2", "v1beta1"]), st.lists(JSON, max_size=3)
+)
 def test_slice_of_any_shape_is_carried_between_versions(spec: dict[str, Any], version: str, devices: list[Any]) -> None:
-    """Garbage stays garbage for its reader to refuse; carrying it over never fails, and changes nothing of what is no device."""
+    """Garbage stays garbage for its reader to refuse.
+
+    Carrying it over never fails, and changes nothing of what is no device.
+    """
     body = {"spec": {**spec, "devices": devices}, "metadata": {"name": "s"}}
 
     shown = from_served("ResourceSlice", body, version)
@@ -77,7 +93,9 @@ def test_slice_of_any_shape_is_carried_between_versions(spec: dict[str, Any], ve
     }
 
 
-@given(st.lists(st.fixed_dictionaries({"name": WORDS, "attributes": st.dictionaries(WORDS, JSON, max_size=2)}), max_size=3))
+@given(
+    st.lists(st.fixed_dictionaries({"name": WORDS, "attributes": st.dictionaries(WORDS, JSON, max_size=2)}), max_size=3)
+)
 def test_slice_comes_back_as_it_was_sent_when_a_server_is_older(devices: list[dict[str, Any]]) -> None:
     """What v1beta1 was given, read back, is what v1 would hold: no difference is seen that is none."""
     body = {"apiVersion": "resource.k8s.io/v1", "spec": {"driver": "d", "devices": devices}}

@@ -24,7 +24,11 @@ SLICE = SliceSpec(driver="gpu.topobus.dev", pool=Pool(name="n1", resource_slice_
 
 def _device(index: int, marks: frozenset[int]) -> Candidate:
     attributes = {f"m{mark}": Attribute(bool_=True) for mark in sorted(marks)}
-    return Candidate(DeviceId("gpu.topobus.dev", "n1", f"gpu-{index}"), SliceDevice(name=f"gpu-{index}", attributes=attributes), SLICE)
+    return Candidate(
+        DeviceId("gpu.topobus.dev", "n1", f"gpu-{index}"),
+        SliceDevice(name=f"gpu-{index}", attributes=attributes),
+        SLICE,
+    )
 
 
 def _wanted(index: int, mark: int, count: int) -> Wanted:
@@ -36,7 +40,9 @@ def _exists(sets: list[set[int]], counts: list[int], free: set[int]) -> bool:
     """Say by trying everything whether all counts can be served."""
     if not counts:
         return True
-    return any(_exists(sets[1:], counts[1:], free - set(some)) for some in combinations(sorted(sets[0] & free), counts[0]))
+    return any(
+        _exists(sets[1:], counts[1:], free - set(some)) for some in combinations(sorted(sets[0] & free), counts[0])
+    )
 
 
 @given(
@@ -48,7 +54,9 @@ def _exists(sets: list[set[int]], counts: list[int], free: set[int]) -> bool:
 def test_choice_serves_all_claims_exactly_when_they_can_be_served(
     marks: list[frozenset[int]], asked: list[tuple[int, int]], held: set[int]
 ) -> None:
-    """No claim is refused where a way exists, none gets what it does not want or what somebody has, and no device goes twice."""
+    """No claim is refused where a way exists, none gets what it does not want or what somebody has,
+    and no device goes twice.
+    """
     devices = [_device(index, marks_of_device) for index, marks_of_device in enumerate(marks)]
     taken = {devices[index].id: "claim x/y" for index in held if index < len(devices)}
     wanted = [_wanted(index, mark, count) for index, (mark, count) in enumerate(asked)]
@@ -63,5 +71,7 @@ def test_choice_serves_all_claims_exactly_when_they_can_be_served(
     given_out = [name for names in chosen for name in names]
     assert [len(names) for names in chosen] == [count for _, count in asked]
     assert len(set(given_out)) == len(given_out)
-    assert all({int(name.removeprefix("gpu-")) for name in names} <= sets[index] & free for index, names in enumerate(chosen))
+    assert all(
+        {int(name.removeprefix("gpu-")) for name in names} <= sets[index] & free for index, names in enumerate(chosen)
+    )
     assert chosen == choose("n1", wanted, devices, taken)

@@ -1,4 +1,6 @@
-"""Migrated claims are accepted by strict reading, and get devices that the classic ones could have got, exactly when these could."""
+"""Migrated claims are accepted by strict reading, and get devices that the classic ones could have
+got, exactly when these could.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ devices = st.lists(
     ),
     max_size=4,
 )
-sharing = st.one_of(st.none(), st.sampled_from(({"strategy": "TimeSlicing"}, {"strategy": "MPS"}, {"strategy": "Exclusive"})))
+sharing = st.one_of(
+    st.none(), st.sampled_from(({"strategy": "TimeSlicing"}, {"strategy": "MPS"}, {"strategy": "Exclusive"}))
+)
 
 
 def _device(number: int, facts: tuple[Any, ...]) -> Device:
@@ -75,12 +79,20 @@ def _manifest(of_class: dict[str, Any], of_claim: dict[str, Any]) -> str:
             "driverName": "gpu.topobus.dev",
             "parametersRef": {"apiGroup": GROUP, "kind": "DeviceClassParameters", "name": "p"},
         },
-        {"apiVersion": f"{GROUP}/v1alpha1", "kind": "DeviceClassParameters", "metadata": {"name": "p"}, "spec": of_class},
+        {
+            "apiVersion": f"{GROUP}/v1alpha1",
+            "kind": "DeviceClassParameters",
+            "metadata": {"name": "p"},
+            "spec": of_class,
+        },
         {
             "apiVersion": "resource.k8s.io/v1alpha2",
             "kind": "ResourceClaim",
             "metadata": {"name": "c"},
-            "spec": {"resourceClassName": "gpu", "parametersRef": {"apiGroup": GROUP, "kind": "ClaimParameters", "name": "p"}},
+            "spec": {
+                "resourceClassName": "gpu",
+                "parametersRef": {"apiGroup": GROUP, "kind": "ClaimParameters", "name": "p"},
+            },
         },
         {"apiVersion": f"{GROUP}/v1alpha1", "kind": "ClaimParameters", "metadata": {"name": "p"}, "spec": of_claim},
     ]
@@ -97,14 +109,19 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     class_sharing: dict[str, Any] | None,
     claim_sharing: dict[str, Any] | None,
 ) -> None:
-    """Written as YAML, read strictly, allocated by the structured engine: as many devices, all of them wanted, and none where the classic claim gets none.
+    """Written as YAML, read strictly, allocated by the structured engine: as many devices, all of
+    them wanted, and none where the classic claim gets none.
 
-    An object whose selector is longer as CEL than Kubernetes takes is omitted, and the note says so.
+    An object whose selector is longer as CEL than Kubernetes takes is
+    omitted, and the note says so.
     """
     class_spec = {"shareable": True, "selector": of_class, **({"sharing": class_sharing} if class_sharing else {})}
     claim_spec = {"count": count, "selector": of_claim, **({"sharing": claim_sharing} if claim_sharing else {})}
     done = migrate(parse_manifest(_manifest(class_spec, claim_spec), where="classic"))
-    old_class, old_claim = msgspec.convert(class_spec, DeviceClassParameters), msgspec.convert(claim_spec, ClaimParameters)
+    old_class, old_claim = (
+        msgspec.convert(class_spec, DeviceClassParameters),
+        msgspec.convert(claim_spec, ClaimParameters),
+    )
     too_long = [
         parameters
         for parameters in (old_class, old_claim)
@@ -112,13 +129,20 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     ]
     if too_long:
         assert len(
-            [note for note in done.notes if note.severity is Severity.OMITTED and f"{MAX_EXPRESSION_BYTES} are the most" in note.message]
+            [
+                note
+                for note in done.notes
+                if note.severity is Severity.OMITTED and f"{MAX_EXPRESSION_BYTES} are the most" in note.message
+            ]
         ) == len(too_long)
         return
     text = yaml.safe_dump_all(done.objects, allow_unicode=True)
     device_class, claim = parse_manifest(text, where="migrated")
     inventory = Inventory(
-        node="n1", device_class="gpu", generation=1, devices=tuple(_device(*numbered) for numbered in enumerate(published))
+        node="n1",
+        device_class="gpu",
+        generation=1,
+        devices=tuple(_device(*numbered) for numbered in enumerate(published)),
     )
     node = Node("n1", {})
     pools = gather_pools(slices_from_inventory(inventory), node, ALL_GATES)
@@ -127,7 +151,11 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     classic = choose("n1", [Wanted("c", count, old_class.selector, old_claim.selector)], candidates, {})
     given_input = AllocationInput(
         node=node,
-        claims=(ClaimToAllocate("default/c", read_claim(msgspec.structs.replace(claim, metadata={**claim.metadata, "uid": "u"}))),),
+        claims=(
+            ClaimToAllocate(
+                "default/c", read_claim(msgspec.structs.replace(claim, metadata={**claim.metadata, "uid": "u"}))
+            ),
+        ),
         classes={"gpu": read_as(device_class.spec, DeviceClassSpec, where="class")},
         pools=pools,
     )
@@ -138,4 +166,6 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
         names = [granted_device.device for granted_device in structured.results[0].devices.results]
         facts = {candidate.id.device: candidate.facts for candidate in candidates}
         assert len(set(names)) == count
-        assert all(is_wanted(old_class.selector, facts[name]) and is_wanted(old_claim.selector, facts[name]) for name in names)
+        assert all(
+            is_wanted(old_class.selector, facts[name]) and is_wanted(old_claim.selector, facts[name]) for name in names
+        )

@@ -1,4 +1,6 @@
-"""Classic selectors and the CEL that migration makes of them want the same devices, by the real CEL engine."""
+"""Classic selectors and the CEL that migration makes of them want the same devices, by the real CEL
+engine.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ anything = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.sampled_fr
 
 
 version_values = st.one_of(
-    st.none(), st.sampled_from(PUBLISHED_VERSIONS), st.sampled_from((Version("535.104.5"), Version("8.0.0"), Version("1.2.3-rc.1")))
+    st.none(),
+    st.sampled_from(PUBLISHED_VERSIONS),
+    st.sampled_from((Version("535.104.5"), Version("8.0.0"), Version("1.2.3-rc.1"))),
 )
 quantities = st.one_of(st.none(), st.sampled_from(AMOUNTS).map(Quantity.parse))
 
@@ -70,10 +74,14 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
 
 @given(selectors, st.lists(devices(), min_size=1, max_size=4))
 @settings(max_examples=examples(150), deadline=None)
-def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, Any], published: list[DeviceFacts]) -> None:
-    """Whatever is asked and whatever devices publish, both give the same verdict, and CEL never ends in an error.
+def test_migrated_cel_wants_what_the_classic_selector_wants(
+    written: dict[str, Any], published: list[DeviceFacts]
+) -> None:
+    """Whatever is asked and whatever devices publish, both give the same verdict, and CEL never
+    ends in an error.
 
-    The one exception is an expression that is longer than Kubernetes takes: the compiler refuses it, and migration omits the object.
+    The one exception is an expression that is longer than Kubernetes takes: the compiler refuses
+    it, and migration omits the object.
     """
     selector = msgspec.convert(written, DeviceSelector)
     assert check_claim_parameters(ClaimParameters(selector=selector)) == []

@@ -1,6 +1,8 @@
-"""A law of clean devices, for what is programmed, given to virtual machines and brought back: nobody is given or offered one between its release and the success of its cleaning.
+"""A law of clean devices, for what is programmed, given to virtual machines and brought back:
+nobody is given or offered one between its release and the success of its cleaning.
 
-Cleaning and bringing back fail so many times, and processes die in the middle of their writes; the next one begins with the same journal. (GPUs' leftovers: `test_gpu_cleaning_laws`.)
+Cleaning and bringing back fail so many times, and processes die in the middle of their writes; the
+next one begins with the same journal. (GPUs' leftovers: `test_gpu_cleaning_laws`.)
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ class _Port(FileDflProgrammer):
 
 
 class _Card(_Faults):
-    """A DFL card: it is clean when its port was reset after its user and its region has the blank function."""
+    """A DFL card: it is clean when its port was reset after its user and its region has the blank
+    function.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.config = asking("matrix")[0]
@@ -126,7 +130,10 @@ class _Card(_Faults):
 
 
 class _WipingDriver(IntelDriver):
-    """The GPU driver that cleans besides, when its kernel driver has the function again; the wipe alone is the test's."""
+    """The GPU driver that cleans besides, when its kernel driver has the function again.
+
+    The wipe alone is the test's.
+    """
 
     def __init__(self, function: _Function, fate: Fate) -> None:
         super().__init__()
@@ -144,7 +151,9 @@ class _WipingDriver(IntelDriver):
 
 
 class _Function(_Faults):
-    """A PCI function that goes to VFIO and comes back: a GPU is clean when it was wiped after that, a NIC when its kernel driver has begun with it anew."""
+    """A PCI function that goes to VFIO and comes back: a GPU is clean when it was wiped after that,
+    a NIC when its kernel driver has begun with it anew.
+    """
 
     def __init__(self, folder: Path, kernel: KernelWrites, device_class: str) -> None:
         self._bench = PassthroughBench(folder / "machine", kernel, device_class)
@@ -163,7 +172,9 @@ class _Function(_Faults):
 
     def wipe(self) -> list[Reason]:
         """Wipe a GPU; why not."""
-        assert self._bench.drivers.driver_of(FIRST) == self._bench.own_driver, "a function was cleaned before it was back"
+        assert self._bench.drivers.driver_of(FIRST) == self._bench.own_driver, (
+            "a function was cleaned before it was back"
+        )
         if self.take_failure():
             return [Reason(code="wipe-failed", message="the wipe did not end")]
         self.is_stained = False
@@ -182,7 +193,10 @@ class _Function(_Faults):
         self._bench.kernel.settle()
 
     def write(self, switch: FunctionSwitch, file: str, write: Callable[[], None]) -> None:
-        """Have a process write one of the kernel's files; its own driver may refuse to take the function back."""
+        """Have a process write one of the kernel's files.
+
+        Its own driver may refuse to take the function back.
+        """
 
         def bind() -> None:
             if file == self._bind_file and self.take_refusal():
@@ -206,7 +220,9 @@ def _hardware(kind: str) -> Iterator[tuple[Hardware, Path]]:
             function = _Function(folder, kernel, kind.partition("-")[0])
             write = FunctionSwitch._write
             patch.setattr(
-                FunctionSwitch, "_write", lambda switch, file, text: function.write(switch, file, lambda: write(switch, file, text))
+                FunctionSwitch,
+                "_write",
+                lambda switch, file, text: function.write(switch, file, lambda: write(switch, file, text)),
             )
             yield function, folder / "journal"
 
@@ -224,7 +240,9 @@ KINDS = ["fpga-port", "gpu-passthrough", "nic-passthrough"]
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(15), deadline=None)
 @given(parts=st.lists(st.one_of(VISITS, st.lists(ACTS, max_size=4)), min_size=1, max_size=3))
-def test_device_is_given_and_offered_to_nobody_whose_cleaning_has_not_succeeded(kind: str, parts: list[list[tuple[str, int]]]) -> None:
+def test_device_is_given_and_offered_to_nobody_whose_cleaning_has_not_succeeded(
+    kind: str, parts: list[list[tuple[str, int]]]
+) -> None:
     """Whatever fails, and whoever dies; and once nothing fails any more, somebody gets it."""
     _play(kind, [act for part in parts for act in part])
 
@@ -238,7 +256,9 @@ def test_history_with_a_death_at_a_known_step_of_a_release_has_one(kind: str, st
 
 @pytest.mark.parametrize("kind", ["fpga-port", "gpu-passthrough"])
 def test_device_is_dirty_to_everybody_while_its_cleaning_fails(kind: str) -> None:
-    """The law looks at released devices that are not clean: here it does, and the other owner is refused."""
+    """The law looks at released devices that are not clean: here it does, and the other owner is
+    refused.
+    """
     history = _play(kind, [("come", 0), ("fail", 2), ("go", 0), ("come", 1), ("wait", 0)])
 
     assert history.dirty_seen >= 2

@@ -1,4 +1,6 @@
-"""The search for the fittest mask that all resources reach together equals trying all combinations of each, also with several kinds of memory at once."""
+"""The search for the fittest mask that all resources reach together equals trying all combinations
+of each, also with several kinds of memory at once.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ def test_search_finds_the_fittest_mask_that_trying_all_combinations_finds(
     """Of the wanted width, proved, and of smallest value or distance."""
     count, rules = case
     size = data.draw(st.integers(max(rule.combination_width or 0 for rule in rules), count))
-    rows = [[10 if node == other else 10 + (7 * (node + other) + node * other) % 13 for other in range(count)] for node in range(count)]
+    rows = [
+        [10 if node == other else 10 + (7 * (node + other) + node * other) % 13 for other in range(count)]
+        for node in range(count)
+    ]
     fit = fit_order(NodeSet.of(range(count)), rows if is_closest else ())
 
     combined = find_combined(rules, range(count), size, fit, is_closest=is_closest, budget=20_000)
@@ -74,7 +79,9 @@ def test_search_finds_the_fittest_mask_that_trying_all_combinations_finds(
 
 
 def test_search_goes_on_without_a_node_when_what_is_left_has_enough_of_each_kind() -> None:
-    """The cheapest node to leave out is kept: leaving it out takes from one kind of memory what two others would not."""
+    """The cheapest node to leave out is kept: leaving it out takes from one kind of memory what two
+    others would not.
+    """
     rows = [
         [(1, 3), (5, 3), (5, 0), (3, 0), (5, 2)],
         [(2, 3), (5, 1), (5, 0), (2, 2), (5, 0)],
@@ -85,7 +92,10 @@ def test_search_goes_on_without_a_node_when_what_is_left_has_enough_of_each_kind
                 MemoryNode(
                     id=node,
                     group=NodeSet(node),
-                    amounts={kind: MemoryAmount(allocatable=size, free=size) for kind, size in zip(KINDS, amounts, strict=True)},
+                    amounts={
+                        kind: MemoryAmount(allocatable=size, free=size)
+                        for kind, size in zip(KINDS, amounts, strict=True)
+                    },
                 )
                 for node, amounts in enumerate(row)
             ],

@@ -1,4 +1,6 @@
-"""Laws of the last door: whatever a device service answers, what is written for a container runtime is within the rights of its class."""
+"""Laws of the last door: whatever a device service answers, what is written for a container runtime
+is within the rights of its class.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ EDITS = st.one_of(
     st.builds(ContainerEdits, mounts=st.tuples(MOUNTS)),
     st.builds(ContainerEdits, annotations=st.dictionaries(NAMES, VALUES, max_size=1)),
 )
-ANSWERS = st.builds(Prepared, edits=st.dictionaries(st.just("acme-0"), EDITS, min_size=1), common=st.just(ContainerEdits()) | EDITS)
+ANSWERS = st.builds(
+    Prepared, edits=st.dictionaries(st.just("acme-0"), EDITS, min_size=1), common=st.just(ContainerEdits()) | EDITS
+)
 
 
 def texts_of(value: Any) -> list[str]:
@@ -98,7 +102,9 @@ def check_edits(edits: dict[str, Any]) -> None:
     for mount in edits.get("mounts", []):
         host = mount["hostPath"]
         assert posixpath.normpath(host) == host
-        assert is_below(host, "/run/acme") or (is_below(host, "/opt/acme") and "ro" in mount["options"] and "rw" not in mount["options"])
+        assert is_below(host, "/run/acme") or (
+            is_below(host, "/opt/acme") and "ro" in mount["options"] and "rw" not in mount["options"]
+        )
         assert mount["containerPath"] not in ("/", "/etc/ld.so.preload", "/proc", "/usr")
         assert set(mount["options"]) <= {"ro", "rw", "rbind", "bind", "nosuid"}
 
@@ -119,6 +125,8 @@ def test_rendered_file_is_within_the_rights_when_any_answer_comes(answer: Prepar
     except ContractError:
         raise AssertionError("what is allowed can be written") from None
 
-    assert not [text for text in texts_of(file) if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text)]
+    assert not [
+        text for text in texts_of(file) if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text)
+    ]
     for edits in (file.get("containerEdits", {}), *(device["containerEdits"] for device in file["devices"])):
         check_edits(edits)

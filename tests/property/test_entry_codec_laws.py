@@ -1,4 +1,6 @@
-"""Decoder and encoder that take over known entries, over whole histories of a ledger: each gives what the ordinary one gives, whatever came before."""
+"""Decoder and encoder that take over known entries, over whole histories of a ledger: each gives
+what the ordinary one gives, whatever came before.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,20 @@ HOLDINGS = st.builds(
     devices=st.dictionaries(st.sampled_from(["gpu", "nic"]), st.tuples(st.sampled_from(["a", "b"])), max_size=2),
     cpus=st.frozensets(st.integers(0, 9)).map(CpuSet.of),
 )
-ALLOCATIONS = st.builds(Allocation, owner=OWNERS, holdings=st.tuples(HOLDINGS), decision_id=st.sampled_from(["d1", "d2"]))
+ALLOCATIONS = st.builds(
+    Allocation, owner=OWNERS, holdings=st.tuples(HOLDINGS), decision_id=st.sampled_from(["d1", "d2"])
+)
 LEDGERS = st.builds(
     Holders,
     node=st.just("n"),
     sequence=st.integers(0, 9),
-    allocations=st.lists(ALLOCATIONS, max_size=5).map(lambda held: {allocation.owner.key: allocation for allocation in held}),
+    allocations=st.lists(ALLOCATIONS, max_size=5).map(
+        lambda held: {allocation.owner.key: allocation for allocation in held}
+    ),
 )
-SPOILS = st.none() | st.tuples(st.integers(0, 10_000), st.sampled_from([b"", b"}", b'"', b"0", b"\xff", b"[", b"9999999"]))
+SPOILS = st.none() | st.tuples(
+    st.integers(0, 10_000), st.sampled_from([b"", b"}", b'"', b"0", b"\xff", b"[", b"9999999"])
+)
 
 
 def spoil(data: bytes, by: tuple[int, bytes] | None) -> bytes:
@@ -42,8 +50,13 @@ def spoil(data: bytes, by: tuple[int, bytes] | None) -> bytes:
 
 @given(st.lists(st.tuples(LEDGERS, SPOILS), min_size=1, max_size=6))
 @settings(max_examples=examples(400))
-def test_each_value_is_read_as_the_ordinary_decoder_reads_it(history: list[tuple[Holders, tuple[int, bytes] | None]]) -> None:
-    """Values and errors are the ordinary decoder's. Of two good values in a row an entry is the same object exactly where it is equal."""
+def test_each_value_is_read_as_the_ordinary_decoder_reads_it(
+    history: list[tuple[Holders, tuple[int, bytes] | None]],
+) -> None:
+    """Values and errors are the ordinary decoder's.
+
+    Of two good values in a row an entry is the same object exactly where it is equal.
+    """
     decoder = EntryDecoder(Holders, "allocations")
     last: Holders | None = None
 
@@ -60,7 +73,9 @@ def test_each_value_is_read_as_the_ordinary_decoder_reads_it(history: list[tuple
         assert read == expected
         if isinstance(read, Holders) and last is not None and by is None:
             same = {key for key, allocation in read.allocations.items() if allocation is last.allocations.get(key)}
-            assert same == {key for key, allocation in read.allocations.items() if allocation == last.allocations.get(key)}
+            assert same == {
+                key for key, allocation in read.allocations.items() if allocation == last.allocations.get(key)
+            }
         if isinstance(read, Holders):
             last = read if by is None else None
 

@@ -1,4 +1,6 @@
-"""A law of clean GPUs: over any history of tenants, processes that stay, restarts of the service and of NVML, nobody is given a GPU that was not found clean."""
+"""A law of clean GPUs: over any history of tenants, processes that stay, restarts of the service
+and of NVML, nobody is given a GPU that was not found clean.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class _History:
         def pass_time(seconds: float) -> None:
             self._now_s += seconds
 
-        driver.leftovers = Leftovers(LeftoverSettings(wait_s=0.2), pauses=Pauses(now=lambda: self._now_s, sleep=pass_time))
+        driver.leftovers = Leftovers(
+            LeftoverSettings(wait_s=0.2), pauses=Pauses(now=lambda: self._now_s, sleep=pass_time)
+        )
         device = driver.discover(self.tree, read_machine(self.tree, "n1")).devices[0]
         self.device = device.name
         self.bench.driver, self.bench.tree, self.bench.devices = driver, self.tree, {device.name: device}
@@ -129,7 +133,8 @@ class _History:
         await self._life.aclose()
         self._life = AsyncExitStack()
         if self.is_silent:
-            # A service that starts without NVML finds GPUs by sysfs, and who has their nodes open by /proc: another history.
+            # A service that starts without NVML finds GPUs by sysfs, and who has their nodes
+            # open by /proc: another history.
             await self._answer("")
         await self._start()
 
@@ -144,7 +149,9 @@ class _History:
     def _write(self) -> None:
         processes = ((_PID, GIB),) if self.has_process else ()
         used = IDLE_BYTES + self.leaked_bytes + (GIB if self.has_process else 0)
-        self.library.set(self.address, processes=processes, used_bytes=used, error=pynvml.NVML_ERROR_UNKNOWN if self.is_silent else 0)
+        self.library.set(
+            self.address, processes=processes, used_bytes=used, error=pynvml.NVML_ERROR_UNKNOWN if self.is_silent else 0
+        )
 
 
 @settings(max_examples=examples(40), deadline=None)

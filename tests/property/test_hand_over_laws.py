@@ -1,4 +1,6 @@
-"""Laws of hand-over plans: whatever was handed over, and whatever a pod did to it, the way back leads to the state before."""
+"""Laws of hand-over plans: whatever was handed over, and whatever a pod did to it, the way back
+leads to the state before.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,19 @@ CONFIGS = st.builds(
         addresses=st.none() | ADDRESSES.map(tuple),
         up=st.none() | st.booleans(),
     ),
-    routes=st.sampled_from([(), (Route(destination="10.8.0.0/16", gateway="10.0.0.1"), Route(destination="10.0.0.1/32"))]),
+    routes=st.sampled_from(
+        [(), (Route(destination="10.8.0.0/16", gateway="10.0.0.1"), Route(destination="10.0.0.1/32"))]
+    ),
     rules=st.sampled_from([(), (Rule(source="10.0.0.0/24", table=100, priority=5),)]),
     sysctls=st.dictionaries(st.just(RP_FILTER), st.integers(0, 2)),
 )
 
 
 def after(state: InterfaceState, changes: tuple[Change, ...]) -> InterfaceState:
-    """The state after some changes, by the model; to the kernel a name that an interface has, as whichever, is not free."""
+    """The state after some changes, by the model.
+
+    To the kernel a name that an interface has, as whichever, is not free.
+    """
     for change in changes:
         given = {"name": [change.value], "add-names": change.value}.get(change.name, ())
         assert not {state.name, *state.alternative_names} & set(given), change
@@ -77,7 +84,10 @@ def after(state: InterfaceState, changes: tuple[Change, ...]) -> InterfaceState:
 def test_restore_leads_to_the_state_before_when_a_hand_over_was_cut_anywhere(
     before: InterfaceState, config: InterfaceConfig, data: Any
 ) -> None:
-    """After any number of its changes, the plan back ends at what was there; and planned again, there is nothing to do."""
+    """After any number of its changes, the plan back ends at what was there.
+
+    And planned again, there is nothing to do.
+    """
     changes = plan_hand_over(before, config, tag="topobus eth1")
     made = changes[: data.draw(st.integers(0, len(changes)))]
     now = after(before, made)
@@ -89,7 +99,9 @@ def test_restore_leads_to_the_state_before_when_a_hand_over_was_cut_anywhere(
 
 
 @given(STATES, STATES)
-def test_restore_leads_to_the_state_before_when_a_pod_did_anything_at_all(before: InterfaceState, changed: InterfaceState) -> None:
+def test_restore_leads_to_the_state_before_when_a_pod_did_anything_at_all(
+    before: InterfaceState, changed: InterfaceState
+) -> None:
     """Nothing that is found on the way back is taken for granted."""
     now = msgspec.structs.replace(changed, kind=before.kind)
 
@@ -98,7 +110,9 @@ def test_restore_leads_to_the_state_before_when_a_pod_did_anything_at_all(before
 
 @given(STATES, STATES, st.sets(NAMES))
 def test_restore_leaves_others_their_names(before: InterfaceState, changed: InterfaceState, taken: set[str]) -> None:
-    """It gets each of its names that nobody else has, and keeps the one that it came with where its own is another's."""
+    """It gets each of its names that nobody else has, and keeps the one that it came with where its
+    own is another's.
+    """
     now = msgspec.structs.replace(
         changed,
         name="tb7x0" if changed.name in taken else changed.name,
@@ -113,7 +127,10 @@ def test_restore_leaves_others_their_names(before: InterfaceState, changed: Inte
 
 @given(STATES, CONFIGS)
 def test_hand_over_is_in_the_order_that_the_kernel_needs(before: InterfaceState, config: InterfaceConfig) -> None:
-    """The mark first, the host's changes before the move and the pod's after it; routes without a gateway before those that go by them."""
+    """The mark first, the host's changes before the move and the pod's after it.
+
+    Routes without a gateway before those that go by them.
+    """
     changes = plan_hand_over(before, config, tag="topobus eth1")
     names = [change.name for change in changes]
 

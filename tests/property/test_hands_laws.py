@@ -1,4 +1,6 @@
-"""Laws of the hands, over any history of owners who come, use, soil and go, of restarts, and of dirt that sticks."""
+"""Laws of the hands, over any history of owners who come, use, soil and go, of restarts, and of
+dirt that sticks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
 
 OWNERS = [Owner(kind=OwnerKind.CLAIM, name=name, uid=f"u-{name}") for name in ("ada", "ben")]
-# An owner's time, with anything in between; by chance alone few histories would have a card that is soiled, left and wanted again.
+# An owner's time, with anything in between; by chance alone few histories would have a card that is
+# soiled, left and wanted again.
 VISITS = st.tuples(
     st.sampled_from(["come-0", "come-1"]),
     st.lists(st.sampled_from(["attach", "detach", "soil", "stick", "restart"]), max_size=4),
@@ -53,7 +56,10 @@ class _History:
 
     def check_somewhere(self) -> None:
         """The card is where the model has it, and nowhere else."""
-        assert (self.bench.inside(self.sandbox), self.bench.card("card-0") == {}) == (["net1"] if self.is_inside else [], self.is_inside)
+        assert (self.bench.inside(self.sandbox), self.bench.card("card-0") == {}) == (
+            ["net1"] if self.is_inside else [],
+            self.is_inside,
+        )
 
     async def _come(self, number: str) -> None:
         owner = OWNERS[int(number)]
@@ -122,8 +128,12 @@ class _History:
 
 @settings(max_examples=examples(100))
 @given(st.lists(VISITS, max_size=5))
-def test_nobody_gets_a_card_that_was_not_cleaned_when_owners_come_and_go(visits: list[tuple[str, list[str], str, list[str]]]) -> None:
-    """Whatever the history: a card is given clean or not at all, is in one place, and is as its maker delivered it when all have gone."""
+def test_nobody_gets_a_card_that_was_not_cleaned_when_owners_come_and_go(
+    visits: list[tuple[str, list[str], str, list[str]]],
+) -> None:
+    """Whatever the history: a card is given clean or not at all, is in one place, and is as its
+    maker delivered it when all have gone.
+    """
     acts = [act for come, use, leave, rest in visits for act in (come, *use, leave, *rest)]
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_History(Path(folder)).run(acts))

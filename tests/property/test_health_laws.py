@@ -41,7 +41,9 @@ def _walk(looks: list[tuple[list[Observation], int]]) -> list[DeviceHealth]:
 
 
 @given(looks=_looks)
-def test_health_never_allocatable_straight_from_unhealthy_when_anything_is_seen(looks: list[tuple[list[Observation], int]]) -> None:
+def test_health_never_allocatable_straight_from_unhealthy_when_anything_is_seen(
+    looks: list[tuple[list[Observation], int]],
+) -> None:
     """A device that was Unhealthy at one look is neither Healthy nor Degraded at the next."""
     walked = _walk(looks)
 
@@ -55,7 +57,9 @@ def test_health_is_deterministic_when_the_looks_are_the_same(looks: list[tuple[l
 
 
 @given(looks=_looks, seed=st.randoms(use_true_random=False))
-def test_health_ignores_order_when_observations_are_shuffled(looks: list[tuple[list[Observation], int]], seed: object) -> None:
+def test_health_ignores_order_when_observations_are_shuffled(
+    looks: list[tuple[list[Observation], int]], seed: object
+) -> None:
     """The order of observations within a look makes no difference."""
     shuffled = [(sorted(seen, key=lambda _: seed.random()), wait_s) for seen, wait_s in looks]  # type: ignore[attr-defined]
 
@@ -73,7 +77,9 @@ def test_silence_never_makes_unhealthy_when_it_was_not(looks: list[tuple[list[Ob
 
 @given(looks=_looks)
 def test_health_is_healthy_again_when_nothing_is_seen_for_long(looks: list[tuple[list[Observation], int]]) -> None:
-    """Whatever happened, a clean look, the longest hold and another clean look make a device Healthy, unless a sticky fault stands."""
+    """Whatever happened, a clean look, the longest hold and another clean look make a device
+    Healthy, unless a sticky fault stands.
+    """
     longest_s = int(_SETTINGS.hold_s * 2**_SETTINGS.flap_count) + 1
     end = _walk([*looks, ([], 1), ([], 1), ([], longest_s)])[-1]
 

@@ -1,4 +1,6 @@
-"""The merge on rules equals the merge on the lists behind them, by bitsets and by search, on machines small enough to list."""
+"""The merge on rules equals the merge on the lists behind them, by bitsets and by search, on
+machines small enough to list.
+"""
 
 from __future__ import annotations
 
@@ -54,21 +56,33 @@ simple_rules = rules(node_bits).filter(lambda rule: not rule.sockets)
 def walk(rule: HintRule) -> tuple[Hint, ...]:
     """Kubelet's walk over all sets of candidates: which touch enough, which of these are preferred."""
     nodes = [node for node in IDS if rule.candidates >> node & 1]
-    sets = [sum(1 << node for node in chosen) for size in range(1, len(nodes) + 1) for chosen in itertools.combinations(nodes, size)]
-    enough = [mask.bit_count() for mask in sets if sum(unit.total for unit in rule.units if unit.where & mask) >= rule.request]
+    sets = [
+        sum(1 << node for node in chosen)
+        for size in range(1, len(nodes) + 1)
+        for chosen in itertools.combinations(nodes, size)
+    ]
+    enough = [
+        mask.bit_count() for mask in sets if sum(unit.total for unit in rule.units if unit.where & mask) >= rule.request
+    ]
     narrowest = min(enough, default=len(nodes))
     most = -(-narrowest // max(len(nodes) // len(rule.sockets), 1)) if rule.sockets else -1
     return tuple(
-        Hint(NodeSet.from_bits(mask), mask.bit_count() == narrowest or sum(1 for socket in rule.sockets if socket & mask) == most)
+        Hint(
+            NodeSet.from_bits(mask),
+            mask.bit_count() == narrowest or sum(1 for socket in rule.sockets if socket & mask) == most,
+        )
         for mask in sets
-        if sum(unit.free for unit in rule.units if unit.where & mask) >= rule.request and all(must & mask for must in rule.musts)
+        if sum(unit.free for unit in rule.units if unit.where & mask) >= rule.request
+        and all(must & mask for must in rule.musts)
     )
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(rules())
 def test_rule_knows_what_kubelet_walks_when_asked_for_any_of_it(rule: HintRule) -> None:
-    """The list, membership, emptiness, width, single nodes, projections and the record all agree with a walk over all sets."""
+    """The list, membership, emptiness, width, single nodes, projections and the record all agree
+    with a walk over all sets.
+    """
     walked = walk(rule)
     masks = [hint.nodes.bits for hint in walked if hint.nodes is not None]
 
@@ -90,16 +104,24 @@ def test_rule_knows_what_kubelet_walks_when_asked_for_any_of_it(rule: HintRule) 
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), rules()), max_size=3), st.sampled_from(list(Policy)), st.booleans())
 def test_merge_of_rules_equals_kubelets_own_walk(
-    monkeypatch: pytest.MonkeyPatch, sums_limit: int, opinions: list[HintRule | None], policy: Policy, prefer_closest: bool
+    monkeypatch: pytest.MonkeyPatch,
+    sums_limit: int,
+    opinions: list[HintRule | None],
+    policy: Policy,
+    prefer_closest: bool,
 ) -> None:
-    """Merging rules gives what kubelet gets from the lists behind them, whichever way families are intersected."""
+    """Merging rules gives what kubelet gets from the lists behind them, whichever way families are
+    intersected.
+    """
     lists = [None if rule is None else walk(rule) for rule in opinions]
 
     with monkeypatch.context() as patch:
         patch.setattr(exact, "_SUMS_LIMIT", sums_limit)
         merged = merge_hints(opinions, MACHINE, policy, distances=DISTANCES, prefer_closest=prefer_closest)
 
-    assert (merged.hint, merged.is_admitted) == merge_by_permutations(lists, MACHINE, policy, DISTANCES, prefer_closest=prefer_closest)
+    assert (merged.hint, merged.is_admitted) == merge_by_permutations(
+        lists, MACHINE, policy, DISTANCES, prefer_closest=prefer_closest
+    )
     assert merged.is_exact
     assert policy in (Policy.NONE, Policy.SINGLE_NUMA_NODE) or merged.width == max(
         (min(len(hint.nodes or ()) for hint in hints) for hints in lists if hints), default=0
@@ -108,8 +130,12 @@ def test_merge_of_rules_equals_kubelets_own_walk(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(rules().filter(lambda rule: not rule.is_empty), min_size=1, max_size=4), st.booleans())
-def test_answer_is_as_wide_as_the_widest_need_when_rules_only_grow(opinions: list[HintRule], prefer_closest: bool) -> None:
-    """An answer that is not preferred has the target width, or is the whole window where that is narrower."""
+def test_answer_is_as_wide_as_the_widest_need_when_rules_only_grow(
+    opinions: list[HintRule], prefer_closest: bool
+) -> None:
+    """An answer that is not preferred has the target width, or is the whole window where that is
+    narrower.
+    """
     merged = merge_hints(opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest)
     window = MACHINE.bits
     for rule in opinions:
@@ -129,12 +155,16 @@ def test_search_equals_bitsets_when_there_were_too_many_nodes(
     opinions: list[HintRule],
     prefer_closest: bool,
 ) -> None:
-    """What very large machines use gives the same answers as what small ones use, and knows that it is exact."""
+    """What very large machines use gives the same answers as what small ones use, and knows that it
+    is exact.
+    """
     by_bitset = merge_hints(opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest)
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "BITSET_LIMIT", 0)
         patch.setattr(dispatch, "_ALWAYS_BITSET", 0)
-        by_search = merge_hints(opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest)
+        by_search = merge_hints(
+            opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest
+        )
 
     assert by_search.is_exact
     assert by_search.hint == by_bitset.hint
@@ -145,7 +175,9 @@ def test_search_equals_bitsets_when_there_were_too_many_nodes(
 def test_search_gives_right_hints_when_its_budget_ends(
     monkeypatch: pytest.MonkeyPatch, opinions: list[HintRule], prefer_closest: bool, budget: int
 ) -> None:
-    """On too many nodes an answer is one that all resources can serve, of the right width, and only a proved one is called exact."""
+    """On too many nodes an answer is one that all resources can serve, of the right width, and only
+    a proved one is called exact.
+    """
     opinions = [structs.replace(rule, sockets=()) for rule in opinions]
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "BITSET_LIMIT", 0)
@@ -170,7 +202,9 @@ def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None
     """A machine of equal nodes gets the lowest ids, proved, however many nodes it has."""
     everywhere = (1 << nodes) - 1
     cpus = HintRule(units=tuple(Unit(1 << node, 8, 8) for node in range(nodes)), request=12, candidates=everywhere)
-    gpus = HintRule(units=tuple(Unit(1 << node, 2, node % 2) for node in range(nodes)), request=3, candidates=everywhere)
+    gpus = HintRule(
+        units=tuple(Unit(1 << node, 2, node % 2) for node in range(nodes)), request=3, candidates=everywhere
+    )
 
     merged = merge_hints([cpus, gpus], NodeSet.from_bits(everywhere), Policy.BEST_EFFORT)
 
@@ -181,7 +215,9 @@ def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(2, 7), st.data())
-def test_closest_mask_is_found_without_looking_at_all(monkeypatch: pytest.MonkeyPatch, nodes: int, data: st.DataObject) -> None:
+def test_closest_mask_is_found_without_looking_at_all(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, data: st.DataObject
+) -> None:
     """Branch and bound gives the mask of least distance, and of equal ones that of smallest value."""
     ids = tuple(range(0, 3 * nodes, 3))
     rows = [[data.draw(st.sampled_from([10, 12, 20, 31])) for _ in ids] for _ in ids]
@@ -200,10 +236,16 @@ def test_closest_mask_is_found_without_looking_at_all(monkeypatch: pytest.Monkey
 
 
 def test_merge_refuses_when_many_nodes_hide_that_reuse_lies_elsewhere() -> None:
-    """A resource that must reuse what it has on node 0 prefers no set without node 0, also where too many sets exist to try each."""
+    """A resource that must reuse what it has on node 0 prefers no set without node 0, also where
+    too many sets exist to try each.
+    """
     everywhere = (1 << 40) - 1
-    reusing = HintRule(units=tuple(Unit(1 << node, 1, 1) for node in range(40)), request=5, candidates=everywhere, musts=(1,))
-    scarce = HintRule(units=tuple(Unit(1 << node, 1, int(node >= 35)) for node in range(40)), request=5, candidates=everywhere)
+    reusing = HintRule(
+        units=tuple(Unit(1 << node, 1, 1) for node in range(40)), request=5, candidates=everywhere, musts=(1,)
+    )
+    scarce = HintRule(
+        units=tuple(Unit(1 << node, 1, int(node >= 35)) for node in range(40)), request=5, candidates=everywhere
+    )
 
     merged = merge_hints([reusing, scarce], NodeSet.from_bits(everywhere), Policy.RESTRICTED)
 

@@ -10,7 +10,9 @@ ids = st.frozensets(st.integers(0, 300) | st.integers(0, 8191), max_size=40)
 
 @given(ids, ids)
 def test_idset_agrees_with_frozenset(first: frozenset[int], other: frozenset[int]) -> None:
-    """Union, intersection, difference, symmetric difference, inclusion and disjointness are those of frozenset."""
+    """Union, intersection, difference, symmetric difference, inclusion and disjointness are those
+    of frozenset.
+    """
     a, b = CpuSet.of(first), CpuSet.of(other)
 
     assert [set(a | b), set(a & b), set(a - b), set(a ^ b), a <= b, a.isdisjoint(b), len(a), bool(a)] == [

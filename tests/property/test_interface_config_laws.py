@@ -1,4 +1,6 @@
-"""Laws of an interface's configuration: reading answers with a value whatever it is given, and what it accepts it writes back equal."""
+"""Laws of an interface's configuration: reading answers with a value whatever it is given, and what
+it accepts it writes back equal.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,25 @@ from topobus.values.outcome import Refusal
 HEAD = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
 ANYTHING = st.recursive(
-    _LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4), max_leaves=12
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
 )
 TEXTS = st.sampled_from(
-    ["10.0.0.3/24", "fd00::3/64", "10.0.0.1", "fe80::1", "default", "10.9.0.0/16", "::/0", "net1", "a/b", "02:00:00:00:00:01", "", "802.1q"]
+    [
+        "10.0.0.3/24",
+        "fd00::3/64",
+        "10.0.0.1",
+        "fe80::1",
+        "default",
+        "10.9.0.0/16",
+        "::/0",
+        "net1",
+        "a/b",
+        "02:00:00:00:00:01",
+        "",
+        "802.1q",
+    ]
 ) | st.text(max_size=18)
 NUMBERS = st.integers(-1, 10) | st.integers(60, 5000) | st.integers()
 FIELD = TEXTS | NUMBERS | st.booleans() | ANYTHING
@@ -40,10 +57,18 @@ _INTERFACE = st.fixed_dictionaries(
 )
 _ROUTE = st.fixed_dictionaries(
     {"destination": TEXTS},
-    optional={"gateway": TEXTS, "source": TEXTS, "metric": NUMBERS, "table": NUMBERS, "scope": TEXTS, "onlink": st.booleans()},
+    optional={
+        "gateway": TEXTS,
+        "source": TEXTS,
+        "metric": NUMBERS,
+        "table": NUMBERS,
+        "scope": TEXTS,
+        "onlink": st.booleans(),
+    },
 )
 _RULE = st.fixed_dictionaries(
-    {"table": NUMBERS, "priority": NUMBERS}, optional={"from": TEXTS, "to": TEXTS, "family": st.sampled_from(["ipv4", "ipv6", "x"])}
+    {"table": NUMBERS, "priority": NUMBERS},
+    optional={"from": TEXTS, "to": TEXTS, "family": st.sampled_from(["ipv4", "ipv6", "x"])},
 )
 NEARLY_RIGHT = st.fixed_dictionaries(
     {},
@@ -54,7 +79,9 @@ NEARLY_RIGHT = st.fixed_dictionaries(
         "rules": st.lists(_RULE, max_size=3),
         "neighbours": st.lists(_object("address", "mac"), max_size=2),
         "sysctls": st.dictionaries(st.sampled_from(["net.ipv4.conf.IFNAME.rp_filter", "net.ipv4.ip_forward"]), NUMBERS),
-        "vf": _object("mac", "vlan", "qos", "vlanProtocol", "trust", "spoofCheck", "linkState", "minTxRate", "maxTxRate"),
+        "vf": _object(
+            "mac", "vlan", "qos", "vlanProtocol", "trust", "spoofCheck", "linkState", "minTxRate", "maxTxRate"
+        ),
         "share": _object("mode", "submode"),
         "rdma": _object("mode"),
         "cni": ANYTHING,
@@ -66,15 +93,23 @@ RIGHT = st.fixed_dictionaries(
         "interface": st.fixed_dictionaries(
             {},
             optional={
-                "name": st.from_regex(r"[a-z][a-z0-9._-]{0,13}", fullmatch=True).filter(lambda name: name not in ("lo", "all", "default")),
+                "name": st.from_regex(r"[a-z][a-z0-9._-]{0,13}", fullmatch=True).filter(
+                    lambda name: name not in ("lo", "all", "default")
+                ),
                 "mtu": st.integers(68, 65535),
                 "mac": st.from_regex(r"[0-9a-fA-F][02468aceACE](:[0-9a-f]{2}){4}:01", fullmatch=True),
-                "addresses": st.lists(st.integers(1, 254).map(lambda host: f"10.0.0.{host}/24"), max_size=3, unique=True),
+                "addresses": st.lists(
+                    st.integers(1, 254).map(lambda host: f"10.0.0.{host}/24"), max_size=3, unique=True
+                ),
                 "up": st.booleans(),
             },
         ),
-        "routes": st.lists(st.integers(0, 255).map(lambda net: {"destination": f"10.{net}.0.0/16"}), max_size=3, unique_by=str),
-        "vf": st.fixed_dictionaries({"vlan": st.integers(1, 4094)}, optional={"qos": st.integers(0, 7), "trust": st.booleans()}),
+        "routes": st.lists(
+            st.integers(0, 255).map(lambda net: {"destination": f"10.{net}.0.0/16"}), max_size=3, unique_by=str
+        ),
+        "vf": st.fixed_dictionaries(
+            {"vlan": st.integers(1, 4094)}, optional={"qos": st.integers(0, 7), "trust": st.booleans()}
+        ),
     },
 )
 
@@ -109,7 +144,9 @@ def test_reading_accepts_a_configuration_when_all_fields_are_right(fields: dict[
 
 
 @given(RIGHT, RIGHT)
-def test_reading_gives_the_claims_word_when_class_and_claim_write_one_field(of_class: dict[str, Any], of_claim: dict[str, Any]) -> None:
+def test_reading_gives_the_claims_word_when_class_and_claim_write_one_field(
+    of_class: dict[str, Any], of_claim: dict[str, Any]
+) -> None:
     """A claim refines: whatever of the interface it writes stands, and the class's word elsewhere."""
     answer = read_interface_config([{**HEAD, **of_class, "vf": None}, {**HEAD, **of_claim, "vf": None}])
 

@@ -1,4 +1,7 @@
-"""The ledger as a state machine: random placements, adoptions, releases, retries; nothing is ever held twice, and a release undoes."""
+"""The ledger as a state machine: random placements, adoptions, releases, retries.
+
+Nothing is ever held twice, and a release undoes.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +55,27 @@ class LedgerMachine(RuleBasedStateMachine):
     def _op(self) -> str:
         return f"op-{self.count}"
 
-    @rule(target=done, name=NAMES, cpus=st.integers(0, 20), gpus=st.integers(0, 4), phase=st.sampled_from(list(AllocationPhase)))
+    @rule(
+        target=done,
+        name=NAMES,
+        cpus=st.integers(0, 20),
+        gpus=st.integers(0, 4),
+        phase=st.sampled_from(list(AllocationPhase)),
+    )
     def place(self, name: str, cpus: int, gpus: int, phase: AllocationPhase) -> tuple[str, str]:
         """Place a pod on what the ledger leaves free."""
         request = pod(name, container(cpus=cpus, **({"gpu": gpus} if gpus else {})))
         outcome = place(with_ledger(dgx(), self.ledger), request)
         if isinstance(outcome, Placement):
             return self._apply(
-                transitions.reserve(self.ledger, op_id=self._op, request=request, placement=outcome, decision_id="d", phase=phase)
+                transitions.reserve(
+                    self.ledger, op_id=self._op, request=request, placement=outcome, decision_id="d", phase=phase
+                )
             )
         return self._apply(
-            transitions.record_refusal(self.ledger, op_id=self._op, verb="place", owner=request.owner, decision_id="d", refusal=outcome)
+            transitions.record_refusal(
+                self.ledger, op_id=self._op, verb="place", owner=request.owner, decision_id="d", refusal=outcome
+            )
         )
 
     @rule(target=done, name=NAMES, gpus=GPUS, cpu=st.integers(0, 223))
@@ -70,7 +83,9 @@ class LedgerMachine(RuleBasedStateMachine):
         """Write down kubelet's choice; only a pod's or a claim's holding may refuse it."""
         wanted = {"gpu": tuple(gpus), "cpu": (f"cpu-{cpu}",)}
         before = self.ledger
-        outcome = transitions.adopt(before, Adoption(owner=kubelet(name), devices=wanted), op_id=self._op, decision_id="d")
+        outcome = transitions.adopt(
+            before, Adoption(owner=kubelet(name), devices=wanted), op_id=self._op, decision_id="d"
+        )
         if isinstance(outcome, Refusal):
             held = {
                 name
@@ -80,18 +95,27 @@ class LedgerMachine(RuleBasedStateMachine):
                 for name in h.devices.get("gpu", ())
             }
             cpus = [
-                h.cpus for allocation in before.allocations.values() if allocation.owner.kind is OwnerKind.POD for h in allocation.holdings
+                h.cpus
+                for allocation in before.allocations.values()
+                if allocation.owner.kind is OwnerKind.POD
+                for h in allocation.holdings
             ]
             assert held & gpus or any(cpu in cpu_set for cpu_set in cpus)
             return self._apply(
-                transitions.record_refusal(before, op_id=self._op, verb="adopt", owner=kubelet(name), decision_id="d", refusal=outcome)
+                transitions.record_refusal(
+                    before, op_id=self._op, verb="adopt", owner=kubelet(name), decision_id="d", refusal=outcome
+                )
             )
         assert set(outcome.ledger.allocations[kubelet(name).key].holdings[0].devices["gpu"]) == gpus
         return self._apply(outcome)
 
     @rule(target=done, name=NAMES, gpus=GPUS, shares=GPUS, has_shares=st.booleans())
     def prepare(self, name: str, gpus: frozenset[str], shares: frozenset[str], *, has_shares: bool) -> object:
-        """A claim's devices are prepared: only when no other owner, of whichever door, holds one of them; shares bear each other, and nothing else."""
+        """A claim's devices are prepared: only when no other owner, of whichever door, holds one of
+        them.
+
+        Shares bear each other, and nothing else.
+        """
         by_share = gpus & shares if has_shares else frozenset[str]()
         others = {
             (gpu, gpu in h.shared.get("gpu", ()))
@@ -106,7 +130,9 @@ class LedgerMachine(RuleBasedStateMachine):
             op_id=self._op,
             decision_id="d",
         )
-        assert isinstance(step, Refusal) == any(gpu in gpus and not (is_share and gpu in by_share) for gpu, is_share in others)
+        assert isinstance(step, Refusal) == any(
+            gpu in gpus and not (is_share and gpu in by_share) for gpu, is_share in others
+        )
         if isinstance(step, Refusal):
             return multiple()
         assert step.ledger.allocations[claim(name).key].is_prepared
@@ -114,10 +140,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=done, name=NAMES, is_undone=st.booleans(), keeps_devices=st.booleans())
     def release_claim(self, name: str, *, is_undone: bool, keeps_devices: bool) -> object:
-        """What is prepared stays held, whoever asks, until it is undone; then it goes, or stays without the mark."""
+        """What is prepared stays held, whoever asks, until it is undone.
+
+        Then it goes, or stays without the mark.
+        """
         key, before = claim(name).key, self.ledger.allocations
         step = transitions.release(
-            self.ledger, op_id=self._op, owner=claim(name), decision_id="d", is_undone=is_undone, keeps_devices=keeps_devices
+            self.ledger,
+            op_id=self._op,
+            owner=claim(name),
+            decision_id="d",
+            is_undone=is_undone,
+            keeps_devices=keeps_devices,
         )
         is_prepared = key in before and before[key].is_prepared
         assert isinstance(step, Refusal) == (is_prepared and not is_undone)
@@ -148,7 +182,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if not isinstance(outcome, Placement):
             return multiple()
         before = self.ledger.allocations
-        first = self._apply(transitions.reserve(self.ledger, op_id=self._op, request=request, placement=outcome, decision_id="d"))
+        first = self._apply(
+            transitions.reserve(self.ledger, op_id=self._op, request=request, placement=outcome, decision_id="d")
+        )
         second = self._apply(transitions.release(self.ledger, op_id=self._op, owner=request.owner, decision_id="d"))
         assert self.ledger.allocations == before
         return multiple(first, second)
@@ -167,14 +203,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(operation=done)
     def retry(self, operation: tuple[str, str]) -> None:
-        """A known operation gives its record again and changes nothing, whatever is asked under its id."""
+        """A known operation gives its record again and changes nothing, whatever is asked under its
+        id.
+        """
         op_id, _ = operation
         record = self.ledger.operations.get(op_id)
         if record is None:
             return
         for step in (
             transitions.release(self.ledger, op_id=op_id, owner=owner("a"), decision_id="other"),
-            transitions.adopt(self.ledger, Adoption(owner=kubelet("z"), devices={"gpu": ("gpu-0",)}), op_id=op_id, decision_id="other"),
+            transitions.adopt(
+                self.ledger, Adoption(owner=kubelet("z"), devices={"gpu": ("gpu-0",)}), op_id=op_id, decision_id="other"
+            ),
         ):
             assert isinstance(step, Step)
             assert step.is_repeat
@@ -204,7 +244,9 @@ class LedgerMachine(RuleBasedStateMachine):
             holds: dict[str, list[bool]] = {}
             for allocation in self.ledger.allocations.values():
                 for gpu, is_share in {
-                    (gpu, gpu in h.shared.get("gpu", ())) for h in allocation.holdings for gpu in h.devices.get("gpu", ())
+                    (gpu, gpu in h.shared.get("gpu", ()))
+                    for h in allocation.holdings
+                    for gpu in h.devices.get("gpu", ())
                 }:
                     holds.setdefault(gpu, []).append(is_share)
             assert all(len(shares) == 1 or all(shares) for shares in holds.values())

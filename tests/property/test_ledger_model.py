@@ -1,7 +1,9 @@
-"""The topology service against a store that loses, delays, repeats and reorders, as a state machine beside a simple model of who holds what.
+"""The topology service against a store that loses, delays, repeats and reorders, as a state machine
+beside a simple model of who holds what.
 
-Two instances of the real service (book, answers, announcer) share one bus in memory. Operations are delivered in any order, any number of times,
-to either instance; each step of the store may time out before or after it has happened, or kill the instance. Somebody who is no instance writes ledgers of
+Two instances of the real service (book, answers, announcer) share one bus in memory. Operations are
+delivered in any order, any number of times, to either instance; each step of the store may time out
+before or after it has happened, or kill the instance. Somebody who is no instance writes ledgers of
 his own making into the store, whatever the service is doing. The model knows only effects.
 """
 
@@ -47,9 +49,20 @@ NODE = "demo-node"
 EXPIRE_S = 60.0
 FACTS = dgx_facts()
 
-# What befalls one step of the store: nothing, a time-out before or after it happened, death before or after.
+# What befalls one step of the store: nothing, a time-out before or after it
+# happened, death before or after.
 FATES = st.lists(
-    st.sampled_from([None, None, None, Unconfirmed(is_done=False), Unconfirmed(is_done=True), Dies(is_done=False), Dies(is_done=True)]),
+    st.sampled_from(
+        [
+            None,
+            None,
+            None,
+            Unconfirmed(is_done=False),
+            Unconfirmed(is_done=True),
+            Dies(is_done=False),
+            Dies(is_done=True),
+        ]
+    ),
     max_size=3,
 )
 # Reading the newest events never fails here, for the announcer would wait in real time.
@@ -100,7 +113,10 @@ class Store:
 
     def events(self) -> list[str]:
         """Give the ids of all decisions that were told of."""
-        return [decode(stored.data, DecisionEvent).id for stored in self.server.streams[str(DECISION.stream)].messages.values()]
+        return [
+            decode(stored.data, DecisionEvent).id
+            for stored in self.server.streams[str(DECISION.stream)].messages.values()
+        ]
 
     async def forge(self, data: bytes) -> None:
         """Write the key as somebody who is no instance."""
@@ -145,7 +161,9 @@ def _with_one_more(ledger: Ledger) -> Ledger:
 
 # What somebody who is no topology service may write over a ledger.
 FORGERS: dict[str, Callable[[Ledger], bytes]] = {
-    "empty-of-a-later-epoch": lambda ledger: encode(Ledger(node=NODE, epoch=ledger.epoch + 50, sequence=ledger.sequence + 100)),
+    "empty-of-a-later-epoch": lambda ledger: encode(
+        Ledger(node=NODE, epoch=ledger.epoch + 50, sequence=ledger.sequence + 100)
+    ),
     "without-owners": lambda ledger: encode(_without_owners(ledger, epoch=ledger.epoch + 1)),
     "without-owners-in-place": lambda ledger: encode(_without_owners(ledger)),
     "without-owners-far-ahead": lambda ledger: encode(_without_owners(ledger, sequence=ledger.sequence + 1000)),
@@ -157,7 +175,8 @@ FORGERS: dict[str, Callable[[Ledger], bytes]] = {
     "of-an-earlier-time": lambda _ledger: encode(Ledger(node=NODE)),
     "unchanged-but-later": lambda ledger: encode(structs.replace(ledger, epoch=ledger.epoch + 3)),
 }
-# A forgery may claim an epoch so far ahead and be answered with the next one; what claims more is not followed.
+# A forgery may claim an epoch so far ahead and be answered with the next one;
+# what claims more is not followed.
 EPOCHS_A_FORGERY = 1025
 
 
@@ -169,13 +188,20 @@ def kubelet(name: str) -> Owner:
 def units_of(allocation: Allocation) -> Units:
     """All that an owner holds."""
     return frozenset(
-        {(device_class, name) for holding in allocation.holdings for device_class, names in holding.devices.items() for name in names}
+        {
+            (device_class, name)
+            for holding in allocation.holdings
+            for device_class, names in holding.devices.items()
+            for name in names
+        }
         | {("cpu", str(cpu)) for holding in allocation.holdings for cpu in holding.cpus}
     )
 
 
 class LedgerModel(RuleBasedStateMachine):
-    """Drives the service; `sent` holds operations that are under way, `answered` those whose answer has arrived."""
+    """Drives the service; `sent` holds operations that are under way, `answered` those whose answer
+    has arrived.
+    """
 
     sent: Bundle[tuple[str, Any]] = Bundle("sent")
 
@@ -263,7 +289,11 @@ class LedgerModel(RuleBasedStateMachine):
                     for name, devices in container_placement.devices.items()
                     for device in devices
                 }
-                | {("cpu", str(cpu)) for container_placement in record.outcome.containers for cpu in container_placement.cpus}
+                | {
+                    ("cpu", str(cpu))
+                    for container_placement in record.outcome.containers
+                    for cpu in container_placement.cpus
+                }
             )
             self.holds[record.owner_key] = (units, ledger.allocations[record.owner_key].phase)
         else:
@@ -285,10 +315,16 @@ class LedgerModel(RuleBasedStateMachine):
         request = pod(name, container(cpus=cpus, **({"gpu": gpus} if gpus else {})))
         return self._new(lambda op_id: PlaceRequest(op_id=op_id, pod=request, is_reservation=is_reservation))
 
-    @rule(target=sent, name=NAMES, gpus=st.frozensets(st.sampled_from([f"gpu-{index}" for index in range(8)]), min_size=1, max_size=2))
+    @rule(
+        target=sent,
+        name=NAMES,
+        gpus=st.frozensets(st.sampled_from([f"gpu-{index}" for index in range(8)]), min_size=1, max_size=2),
+    )
     def ask_to_adopt(self, name: str, gpus: frozenset[str]) -> tuple[str, Any]:
         """Kubelet has decided."""
-        return self._new(lambda op_id: AdoptRequest(op_id=op_id, owner=kubelet(name), devices={"gpu": tuple(sorted(gpus))}))
+        return self._new(
+            lambda op_id: AdoptRequest(op_id=op_id, owner=kubelet(name), devices={"gpu": tuple(sorted(gpus))})
+        )
 
     @rule(target=sent, name=NAMES, is_pod=st.booleans())
     def ask_to_release(self, name: str, is_pod: bool) -> tuple[str, Any]:
@@ -302,14 +338,26 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule(operation=sent, which=st.integers(0, 1), fates=FATES)
     def deliver(self, operation: tuple[str, Any], which: int, fates: list[Fate | None]) -> None:
-        """Any operation arrives, for the first time or again, early or late; the same operation gives the same answer, or says what became of it."""
+        """Any operation arrives, for the first time or again, early or late.
+
+        The same operation gives the same answer, or says what became of it.
+        """
         op_id, request = operation
-        verbs: dict[type, str] = {PlaceRequest: "place", AdoptRequest: "adopt", ReleaseRequest: "release", CommitRequest: "commit"}
+        verbs: dict[type, str] = {
+            PlaceRequest: "place",
+            AdoptRequest: "adopt",
+            ReleaseRequest: "release",
+            CommitRequest: "commit",
+        }
         reply = self._on(which, lambda instance: getattr(instance.answers, verbs[type(request)])(request), fates)
         if reply is None:
             return
         answer = (
-            reply.devices if isinstance(request, ReleaseRequest) else reply.refusal if isinstance(request, CommitRequest) else reply.result
+            reply.devices
+            if isinstance(request, ReleaseRequest)
+            else reply.refusal
+            if isinstance(request, CommitRequest)
+            else reply.result
         )
         codes = [reason.code for reason in answer.reasons] if isinstance(answer, Refusal) else []
         if codes == ["released-since"]:
@@ -367,7 +415,11 @@ class LedgerModel(RuleBasedStateMachine):
         is_start=st.booleans(),
     )
     def forge(self, which: int, forger: str, fates: list[Fate | None], is_start: bool) -> None:
-        """Somebody else writes the key; an instance, whatever it knew or freshly started, puts back what was answered when it has looked."""
+        """Somebody else writes the key.
+
+        An instance, whatever it knew or freshly started, puts back what
+        was answered when it has looked.
+        """
         if not self.store.has_ledger:
             return
         before = self.store.ledger()
@@ -375,7 +427,8 @@ class LedgerModel(RuleBasedStateMachine):
         self.forgeries += 1
         if is_start:
             self.instances[which] = Instance(self.store, self.clock)
-        # A look that fails changes nothing of what was forged or mends it; the next one, which nothing befalls, has mended it.
+        # A look that fails changes nothing of what was forged or mends it; the next one, which
+        # nothing befalls, has mended it.
         if fates:
             self.store.fates = list(fates)
             with contextlib.suppress(PeerUnavailable):
@@ -393,7 +446,9 @@ class LedgerModel(RuleBasedStateMachine):
             return
         ledger = self.store.ledger()
         check_holders(ledger)
-        assert {key: (units_of(allocation), allocation.phase) for key, allocation in ledger.allocations.items()} == self.holds
+        assert {
+            key: (units_of(allocation), allocation.phase) for key, allocation in ledger.allocations.items()
+        } == self.holds
         assert ledger.sequence == len(self.applied)
         assert ledger.epoch <= 1 + EPOCHS_A_FORGERY * self.forgeries
 

@@ -1,4 +1,6 @@
-"""Laws of the linearizability checker: on any small history it says what trying all orders says, and a ledger with a defect does not pass it."""
+"""Laws of the linearizability checker: on any small history it says what trying all orders says,
+and a ledger with a defect does not pass it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ ACTIONS = st.builds(
     st.sampled_from((*OWNERS, FREE)),
     st.sampled_from([frozenset[str](), frozenset({"a"})]),
 )
-# Calls and ends of up to six operations in any order; an operation whose end is not drawn is of unknown outcome.
+# Calls and ends of up to six operations in any order; an operation whose end is
+# not drawn is of unknown outcome.
 EVENTS = st.lists(st.tuples(st.integers(0, 5), ACTIONS), min_size=1, max_size=11)
 Event = tuple[bool, int, DeviceAction]
 
@@ -92,7 +95,9 @@ def _runs(actions: list[DeviceAction]) -> bool:
 @given(drawn=EVENTS)
 @settings(max_examples=examples(200))
 def test_checker_says_what_all_orders_say_when_the_history_is_small(drawn: list[tuple[int, DeviceAction]]) -> None:
-    """It accepts every linearizable history and no other one, also with operations of unknown outcome."""
+    """It accepts every linearizable history and no other one, also with operations of unknown
+    outcome.
+    """
     events = events_of(drawn)
 
     assert checked(events) == tried(events)
@@ -105,9 +110,13 @@ def test_forgotten_operation_has_happened_before_or_never_when_a_history_goes_on
 ) -> None:
     """After all unknown operations are forgotten, a look sees a state that some order leads to."""
     events = events_of(drawn)
-    unknown = {number for is_call, number, _ in events if is_call} - {number for is_call, number, _ in events if not is_call}
+    unknown = {number for is_call, number, _ in events if is_call} - {
+        number for is_call, number, _ in events if not is_call
+    }
     history: History[str, DeviceAction] = History(FREE, device_step, is_look)
-    is_good = all(history.call(number, action) is None if is_call else history.end(number) for is_call, number, action in events)
+    is_good = all(
+        history.call(number, action) is None if is_call else history.end(number) for is_call, number, action in events
+    )
     if not is_good:
         return
     for number in unknown:
@@ -119,7 +128,9 @@ def test_forgotten_operation_has_happened_before_or_never_when_a_history_goes_on
 
 
 class SmallLedger:
-    """A ledger as a handful of dictionaries, with the rules of the real one, and on demand with a defect."""
+    """A ledger as a handful of dictionaries, with the rules of the real one, and on demand with a
+    defect.
+    """
 
     def __init__(self, defect: str) -> None:
         self.held: dict[str, tuple[Owner, str, frozenset[str]]] = {}
@@ -139,7 +150,9 @@ class SmallLedger:
     def _read(self, _draft: Draft, _chance: random.Random) -> Holders:
         held = self.older[max(0, len(self.older) - 30)] if self.defect == "reads-old" else self.held
         allocations = {
-            key: Allocation(owner=owner, phase=AllocationPhase(phase), holdings=(Holding(devices={"gpu": tuple(sorted(names))}),))
+            key: Allocation(
+                owner=owner, phase=AllocationPhase(phase), holdings=(Holding(devices={"gpu": tuple(sorted(names))}),)
+            )
             for key, (owner, phase, names) in held.items()
         }
         return Holders(node="n", allocations=allocations)
@@ -151,22 +164,34 @@ class SmallLedger:
 
     def _place(self, draft: Draft, chance: random.Random) -> PlaceReply:
         key = draft.owner.key
-        free = sorted({f"gpu-{number}" for number in range(12)} - {name for _, _, held in self.held.values() for name in held})
+        free = sorted(
+            {f"gpu-{number}" for number in range(12)} - {name for _, _, held in self.held.values() for name in held}
+        )
         names = draft.names or frozenset(chance.sample(free, min(2, len(free))))
-        code = "already-placed" if key in self.held else "not-enough-devices" if not names or self._holders(names, key) else ""
+        code = (
+            "already-placed"
+            if key in self.held
+            else "not-enough-devices"
+            if not names or self._holders(names, key)
+            else ""
+        )
         if code:
             return PlaceReply(decision_id="d", node="n", result=Refusal(reasons=(Reason(code=code, message=""),)))
         assert isinstance(draft.request, PlaceRequest)
         phase = "reserved" if draft.request.is_reservation and self.defect != "keeps-reservations" else "committed"
         self.held[key] = (draft.owner, phase, names)
-        placed = ContainerPlacement(name="main", alignment=Hint(None, preferred=False), devices={"gpu": tuple(sorted(names))})
+        placed = ContainerPlacement(
+            name="main", alignment=Hint(None, preferred=False), devices={"gpu": tuple(sorted(names))}
+        )
         return PlaceReply(decision_id="d", node="n", result=Placement(containers=(placed,)))
 
     def _adopt(self, draft: Draft, _chance: random.Random) -> AdoptReply:
         key = draft.owner.key
         others = self._holders(draft.names, key)
         live = {
-            other: both for other, both in others.items() if not self.held[other][0].kind is draft.owner.kind is OwnerKind.DEVICE_PLUGIN
+            other: both
+            for other, both in others.items()
+            if not self.held[other][0].kind is draft.owner.kind is OwnerKind.DEVICE_PLUGIN
         }
         if live:
             reasons = tuple(
@@ -203,7 +228,10 @@ class SmallLedger:
 
 
 def run(seed: int, defect: str, *, count: int = 800, workers: int = 6) -> Histories:
-    """Let workers ask a small ledger in a random order of calls, moments and returns; some ask twice, some answers are lost for good."""
+    """Let workers ask a small ledger in a random order of calls, moments and returns.
+
+    Some ask twice, some answers are lost for good.
+    """
     chance = random.Random(seed)
     owners = owner_keys(workers)
     ledger, histories = SmallLedger(defect), Histories(owners)
@@ -236,13 +264,24 @@ def run(seed: int, defect: str, *, count: int = 800, workers: int = 6) -> Histor
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=examples(5))
 def test_history_passes_when_the_ledger_is_right(seed: int) -> None:
-    """Whatever the order of calls and returns, with answers that are asked for twice and answers that are lost."""
+    """Whatever the order of calls and returns, with answers that are asked for twice and answers
+    that are lost.
+    """
     assert run(seed, "").violation is None
 
 
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize(
-    "defect", ["two-owners", "forgets-releases", "loses-another", "forgets-answers", "reads-old", "hides-displaced", "keeps-reservations"]
+    "defect",
+    [
+        "two-owners",
+        "forgets-releases",
+        "loses-another",
+        "forgets-answers",
+        "reads-old",
+        "hides-displaced",
+        "keeps-reservations",
+    ],
 )
 def test_history_does_not_pass_when_the_ledger_has_a_defect(defect: str, seed: int) -> None:
     """Each of these is found within 800 operations, for each seed."""
@@ -252,7 +291,10 @@ def test_history_does_not_pass_when_the_ledger_has_a_defect(defect: str, seed: i
 
 
 def test_two_owners_are_told_when_one_value_of_the_ledger_has_them() -> None:
-    """A device and a CPU that two owners hold are named; a device of which both have a share is not."""
+    """A device and a CPU that two owners hold are named.
+
+    A device of which both have a share is not.
+    """
     first, second = (Owner(kind=OwnerKind.CLAIM, name=name, uid=name) for name in "ab")
     holding = Holding(devices={"gpu": ("gpu-1",), "nic": ("nic-0",)}, shared={"nic": ("nic-0",)}, cpus=CpuSet(3, 4))
     whole = structs.replace(holding, devices={"gpu": ("gpu-1",)}, shared={}, cpus=CpuSet(4))
@@ -262,7 +304,10 @@ def test_two_owners_are_told_when_one_value_of_the_ledger_has_them() -> None:
         return double_holdings(
             Holders(
                 node="n",
-                allocations={"a": Allocation(owner=first, holdings=(holding,)), "b": Allocation(owner=second, holdings=(other,))},
+                allocations={
+                    "a": Allocation(owner=first, holdings=(holding,)),
+                    "b": Allocation(owner=second, holdings=(other,)),
+                },
             )
         )
 

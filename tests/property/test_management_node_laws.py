@@ -1,4 +1,6 @@
-"""Laws of FPGAs: whatever a claim asks for, no container gets a management node, and no card is programmed under a user; the gateway refuses a management node that a driver gave."""
+"""Laws of FPGAs: whatever a claim asks for, no container gets a management node, and no card is
+programmed under a user; the gateway refuses a management node that a driver gave.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ asked_claims = st.builds(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A machine with a card of each maker, of which Intel's has two ports by the hardware, and a store for both."""
+    """A machine with a card of each maker, of which Intel's has two ports by the hardware, and a
+    store for both.
+    """
     folder = tmp_path_factory.mktemp("management")
     dfl_machine(folder / "machine")
     add(folder / "store", gbs(), "matrix", ("team-a",))
@@ -77,7 +81,9 @@ def calls(root: Path) -> list[str]:
 @settings(max_examples=examples(60), deadline=None)
 @given(history=st.lists(asked_claims, min_size=1, max_size=4))
 def test_no_container_gets_a_management_node(root: Path, history: list[Asked]) -> None:
-    """Cards are programmed, blanked, refused and given in any order: what a container gets are ports and render nodes."""
+    """Cards are programmed, blanked, refused and given in any order: what a container gets are
+    ports and render nodes.
+    """
     tree = Tree(HardwareSettings(root=str(root)))
     for driver in (IntelDflDriver(FileDflProgrammer(root)), XilinxDriver(FileXrtProgrammer(root))):
         for number, asked in enumerate(history):
@@ -88,7 +94,9 @@ def test_no_container_gets_a_management_node(root: Path, history: list[Asked]) -
             devices = driver.discover(tree, read_machine(tree, "n")).devices
             owner = Owner(kind=OwnerKind.CLAIM, namespace=asked.namespace, name="c", uid=f"u{number}")
             config: tuple[dict[str, Any], ...] = (
-                ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": asked.function},) if asked.function else ()
+                ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": asked.function},)
+                if asked.function
+                else ()
             )
             names = frozenset(device.name for device in devices)
             context = PrepareContext(
@@ -102,7 +110,9 @@ def test_no_container_gets_a_management_node(root: Path, history: list[Asked]) -
             answer = driver.prepare(tree, devices, context)
             edits = answer.work() if isinstance(answer, LongWork) else answer
 
-            assert len(calls(root)) == before or not (asked.is_shared or asked.looks_only), "a card was programmed under a user"
+            assert len(calls(root)) == before or not (asked.is_shared or asked.looks_only), (
+                "a card was programmed under a user"
+            )
             assert len(calls(root)) == before or asked.can_program
             assert devices, "the machine has a card of each maker"
             assert all(device.role is not DeviceRole.MANAGEMENT for device in devices)
@@ -114,7 +124,10 @@ def test_no_container_gets_a_management_node(root: Path, history: list[Asked]) -
 
 @pytest.mark.parametrize("path", ["/dev/dfl-fme.0", "/dev/xclmgmt15104", "/dev/xfpga/icap.m15104"])
 def test_gateway_refuses_a_management_node_whoever_gives_it(path: str) -> None:
-    """A driver that is wrong, or an answer that is forged, ends at the last door; an operator's setting alone can open it."""
+    """A driver that is wrong, or an answer that is forged, ends at the last door.
+
+    An operator's setting alone can open it.
+    """
     answer = Prepared(edits={"fpga-0": ContainerEdits(device_nodes=(DeviceNode(path=path),))})
 
     refusal = refuse_forbidden("fpga", answer, RIGHTS)

@@ -1,4 +1,6 @@
-"""The memory policy's rule against kubelet's own walk over all masks, alone and merged with other resources."""
+"""The memory policy's rule against kubelet's own walk over all masks, alone and merged with other
+resources.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,19 @@ def walk(nodes: list[MemoryNode], request: dict[str, int], reusable: dict[NodeSe
             if size > 1 and any(node.assignments and (len(node.group) == 1 or node.group != mask) for node in chosen):
                 continue
             left = reusable.get(mask, {})
-            if all(sum(node.amounts[kind].free for node in chosen) + left.get(kind, 0) >= wanted for kind, wanted in request.items()):
+            if all(
+                sum(node.amounts[kind].free for node in chosen) + left.get(kind, 0) >= wanted
+                for kind, wanted in request.items()
+            ):
                 feasible.append(mask)
     return tuple(Hint(mask, len(mask) == smallest) for mask in feasible)
 
 
 @st.composite
 def memory_states(draw: st.DrawFn) -> tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]]:
-    """Nodes with groups (contradictory ones, too), a request of one or two kinds, and something to reuse now and then."""
+    """Nodes with groups (contradictory ones, too), a request of one or two kinds, and something to
+    reuse now and then.
+    """
     kinds = draw(st.sampled_from([("memory",), ("memory", "hugepages-2Mi")]))
     ids = draw(st.lists(st.sampled_from(IDS), min_size=1, max_size=5, unique=True).map(sorted))
     groups = [NodeSet.of(draw(st.sets(st.sampled_from(ids), min_size=1))) for _ in range(2)]
@@ -59,7 +66,10 @@ def memory_states(draw: st.DrawFn) -> tuple[list[MemoryNode], dict[str, int], di
                 id=node,
                 assignments=draw(st.integers(0, 1)),
                 group=group,
-                amounts={kind: MemoryAmount(allocatable=size, free=draw(st.integers(0, size))) for kind, size in sizes.items()},
+                amounts={
+                    kind: MemoryAmount(allocatable=size, free=draw(st.integers(0, size)))
+                    for kind, size in sizes.items()
+                },
             )
         )
     reusable = {}
@@ -70,8 +80,12 @@ def memory_states(draw: st.DrawFn) -> tuple[list[MemoryNode], dict[str, int], di
 
 @settings(max_examples=examples(500), deadline=None)
 @given(memory_states())
-def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]]) -> None:
-    """The same hints in the same order, and the rule knows their width, their nodes, and each projection."""
+def test_memory_rule_lists_what_kubelet_walks(
+    state: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]],
+) -> None:
+    """The same hints in the same order, and the rule knows their width, their nodes, and each
+    projection.
+    """
     nodes, request, reusable = state
     wanted = walk(nodes, request, reusable)
     rule = memory_rule(nodes, request, reusable)
@@ -101,7 +115,10 @@ rules = st.builds(
     candidates=st.sets(st.sampled_from(IDS), min_size=1).map(lambda ids: sum(1 << node for node in ids)),
 )
 lists = st.lists(
-    st.builds(Hint, st.one_of(st.none(), st.sets(st.sampled_from([*IDS, 9]), min_size=1).map(NodeSet.of)), st.booleans()), max_size=4
+    st.builds(
+        Hint, st.one_of(st.none(), st.sets(st.sampled_from([*IDS, 9]), min_size=1).map(NodeSet.of)), st.booleans()
+    ),
+    max_size=4,
 ).map(tuple)
 
 
@@ -121,12 +138,17 @@ def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
     policy: Policy,
     prefer_closest: bool,
 ) -> None:
-    """Rules, memory and custom hints together give what the lists behind them give; memory counts once a kind, as in kubelet."""
+    """Rules, memory and custom hints together give what the lists behind them give.
+
+    Memory counts once a kind, as in kubelet.
+    """
     nodes, request, reusable = memory
     rule = memory_rule(nodes, request, reusable)
     distances = tuple(tuple(10 + abs(node - other) % 13 for other in IDS) for node in IDS)
     opinions = [*others, *([rule] * len(request))]
-    plain = [list_hints(opinion) if isinstance(opinion, HintRule) else opinion for opinion in others] + [list_hints(rule)] * len(request)
+    plain = [list_hints(opinion) if isinstance(opinion, HintRule) else opinion for opinion in others] + [
+        list_hints(rule)
+    ] * len(request)
 
     with monkeypatch.context() as patch:
         patch.setattr(exact, "_SUMS_LIMIT", sums_limit)
@@ -139,7 +161,9 @@ def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=8))
 def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, bool]]) -> None:
-    """Whatever is allocated is taken from somewhere once, groups never overlap, and all is free again when all blocks are gone."""
+    """Whatever is allocated is taken from somewhere once, groups never overlap, and all is free
+    again when all blocks are gone.
+    """
     capacity = {node: {"memory": 8} for node in range(4)}
     blocks: list[MemoryBlock] = []
     for wanted, is_released in wishes:
@@ -160,22 +184,34 @@ def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, boo
 
 
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(memory=memory_states(), others=st.lists(st.one_of(rules, lists), min_size=1, max_size=3), prefer_closest=st.booleans())
+@given(
+    memory=memory_states(),
+    others=st.lists(st.one_of(rules, lists), min_size=1, max_size=3),
+    prefer_closest=st.booleans(),
+)
 def test_merge_of_very_large_machines_gives_right_hints(
     monkeypatch: pytest.MonkeyPatch,
     memory: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]],
     others: list[HintRule | tuple[Hint, ...]],
     prefer_closest: bool,
 ) -> None:
-    """Where no bitset reaches, a preferred answer is never lost nor invented, and any other answer is a reachable one."""
+    """Where no bitset reaches, a preferred answer is never lost nor invented, and any other answer
+    is a reachable one.
+    """
     nodes, request, reusable = memory
     rule = memory_rule(nodes, request, reusable)
     distances = tuple(tuple(10 + abs(node - other) % 13 for other in IDS) for node in IDS)
-    plain = [list_hints(opinion) if isinstance(opinion, HintRule) else opinion for opinion in others] + [list_hints(rule)] * len(request)
+    plain = [list_hints(opinion) if isinstance(opinion, HintRule) else opinion for opinion in others] + [
+        list_hints(rule)
+    ] * len(request)
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "BITSET_LIMIT", -1)
         large = merge_hints(
-            [*others, *([rule] * len(request))], MACHINE, Policy.BEST_EFFORT, distances=distances, prefer_closest=prefer_closest
+            [*others, *([rule] * len(request))],
+            MACHINE,
+            Policy.BEST_EFFORT,
+            distances=distances,
+            prefer_closest=prefer_closest,
         )
     wanted = merge_hints(plain, MACHINE, Policy.BEST_EFFORT, distances=distances, prefer_closest=prefer_closest)
 

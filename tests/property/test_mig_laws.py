@@ -1,7 +1,9 @@
-"""A law of MIG on demand: over any sequence of claims, what the controller allocates is what NVML can make, and what it refuses NVML refuses, too.
+"""A law of MIG on demand: over any sequence of claims, what the controller allocates is what NVML
+can make, and what it refuses NVML refuses, too.
 
-The devices and counters are the driver's, the slices and the search the controller's, and each instance is made and destroyed by the driver through the real pynvml on a
-libnvidia-ml that knows placements and engines, and no counters.
+The devices and counters are the driver's, the slices and the search the controller's, and each
+instance is made and destroyed by the driver through the real pynvml on a libnvidia-ml that knows
+placements and engines, and no counters.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class _Claims:
         self.held = {}
 
     def get(self, number: int, place: int | None) -> None:
-        """Have the controller allocate, and the driver make what it chose; or NVML confirm that it cannot be made."""
+        """Have the controller allocate, and the driver make what it chose.
+
+        Or NVML confirm that it cannot be made.
+        """
         profile = self.profiles[number % len(self.profiles)]
         start = None if place is None else profile.starts[place % len(profile.starts)]
         outcome = self._allocate(profile, start)
@@ -82,7 +87,9 @@ class _Claims:
             return
         assert isinstance(outcome, NoFit), outcome
         if start is None:
-            assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self._handle(), profile.id) == 0, f"NVML has room for {profile.name}"
+            assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self._handle(), profile.id) == 0, (
+                f"NVML has room for {profile.name}"
+            )
         else:
             assert not self._can_make(profile, start), f"NVML can make {profile.name} at {start}"
 
@@ -97,7 +104,9 @@ class _Claims:
         mig = read_mig(pynvml, self._handle(), self.profiles)
         names = {(profile.id, start): (profile.name, start) for profile in self.profiles for start in profile.starts}
         live = sorted(names[instance.profile or 0, instance.start or 0] for instance in mig.instances)
-        assert live == sorted((str(self._fact(name, "profile")), int(self._fact(name, "placement"))) for name in self.held)
+        assert live == sorted(
+            (str(self._fact(name, "profile")), int(self._fact(name, "placement"))) for name in self.held
+        )
 
     def _fact(self, name: str, attribute: str) -> Any:
         return self.devices[name].attributes[attribute]
@@ -107,7 +116,9 @@ class _Claims:
 
     def _allocate(self, profile: MigProfile, start: int | None) -> object:
         attributes = 'device.attributes["gpu.topobus.dev"]'
-        text = f'{attributes}.profile == "{profile.name}"' + ("" if start is None else f" && {attributes}.placement == {start}")
+        text = f'{attributes}.profile == "{profile.name}"' + (
+            "" if start is None else f" && {attributes}.placement == {start}"
+        )
         exactly = {"deviceClassName": "gpu", "count": 1, "selectors": [{"cel": {"expression": text}}]}
         spec = read_as({"devices": {"requests": [{"name": "r", "exactly": exactly}]}}, ClaimSpec, where="claim")
         usage = Usage({DeviceId("gpu.topobus.dev", "n1", name): "claim a/b" for name in self.held})

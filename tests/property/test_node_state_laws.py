@@ -1,4 +1,6 @@
-"""The gateway's view of who holds what, over histories of the ledger and of what was handed out: it is what the last ledger says, whatever came before it."""
+"""The gateway's view of who holds what, over histories of the ledger and of what was handed out: it
+is what the last ledger says, whatever came before it.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,19 @@ WHOLE = st.builds(
     cpus=st.frozensets(st.integers(0, 3)).map(CpuSet.of),
 )
 PARTS = st.builds(
-    lambda name, share: Holding(devices={"gpu": (name,)}, shared={"gpu": (name,)}, shares={"gpu": {name: share}}), NAMES, SHARES
+    lambda name, share: Holding(devices={"gpu": (name,)}, shared={"gpu": (name,)}, shares={"gpu": {name: share}}),
+    NAMES,
+    SHARES,
 )
 ALLOCATIONS = st.tuples(st.integers(0, len(OWNERS) - 1), st.none() | WHOLE | PARTS)
-HAND_OUTS = st.tuples(st.sampled_from(["gpu", "nic"]), NAMES, st.sampled_from(OWNERS), st.integers(0, 12), st.none() | SHARES)
-STEPS = st.lists(st.tuples(st.integers(-2, 3), st.lists(ALLOCATIONS, max_size=3), st.lists(HAND_OUTS, max_size=2)), min_size=1, max_size=8)
+HAND_OUTS = st.tuples(
+    st.sampled_from(["gpu", "nic"]), NAMES, st.sampled_from(OWNERS), st.integers(0, 12), st.none() | SHARES
+)
+STEPS = st.lists(
+    st.tuples(st.integers(-2, 3), st.lists(ALLOCATIONS, max_size=3), st.lists(HAND_OUTS, max_size=2)),
+    min_size=1,
+    max_size=8,
+)
 
 
 def view() -> NodeState:
@@ -53,7 +63,9 @@ def hand_out(state: NodeState, given_out: tuple[str, str, Owner, int, HeldShare 
 def test_holders_are_those_of_the_last_ledger_and_of_what_it_does_not_confirm(
     steps: list[tuple[int, list[tuple[int, Holding | None]], list[tuple[str, str, Owner, int, HeldShare | None]]]],
 ) -> None:
-    """A view that followed each change holds what a new one does that is told of the last ledger and of what was handed out since."""
+    """A view that followed each change holds what a new one does that is told of the last ledger
+    and of what was handed out since.
+    """
     followed = view()
     ledger = Holders(node=NODE)
     waiting: dict[tuple[str, ...], tuple[str, str, Owner, int, HeldShare | None]] = {}
@@ -63,7 +75,11 @@ def test_holders_are_those_of_the_last_ledger_and_of_what_it_does_not_confirm(
             # Of a device one is the last who got it whole; of its shares each owner has his own.
             waiting[(*each[:2], each[2].key) if each[4] is not None else each[:2]] = each
         sequence = max(0, ledger.sequence + growth)
-        waiting = {place: each for place, each in waiting.items() if each[3] > sequence} if sequence >= ledger.sequence else {}
+        waiting = (
+            {place: each for place, each in waiting.items() if each[3] > sequence}
+            if sequence >= ledger.sequence
+            else {}
+        )
         held = dict(ledger.allocations)
         for number, holding in changes:
             held.pop(OWNERS[number].key, None)
@@ -77,5 +93,9 @@ def test_holders_are_those_of_the_last_ledger_and_of_what_it_does_not_confirm(
     for each in waiting.values():
         hand_out(fresh, each)
     assert {name: followed.holders(name) for name in CLASSES} == {name: fresh.holders(name) for name in CLASSES}
-    assert {name: dict(followed.sharers(name)) for name in CLASSES} == {name: dict(fresh.sharers(name)) for name in CLASSES}
-    assert {owner.key: followed.is_holder(owner.key) for owner in OWNERS} == {owner.key: fresh.is_holder(owner.key) for owner in OWNERS}
+    assert {name: dict(followed.sharers(name)) for name in CLASSES} == {
+        name: dict(fresh.sharers(name)) for name in CLASSES
+    }
+    assert {owner.key: followed.is_holder(owner.key) for owner in OWNERS} == {
+        owner.key: fresh.is_holder(owner.key) for owner in OWNERS
+    }

@@ -1,4 +1,6 @@
-"""Cards that are cut on demand, through random histories: never two modes at once, and no card is switched under anybody."""
+"""Cards that are cut on demand, through random histories: never two modes at once, and no card is
+switched under anybody.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _FOREIGN = 77
 _PARTS = 1 + 2 + 4 + 8
 
 steps = st.one_of(
-    st.tuples(st.just("claim"), st.integers(0, 3), st.lists(st.integers(0, _PARTS - 1), min_size=1, max_size=3, unique=True)),
+    st.tuples(
+        st.just("claim"), st.integers(0, 3), st.lists(st.integers(0, _PARTS - 1), min_size=1, max_size=3, unique=True)
+    ),
     st.tuples(st.just("release"), st.integers(0, 3), st.just([])),
     st.tuples(st.just("again"), st.integers(0, 3), st.just([])),
     st.tuples(st.sampled_from(["restart", "reboot", "foreign"]), st.just(0), st.just([])),
@@ -51,7 +55,9 @@ class _Node:
     def prepare(self, owner: str) -> None:
         before = len(self.bench.kernel.switches)
         answer = self.bench.get(owner, *self.held[owner])
-        others = {self.bench.mode_of(self.bench.devices[name]) for other in self.ready - {owner} for name in self.held[other]}
+        others = {
+            self.bench.mode_of(self.bench.devices[name]) for other in self.ready - {owner} for name in self.held[other]
+        }
         for _, _, mode in self.bench.kernel.switches[before:]:
             assert others <= {mode}, "switched under somebody"
             assert not self.has_foreign, "switched under a process"
@@ -71,7 +77,9 @@ class _Node:
 def test_no_history_holds_two_modes_or_switches_a_card_that_is_used(
     history: list[tuple[str, int, list[int]]],
 ) -> None:
-    """Claims come and go, the service and the node start anew, somebody else uses the card: the parts that are held are of one mode, and nobody loses one."""
+    """Claims come and go, the service and the node start anew, somebody else uses the card: the
+    parts that are held are of one mode, and nobody loses one.
+    """
     with TemporaryDirectory() as folder, AmdBench(Path(folder)) as bench:
         node = _Node(bench)
         for verb, index, wanted in history:
@@ -104,7 +112,9 @@ def test_no_history_holds_two_modes_or_switches_a_card_that_is_used(
 
 
 function_steps = st.one_of(
-    st.tuples(st.just("claim"), st.integers(0, 3), st.lists(st.integers(0, COUNT), min_size=1, max_size=2, unique=True)),
+    st.tuples(
+        st.just("claim"), st.integers(0, 3), st.lists(st.integers(0, COUNT), min_size=1, max_size=2, unique=True)
+    ),
     st.tuples(st.sampled_from(["release", "again"]), st.integers(0, 3), st.just([])),
     st.tuples(st.sampled_from(["restart", "reboot", "look"]), st.just(0), st.just([])),
 )
@@ -113,8 +123,12 @@ function_steps = st.one_of(
 @pytest.mark.parametrize("when_idle", ["keep", "remove"])
 @settings(max_examples=examples(40), deadline=None)
 @given(history=st.lists(function_steps, min_size=1, max_size=12))
-def test_no_history_takes_a_function_from_anybody(when_idle: Literal["keep", "remove"], history: list[tuple[str, int, list[int]]]) -> None:
-    """Claims of a card and its virtual functions come and go, the service and the node start anew: what is held is there, whole or in parts, and nobody loses it."""
+def test_no_history_takes_a_function_from_anybody(
+    when_idle: Literal["keep", "remove"], history: list[tuple[str, int, list[int]]]
+) -> None:
+    """Claims of a card and its virtual functions come and go, the service and the node start anew:
+    what is held is there, whole or in parts, and nobody loses it.
+    """
     with TemporaryDirectory() as folder, SriovBench(Path(folder), PciNetdevDriver, when_idle=when_idle) as bench:
         names = sorted(bench.devices)
         held: dict[str, tuple[str, ...]] = {}

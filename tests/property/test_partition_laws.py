@@ -1,7 +1,9 @@
-"""Laws of hand-out with partitions and shares: whatever comes through whichever door, no counter is overdrawn and no shared device is somebody's whole.
+"""Laws of hand-out with partitions and shares: whatever comes through whichever door, no counter is
+overdrawn and no shared device is somebody's whole.
 
-The doors are those of a node: claims that the allocator chose (and that the ledger places), claims that a scheduler chose badly, kubelet's device plugin, pods by count and
-by name, classic claims, and dry runs of all of them. What decides is the real code; the history is hypothesis'.
+The doors are those of a node: claims that the allocator chose (and that the ledger places), claims
+that a scheduler chose badly, kubelet's device plugin, pods by count and by name, classic claims,
+and dry runs of all of them. What decides is the real code; the history is hypothesis'.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from topobus.engine.alignment.planning.placement import place
 from topobus.engine.allocation.capacity import rivals
 from topobus.engine.allocation.pools import gather_pools
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import ALL_GATES, Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
+from topobus.engine.allocation.values import (
+    ALL_GATES,
+    Allocated,
+    AllocationInput,
+    ClaimToAllocate,
+    DeviceId,
+    Node,
+    Usage,
+)
 from topobus.engine.cel.selector import CelCompiler
 from topobus.engine.claims.lifecycle import placement_request
 from topobus.engine.ledger import transitions
@@ -46,15 +56,24 @@ from topobus.values.view import AlignmentOptions
 
 NODE = "n1"
 COMPILER = CelCompiler()
-MACHINE = Machine(node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1 << 30),), cpus=(Cpu(id=0, online=True),))
+MACHINE = Machine(
+    node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1 << 30),), cpus=(Cpu(id=0, online=True),)
+)
 FUNCTION = Device(name="nic-1", device_class="nic")
 _NICS, _NIC_SETS, _ = partitioned(
-    (SHARED_NIC, FUNCTION, *(Device(name=f"nic-1-vf{number}", device_class="nic", partition_of="nic-1") for number in range(3))), ()
+    (
+        SHARED_NIC,
+        FUNCTION,
+        *(Device(name=f"nic-1-vf{number}", device_class="nic", partition_of="nic-1") for number in range(3)),
+    ),
+    (),
 )
 # A card with partitions that exclude each other, one whose partitions always fit, and one without.
 GPUS = (*card("gpu-0"), *card("gpu-1", (3, 4))[1:], Device(name="gpu-2", device_class="gpu"))
 INVENTORIES = {
-    "gpu": Inventory(node=NODE, device_class="gpu", generation=1, devices=GPUS, counter_sets=counters_of("gpu-0", "gpu-1")),
+    "gpu": Inventory(
+        node=NODE, device_class="gpu", generation=1, devices=GPUS, counter_sets=counters_of("gpu-0", "gpu-1")
+    ),
     "nic": Inventory(node=NODE, device_class="nic", generation=1, devices=_NICS, counter_sets=_NIC_SETS),
 }
 EMPTY = node_view(MACHINE, INVENTORIES, None, AlignmentOptions(), CpuSet())
@@ -119,14 +138,22 @@ class Plane:
             ).ledger
         return outcome
 
-    def adopt(self, owner: Owner, device_class: str, wanted: tuple[str, ...], *, by_share: bool = False) -> Refusal | None:
+    def adopt(
+        self, owner: Owner, device_class: str, wanted: tuple[str, ...], *, by_share: bool = False
+    ) -> Refusal | None:
         """Adopt as topology does."""
         asked = AdoptRequest(
-            op_id=f"op-{self.turn}", owner=owner, devices={device_class: wanted}, shared={device_class: wanted} if by_share else {}
+            op_id=f"op-{self.turn}",
+            owner=owner,
+            devices={device_class: wanted},
+            shared={device_class: wanted} if by_share else {},
         )
         fault = fault_of_adoption(EMPTY, self.ledger, asked)
         step = fault or transitions.adopt(
-            self.ledger, Adoption(owner=owner, devices=asked.devices, shared=shares_of(EMPTY, asked)), op_id=asked.op_id, decision_id="d"
+            self.ledger,
+            Adoption(owner=owner, devices=asked.devices, shared=shares_of(EMPTY, asked)),
+            op_id=asked.op_id,
+            decision_id="d",
         )
         if isinstance(step, Refusal):
             return step
@@ -138,7 +165,9 @@ class Plane:
         exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
         if device_class == "gpu" and slices:
             attributes = 'device.attributes["gpu.topobus.dev"]'
-            exactly["selectors"] = [{"cel": {"expression": f'"slices" in {attributes} && {attributes}.slices == {slices}'}}]
+            exactly["selectors"] = [
+                {"cel": {"expression": f'"slices" in {attributes} && {attributes}.slices == {slices}'}}
+            ]
         if device_class == "nic" and bandwidth > 2:
             exactly["capacity"] = {"requests": {"bandwidth": f"{bandwidth}k"}}
         spec = read_as({"devices": {"requests": [{"name": "r", "exactly": exactly}]}}, ClaimSpec, where="claim")
@@ -168,7 +197,9 @@ class Plane:
         for granted in result.devices.results:
             if granted.share_id is not None:
                 shares = self.consumed.setdefault(request.owner.key, {})
-                shares[granted.device] = shares.get(granted.device, 0) + Quantity.parse(granted.consumed_capacity["bandwidth"]).units
+                shares[granted.device] = (
+                    shares.get(granted.device, 0) + Quantity.parse(granted.consumed_capacity["bandwidth"]).units
+                )
 
     def kubelet(self, device_class: str, start: int, count: int) -> None:
         """Choose as kubelet may: any of those listed as healthy."""
@@ -177,8 +208,13 @@ class Plane:
         healthy = [entry.id for entry in lists[own] if entry.is_healthy and not entry.is_held]
         chosen = tuple((healthy[start % len(healthy) :] + healthy)[:count]) if healthy else ()
         if chosen:
-            refusal = self.adopt(structs.replace(self.owner(OwnerKind.DEVICE_PLUGIN), name=own), device_class, tuple(dict.fromkeys(chosen)))
-            # kubelet takes a refused Allocate for a failed pod: nothing that it may choose is ever refused.
+            refusal = self.adopt(
+                structs.replace(self.owner(OwnerKind.DEVICE_PLUGIN), name=own),
+                device_class,
+                tuple(dict.fromkeys(chosen)),
+            )
+            # kubelet takes a refused Allocate for a failed pod: nothing that
+            # it may choose is ever refused.
             assert refusal is None, refusal
 
     def classic(self, device_class: str, count: int) -> None:
@@ -190,7 +226,9 @@ class Plane:
         if not isinstance(chosen, Refusal):
             devices = (DeviceRequest(device_class=device_class, count=count, names=chosen[0]),)
             request = PodRequest(
-                owner=self.owner(OwnerKind.CLAIM), containers=(ContainerRequest(name="", devices=devices),), policy=Policy.NONE
+                owner=self.owner(OwnerKind.CLAIM),
+                containers=(ContainerRequest(name="", devices=devices),),
+                policy=Policy.NONE,
             )
             outcome = self.place(request)
             assert isinstance(outcome, Placement), outcome
@@ -210,14 +248,18 @@ class Plane:
         assert {key: amount for key, amount in used.items() if amount > TOTALS[key]} == {}
         assert not [device for device, shares in holders.items() if BY_NAME[device].partition_of in holders]
         assert not [
-            device for device, shares in holders.items() if len(shares) > 1 and not (all(shares) and BY_NAME[device].allows_multiple)
+            device
+            for device, shares in holders.items()
+            if len(shares) > 1 and not (all(shares) and BY_NAME[device].allows_multiple)
         ]
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(steps, min_size=1, max_size=14))
 def test_no_history_hands_out_what_overlaps(history: list[tuple[Any, ...]]) -> None:
-    """Whoever asks, in whatever order: a part and its whole are never held at once, no counter is overdrawn, and shares have no whole beside them."""
+    """Whoever asks, in whatever order: a part and its whole are never held at once, no counter is
+    overdrawn, and shares have no whole beside them.
+    """
     plane = Plane()
     for verb, *given_arguments in history:
         arguments: list[Any] = given_arguments
@@ -231,11 +273,19 @@ def test_no_history_hands_out_what_overlaps(history: list[tuple[Any, ...]]) -> N
         elif verb == "pod":
             device_class, count = arguments
             devices = (DeviceRequest(device_class=device_class, count=count),)
-            plane.place(PodRequest(owner=plane.owner(OwnerKind.POD), containers=(ContainerRequest(name="c", devices=devices),)))
+            plane.place(
+                PodRequest(owner=plane.owner(OwnerKind.POD), containers=(ContainerRequest(name="c", devices=devices),))
+            )
         elif verb == "named pod":
             (device_class, wanted), by_share = arguments
-            devices = (DeviceRequest(device_class=device_class, count=len(wanted), names=tuple(sorted(wanted)), by_share=by_share),)
-            plane.place(PodRequest(owner=plane.owner(OwnerKind.POD), containers=(ContainerRequest(name="c", devices=devices),)))
+            devices = (
+                DeviceRequest(
+                    device_class=device_class, count=len(wanted), names=tuple(sorted(wanted)), by_share=by_share
+                ),
+            )
+            plane.place(
+                PodRequest(owner=plane.owner(OwnerKind.POD), containers=(ContainerRequest(name="c", devices=devices),))
+            )
         elif verb == "classic":
             plane.classic(*arguments)
         elif plane.ledger.allocations:
@@ -249,14 +299,23 @@ def test_no_history_hands_out_what_overlaps(history: list[tuple[Any, ...]]) -> N
 
 
 def test_claims_hold_shares_side_by_side_until_the_capacity_is_spent() -> None:
-    """Three claims of 3 of 10 Gbit/s hold the NIC in the ledger, each by share; the fourth waits, and has it when one is released."""
+    """Three claims of 3 of 10 Gbit/s hold the NIC in the ledger, each by share.
+
+    The fourth waits, and has it when one is released.
+    """
     plane = Plane()
     for _ in range(4):
         plane.claim("nic", 1, 0, 3)
-    shares = [key for key, allocation in plane.ledger.allocations.items() if allocation.holdings[0].shared == {"nic": ("nic-0",)}]
+    shares = [
+        key
+        for key, allocation in plane.ledger.allocations.items()
+        if allocation.holdings[0].shared == {"nic": ("nic-0",)}
+    ]
     assert len(shares) == 3
 
-    step = transitions.release(plane.ledger, op_id="r", owner=plane.ledger.allocations[shares[0]].owner, decision_id="d")
+    step = transitions.release(
+        plane.ledger, op_id="r", owner=plane.ledger.allocations[shares[0]].owner, decision_id="d"
+    )
     assert not isinstance(step, Refusal)
     plane.ledger = step.ledger
     plane.claim("nic", 1, 0, 3)

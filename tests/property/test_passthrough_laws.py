@@ -1,7 +1,9 @@
-"""Laws of passthrough: over any history of claims, kills and drivers that others flip, no function is offered or given as what it is not, and each ends as it was before its claim.
+"""Laws of passthrough: over any history of claims, kills and drivers that others flip, no function
+is offered or given as what it is not, and each ends as it was before its claim.
 
-A service dies in the middle of its writes, the journal's or the kernel's; from then on nothing that it does reaches the machine, and the next one starts. In between another
-program gives idle functions to VFIO, to nobody, or back.
+A service dies in the middle of its writes, the journal's or the kernel's; from then on nothing that
+it does reaches the machine, and the next one starts. In between another program gives idle
+functions to VFIO, to nobody, or back.
 """
 
 from __future__ import annotations
@@ -18,7 +20,20 @@ from hypothesis import strategies as st
 
 from support.laws import examples
 from support.mortal_journal import Fate, MortalJournal
-from support.passthrough_bench import ALLOWED, BUS, FIRST, FOURTH, GROUPS, OTHER, OWNER, SECOND, THIRD, PassthroughBench, codes, nodes_of
+from support.passthrough_bench import (
+    ALLOWED,
+    BUS,
+    FIRST,
+    FOURTH,
+    GROUPS,
+    OTHER,
+    OWNER,
+    SECOND,
+    THIRD,
+    PassthroughBench,
+    codes,
+    nodes_of,
+)
 from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.formats.messages.messages import Prepared
 from topobus.simulation.kernel_writes import KernelWrites
@@ -62,7 +77,9 @@ class _History:
             await self._check()
         held = self.bench.held_by()
         assert held == self.expected
-        assert all(self.bench.journal_of(address) is None or not self.bench.journal_of(address)["owners"] for address in GROUPS)  # type: ignore[index]
+        assert all(
+            self.bench.journal_of(address) is None or not self.bench.journal_of(address)["owners"] for address in GROUPS
+        )  # type: ignore[index]
 
     async def _act(self, act: Act) -> None:
         if act[0] == "flip":
@@ -73,7 +90,9 @@ class _History:
         async with self.bench.life(journal=MortalJournal(self.bench.journal_folder, fate)):
             owner = act[1]
             if act[0] == "leave":
-                refusal = await self.bench.unprepare(*sorted(self.held[owner]), owner=owner) if self.held[owner] else None
+                refusal = (
+                    await self.bench.unprepare(*sorted(self.held[owner]), owner=owner) if self.held[owner] else None
+                )
                 assert refusal is None or fate.is_dead
                 self.held[owner] = self.held[owner] if fate.is_dead else set()
             else:
@@ -83,7 +102,10 @@ class _History:
         self.bench.kernel.settle()
 
     def _new_life(self, left: int) -> Fate:
-        """Give the next process its fate; the settings of its tree tell the kernel's writers whose they are."""
+        """Give the next process its fate.
+
+        The settings of its tree tell the kernel's writers whose they are.
+        """
         settings = HardwareSettings(root=str(self.bench.root))
         self._settings.append(settings)
         self.bench.tree = Tree(settings)
@@ -98,7 +120,9 @@ class _History:
         if any(self.bench.name(address) not in self.bench.devices for address in addresses):
             return
         result = await (
-            self.bench.prepare(*addresses, owner=owner) if is_machine else self.bench.prepare(*addresses, owner=owner, config=None)
+            self.bench.prepare(*addresses, owner=owner)
+            if is_machine
+            else self.bench.prepare(*addresses, owner=owner, config=None)
         )
         # Nobody uses a function in these histories.
         assert codes(result) != ["passthrough-busy"], result
@@ -122,7 +146,10 @@ class _History:
     async def _check(self) -> None:
         """What a service offers now, and gives to a stranger, is what the function is."""
         held = self.bench.held_by()
-        offered = {device.name: device for device in self.bench.driver.discover(Tree(self.bench.tree.settings), self.bench.machine).devices}
+        offered = {
+            device.name: device
+            for device in self.bench.driver.discover(Tree(self.bench.tree.settings), self.bench.machine).devices
+        }
         for address, driver in held.items():
             device = offered.get(self.bench.name(address))
             if driver == VFIO:
@@ -170,14 +197,20 @@ def _play(device_class: str, acts: list[Act]) -> _History:
 @pytest.mark.parametrize("device_class", ["gpu", "nic"])
 @settings(max_examples=examples(25), deadline=None)
 @given(acts=st.lists(st.one_of(takes, takes, leaves, uses, flips), min_size=1, max_size=7))
-def test_functions_end_as_they_were_and_are_never_given_as_what_they_are_not(device_class: str, acts: list[Act]) -> None:
-    """Whatever happens in between: a machine gets VFIO's nodes of functions that VFIO has, a container gets none, and each function ends with the driver of before."""
+def test_functions_end_as_they_were_and_are_never_given_as_what_they_are_not(
+    device_class: str, acts: list[Act]
+) -> None:
+    """Whatever happens in between: a machine gets VFIO's nodes of functions that VFIO has, a
+    container gets none, and each function ends with the driver of before.
+    """
     _play(device_class, acts)
 
 
 @pytest.mark.parametrize("step", range(1, 26, 4))
 def test_history_with_a_death_at_a_known_step_ends_as_it_began(step: int) -> None:
-    """The law's deaths are worth their name: each of these histories has one, while a claim comes or while it goes."""
+    """The law's deaths are worth their name: each of these histories has one, while a claim comes
+    or while it goes.
+    """
     coming = _play("gpu", [("take", OWNER, (THIRD, FOURTH), step)])
     going = _play("gpu", [("take", OWNER, (THIRD, FOURTH), _LATE), ("leave", OWNER, min(step, 20))])
 
@@ -185,7 +218,9 @@ def test_history_with_a_death_at_a_known_step_ends_as_it_began(step: int) -> Non
 
 
 def test_refusal_of_the_law_is_no_accident() -> None:
-    """A claim that lacks a function of the group is refused in these histories, too, and leaves nothing."""
+    """A claim that lacks a function of the group is refused in these histories, too, and leaves
+    nothing.
+    """
 
     async def refuse(bench: PassthroughBench) -> Any:
         async with bench.life():

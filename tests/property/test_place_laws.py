@@ -1,4 +1,6 @@
-"""Laws of `place` on the demo machine: wider policies admit no less, no order matters, nothing depends on the process, and a release gives all back."""
+"""Laws of `place` on the demo machine: wider policies admit no less, no order matters, nothing
+depends on the process, and a release gives all back.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def nodes(draw: st.DrawFn) -> NodeView:
     cut, end = draw(st.integers(0, 2)), draw(st.integers(2, 5))
     first = draw(st.integers(0, 80))
     view = holding(view, "one", cpus=f"{first}-{first + 15}", gpu=tuple(gpus[:cut]))
-    view = holding(view, "two", gpu=tuple(gpus[cut:end]), nic=draw(st.sampled_from([(), ("nic-0",), ("nic-3", "nic-5")])))
+    view = holding(
+        view, "two", gpu=tuple(gpus[cut:end]), nic=draw(st.sampled_from([(), ("nic-0",), ("nic-3", "nic-5")]))
+    )
     # A short search: a law must hold with `gave-up` among the answers, and quickly.
     return structs.replace(view, options=AlignmentOptions(mode=draw(st.sampled_from(list(PlanMode))), search_steps=100))
 
@@ -52,11 +56,17 @@ def pods(draw: st.DrawFn, *, has_locality: bool = True) -> PodRequest:
             f"c{place_}",
             kind=draw(kinds),
             cpus=draw(st.sampled_from([0, 2, 8, 40, 60])),
-            **{name: count for name, most in (("gpu", 3), ("nic", 2), ("fpga", 1)) if (count := draw(st.integers(0, most)))},
+            **{
+                name: count
+                for name, most in (("gpu", 3), ("nic", 2), ("fpga", 1))
+                if (count := draw(st.integers(0, most)))
+            },
         )
         for place_ in range(draw(st.integers(1, 3)))
     ]
-    request = pod("asked", *containers, policy=draw(st.sampled_from(list(Policy))), scope=draw(st.sampled_from(list(Scope))))
+    request = pod(
+        "asked", *containers, policy=draw(st.sampled_from(list(Policy))), scope=draw(st.sampled_from(list(Scope)))
+    )
     wishes = st.lists(
         st.builds(Locality, level=st.sampled_from(LocalityLevel), is_hard=st.booleans()),
         max_size=2,
@@ -68,7 +78,10 @@ def pods(draw: st.DrawFn, *, has_locality: bool = True) -> PodRequest:
 @settings(max_examples=examples(80), deadline=None)
 @given(nodes(), pods(has_locality=False))
 def test_place_admits_no_less_when_the_policy_is_wider(view: NodeView, request: PodRequest) -> None:
-    """What single-numa-node admits, restricted admits, then best-effort, then none; a search that gave up has refused nothing."""
+    """What single-numa-node admits, restricted admits, then best-effort, then none.
+
+    A search that gave up has refused nothing.
+    """
     outcomes = [place(view, structs.replace(request, policy=policy)) for policy in WIDENING]
 
     for narrow, wide in pairwise(outcomes):
@@ -78,8 +91,12 @@ def test_place_admits_no_less_when_the_policy_is_wider(view: NodeView, request: 
 
 @settings(max_examples=examples(80), deadline=None)
 @given(nodes(), pods(), st.randoms(use_true_random=False))
-def test_place_gives_the_same_answer_in_whatever_order_things_stand(view: NodeView, request: PodRequest, drawn: random.Random) -> None:
-    """Neither the order of classes, devices, cores and owners in the view nor that of a container's wants changes the answer."""
+def test_place_gives_the_same_answer_in_whatever_order_things_stand(
+    view: NodeView, request: PodRequest, drawn: random.Random
+) -> None:
+    """Neither the order of classes, devices, cores and owners in the view nor that of a container's
+    wants changes the answer.
+    """
 
     def shuffled(things: object) -> list[object]:
         listed = list(things)  # type: ignore[call-overload]
@@ -113,7 +130,11 @@ def test_place_keeps_what_is_promised_whatever_is_asked(view: NodeView, request:
     if isinstance(outcome, Placement):
         judged = structs.replace(
             request,
-            locality=tuple(locality for locality in request.locality if locality.level in (LocalityLevel.NUMA, LocalityLevel.SWITCH)),
+            locality=tuple(
+                locality
+                for locality in request.locality
+                if locality.level in (LocalityLevel.NUMA, LocalityLevel.SWITCH)
+            ),
         )
         policy = Policy.BEST_EFFORT if view.options.mode is PlanMode.COMPATIBLE else request.policy
         assert mistakes(view, structs.replace(judged, policy=policy), outcome) == []
@@ -124,7 +145,9 @@ def test_place_keeps_what_is_promised_whatever_is_asked(view: NodeView, request:
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(pods(), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_release_restores_exactly_what_was_before(requests: list[PodRequest], drawn: random.Random) -> None:
-    """After any placements, released in any order, the node is as it was: the same pods get the same again."""
+    """After any placements, released in any order, the node is as it was: the same pods get the
+    same again.
+    """
     empty = Ledger(node="demo-node")
     ledger = empty
     first = []
@@ -133,7 +156,9 @@ def test_release_restores_exactly_what_was_before(requests: list[PodRequest], dr
         outcome = place(with_ledger(dgx(), ledger), pod_request)
         first.append(outcome)
         if isinstance(outcome, Placement):
-            ledger = transitions.reserve(ledger, op_id=f"p{number}", request=pod_request, placement=outcome, decision_id="d").ledger
+            ledger = transitions.reserve(
+                ledger, op_id=f"p{number}", request=pod_request, placement=outcome, decision_id="d"
+            ).ledger
     for number, allocation in enumerate(drawn.sample(list(ledger.allocations.values()), k=len(ledger.allocations))):
         step = transitions.release(ledger, op_id=f"r{number}", owner=allocation.owner, decision_id="d")
         assert not isinstance(step, Refusal)
@@ -173,7 +198,11 @@ def test_place_gives_the_same_bytes_when_another_process_hashes_otherwise(seed: 
     answers = [
         subprocess.run(
             [sys.executable, "-c", _SCRIPT],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": hash_seed,
+                "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+            },
             capture_output=True,
             check=True,
             timeout=60,

@@ -1,4 +1,6 @@
-"""Laws of the planner: what kubelet's order admits stays as it is, whatever else it finds is right, and it finds something whenever there is something."""
+"""Laws of the planner: what kubelet's order admits stays as it is, whatever else it finds is right,
+and it finds something whenever there is something.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,28 @@ def in_mode(view: NodeView, mode: PlanMode, *, steps: int = 2000) -> NodeView:
 
 @st.composite
 def small_nodes(draw: st.DrawFn) -> NodeView:
-    """Two or three NUMA nodes with up to four CPUs each, and up to four GPUs and three NICs, some on two nodes, some on none that is known."""
+    """Two or three NUMA nodes with up to four CPUs each, and up to four GPUs and three NICs, some
+    on two nodes, some on none that is known.
+    """
     count = draw(st.integers(2, 3))
     sizes = [draw(st.sampled_from([0, 2, 3, 4, 4])) for _ in range(count)]
     cores: list[CoreView] = []
     for node, size in enumerate(sizes):
-        cores += [CoreView(cpus=CpuSet(len(cores) + index), numa_node=node, socket=node, l3=node) for index in range(size)]
-    where = st.sampled_from([*(NodeSet(node) for node in range(count)), *(NodeSet(node) for node in range(count)), NodeSet(0, 1), None])
+        cores += [
+            CoreView(cpus=CpuSet(len(cores) + index), numa_node=node, socket=node, l3=node) for index in range(size)
+        ]
+    where = st.sampled_from(
+        [*(NodeSet(node) for node in range(count)), *(NodeSet(node) for node in range(count)), NodeSet(0, 1), None]
+    )
     switch = st.sampled_from([PciAddress(0, 1, 0, 0), PciAddress(0, 2, 0, 0), None])
     devices = {
         device_class: tuple(
-            Device(name=f"{device_class}-{index}", device_class=device_class, numa_nodes=draw(where), pcie_switch=draw(switch))
+            Device(
+                name=f"{device_class}-{index}",
+                device_class=device_class,
+                numa_nodes=draw(where),
+                pcie_switch=draw(switch),
+            )
             for index in range(draw(st.integers(most - 2, most)))
         )
         for device_class, most in (("gpu", 4), ("nic", 4))
@@ -48,7 +61,9 @@ def small_nodes(draw: st.DrawFn) -> NodeView:
         cores=tuple(cores),
         devices=devices,
         held_cpus={"pod/default/other/1": held} if held else {},
-        options=AlignmentOptions(policy=draw(st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE, Policy.BEST_EFFORT]))),
+        options=AlignmentOptions(
+            policy=draw(st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE, Policy.BEST_EFFORT]))
+        ),
     )
 
 
@@ -66,19 +81,28 @@ def small_pods(draw: st.DrawFn) -> PodRequest:
 @settings(max_examples=examples(400), deadline=None)
 @given(small_nodes(), small_pods())
 def test_planner_finds_a_placement_exactly_when_trying_everything_does(view: NodeView, request: PodRequest) -> None:
-    """On small machines the planner places a pod if and only if some placement is right, and the one it gives is."""
+    """On small machines the planner places a pod if and only if some placement is right, and the
+    one it gives is.
+    """
     outcome = place(in_mode(view, PlanMode.CORRECTED), request)
 
     if isinstance(outcome, Placement):
         assert mistakes(view, request, outcome) == []
     else:
-        assert [reason.code for reason in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(outcome)
+        assert [reason.code for reason in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(
+            outcome
+        )
 
 
 @settings(max_examples=examples(250), deadline=None)
 @given(small_nodes(), small_pods(), st.sampled_from([LocalityLevel.SWITCH, LocalityLevel.NUMA]))
-def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(view: NodeView, request: PodRequest, level: LocalityLevel) -> None:
-    """With a hard locality, too, a pod is placed if and only if there is a right placement; a soft one never turns anybody away."""
+def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(
+    view: NodeView, request: PodRequest, level: LocalityLevel
+) -> None:
+    """With a hard locality, too, a pod is placed if and only if there is a right placement.
+
+    A soft one never turns anybody away.
+    """
     hard = structs.replace(request, locality=(Locality(level=level),))
     soft = structs.replace(request, locality=(Locality(level=level, is_hard=False),))
     outcome = place(in_mode(view, PlanMode.CORRECTED), hard)
@@ -92,7 +116,9 @@ def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(view: NodeV
     if isinstance(softly, Placement):
         assert mistakes(view, request, softly) == []
     else:
-        assert [reason.code for reason in softly.reasons] == ["gave-up"] or not fits(view, request), explain_text(softly)
+        assert [reason.code for reason in softly.reasons] == ["gave-up"] or not fits(view, request), explain_text(
+            softly
+        )
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -108,8 +134,12 @@ def test_planner_leaves_alone_what_kubelets_order_admits(view: NodeView, request
 
 @settings(max_examples=examples(150), deadline=None)
 @given(small_nodes(), small_pods(), st.integers(0, 6))
-def test_planner_never_says_that_a_pod_does_not_fit_when_it_gave_up(view: NodeView, request: PodRequest, steps: int) -> None:
-    """With a tiny budget the answer is a right placement, a proved refusal, or `gave-up` and nothing else."""
+def test_planner_never_says_that_a_pod_does_not_fit_when_it_gave_up(
+    view: NodeView, request: PodRequest, steps: int
+) -> None:
+    """With a tiny budget the answer is a right placement, a proved refusal, or `gave-up` and
+    nothing else.
+    """
     outcome = place(in_mode(view, PlanMode.CORRECTED, steps=steps), request)
 
     if isinstance(outcome, Refusal) and outcome.reasons[0].code == "gave-up":
@@ -133,21 +163,34 @@ def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, req
 
 @settings(max_examples=examples(150), deadline=None)
 @given(small_nodes(), small_pods(), st.data())
-def test_planner_shares_memory_rightly_when_it_is_aligned(view: NodeView, request: PodRequest, data: st.DataObject) -> None:
-    """With memory aligned, too, mode corrected admits what compatible does, and no node gives more than it has."""
-    memory = tuple(NumaMemory(id=node, allocatable={"memory": data.draw(st.sampled_from([0, 6, 10]))}) for node in view.numa_nodes)
+def test_planner_shares_memory_rightly_when_it_is_aligned(
+    view: NodeView, request: PodRequest, data: st.DataObject
+) -> None:
+    """With memory aligned, too, mode corrected admits what compatible does, and no node gives more
+    than it has.
+    """
+    memory = tuple(
+        NumaMemory(id=node, allocatable={"memory": data.draw(st.sampled_from([0, 6, 10]))}) for node in view.numa_nodes
+    )
     view = structs.replace(view, memory=memory, options=structs.replace(view.options, aligns_memory=True))
     amounts = st.sampled_from([0, 2, 4, 6, 12])
     request = structs.replace(
         request,
-        containers=tuple(structs.replace(container_request, memory_bytes=data.draw(amounts)) for container_request in request.containers),
+        containers=tuple(
+            structs.replace(container_request, memory_bytes=data.draw(amounts))
+            for container_request in request.containers
+        ),
     )
     outcome = place(in_mode(view, PlanMode.CORRECTED), request)
 
     if not isinstance(outcome, Placement):
         assert isinstance(place(in_mode(view, PlanMode.COMPATIBLE), request), Refusal)
         return
-    staying = {container_request.name for container_request in request.containers if container_request.kind is not ContainerKind.INIT}
+    staying = {
+        container_request.name
+        for container_request in request.containers
+        if container_request.kind is not ContainerKind.INIT
+    }
     given_ = [
         share
         for container_placement in outcome.containers
@@ -161,9 +204,12 @@ def test_planner_shares_memory_rightly_when_it_is_aligned(view: NodeView, reques
 
 @st.composite
 def solvable(draw: st.DrawFn) -> tuple[NodeView, PodRequest]:
-    """A node and a pod that was cut out of it: each container wants what lies on one NUMA node and is free then."""
+    """A node and a pod that was cut out of it: each container wants what lies on one NUMA node and
+    is free then.
+    """
     view = structs.replace(
-        draw(small_nodes()), options=AlignmentOptions(policy=draw(st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])))
+        draw(small_nodes()),
+        options=AlignmentOptions(policy=draw(st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE]))),
     )
     held = {cpu for cpus in view.held_cpus.values() for cpu in cpus}
     staying: set[str] = set()
@@ -182,16 +228,26 @@ def solvable(draw: st.DrawFn) -> tuple[NodeView, PodRequest]:
                 for name, devices in view.devices.items()
             },
         }
-        taken = {name: draw(st.lists(st.sampled_from(units), unique=True, max_size=3)) if units else [] for name, units in homes.items()}
+        taken = {
+            name: draw(st.lists(st.sampled_from(units), unique=True, max_size=3)) if units else []
+            for name, units in homes.items()
+        }
         taken = {name: [unit for unit in units if f"{name}/{unit}" not in staying] for name, units in taken.items()}
         if kind is not ContainerKind.INIT:
             staying |= {f"{name}/{unit}" for name, units in taken.items() for unit in units}
         wanted = {name: len(units) for name, units in taken.items() if units and name != "cpu"}
         containers.append(container(f"c{number}", kind=kind, cpus=len(taken["cpu"]), **wanted))
-    # The order in which apps are written is not the one in which they were cut out; what starts before the apps keeps its order.
-    apps = draw(st.permutations([container_request for container_request in containers if container_request.kind is ContainerKind.APP]))
+    # The order in which apps are written is not the one in which they were cut out; what starts
+    # before the apps keeps its order.
+    apps = draw(
+        st.permutations(
+            [container_request for container_request in containers if container_request.kind is ContainerKind.APP]
+        )
+    )
     return view, pod(
-        "asked", *(container_request for container_request in containers if container_request.kind is not ContainerKind.APP), *apps
+        "asked",
+        *(container_request for container_request in containers if container_request.kind is not ContainerKind.APP),
+        *apps,
     )
 
 

@@ -11,7 +11,8 @@ from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 
 NAMES = st.sampled_from(["a", "b"])
 TOPOLOGIES = st.builds(
-    lambda nodes: pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes]), st.lists(st.integers(0, 1), max_size=2)
+    lambda nodes: pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes]),
+    st.lists(st.integers(0, 1), max_size=2),
 )
 DEVICES = st.builds(
     lambda resource, ids, topology: pb.ContainerDevices(resource_name=resource, device_ids=ids, topology=topology),
@@ -20,11 +21,15 @@ DEVICES = st.builds(
     TOPOLOGIES,
 )
 MEMORY = st.builds(
-    lambda size, topology: pb.ContainerMemory(memory_type="memory", size=size, topology=topology), st.integers(0, 5), TOPOLOGIES
+    lambda size, topology: pb.ContainerMemory(memory_type="memory", size=size, topology=topology),
+    st.integers(0, 5),
+    TOPOLOGIES,
 )
 CLAIMS = st.builds(
     lambda name, driver, device: pb.DynamicResource(
-        claim_namespace="d", claim_name=name, claim_resources=[pb.ClaimResource(driver_name=driver, pool_name="n", device_name=device)]
+        claim_namespace="d",
+        claim_name=name,
+        claim_resources=[pb.ClaimResource(driver_name=driver, pool_name="n", device_name=device)],
     ),
     NAMES,
     st.sampled_from(["gpu.topobus.dev", "gpu.example.com"]),
@@ -51,8 +56,14 @@ ANSWERS = st.lists(PODS, max_size=3).map(lambda pods: pb.ListPodResourcesRespons
 
 @given(st.lists(ANSWERS, min_size=1, max_size=3), st.lists(st.booleans(), max_size=3))
 @settings(max_examples=examples(300))
-def test_each_list_is_read_as_if_nothing_came_before(answers: list[pb.ListPodResourcesResponse], repeats: list[bool]) -> None:
-    """Whatever was listed before, also under the same name or word for word, each pod has what a new reader gives it; what was said before is the same object."""
+def test_each_list_is_read_as_if_nothing_came_before(
+    answers: list[pb.ListPodResourcesResponse], repeats: list[bool]
+) -> None:
+    """Whatever was listed before, also under the same name or word for word, each pod has what a
+    new reader gives it.
+
+    What was said before is the same object.
+    """
     contents = PodContents()
 
     for answer, is_repeated in zip(answers, [*repeats, *(True for _ in answers)], strict=False):
@@ -61,4 +72,6 @@ def test_each_list_is_read_as_if_nothing_came_before(answers: list[pb.ListPodRes
         names = [pod.name for pod in answer.pod_resources]
         if is_repeated and len({*names}) == len(names):
             again = contents.read(pb.ListPodResourcesResponse.FromString(answer.SerializeToString()))
-            assert [content is earlier for (_, content), (_, earlier) in zip(again, read, strict=True)] == [True] * len(read)
+            assert [content is earlier for (_, content), (_, earlier) in zip(again, read, strict=True)] == [True] * len(
+                read
+            )

@@ -1,4 +1,6 @@
-"""Laws of what the controller keeps between claims: it gives the answers that a look at everything would give."""
+"""Laws of what the controller keeps between claims: it gives the answers that a look at everything
+would give.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,19 @@ def _object(kind: str, name: str, spec: dict[str, Any], namespace: str = "") -> 
 
 @st.composite
 def slice_specs(draw: st.DrawFn, node: str, number: int, generation: int) -> dict[str, Any]:
-    """Draw one of a node's slices: mostly its own, now and then one that every node may reach, with counters, or of an unfinished pool."""
+    """Draw one of a node's slices: mostly its own, now and then one that every node may reach, with
+    counters, or of an unfinished pool.
+    """
     devices = []
     for index in range(draw(st.integers(0, 3))):
-        attributes: dict[str, Any] = {"model": {"string": draw(st.sampled_from("ab"))}, "id": {"string": f"{node}-{number}-{index}"}}
+        attributes: dict[str, Any] = {
+            "model": {"string": draw(st.sampled_from("ab"))},
+            "id": {"string": f"{node}-{number}-{index}"},
+        }
         if draw(st.booleans()):
-            attributes["root"] = draw(st.sampled_from([{"int": 1}, {"int": 2}, {"string": "1"}, {"ints": [1, 2]}, {"bool": True}]))
+            attributes["root"] = draw(
+                st.sampled_from([{"int": 1}, {"int": 2}, {"string": "1"}, {"ints": [1, 2]}, {"bool": True}])
+            )
         device: dict[str, Any] = {"name": f"d{number}-{index}", "attributes": attributes}
         if draw(st.integers(0, 4)) == 0:
             device["taints"] = [{"key": "k", "effect": "NoSchedule"}]
@@ -65,8 +74,15 @@ def slice_specs(draw: st.DrawFn, node: str, number: int, generation: int) -> dic
         "generation": generation,
         "resourceSliceCount": draw(st.sampled_from([1, 1, 2])),
     }
-    where: dict[str, Any] = draw(st.sampled_from([{"nodeName": node}, {"nodeName": node}, {"nodeName": node}, {"allNodes": True}]))
-    spec: dict[str, Any] = {"driver": draw(st.sampled_from([DRIVER, "nic.example.com"])), "pool": pool, **where, "devices": devices}
+    where: dict[str, Any] = draw(
+        st.sampled_from([{"nodeName": node}, {"nodeName": node}, {"nodeName": node}, {"allNodes": True}])
+    )
+    spec: dict[str, Any] = {
+        "driver": draw(st.sampled_from([DRIVER, "nic.example.com"])),
+        "pool": pool,
+        **where,
+        "devices": devices,
+    }
     if draw(st.integers(0, 5)) == 0:
         spec |= {"devices": [], "sharedCounters": [{"name": "c", "counters": {"n": {"value": "1"}}}]}
     return spec
@@ -74,7 +90,9 @@ def slice_specs(draw: st.DrawFn, node: str, number: int, generation: int) -> dic
 
 @st.composite
 def publications(draw: st.DrawFn) -> list[tuple[str, dict[str, Any] | None]]:
-    """Draw what drivers publish and withdraw, in order: slice names with their content, None for one that is gone."""
+    """Draw what drivers publish and withdraw, in order: slice names with their content, None for
+    one that is gone.
+    """
     published: list[tuple[str, dict[str, Any] | None]] = []
     for _ in range(draw(st.integers(1, 10))):
         node, number = draw(st.sampled_from(NODES)), draw(st.integers(0, 1))
@@ -102,7 +120,9 @@ def _described(pools: tuple[Pool, ...]) -> object:
 @settings(deadline=None, max_examples=examples(200))
 @for_all(publications())
 def test_slice_book_shows_what_a_look_at_all_slices_shows(published: list[tuple[str, dict[str, Any] | None]]) -> None:
-    """After any changes a node's pools are those that upstream's walk over all slices of the cluster finds."""
+    """After any changes a node's pools are those that upstream's walk over all slices of the
+    cluster finds.
+    """
     book, stored = SliceIndex(), dict[str, Slice]()
     for name, spec in published:
         for node in NODES:
@@ -120,17 +140,26 @@ def test_slice_book_shows_what_a_look_at_all_slices_shows(published: list[tuple[
 
 
 def _without_numbers(described: Any) -> object:
-    """Leave the pools' numbers out: inert pools are not in the list, so the others may stand elsewhere in it."""
+    """Leave the pools' numbers out: inert pools are not in the list, so the others may stand
+    elsewhere in it.
+    """
     return [(*pool[:3], [candidate[0] for candidate in pool[3]], pool[4]) for pool in described]
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw nodes of two kinds: one slice each, or a slice with partitions and one with the counters that they share."""
+    """Draw nodes of two kinds: one slice each, or a slice with partitions and one with the counters
+    that they share.
+    """
     first = draw(st.lists(devices(), min_size=1, max_size=5))
     # The other kind differs in little, for that is where two nodes may wrongly be taken for alike.
-    place, root = draw(st.integers(0, len(first) - 1)), draw(st.sampled_from([{"int": 1}, {"int": 2}, {"int": 3}, {"ints": [1, 2]}]))
-    changed = draw(st.sampled_from([first[place] | {"attributes": first[place]["attributes"] | {"root": root}}, draw(devices())]))
+    place, root = (
+        draw(st.integers(0, len(first) - 1)),
+        draw(st.sampled_from([{"int": 1}, {"int": 2}, {"int": 3}, {"ints": [1, 2]}])),
+    )
+    changed = draw(
+        st.sampled_from([first[place] | {"attributes": first[place]["attributes"] | {"root": root}}, draw(devices())])
+    )
     kinds = [first, [*first[:place], changed, *first[place + 1 :]]]
     slices = []
     for node in NODES:
@@ -158,7 +187,9 @@ def devices(draw: st.DrawFn) -> dict[str, Any]:
     if kind == 0:
         device["taints"] = [{"key": "k", "effect": "NoSchedule"}]
     elif kind in (1, 2):
-        device["consumesCounters"] = [{"counterSet": "card", "counters": {"parts": {"value": draw(st.sampled_from("12"))}}}]
+        device["consumesCounters"] = [
+            {"counterSet": "card", "counters": {"parts": {"value": draw(st.sampled_from("12"))}}}
+        ]
     elif kind == 3:
         device |= {"capacity": {"memory": {"value": "4Gi"}}, "allowMultipleAllocations": True}
     return device
@@ -176,7 +207,11 @@ def wanted(draw: st.DrawFn) -> dict[str, Any]:
         if kind == 1:
             exactly["capacity"] = {"requests": {"memory": "1Gi"}}
         requests.append({"name": f"r{index}", "exactly": exactly})
-    some = [{"matchAttribute": f"{DRIVER}/root"}], [{"distinctAttribute": f"{DRIVER}/root"}], [{"matchAttribute": f"{DRIVER}/id"}]
+    some = (
+        [{"matchAttribute": f"{DRIVER}/root"}],
+        [{"distinctAttribute": f"{DRIVER}/root"}],
+        [{"matchAttribute": f"{DRIVER}/id"}],
+    )
     constraints = draw(st.sampled_from([[], [], *some]))
     return {"devices": {"requests": requests, "constraints": constraints}}
 
@@ -194,7 +229,8 @@ def _state(slices: list[dict[str, Any]]) -> StandaloneState:
 
 def _put(state: StandaloneState, api_object: ApiObject) -> None:
     state.put_object(
-        ObjectKey(api_object.kind.lower(), api_object.metadata.get("namespace", "_"), api_object.metadata["name"]), Stored(1, api_object)
+        ObjectKey(api_object.kind.lower(), api_object.metadata.get("namespace", "_"), api_object.metadata["name"]),
+        Stored(1, api_object),
     )
 
 
@@ -208,7 +244,9 @@ def _plain(outcome: Outcome) -> object:
 def test_judgements_give_what_fresh_searches_give(
     slices: list[dict[str, Any]], asked: list[tuple[dict[str, Any], bool]], mode: Mode
 ) -> None:
-    """Claim by claim, with devices taken and given back: each node's answer, and the first node that fits, are those of searches that remember nothing."""
+    """Claim by claim, with devices taken and given back: each node's answer, and the first node
+    that fits, are those of searches that remember nothing.
+    """
     state = _state(slices)
     judgements = ResultCache(state.stock, state.nodes, lambda: state.classes, COMPILER, mode)
     held: list[ApiObject] = []
@@ -248,7 +286,9 @@ def test_judgements_give_what_fresh_searches_give(
 def test_search_leaves_out_only_what_must_fail_when_devices_share(
     slices: list[dict[str, Any]], asked: list[dict[str, Any]], mode: Mode
 ) -> None:
-    """With counters, shares and lists, too, going back past choices that have no part in a miss loses no solution and finds none that is not there."""
+    """With counters, shares and lists, too, going back past choices that have no part in a miss
+    loses no solution and finds none that is not there.
+    """
     state = _state(slices)
     objects = [_object("ResourceClaim", f"c{number}", raw, "default") for number, raw in enumerate(asked)]
     specs = [(Claim(api_object), read_as(api_object.spec, ClaimSpec, where="claim")) for api_object in objects]

@@ -1,7 +1,9 @@
-"""Laws of what a function is for: however drivers, virtual functions and partitions flip, no mode is ever offered, or prepared, as another.
+"""Laws of what a function is for: however drivers, virtual functions and partitions flip, no mode
+is ever offered, or prepared, as another.
 
-Each maker's driver looks at a tree whose first card is set up anew at each step, as an operator or another program would. What it offers is held against what the card is,
-and every device that was ever offered is prepared again: it is given as what it was offered for, or refused.
+Each maker's driver looks at a tree whose first card is set up anew at each step, as an operator or
+another program would. What it offers is held against what the card is, and every device that was
+ever offered is prepared again: it is given as what it was offered for, or refused.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ STUBS = ("pci-stub", "xen-pciback", "uio_pci_generic")
 
 
 class Setup(Struct, frozen=True):
-    """How a card is set up: its kernel driver, its virtual functions, and whether it is cut into partitions (where its maker has such)."""
+    """How a card is set up: its kernel driver, its virtual functions, and whether it is cut into
+    partitions (where its maker has such).
+    """
 
     kernel_driver: str
     virtual_functions: int
@@ -56,7 +60,9 @@ class Card:
 
     can_be_cut = False
 
-    def __init__(self, root: Path, driver: DeviceDriver, vendor: int, class_code: int, files: dict[str, object]) -> None:
+    def __init__(
+        self, root: Path, driver: DeviceDriver, vendor: int, class_code: int, files: dict[str, object]
+    ) -> None:
         self.root, self.driver = root, driver
         write(root, {f"{FOLDER}/sriov_totalvfs": 8, **files})
         (root / FOLDER / "iommu_group").symlink_to("/sys/kernel/iommu_groups/41")
@@ -152,7 +158,10 @@ CARDS: dict[str, Callable[[Path], Card]] = {
 }
 
 setups = st.builds(
-    Setup, st.sampled_from(["native", "native", "", *VFIO, *STUBS]), st.sampled_from([0, 0, 0, 2]), st.sampled_from([False, False, True])
+    Setup,
+    st.sampled_from(["native", "native", "", *VFIO, *STUBS]),
+    st.sampled_from([0, 0, 0, 2]),
+    st.sampled_from([False, False, True]),
 )
 
 
@@ -162,7 +171,11 @@ def offered(card: Card, setup: Setup, role: DeviceRole) -> tuple[DeviceRole, ...
     if role is DeviceRole.PASSTHROUGH:
         return (role,) if is_nic and setup.kernel_driver in VFIO else ()
     if role is DeviceRole.PARTITION_PARENT:
-        is_given = is_nic or isinstance(card.driver, IntelDriver) or (isinstance(card, AmdCard) and not setup.virtual_functions)
+        is_given = (
+            is_nic
+            or isinstance(card.driver, IntelDriver)
+            or (isinstance(card, AmdCard) and not setup.virtual_functions)
+        )
         return (role,) if is_given and card.driver.host.offers_parents else ()
     return (role,)
 
@@ -185,7 +198,10 @@ def role_of(card: Card, setup: Setup) -> DeviceRole:
 @settings(max_examples=examples(60), deadline=None)
 @given(history=st.lists(setups, min_size=1, max_size=8), offers_parents=st.booleans())
 def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Setup], *, offers_parents: bool) -> None:
-    """A card is offered as what it is, or not at all with what it is for; a device of an earlier look is given as what it was then, or refused."""
+    """A card is offered as what it is, or not at all with what it is for.
+
+    A device of an earlier look is given as what it was then, or refused.
+    """
     card.driver.configure(HostServices(partitions=PartitionSettings(parents="counted" if offers_parents else "hidden")))
     ever: dict[tuple[str, DeviceRole], Device] = {}
     for setup in history:
@@ -199,7 +215,12 @@ def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Set
         whole = [device.role for device in devices.values() if not device.partition_of]
         parts = [device.role for device in devices.values() if device.partition_of]
         wanted = offered(card, setup, role)
-        has_parts = isinstance(card, AmdCard) and setup.is_cut and not setup.virtual_functions and role is DeviceRole.PARTITION_PARENT
+        has_parts = (
+            isinstance(card, AmdCard)
+            and setup.is_cut
+            and not setup.virtual_functions
+            and role is DeviceRole.PARTITION_PARENT
+        )
         assert whole == list(wanted)
         assert parts == ([DeviceRole.COMPUTE] * 4 if has_parts else [])
         assert [(function.pci, function.role) for function in discovery.kept] == ([] if wanted else [(ADDRESS, role)])

@@ -1,4 +1,6 @@
-"""Laws of scheduling pods with claims: what holds for any pods, claims and nodes, in any order of coming and going."""
+"""Laws of scheduling pods with claims: what holds for any pods, claims and nodes, in any order of
+coming and going.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,15 @@ class Home:
         """Search a node with the real engine."""
         asked = tuple(ClaimToAllocate(claim.name, claim.spec, len(claims) > 1) for claim in claims)
         devices = slice_of(gpus(self.sizes[node.name]), pool=node.name, nodeName=node.name)
-        return solve(replace(given([devices], *asked), node=node, usage=Usage(dict.fromkeys(self.held(), "another claim"))))
+        return solve(
+            replace(given([devices], *asked), node=node, usage=Usage(dict.fromkeys(self.held(), "another claim")))
+        )
 
     def schedule(self, name: str, uses: tuple[str, ...], only: str) -> PodPlan | None:
-        """Go through the points as a scheduler does, until the pod is bound or nothing helps; gives the last plan."""
+        """Go through the points as a scheduler does, until the pod is bound or nothing helps.
+
+        Gives the last plan.
+        """
         entries = [{"name": use, "resourceClaimName": use} for use in uses]
         pod = ApiObject(
             api_version="v1",
@@ -84,14 +91,18 @@ class Home:
             if not isinstance(answer, TakeBack):
                 return plan
             assert all(user.uid == plan.pod.uid for user in answer.claim.consumers)
-            self.claims[answer.claim.name] = objects.without_allocation(answer.claim.claim.object, why=answer.why, now=NOW)
+            self.claims[answer.claim.name] = objects.without_allocation(
+                answer.claim.claim.object, why=answer.why, now=NOW
+            )
         return None
 
     def bind(self, plan: PodPlan, fit: NodeFit) -> None:
         """Write what Reserve says."""
         for reservation in reserve(plan, fit):
             if reservation.is_new:
-                bound = objects.with_bound_allocation(reservation.claim.claim.object, reservation.allocation, plan.pod, now=NOW)
+                bound = objects.with_bound_allocation(
+                    reservation.claim.claim.object, reservation.allocation, plan.pod, now=NOW
+                )
             else:
                 bound = objects.with_reservation(reservation.claim.claim.object, plan.pod)
             assert isinstance(bound, ApiObject)
@@ -131,7 +142,10 @@ STEPS = st.lists(
 def test_devices_and_reservations_stay_right_when_pods_come_and_go(
     sizes: tuple[int, ...], counts: tuple[int, ...], steps: list[Any]
 ) -> None:
-    """No device is given twice; all claims of a bound pod can be used on its node and name it; nobody else's claim is ever taken back."""
+    """No device is given twice; all claims of a bound pod can be used on its node and name it.
+
+    Nobody else's claim is ever taken back.
+    """
     home = Home(sizes)
     home.claims = {name: _claim(name, count) for name, count in zip(CLAIMS, counts, strict=True)}
     uses: dict[str, tuple[str, ...]] = {}
@@ -147,13 +161,17 @@ def test_devices_and_reservations_stay_right_when_pods_come_and_go(
         for uid, node in home.bound.items():
             for use in uses[uid]:
                 assert uid in {user.uid for user in objects.consumers_of(home.claims[use])}
-                assert {result["pool"] for result in home.claims[use].status["allocation"]["devices"]["results"]} == {node}
+                assert {result["pool"] for result in home.claims[use].status["allocation"]["devices"]["results"]} == {
+                    node
+                }
 
 
 @settings(max_examples=examples(60), deadline=None)
 @for_all(st.tuples(*[st.integers(0, 4)] * 3), st.tuples(*[st.integers(1, 3)] * 2))
 def test_pod_is_bound_when_one_node_is_large_enough(sizes: tuple[int, ...], counts: tuple[int, ...]) -> None:
-    """On empty nodes a pod is bound exactly when some node has devices enough for all of its claims."""
+    """On empty nodes a pod is bound exactly when some node has devices enough for all of its
+    claims.
+    """
     home = Home(sizes)
     home.claims = {name: _claim(name, count) for name, count in zip(CLAIMS, counts, strict=False)}
 
@@ -165,7 +183,9 @@ def test_pod_is_bound_when_one_node_is_large_enough(sizes: tuple[int, ...], coun
 @settings(max_examples=examples(60), deadline=None)
 @for_all(st.integers(1, 3), st.sampled_from(NODES), st.sampled_from(NODES))
 def test_pod_reaches_its_node_when_unreserved_claims_stand_elsewhere(count: int, first: str, second: str) -> None:
-    """A claim that a pod left behind allocated is brought to the node that the next pod needs, whatever node that is."""
+    """A claim that a pod left behind allocated is brought to the node that the next pod needs,
+    whatever node that is.
+    """
     home = Home((3, 3, 3))
     home.claims = {"a": _claim("a", count), "b": _claim("b", 1)}
     home.schedule("p", ("a",), first)

@@ -1,4 +1,6 @@
-"""Shares of devices over random histories, through both doors: never whole and shared at once, never more than there is, no replica twice."""
+"""Shares of devices over random histories, through both doors: never whole and shared at once,
+never more than there is, no replica twice.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ GIB = 1 << 30
 REPLICAS = 4
 POOL = SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=REPLICAS)
 DEVICES = tuple(
-    Device(name=f"gpu-{index}", device_class="gpu", driver="nvidia", pool="gpu-shared", capacity={"memory": 80 * GIB}) for index in range(2)
+    Device(name=f"gpu-{index}", device_class="gpu", driver="nvidia", pool="gpu-shared", capacity={"memory": 80 * GIB})
+    for index in range(2)
 )
 SHARED = with_sharing(DEVICES, (POOL,))
 NAMES = st.sampled_from([device.name for device in DEVICES])
@@ -35,7 +38,9 @@ RESOURCES = st.sampled_from(["topobus.dev/gpu-shared", "topobus.dev/gpu"])
 
 
 class Shares(RuleBasedStateMachine):
-    """One node with two GPUs, whose operator shares them, stops sharing them, and shares them again."""
+    """One node with two GPUs, whose operator shares them, stops sharing them, and shares them
+    again.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -49,11 +54,17 @@ class Shares(RuleBasedStateMachine):
         """The node with nothing held, as topology judges adoptions."""
         return NodeView(node="n1", numa_nodes=NodeSet(0), devices={"gpu": self.devices})
 
-    def adopt(self, owner: Owner, devices: tuple[str, ...], shared: tuple[str, ...], shares: dict[str, HeldShare]) -> Refusal | None:
+    def adopt(
+        self, owner: Owner, devices: tuple[str, ...], shared: tuple[str, ...], shares: dict[str, HeldShare]
+    ) -> Refusal | None:
         """Adopt as topology does; the refusal, if it is one."""
         self.count += 1
         asked = AdoptRequest(
-            op_id=f"op-{self.count}", owner=owner, devices={"gpu": devices}, shared={"gpu": shared}, shares={"gpu": shares}
+            op_id=f"op-{self.count}",
+            owner=owner,
+            devices={"gpu": devices},
+            shared={"gpu": shared},
+            shares={"gpu": shares},
         )
         fault = fault_of_adoption(self.view, self.ledger, asked)
         if fault is not None:
@@ -79,7 +90,10 @@ class Shares(RuleBasedStateMachine):
 
     @rule(owner=OWNERS, name=NAMES, memory=st.integers(1, 90), shares=st.integers(1, REPLICAS))
     def claim_share(self, owner: str, name: str, memory: int, shares: int) -> None:
-        """A claim with a share is prepared; what does not fit is refused with numbers that add up."""
+        """A claim with a share is prepared.
+
+        What does not fit is refused with numbers that add up.
+        """
         amounts = {"memory": memory * GIB, "shares": shares}
         key = Owner(kind=OwnerKind.CLAIM, name=owner, uid=owner)
         refusal = self.adopt(key, (name,), (name,), {name: HeldShare(amounts=amounts)})
@@ -95,7 +109,12 @@ class Shares(RuleBasedStateMachine):
     @rule(name=NAMES, resource=RESOURCES)
     def plugin_whole(self, name: str, resource: str) -> None:
         """Kubelet gives the whole device, as it does while it is not shared."""
-        self.adopt(Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=f"whole-{name}"), (name,), (), {})
+        self.adopt(
+            Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=f"whole-{name}"),
+            (name,),
+            (),
+            {},
+        )
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -103,7 +122,9 @@ class Shares(RuleBasedStateMachine):
         if self.ledger.allocations:
             key = data.draw(st.sampled_from(sorted(self.ledger.allocations)))
             self.count += 1
-            step = transitions.release(self.ledger, op_id=f"op-{self.count}", owner=self.ledger.allocations[key].owner, decision_id="r")
+            step = transitions.release(
+                self.ledger, op_id=f"op-{self.count}", owner=self.ledger.allocations[key].owner, decision_id="r"
+            )
             assert not isinstance(step, Refusal)
             self.ledger = step.ledger
 
@@ -114,9 +135,13 @@ class Shares(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_whole_and_shared(self) -> None:
-        """Of each device either one owner has the whole, or all have shares of it that fit into it, and each replica once."""
+        """Of each device either one owner has the whole, or all have shares of it that fit into it,
+        and each replica once.
+        """
         check_holders(self.ledger)
-        holdings = [(key, holding) for key, allocation in self.ledger.allocations.items() for holding in allocation.holdings]
+        holdings = [
+            (key, holding) for key, allocation in self.ledger.allocations.items() for holding in allocation.holdings
+        ]
         for device in SHARED:
             by_share = [key for key, holding in holdings if device.name in holding.shared.get("gpu", ())]
             holders = [key for key, holding in holdings if device.name in holding.devices.get("gpu", ())]
@@ -124,7 +149,10 @@ class Shares(RuleBasedStateMachine):
             held = shares_held(holdings).get("gpu", {}).get(device.name, {})
             for capacity, total in device.capacity.items():
                 assert sum(share.amounts.get(capacity, 0) for share in held.values()) <= total
-            assert len([number for share in held.values() for number in share.replicas]) + free_replicas(device, held) <= REPLICAS
+            assert (
+                len([number for share in held.values() for number in share.replicas]) + free_replicas(device, held)
+                <= REPLICAS
+            )
             # What is told of a share is told of what is held by share.
             assert set(held) <= set(by_share)
 

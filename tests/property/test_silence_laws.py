@@ -1,4 +1,6 @@
-"""Laws of silence, over any row of looks: only an unbroken one makes a service silent, it never flaps, and it is never evidence."""
+"""Laws of silence, over any row of looks: only an unbroken one makes a service silent, it never
+flaps, and it is never evidence.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.engine.health.silence import Answered, Silence, SilenceSettings, Silent, SilentBecause, next_silence, unheard
+from topobus.engine.health.silence import (
+    Answered,
+    Silence,
+    SilenceSettings,
+    Silent,
+    SilentBecause,
+    next_silence,
+    unheard,
+)
 from topobus.values.device import Device, Inventory
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 
@@ -31,7 +41,9 @@ def walk(row: list[Look]) -> list[tuple[float, Answered | Silent, Silence]]:
 
 @given(row=looks)
 def test_silence_never_begins_sooner_than_the_settings_say_when_anything_happens(row: list[Look]) -> None:
-    """Whoever answered within the last five seconds is not silent, so that no restart and no busy moment shows, and nothing flaps."""
+    """Whoever answered within the last five seconds is not silent, so that no restart and no busy
+    moment shows, and nothing flaps.
+    """
     answered_at = 0.0
     for at, answer, silence in walk(row):
         answered_at = at if isinstance(answer, Answered) else answered_at
@@ -42,7 +54,10 @@ def test_silence_never_begins_sooner_than_the_settings_say_when_anything_happens
 @given(row=looks)
 def test_silence_needs_the_longer_time_when_nobody_was_ever_seen_missing(row: list[Look]) -> None:
     """A service that listens and does not answer is silent after the longer time only."""
-    timeouts = [(wait_s, Silent(because=SilentBecause.TIMEOUT) if isinstance(answer, Silent) else answer) for wait_s, answer in row]
+    timeouts = [
+        (wait_s, Silent(because=SilentBecause.TIMEOUT) if isinstance(answer, Silent) else answer)
+        for wait_s, answer in row
+    ]
     answered_at = 0.0
     for at, answer, silence in walk(timeouts):
         answered_at = at if isinstance(answer, Answered) else answered_at
@@ -70,10 +85,16 @@ def test_silence_never_begins_when_it_was_we_who_stood_still(waits: list[float],
 
 
 @given(state=st.sampled_from(HealthState), has_since=st.booleans())
-def test_unheard_devices_are_unknown_and_never_worse_when_their_service_is_silent(state: HealthState, *, has_since: bool) -> None:
-    """Silence makes no device Unhealthy and heals none: what was not Unhealthy by evidence is Unknown, and none is handed out."""
+def test_unheard_devices_are_unknown_and_never_worse_when_their_service_is_silent(
+    state: HealthState, *, has_since: bool
+) -> None:
+    """Silence makes no device Unhealthy and heals none: what was not Unhealthy by evidence is
+    Unknown, and none is handed out.
+    """
     before = DeviceHealth(state=state, conditions=(Condition(dimension=Dimension.MEMORY, state=state, reason="seen"),))
-    inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu", health=before),))
+    inventory = Inventory(
+        node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu", health=before),)
+    )
     (device,) = unheard(inventory, since="2026-01-01T00:00:00Z" if has_since else "").devices
 
     assert device.health.state is (HealthState.UNHEALTHY if state is HealthState.UNHEALTHY else HealthState.UNKNOWN)

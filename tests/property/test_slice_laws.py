@@ -1,4 +1,6 @@
-"""Laws of slice publishing: whatever was published, wiped or cut off by a crash, the next plans lead to exactly the wanted pool and then to silence."""
+"""Laws of slice publishing: whatever was published, wiped or cut off by a crash, the next plans
+lead to exactly the wanted pool and then to silence.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,15 @@ class Server:
 
     def specs(self) -> list[SliceSpec]:
         """What is there, by name."""
-        return [read_as(resource_slice.spec, SliceSpec, where=name) for name, resource_slice in sorted(self.slices.items())]
+        return [
+            read_as(resource_slice.spec, SliceSpec, where=name) for name, resource_slice in sorted(self.slices.items())
+        ]
 
     def seen(self) -> list[str] | None:
-        """Devices as a scheduler sees them: those of the highest generation, if they are all there; None when the pool is incomplete."""
+        """Devices as a scheduler sees them: those of the highest generation, if they are all there.
+
+        None when the pool is incomplete.
+        """
         specs = self.specs()
         newest = max((spec.pool.generation for spec in specs), default=0)
         current = [spec for spec in specs if spec.pool.generation == newest]
@@ -58,7 +65,9 @@ class Server:
 def devices(count: int, sick: frozenset[int]) -> tuple[SliceDevice, ...]:
     """A pool's devices."""
     taint = Taint(key="topobus.dev/health", value="unhealthy", effect="NoExecute", time_added="2026-01-02T03:04:05Z")
-    return tuple(SliceDevice(name=f"gpu-{index:03d}", taints=(taint,) if index in sick else ()) for index in range(count))
+    return tuple(
+        SliceDevice(name=f"gpu-{index:03d}", taints=(taint,) if index in sick else ()) for index in range(count)
+    )
 
 
 states = st.tuples(st.integers(0, 260), st.frozensets(st.integers(0, 260), max_size=4))
@@ -67,7 +76,9 @@ steps = st.tuples(states, st.one_of(st.none(), st.integers(0, 6)), st.sets(st.in
 
 @given(st.lists(steps, min_size=1, max_size=6))
 def test_pool_is_what_is_wanted_when_the_publisher_was_killed_at_any_write(history: list[tuple]) -> None:  # type: ignore[type-arg]  # a step
-    """After any history of states, kills and foreign deletions, one whole plan brings the pool about, and the next one is empty."""
+    """After any history of states, kills and foreign deletions, one whole plan brings the pool
+    about, and the next one is empty.
+    """
     server = Server()
     state: tuple[int, frozenset[int]] = (0, frozenset())
     for state, limit, lost in history:
@@ -86,8 +97,12 @@ def test_pool_is_what_is_wanted_when_the_publisher_was_killed_at_any_write(histo
 
 
 @given(states, states)
-def test_generation_never_goes_back_when_the_pool_changes(before: tuple[int, frozenset[int]], after: tuple[int, frozenset[int]]) -> None:
-    """Whatever changes, no generation is lower than one that a scheduler may have seen, wiped slices included."""
+def test_generation_never_goes_back_when_the_pool_changes(
+    before: tuple[int, frozenset[int]], after: tuple[int, frozenset[int]]
+) -> None:
+    """Whatever changes, no generation is lower than one that a scheduler may have seen, wiped
+    slices included.
+    """
     server = Server()
     first = slice_plan(DRIVER, NODE, "u", devices(*before), ())
     server.execute(first)

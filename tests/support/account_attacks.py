@@ -1,6 +1,8 @@
-"""What a hostile credential of one account tries against the others, made from the catalogue: a new noun, stream or ask is attacked without a word here.
+"""What a hostile credential of one account tries against the others, made from the catalogue: a new
+noun, stream or ask is attacked without a word here.
 
-Each attack is one message. The attacker is somebody of node `n2`; what it attacks is `n1`'s, of another class and of its own, and the cluster's.
+Each attack is one message. The attacker is somebody of node `n2`; what it attacks is `n1`'s, of
+another class and of its own, and the cluster's.
 """
 
 from __future__ import annotations
@@ -66,19 +68,27 @@ def attacks(granted: Sequence[str], victim: Victim) -> Iterator[Attack]:
     yield from _answers(victim, granted)
     yield from _requests_to_jetstream(victim)
     for subject in _own_subjects(granted):
-        # What the server itself says to a message goes to its reply subject: an acknowledgement becomes a ledger.
+        # What the server itself says to a message goes to its reply subject: an
+        # acknowledgement becomes a ledger.
         for target in targets:
             yield Attack("reply", subject, b"{}", reply=target)
         for target in stored_subjects(victim):
             yield Attack("trace", subject, b"{}", {"Nats-Trace-Dest": target})
         for what in ("all", "sub"):
             yield Attack("rollup", subject, b"{}", {"Nats-Rollup": what})
-        yield Attack("schedule", subject, b"{}", {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": targets[0]})
+        yield Attack(
+            "schedule",
+            subject,
+            b"{}",
+            {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": targets[0]},
+        )
 
 
 def stored_subjects(victim: Victim) -> list[str]:
     """List the subjects under which streams keep what is the victim's."""
-    return sorted({subject_of(noun, victim.node, device_class) for noun in (*STATES, *EVENTS) for device_class in victim.classes})
+    return sorted(
+        {subject_of(noun, victim.node, device_class) for noun in (*STATES, *EVENTS) for device_class in victim.classes}
+    )
 
 
 def eavesdropping(victim: Victim) -> tuple[str, ...]:
@@ -101,7 +111,9 @@ def eavesdropping(victim: Victim) -> tuple[str, ...]:
 def _ask_subjects(victim: Victim) -> list[str]:
     return sorted(
         {
-            ask.subject(**{"node": node, "device_class": device_class} if "device_class" in ask.parts else {"node": node})
+            ask.subject(
+                **{"node": node, "device_class": device_class} if "device_class" in ask.parts else {"node": node}
+            )
             for ask in ASKS
             for device_class in victim.classes
             for node in (victim.node, CLUSTER)
@@ -110,7 +122,9 @@ def _ask_subjects(victim: Victim) -> list[str]:
 
 
 def _targets(victim: Victim) -> list[str]:
-    """List what a server's own words could do harm at: stores, services, inboxes, JetStream's interface."""
+    """List what a server's own words could do harm at: stores, services, inboxes, JetStream's
+    interface.
+    """
     return [
         *stored_subjects(victim),
         *_ask_subjects(victim),
@@ -123,7 +137,9 @@ def _targets(victim: Victim) -> list[str]:
 
 
 def _direct(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:
-    """Write, delete and purge each key, forge each event, ask each service, say up what another node says."""
+    """Write, delete and purge each key, forge each event, ask each service, say up what another
+    node says.
+    """
     stored = stored_subjects(victim)
     for subject in stored:
         if not is_granted(granted, subject):
@@ -141,7 +157,9 @@ def _direct(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:
         for subject in _ask_subjects(victim):
             if subject.startswith(f"{PREFIX}.{ask.name}.") and not is_granted(granted, subject):
                 for asker in askers_of(ask):
-                    yield Attack("forged-ask", subject, encode(sample(ask.request)), reply=f"{inbox_branch(asker, 'nats')}.a.b")
+                    yield Attack(
+                        "forged-ask", subject, encode(sample(ask.request)), reply=f"{inbox_branch(asker, 'nats')}.a.b"
+                    )
                 yield Attack("forged-ask", subject, encode(sample(ask.request)), reply="_R_.guess1.guess2")
     for noun in up_nouns():
         parts = {part: _parts(victim)[part] for part in noun.parts}
@@ -208,11 +226,20 @@ def _requests_to_jetstream(victim: Victim) -> Iterator[Attack]:
 
 def _consumers(prefix: str, stream: str, subjects: str, deliver_subject: str) -> Iterator[Attack]:
     """Make a consumer that delivers to a subject, by each of the requests that servers take for it."""
-    config = {"deliver_subject": deliver_subject, "ack_policy": "none", "deliver_policy": "all", "replay_policy": "instant"}
+    config = {
+        "deliver_subject": deliver_subject,
+        "ack_policy": "none",
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+    }
     named = json.dumps({"stream_name": stream, "config": {**config, "name": "attack"}}).encode()
-    filtered = json.dumps({"stream_name": stream, "config": {**config, "name": "attack", "filter_subject": subjects}}).encode()
+    filtered = json.dumps(
+        {"stream_name": stream, "config": {**config, "name": "attack", "filter_subject": subjects}}
+    ).encode()
     durable = json.dumps({"stream_name": stream, "config": {**config, "durable_name": "attack"}}).encode()
-    yield Attack("consumer", f"{prefix}.CONSUMER.CREATE.{stream}", json.dumps({"stream_name": stream, "config": config}).encode())
+    yield Attack(
+        "consumer", f"{prefix}.CONSUMER.CREATE.{stream}", json.dumps({"stream_name": stream, "config": config}).encode()
+    )
     yield Attack("consumer", f"{prefix}.CONSUMER.CREATE.{stream}.attack", named)
     yield Attack("consumer", f"{prefix}.CONSUMER.CREATE.{stream}.attack.{subjects}", filtered)
     yield Attack("consumer", f"{prefix}.CONSUMER.DURABLE.CREATE.{stream}.attack", durable)
@@ -223,6 +250,9 @@ def _own_subjects(granted: Sequence[str]) -> Iterator[str]:
     for pattern in granted:
         up = re.fullmatch(rf"{re.escape(PREFIX)}\.up\.([^.]+)\.>", pattern)
         if up is not None:
-            yield from (up_subject(noun, **{part: {"node": up[1]}.get(part, "own") for part in noun.parts}) for noun in up_nouns())
+            yield from (
+                up_subject(noun, **{part: {"node": up[1]}.get(part, "own") for part in noun.parts})
+                for noun in up_nouns()
+            )
         else:
             yield ".".join("own" if token in ("*", ">") else token for token in pattern.split("."))

@@ -1,4 +1,5 @@
-"""A real nats-server with the shipped accounts: each user's bus or bare client by the user's name, and what the streams hold.
+"""A real nats-server with the shipped accounts: each user's bus or bare client by the user's name,
+and what the streams hold.
 
 The password of a user is its name. Two nodes have users of their own (`gpu-n1`, `gpu-n2`).
 """
@@ -93,14 +94,23 @@ class AccountNats:
             file.write_text(name)
             file.chmod(0o600)
         return NatsSettings(
-            url=self.server.url, user=name, password_file=str(file), zone=zone, provisioner=self._provisioner, timeout_s=LIMIT_S
+            url=self.server.url,
+            user=name,
+            password_file=str(file),
+            zone=zone,
+            provisioner=self._provisioner,
+            timeout_s=LIMIT_S,
         )
 
     @asynccontextmanager
-    async def bus(self, name: str, *, registry: CollectorRegistry | None = None, readiness: Readiness | None = None) -> AsyncIterator[Bus]:
+    async def bus(
+        self, name: str, *, registry: CollectorRegistry | None = None, readiness: Readiness | None = None
+    ) -> AsyncIterator[Bus]:
         """Connect our own bus as a user, under the name that its process has."""
         principal = self.users[name].principal
-        bus = await Bus.connect(self.settings(name), name=connection_name(principal), registry=registry, readiness=readiness)
+        bus = await Bus.connect(
+            self.settings(name), name=connection_name(principal), registry=registry, readiness=readiness
+        )
         try:
             yield bus
         finally:
@@ -125,7 +135,8 @@ class AccountNats:
             inbox_prefix=branch.encode(),
             error_cb=note,
             allow_reconnect=False,
-            # The server sets an account's store up when its first user comes, which takes seconds on a machine that is busy.
+            # The server sets an account's store up when its first user comes, which takes
+            # seconds on a machine that is busy.
             connect_timeout=LIMIT_S,
         )
         try:
@@ -135,7 +146,9 @@ class AccountNats:
                 await client.close()
 
     async def fill(self, writer: str, node: str, device_class: str) -> None:
-        """Store one value of each state and event of a node, each as its writer; `writer` gives a user's name from a principal's."""
+        """Store one value of each state and event of a node, each as its writer; `writer` gives a
+        user's name from a principal's.
+        """
         for noun in (*STATES, *EVENTS):
             principal = device_class if device_class in noun.writer else noun.writer[0]
             name = writer.format(principal) if principal not in ("controller", "cli") else principal
@@ -174,7 +187,8 @@ async def account_nats(
 ) -> AsyncIterator[AccountNats]:
     """Run a server with these accounts until the block ends.
 
-    `zones` gives the setting nats.zone by principal, and "" for the others; `more` is further configuration.
+    `zones` gives the setting nats.zone by principal, and "" for the others;
+    `more` is further configuration.
     """
     passwords = render_passwords({user.variable: user.name for account in described for user in account.users})
     async with NatsServer(binary=binary, config=f"{passwords}{render_accounts(described)}{more}") as server:

@@ -8,16 +8,28 @@ from topobus.values.device import Device, Inventory
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import Cpu, Machine, NumaNode
 from topobus.values.pci import PciAddress
-from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.values.request import (
+    ContainerKind,
+    ContainerRequest,
+    DeviceRequest,
+    Owner,
+    OwnerKind,
+    PodRequest,
+    Policy,
+    Scope,
+)
 from topobus.values.view import AlignmentOptions, CoreView, NodeView
 
 __all__ = ["container", "dgx", "dgx_facts", "holding", "owner", "pod"]
 
 
 def dgx(*, policy: Policy = Policy.BEST_EFFORT, scope: Scope = Scope.CONTAINER) -> NodeView:
-    """The demo machine: 2 sockets of 56 cores with SMT, 2 PCIe switches a socket with 2 GPUs and 2 NICs each, 2 FPGAs on node 0."""
+    """The demo machine: 2 sockets of 56 cores with SMT, 2 PCIe switches a socket with 2 GPUs and 2
+    NICs each, 2 FPGAs on node 0.
+    """
     cores = tuple(
-        CoreView(cpus=CpuSet(core, core + 112), numa_node=core // 56, socket=core // 56, l3=core // 56 * 56) for core in range(112)
+        CoreView(cpus=CpuSet(core, core + 112), numa_node=core // 56, socket=core // 56, l3=core // 56 * 56)
+        for core in range(112)
     )
     devices: dict[str, tuple[Device, ...]] = {
         device_class: tuple(
@@ -33,7 +45,8 @@ def dgx(*, policy: Policy = Policy.BEST_EFFORT, scope: Scope = Scope.CONTAINER) 
         for device_class in ("gpu", "nic")
     }
     devices["fpga"] = tuple(
-        Device(name=f"fpga-{place}", device_class="fpga", numa_nodes=NodeSet(0), pcie_root=f"pci0000:f{place}") for place in range(2)
+        Device(name=f"fpga-{place}", device_class="fpga", numa_nodes=NodeSet(0), pcie_root=f"pci0000:f{place}")
+        for place in range(2)
     )
     return NodeView(
         node="demo-node",
@@ -63,7 +76,8 @@ def dgx_facts() -> tuple[Machine, dict[str, Inventory]]:
         distances=view.distances,
     )
     inventories = {
-        name: Inventory(node=view.node, device_class=name, generation=1, devices=devices) for name, devices in view.devices.items()
+        name: Inventory(node=view.node, device_class=name, generation=1, devices=devices)
+        for name, devices in view.devices.items()
     }
     inventories["cpu"] = Inventory(
         node=view.node,
@@ -79,7 +93,9 @@ def owner(name: str) -> Owner:
     return Owner(kind=OwnerKind.POD, name=name, uid=f"uid-{name}")
 
 
-def container(name: str = "main", *, cpus: int = 0, kind: ContainerKind = ContainerKind.APP, **devices: int) -> ContainerRequest:
+def container(
+    name: str = "main", *, cpus: int = 0, kind: ContainerKind = ContainerKind.APP, **devices: int
+) -> ContainerRequest:
     """A container that asks for so many devices a class."""
     return ContainerRequest(
         name=name,
@@ -89,7 +105,9 @@ def container(name: str = "main", *, cpus: int = 0, kind: ContainerKind = Contai
     )
 
 
-def pod(name: str, *containers: ContainerRequest, policy: Policy | None = None, scope: Scope | None = None) -> PodRequest:
+def pod(
+    name: str, *containers: ContainerRequest, policy: Policy | None = None, scope: Scope | None = None
+) -> PodRequest:
     """A pod of these containers."""
     return PodRequest(owner=owner(name), containers=containers, policy=policy, scope=scope)
 
@@ -100,4 +118,6 @@ def holding(view: NodeView, name: str, *, cpus: str = "", **devices: tuple[str, 
     held = {device_class: dict(names) for device_class, names in view.held_devices.items()}
     for device_class, names in devices.items():
         held.setdefault(device_class, {}).update(dict.fromkeys(names, key))
-    return structs.replace(view, held_devices=held, held_cpus={**view.held_cpus, **({key: CpuSet.parse(cpus)} if cpus else {})})
+    return structs.replace(
+        view, held_devices=held, held_cpus={**view.held_cpus, **({key: CpuSet.parse(cpus)} if cpus else {})}
+    )

@@ -1,4 +1,6 @@
-"""An AMD driver that cuts on demand, on a machine that obeys, with a journal: what a device service does with it, without one."""
+"""An AMD driver that cuts on demand, on a machine that obeys, with a journal: what a device service
+does with it, without one.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class AmdBench:
         self.kernel.follow(self.writes)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """End."""
         self.journal.close()
         self.writes.__exit__(kind, error, traceback)
@@ -94,7 +98,9 @@ class AmdBench:
     def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
         """Give devices back."""
         devices = [self.devices[name] for name in names]
-        journaled_verbs.unprepare(journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner)))
+        journaled_verbs.unprepare(
+            journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner))
+        )
 
     def undo_all(self) -> None:
         """Undo what is half done, as a start does, and let go what is whole."""
@@ -124,12 +130,17 @@ class AmdBench:
 
     def _new_driver(self) -> AmdDriver:
         driver = AmdDriver()
-        driver.configure(GpuServices(partitions=PartitionSettings(on_demand=True), leftovers=LeftoverSettings(check=False)))
+        driver.configure(
+            GpuServices(partitions=PartitionSettings(on_demand=True), leftovers=LeftoverSettings(check=False))
+        )
         driver.on_demand.pauses = Pauses(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
         return driver
 
     def _sleep(self, _: float) -> None:
-        """Wait until what was written is obeyed; in a process that is to die, whose kernel is its parent's, for a moment."""
+        """Wait until what was written is obeyed.
+
+        In a process that is to die, whose kernel is its parent's, for a moment.
+        """
         if self.kernel.is_stuck:
             self._stuck_s += _STUCK_LOOK_S
         if os.getpid() == self._pid:

@@ -1,7 +1,9 @@
-"""amdgpu and KFD of a machine written by `KfdMachine`: they obey what is written into `current_compute_partition`, as the real ones do.
+"""amdgpu and KFD of a machine written by `KfdMachine`: they obey what is written into
+`current_compute_partition`, as the real ones do.
 
-Flows in: writes, by the thread of `KernelWrites`, so the card is on its way for a moment after a write. Flows out: KFD nodes, one for each part, under numbers that were never
-used before; the first part has the function's own render node, the others those of the platform devices, which stay.
+Flows in: writes, by the thread of `KernelWrites`, so the card is on its way for a moment after a
+write. Flows out: KFD nodes, one for each part, under numbers that were never used before; the first
+part has the function's own render node, the others those of the platform devices, which stay.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ class AmdKernel:
     def follow(self, writes: KernelWrites) -> None:
         """Obey writes from now on."""
         for address in self.machine.addresses:
-            writes.obey(f"{folder(address)}/current_compute_partition", lambda text, address=address: self._obey(address, text.strip()))
+            writes.obey(
+                f"{folder(address)}/current_compute_partition",
+                lambda text, address=address: self._obey(address, text.strip()),
+            )
 
     def set_mode(self, address: PciAddress, mode: str) -> None:
         """Bring a card into a mode at once, as somebody else would, or a reboot."""

@@ -13,11 +13,14 @@ class AskRecord:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
-        """Verb and request, in order; with the verb's past form (`adopted`, `released`) what a service has done and answered."""
+        """Verb and request, in order; with the verb's past form (`adopted`, `released`) what a
+        service has done and answered."""
         self.gates: dict[str, asyncio.Event] = {}
-        """Verb to what its requests wait for before the service hears of them: a service that is frozen, or late."""
+        """Verb to what its requests wait for before the service hears of them: a service that is
+        frozen, or late."""
         self.hung: set[str] = set()
-        """Verbs whose requests reach no service and get no answer. What came while a verb was here is lost, also when the verb goes."""
+        """Verbs whose requests reach no service and get no answer. What came while a verb was here
+        is lost, also when the verb goes."""
         self._noted = asyncio.Condition()
 
     def hold(self, verb: str) -> asyncio.Event:

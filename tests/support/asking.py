@@ -15,12 +15,15 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 LIMIT_S = 60.0
-# Nothing tells an asker that somebody listens now; NATS answers "nobody there" at once, so a pause keeps the test from spinning.
+# Nothing tells an asker that somebody listens now; NATS answers "nobody there" at once, so a
+# pause keeps the test from spinning.
 _PAUSE_S = 0.05
 
 
 async def ask_patiently(bus: Bus, ask: Ask[Q, R], request: Q, *, limit_s: float = LIMIT_S, **parts: str) -> R:
-    """Ask until somebody answers; the request carries its operation id, so that asking again is the same question.
+    """Ask until somebody answers.
+
+    The request carries its operation id, so that asking again is the same question.
 
     Errors: raises TimeoutError after `limit_s`, and at once whatever else the peer answers.
     """

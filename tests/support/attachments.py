@@ -1,4 +1,6 @@
-"""Claims with a device that goes into its pod's sandbox, and what a test asks of the gateway and of the device service about them."""
+"""Claims with a device that goes into its pod's sandbox, and what a test asks of the gateway and of
+the device service about them.
+"""
 
 from __future__ import annotations
 

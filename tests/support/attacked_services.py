@@ -1,6 +1,8 @@
-"""The services that an attack is aimed at: all asks of a node answered under their own principals, what they heard, and what the streams hold of others.
+"""The services that an attack is aimed at: all asks of a node answered under their own principals,
+what they heard, and what the streams hold of others.
 
-Used with one server (`tests/integration/test_bus_account_attacks.py`) and with a hub and leaves (`tests/integration/test_leaf_attacks.py`).
+Used with one server (`tests/integration/test_bus_account_attacks.py`) and with a hub and leaves
+(`tests/integration/test_leaf_attacks.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ __all__ = ["Answering", "answering", "say_up", "until_answered", "without_grante
 
 
 class Answering:
-    """All asks of the victim's node, answered under their own principals: what was handled, and what was dropped."""
+    """All asks of the victim's node, answered under their own principals: what was handled, and
+    what was dropped.
+    """
 
     def __init__(self) -> None:
         self.handled: list[str] = []
@@ -56,7 +60,12 @@ class Answering:
 
     def unready(self) -> list[str]:
         """Say what any of them misses."""
-        return [f"{name}: {why}" for readiness in self.readiness if not readiness.is_ready for name, why in readiness.report().items()]
+        return [
+            f"{name}: {why}"
+            for readiness in self.readiness
+            if not readiness.is_ready
+            for name, why in readiness.report().items()
+        ]
 
 
 @asynccontextmanager
@@ -74,7 +83,9 @@ async def answering(nats: AccountNats, name_of: str, victim: Victim) -> AsyncIte
                     continue
                 if principal not in buses:
                     registry, readiness = CollectorRegistry(), Readiness()
-                    buses[principal] = await stack.enter_async_context(nats.bus(name, registry=registry, readiness=readiness))
+                    buses[principal] = await stack.enter_async_context(
+                        nats.bus(name, registry=registry, readiness=readiness)
+                    )
                     answers.registries.append(registry)
                     answers.readiness.append(readiness)
                 parts = {"node": victim.node, "device_class": device_class}
@@ -87,34 +98,45 @@ def without_granted(images: dict[str, StreamImage], granted: Iterable[str]) -> d
     patterns = tuple(granted)
     return {
         stream: StreamImage(
-            image.config, image.consumers, tuple(message[1:] for message in image.messages if not is_granted(patterns, message[1]))
+            image.config,
+            image.consumers,
+            tuple(message[1:] for message in image.messages if not is_granted(patterns, message[1])),
         )
         for stream, image in images.items()
     }
 
 
 async def until_answered(nats: AccountNats, name_of: str, victim: Victim) -> None:
-    """Exchange a sign of life with each service of the victim's node: what came before has been looked at then."""
+    """Exchange a sign of life with each service of the victim's node: what came before has been
+    looked at then.
+    """
     async with AsyncExitStack() as stack:
         askers: dict[str, Bus] = {}
         for ask in ASKS:
             asker = "cli" if "cli" in ask.readers else name_of.format(ask.readers[0])
             # A relay is asked at its node's own server, or through a hub.
             has_relay = "relay" in nats.users or any(name.startswith("leaf") for name in nats.users)
-            is_elsewhere = {"controller": "controller" not in nats.users, "relay": not has_relay}.get(answerer_of(ask), False)
+            is_elsewhere = {"controller": "controller" not in nats.users, "relay": not has_relay}.get(
+                answerer_of(ask), False
+            )
             if asker not in nats.users or is_elsewhere:
-                # Nobody here may ask it, or it is answered where questions of this server do not go.
+                # Nobody here may ask it, or it is answered where
+                # questions of this server do not go.
                 continue
             if asker not in askers:
                 askers[asker] = await stack.enter_async_context(nats.bus(asker))
             for device_class in victim.classes if "device_class" in ask.parts else ("",):
                 parts = {"node": victim.node, "device_class": device_class}
-                sign = await askers[asker].is_answered(ask, timeout_s=LIMIT_S, **{part: parts[part] for part in ask.parts})
+                sign = await askers[asker].is_answered(
+                    ask, timeout_s=LIMIT_S, **{part: parts[part] for part in ask.parts}
+                )
                 assert isinstance(sign, Answered), ask.name
 
 
 async def say_up(client: Attacker, said: Victim) -> None:
-    """Say each state and event of a node to the hub, as its relay does, with the store's acknowledgement."""
+    """Say each state and event of a node to the hub, as its relay does, with the store's
+    acknowledgement.
+    """
     for noun in up_nouns():
         parts = parts_of(noun, said.node, said.classes[-1])
         # As through the leaf's link: answers come to the relay's inboxes.

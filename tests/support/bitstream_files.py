@@ -1,4 +1,6 @@
-"""Writers of bitstream formats, for tests: files of our own with the headers that Intel's and Xilinx' tools write, and content that no card would take."""
+"""Writers of bitstream formats, for tests: files of our own with the headers that Intel's and
+Xilinx' tools write, and content that no card would take.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ PLATFORM = "xilinx_u55c_gen3x16_xdma_base_3"
 
 
 def gbs(function: str = FUNCTION, interface: str = INTERFACE, image: bytes | None = None) -> bytes:
-    """Write a green bitstream; its image says which function it is, for the file-backed programmer to read."""
+    """Write a green bitstream.
+
+    Its image says which function it is, for the file-backed programmer to read.
+    """
     image = function.encode() + b" image" * 20 if image is None else image
     metadata = json.dumps(
         {
@@ -48,7 +53,21 @@ def elf(sections: dict[str, bytes], *, bits: int = 64) -> bytes:
         body += content
     identity = b"\x7fELF" + bytes([2 if bits == 64 else 1, 1, 1]) + bytes(9)
     layout = "<HHIQQQIHHHHHH" if bits == 64 else "<HHIIIIIHHHHHH"
-    rest = (1, 0, 1, 0, 0, header_bytes + len(body), 0, header_bytes, 0, 0, struct.calcsize(entry), len(contents), len(contents) - 1)
+    rest = (
+        1,
+        0,
+        1,
+        0,
+        0,
+        header_bytes + len(body),
+        0,
+        header_bytes,
+        0,
+        0,
+        struct.calcsize(entry),
+        len(contents),
+        len(contents) - 1,
+    )
     return identity + struct.pack(layout, *rest) + body + table
 
 
@@ -70,7 +89,10 @@ def xclbin(
     kind: int = 0,
     image: bytes = b"bits" * 64,
 ) -> bytes:
-    """Write an xclbin with one section. Offsets by XRT's xclbin.h: the header at 304, 152 bytes long, then sections of 40."""
+    """Write an xclbin with one section.
+
+    Offsets by XRT's xclbin.h: the header at 304, 152 bytes long, then sections of 40.
+    """
     start = 304 + 152 + 40
     section = struct.pack("<I16s4xQQ", kind, b"ocl1", start, len(image))
     header = struct.pack(

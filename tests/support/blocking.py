@@ -1,10 +1,14 @@
-"""Calls of service code that block the event loop: noted while a test runs, so that the test fails and says where.
+"""Calls of service code that block the event loop: noted while a test runs, so that the test fails
+and says where.
 
-It listens to the interpreter's audit events (PEP 578: opened files, listed folders, connections, processes, sleeps) and to the few calls that wait without one. A call
-counts when a loop runs in its thread and service code stands in the stack with no test or simulator above it: what a test itself reads is its own business. It notes and
-raises nothing, since an error raised inside would be taken for one of the disk.
+It listens to the interpreter's audit events (PEP 578: opened files, listed folders,
+connections, processes, sleeps) and to the few calls that wait without one. A call counts when a
+loop runs in its thread and service code stands in the stack with no test or simulator above it:
+what a test itself reads is its own business. It notes and raises nothing, since an error raised
+inside would be taken for one of the disk.
 
-blockbuster was considered: it replaces methods of built-in types, does not see fsync, and cannot tell a test's call from a service's.
+blockbuster was considered: it replaces methods of built-in types, does not see fsync, and cannot
+tell a test's call from a service's.
 """
 
 from __future__ import annotations
@@ -32,8 +36,8 @@ _TESTS = (
 )
 _EVENTS = frozenset(
     {
-        "open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.system",
-        "fcntl.flock", "fcntl.lockf", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "time.sleep", "urllib.Request",
+        "open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.system",  # noqa: E501
+        "fcntl.flock", "fcntl.lockf", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "time.sleep", "urllib.Request",  # noqa: E501
     }
 )  # fmt: skip
 # (the end of a file's name, a function in it): why it may block.
@@ -44,13 +48,19 @@ _ALLOWED = {
     ("linecache.py", "updatecache"): "the lines of a traceback for the log, read once a file",
     ("local_system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",
     ("gateway/node_lock.py", "open_node_lock"): "at start: nobody is served yet",
-    ("gateway/node_lock.py", "try_begin"): "the lock is asked for without waiting; a name of 20 bytes is written, at start",
+    (
+        "gateway/node_lock.py",
+        "try_begin",
+    ): "the lock is asked for without waiting; a name of 20 bytes is written, at start",
     ("gateway/node_lock.py", "begin"): "who has the queue's lock for itself has it for one system call",
     ("gateway/node_lock.py", "is_awaited"): "the lock is asked for without waiting",
     ("gateway/node_lock.py", "end"): "letting go of a lock does not wait",
     ("gateway/device_plugins/foreign_plugins.py", "_load"): "at start: nobody is served yet",
     ("kubernetes/client.py", "open"): "at start: nobody is served yet",
-    ("devicekit/classic/classic_registry.py", "load_classic_drivers"): "at start: installed packages are looked up once",
+    (
+        "devicekit/classic/classic_registry.py",
+        "load_classic_drivers",
+    ): "at start: installed packages are looked up once",
 }
 
 

@@ -1,4 +1,6 @@
-"""A headless Chromium for tests, spoken to by its DevTools protocol over a pair of pipes: no port, and no library."""
+"""A headless Chromium for tests, spoken to by its DevTools protocol over a pair of pipes: no port,
+and no library.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ __all__ = ["Page", "chromium_path", "open_page"]
 
 def chromium_path() -> str:
     """Find the program; empty where none is installed."""
-    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+    )
 
 
 class Page:
@@ -41,7 +45,9 @@ class Page:
 
     async def _answer(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters} | ({"sessionId": self._session} if self._session else {})
+        message = {"id": self._number, "method": method, "params": parameters} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         self._writer.write(json.dumps(message).encode() + b"\0")
         await self._writer.drain()
         async with asyncio.timeout(60):
@@ -57,7 +63,10 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression is true of what the page shows; a form may lead to another page meanwhile."""
+        """Wait until an expression is true of what the page shows.
+
+        A form may lead to another page meanwhile.
+        """
         look = f"document.body && ({condition}) ? done(true) : requestAnimationFrame(look)"
         code = f"new Promise((done) => {{ const look = () => {look}; look(); }})"
         async with asyncio.timeout(60):
@@ -73,12 +82,16 @@ class Page:
         """Press and release one key."""
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38}
         event = {"key": name, "code": name, "windowsVirtualKeyCode": codes[name]}
-        await self.send("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": "\r"} if name == "Enter" else {}))
+        await self.send(
+            "Input.dispatchKeyEvent", type="keyDown", **event, **({"text": "\r"} if name == "Enter" else {})
+        )
         await self.send("Input.dispatchKeyEvent", type="keyUp", **event)
 
     async def show(self, url: str, *, width: int = 1440, height: int = 900, scheme: str = "light") -> None:
         """Go to a page in a window of this size."""
-        await self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        await self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
         await self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         await self.send("Page.navigate", url=url)
 
@@ -90,7 +103,8 @@ async def open_page() -> AsyncIterator[Page]:
     from_child, to_parent = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = (
-            "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-extensions --remote-debugging-pipe"
+            "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run "
+            "--disable-extensions --remote-debugging-pipe"
         )
         # The protocol's pipes are the descriptors 3 and 4.
         command = f'exec "$0" {flags} --user-data-dir="$1" 3<&{to_child} 4>&{to_parent} >/dev/null 2>&1'
@@ -102,7 +116,9 @@ async def open_page() -> AsyncIterator[Page]:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=2**26)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_child, "rb"))
-        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(from_parent, "wb"))
+        transport, protocol = await loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, os.fdopen(from_parent, "wb")
+        )
         page = Page(reader, asyncio.StreamWriter(transport, protocol, None, loop))
         try:
             await page.attach()

@@ -1,4 +1,6 @@
-"""Two nodes of four GPUs and two NICs on a real bus, a user of the classic API, and controllers, mortal ones too."""
+"""Two nodes of four GPUs and two NICs on a real bus, a user of the classic API, and controllers,
+mortal ones too.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ T = TypeVar("T")
 class ClassicPlace:
     """The nodes, and a user."""
 
-    def __init__(self, bus: Bus, url: str, objects: Reader[Change[ApiObject]], nodes: dict[str, WatchedTopology]) -> None:
+    def __init__(
+        self, bus: Bus, url: str, objects: Reader[Change[ApiObject]], nodes: dict[str, WatchedTopology]
+    ) -> None:
         self.bus = bus
         self.url = url
         self.objects = objects
@@ -58,7 +62,11 @@ class ClassicPlace:
 
     def versions(self, kind: str, name: str) -> list[ApiObject | None]:
         """List all versions of an object that the watch brought; None stands for a deleted one."""
-        return [change.value for change in self.objects.items if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)]
+        return [
+            change.value
+            for change in self.objects.items
+            if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)
+        ]
 
     async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
         """Wait until the newest version of an object satisfies the test."""
@@ -72,7 +80,9 @@ class ClassicPlace:
 
     async def allocated(self, name: str) -> ApiObject:
         """Wait until a claim is allocated."""
-        claim = await self.until("resourceclaim", name, lambda value: value is not None and bool(value.status.get("allocation")))
+        claim = await self.until(
+            "resourceclaim", name, lambda value: value is not None and bool(value.status.get("allocation"))
+        )
         assert claim is not None
         return claim
 
@@ -101,7 +111,9 @@ class ClassicPlace:
         """Change a claim as somebody else's controller would."""
         parts = {"kind": "resourceclaim", "namespace": "default", "name": name}
         while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
-            if not isinstance(await self.bus.compare_and_set(catalogue.OBJECT, edit(entry.value), entry.revision, **parts), Conflict):
+            if not isinstance(
+                await self.bus.compare_and_set(catalogue.OBJECT, edit(entry.value), entry.revision, **parts), Conflict
+            ):
                 return
 
     async def delete(self, kind: str, name: str) -> None:
@@ -112,7 +124,9 @@ class ClassicPlace:
             if marked is None:
                 if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
                     continue
-            elif isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
+            elif isinstance(
+                await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict
+            ):
                 continue
             return
 
@@ -120,12 +134,16 @@ class ClassicPlace:
         """List what a node's ledger holds: owner (without uid) to devices."""
         allocations = self.nodes[node].ledger.allocations
         return {
-            key.rpartition("/")[0]: sorted(name for holding in allocation.holdings for names in holding.devices.values() for name in names)
+            key.rpartition("/")[0]: sorted(
+                name for holding in allocation.holdings for names in holding.devices.values() for name in names
+            )
             for key, allocation in sorted(allocations.items())
         }
 
     async def check(self) -> None:
-        """Make sure that every allocation stands in the ledger of its node and nowhere else, and no device in two allocations."""
+        """Make sure that every allocation stands in the ledger of its node and nowhere else, and no
+        device in two allocations.
+        """
         entries = await self.bus.list(catalogue.OBJECT, kind="resourceclaim")
         given: dict[tuple[str, str], str] = {}
         for entry in entries:
@@ -136,7 +154,10 @@ class ClassicPlace:
                 assert key not in given, f"{key} is {given[key]}'s and {api_object.metadata['name']}'s"
                 given[key] = api_object.metadata["name"]
         held = {
-            (node, device): owner.rpartition("/")[2] for node in self.nodes for owner, names in self.held(node).items() for device in names
+            (node, device): owner.rpartition("/")[2]
+            for node in self.nodes
+            for owner, names in self.held(node).items()
+            for device in names
         }
         assert {key: name for key, name in held.items() if name in given.values()} == given
 
@@ -154,7 +175,9 @@ def devices_of(api_object: ApiObject) -> list[str]:
 
 def node_of(api_object: ApiObject) -> str:
     """Name the node of an allocated claim."""
-    return str(api_object.status["allocation"]["availableOnNodes"]["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+    return str(
+        api_object.status["allocation"]["availableOnNodes"]["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+    )
 
 
 async def _no_opinion(_: HintsRequest) -> HintsReply:
@@ -191,7 +214,8 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
             ),
         ]
         for inventory in inventories:
-            # A device service that nobody answers for is called silent after a while, and its devices Unknown.
+            # A device service that nobody answers for is called silent after a
+            # while, and its devices Unknown.
             await bus.answer(catalogue.HINT, _no_opinion, node=name, device_class=inventory.device_class)
         made[name] = (machine, inventories)
     async with AsyncExitStack() as stack:

@@ -28,7 +28,11 @@ driverName: nic.topobus.dev
 
 def claim(name: str, *, mode: str = "WaitForFirstConsumer", of: str = "gpu", parameters: str = "") -> str:
     """Write a claim."""
-    reference = f"parametersRef: {{apiGroup: gpu.resource.topobus.dev, kind: ClaimParameters, name: {parameters}}}" if parameters else ""
+    reference = (
+        f"parametersRef: {{apiGroup: gpu.resource.topobus.dev, kind: ClaimParameters, name: {parameters}}}"
+        if parameters
+        else ""
+    )
     return f"""
 ---
 apiVersion: resource.k8s.io/v1alpha2
@@ -43,12 +47,17 @@ spec:
 
 def parameters(name: str, text: str) -> str:
     """Write claim parameters for GPUs."""
-    return f"---\napiVersion: gpu.resource.topobus.dev/v1alpha1\nkind: ClaimParameters\nmetadata: {{name: {name}}}\nspec: {text}\n"
+    return (
+        "---\napiVersion: gpu.resource.topobus.dev/v1alpha1\nkind: ClaimParameters\nmetadata: {name: "
+        f"{name}}}\nspec: {text}\n"
+    )
 
 
 def pod(name: str, *claims: str, template: str = "", extra: str = "", gpus: int = 0) -> str:
     """Write a pod with claims in the form of Kubernetes 1.26 to 1.30."""
-    entries = [f"{{name: c{index}, source: {{resourceClaimName: {each_claim}}}}}" for index, each_claim in enumerate(claims)]
+    entries = [
+        f"{{name: c{index}, source: {{resourceClaimName: {each_claim}}}}}" for index, each_claim in enumerate(claims)
+    ]
     entries += [f"{{name: made, source: {{resourceClaimTemplateName: {template}}}}}"] if template else []
     limits = f"{{topobus.dev/gpu: {gpus}}}" if gpus else "{}"
     return f"""

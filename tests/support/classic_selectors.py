@@ -1,4 +1,6 @@
-"""Strategies for selectors of the classic API: few different values, so that equality, order and patterns meet often."""
+"""Strategies for selectors of the classic API: few different values, so that equality, order and
+patterns meet often.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,17 @@ names = st.sampled_from(("speed", "label", "flag", "resource.kubernetes.io/numaN
 attributes = st.one_of(
     st.fixed_dictionaries({"name": names, "value": st.integers(-2, 2), "operator": st.sampled_from(OPERATORS)}),
     st.fixed_dictionaries({"name": names, "value": st.booleans(), "operator": st.sampled_from(OPERATORS[:2])}),
-    st.fixed_dictionaries({"name": names, "value": st.sampled_from(PATTERNS), "operator": st.sampled_from(OPERATORS[:2])}),
+    st.fixed_dictionaries(
+        {"name": names, "value": st.sampled_from(PATTERNS), "operator": st.sampled_from(OPERATORS[:2])}
+    ),
 )
 
 capacities = st.fixed_dictionaries(
-    {"name": st.sampled_from(("memory", "x.example.com/slots")), "value": st.sampled_from(AMOUNTS), "operator": st.sampled_from(OPERATORS)}
+    {
+        "name": st.sampled_from(("memory", "x.example.com/slots")),
+        "value": st.sampled_from(AMOUNTS),
+        "operator": st.sampled_from(OPERATORS),
+    }
 )
 
 CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
@@ -49,7 +57,11 @@ conditions = st.one_of(*(st.fixed_dictionaries({name: value}) for name, value in
 selectors = st.recursive(
     st.one_of(conditions, st.fixed_dictionaries({}, optional=CONDITIONS)),
     lambda inner: st.builds(
-        lambda own, both, either: {**own, **({"andExpression": both} if both else {}), **({"orExpression": either} if either else {})},
+        lambda own, both, either: {
+            **own,
+            **({"andExpression": both} if both else {}),
+            **({"orExpression": either} if either else {}),
+        },
         st.one_of(st.just({}), conditions),
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3),

@@ -1,7 +1,10 @@
-"""Histories of one device that is to be clean before its next owner: who comes and goes, what fails, and processes that die over one journal.
+"""Histories of one device that is to be clean before its next owner: who comes and goes, what
+fails, and processes that die over one journal.
 
-Flows in: a device with its hardware (`Hardware`), and acts. What everybody is told is an inventory that is merged as the host merges it, only when the hands have it told, and once
-after each act, as a look of the host may do at any time. Flows out: failed assertions, where an owner got what was not cleaned, or others were offered it.
+Flows in: a device with its hardware (`Hardware`), and acts. What everybody is told is an inventory
+that is merged as the host merges it, only when the hands have it told, and once after each act, as
+a look of the host may do at any time. Flows out: failed assertions, where an owner got what was not
+cleaned, or others were offered it.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ ACTS = st.one_of(
     st.tuples(st.just("doom"), st.integers(1, 24)),
     st.tuples(st.sampled_from(["go", "wait", "restart"]), st.just(0)),
 )
-# By chance alone few histories would have somebody who goes while something fails, and another one who wants it.
+# By chance alone few histories would have somebody who goes while something
+# fails, and another one who wants it.
 VISITS = st.tuples(st.sampled_from(["fail", "refuse"]), st.integers(0, 3), st.integers(0, 24)).map(
     lambda chosen: [("come", 0), chosen[:2], *([("doom", chosen[2])] if chosen[2] else []), ("go", 0), ("come", 1)]
 )
@@ -98,7 +102,8 @@ class CleaningHistory:
         """As everybody sees them: what is published stays so while no process lives."""
         self._holder: Owner | None = None
         self._is_leaving = False
-        """The holder's release was asked for, and not answered with success: it is cut off, or refused."""
+        """The holder's release was asked for, and not answered with success: it is cut off, or
+        refused."""
         self._life = AsyncExitStack()
 
     async def run(self, acts: Sequence[tuple[str, int]]) -> None:
@@ -182,7 +187,11 @@ class CleaningHistory:
         self._merge()
 
     async def _check(self) -> None:
-        """Nobody is offered a device that was released and is not clean, neither as it was told nor at another look; the dead are followed by the living."""
+        """Nobody is offered a device that was released and is not clean, neither as it was told nor
+        at another look.
+
+        The dead are followed by the living.
+        """
         self._check_offer()
         if self._fate.is_dead:
             await self._restart(0)
@@ -198,7 +207,8 @@ class CleaningHistory:
     async def _come(self, number: int) -> None:
         owner = OWNERS[number]
         if self._holder not in (None, owner) and not self._is_known_to_leave():
-            # The ledger gives a device to one owner at a time, and keeps it for him until his release has succeeded.
+            # The ledger gives a device to one owner at a time, and keeps it for him
+            # until his release has succeeded.
             return
         is_again = self._holder is owner
         answer = await self._ask(owner)
@@ -210,7 +220,9 @@ class CleaningHistory:
             self._holder, self._is_leaving = owner, self._fate.is_dead
 
     def _is_known_to_leave(self) -> bool:
-        """Say whether the hands themselves know that the holder leaves: then they keep others away, whatever a ledger says."""
+        """Say whether the hands themselves know that the holder leaves: then they keep others away,
+        whatever a ledger says.
+        """
         if not self._is_leaving or self._holder is None:
             return False
         entry = self._hands.journal.owner_entry(self._name, self._holder)
@@ -220,7 +232,10 @@ class CleaningHistory:
         config = (dict(self.hardware.config),) if self.hardware.config is not None else ()
         request = PrepareRequest(op_id="", owner=owner, devices=(self._name,), config=config)
         async with asyncio.timeout(LIMIT_S):
-            while isinstance(result := (await self._preparer.prepare(request)).result, Accepted) and not self._fate.is_dead:
+            while (
+                isinstance(result := (await self._preparer.prepare(request)).result, Accepted)
+                and not self._fate.is_dead
+            ):
                 await _let_others_run()
         return result
 
@@ -252,5 +267,7 @@ class CleaningHistory:
 
 
 async def _let_others_run() -> None:
-    """Return after a turn of another thread: a loop that only yields keeps the interpreter's lock from the drivers' threads that it waits for."""
+    """Return after a turn of another thread: a loop that only yields keeps the interpreter's lock
+    from the drivers' threads that it waits for.
+    """
     await asyncio.to_thread(os.sched_yield)

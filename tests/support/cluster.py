@@ -1,4 +1,6 @@
-"""What the cluster suite does in a cluster, with an ordinary client: claims, pods and a device class under names of this run, removed at the end."""
+"""What the cluster suite does in a cluster, with an ordinary client: claims, pods and a device
+class under names of this run, removed at the end.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def seconds(name: str, default: float) -> float:
         raise pytest.UsageError(f"{name} is {text!r}, wanted a number of seconds") from None
 
 
-# Longer than kubelet takes to delete a driver's slices (30 s) and to look at its owed claims again (60 s).
+# Longer than kubelet takes to delete a driver's slices (30 s) and to look
+# at its owed claims again (60 s).
 LIMIT_S = seconds("TOPOBUS_CLUSTER_LIMIT_S", 100)
 # How often it looks; a simulated cluster stands a shorter one.
 _LOOK_S = seconds("TOPOBUS_CLUSTER_LOOK_S", 0.5)
@@ -60,7 +63,10 @@ class Cluster:
     @classmethod
     @asynccontextmanager
     async def open(cls, kubeconfig: Path, node: str = "") -> AsyncIterator[Cluster]:
-        """Connect; without a name the cluster must have exactly one node. What was made is removed at the end."""
+        """Connect; without a name the cluster must have exactly one node.
+
+        What was made is removed at the end.
+        """
         async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
             made = cls(client, await _find_node(client, node))
             try:
@@ -70,7 +76,8 @@ class Cluster:
 
     @staticmethod
     async def find_node(kubeconfig: Path, node: str = "") -> str:
-        """Name the node that is meant, and see that the cluster can be asked for all that the suite reads.
+        """Name the node that is meant, and see that the cluster can be asked for all that the suite
+        reads.
 
         Errors: fails the tests with one sentence, not with a client's traceback.
         """
@@ -80,21 +87,35 @@ class Cluster:
                 for kind in (ResourceSlice, DeviceClass, ResourceClaim, Pod):
                     [
                         api_object
-                        async for api_object in client.list(kind, **({"namespace": "default"} if kind in (ResourceClaim, Pod) else {}))
+                        async for api_object in client.list(
+                            kind, **({"namespace": "default"} if kind in (ResourceClaim, Pod) else {})
+                        )
                     ]
                 return node_name
         except (ConfigError, OSError, ValueError, KeyError) as err:
-            pytest.fail(f"KUBECONFIG={kubeconfig} cannot be used: {err}; name one file that kubectl can use, too", pytrace=False)
+            pytest.fail(
+                f"KUBECONFIG={kubeconfig} cannot be used: {err}; name one file that kubectl can use, too", pytrace=False
+            )
         except ApiError as err:
-            hint = "it has no resource.k8s.io/v1: Kubernetes 1.34 or later is needed" if err.status.code == httpx2.codes.NOT_FOUND else ""
+            hint = (
+                "it has no resource.k8s.io/v1: Kubernetes 1.34 or later is needed"
+                if err.status.code == httpx2.codes.NOT_FOUND
+                else ""
+            )
             said = hint or f"the suite needs the rights of a cluster's administrator: {err.status.message}"
             pytest.fail(f"the cluster of KUBECONFIG={kubeconfig}: {said}", pytrace=False)
         except httpx2.HTTPError as err:
-            pytest.fail(f"the API server of KUBECONFIG={kubeconfig} cannot be reached: {str(err) or type(err).__name__}", pytrace=False)
+            pytest.fail(
+                f"the API server of KUBECONFIG={kubeconfig} cannot be reached: {str(err) or type(err).__name__}",
+                pytrace=False,
+            )
 
     async def devices(self, driver: str) -> dict[str, dict[str, Any]]:
         """Devices of one driver on the node, as the scheduler sees them."""
-        slices = [resource_slice.to_dict() async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
+        slices = [
+            resource_slice.to_dict()
+            async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})
+        ]
         return {
             it["name"]: it
             for resource_slice in slices
@@ -104,8 +125,15 @@ class Cluster:
 
     async def slices(self, suffix: str) -> list[str]:
         """Names of the node's slices of drivers that end so."""
-        slices = [resource_slice.to_dict() async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
-        return sorted(resource_slice["metadata"]["name"] for resource_slice in slices if resource_slice["spec"]["driver"].endswith(suffix))
+        slices = [
+            resource_slice.to_dict()
+            async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})
+        ]
+        return sorted(
+            resource_slice["metadata"]["name"]
+            for resource_slice in slices
+            if resource_slice["spec"]["driver"].endswith(suffix)
+        )
 
     async def allocatable(self, resource: str) -> int:
         """How many of a resource the node offers."""
@@ -113,21 +141,28 @@ class Cluster:
         return int(node.get("status", {}).get("allocatable", {}).get(resource, 0))
 
     async def make_claim(self, *drivers: str, match: str = "", tolerates: str = "") -> str:
-        """Make a class for each driver's devices and a claim for one device of each, all alike in an attribute; the claim's name.
+        """Make a class for each driver's devices and a claim for one device of each, all alike in
+        an attribute.
 
-        `tolerates` is the key of a taint that it bears.
+        The claim's name. `tolerates` is the key of a taint that it bears.
         """
         claim = f"{self.run}-{uuid.uuid4().hex[:4]}"
         requests = []
         for driver in drivers:
-            exactly: dict[str, Any] = {"deviceClassName": await self.make_class(driver), "allocationMode": "ExactCount", "count": 1}
+            exactly: dict[str, Any] = {
+                "deviceClassName": await self.make_class(driver),
+                "allocationMode": "ExactCount",
+                "count": 1,
+            }
             if tolerates:
                 exactly["tolerations"] = [{"key": tolerates, "operator": "Exists"}]
             requests.append({"name": driver.partition(".")[0], "exactly": exactly})
         devices: dict[str, Any] = {"requests": requests}
         if match:
             devices["constraints"] = [{"requests": [request["name"] for request in requests], "matchAttribute": match}]
-        await self._make(ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}})
+        await self._make(
+            ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}}
+        )
         return claim
 
     async def make_class(self, driver: str) -> str:
@@ -149,7 +184,11 @@ class Cluster:
         await self._make(ResourceSlice, {"metadata": {"name": f"{self.run}-{uuid.uuid4().hex[:4]}"}, "spec": spec})
 
     async def make_volume(self, host: str) -> str:
-        """Make a volume that can be used on one host alone, and a claim that is bound to it by the cluster; the claim's name."""
+        """Make a volume that can be used on one host alone, and a claim that is bound to it by the
+        cluster.
+
+        The claim's name.
+        """
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [host]}]}
         shared = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
@@ -167,9 +206,17 @@ class Cluster:
         return name
 
     async def make_pod(
-        self, *, claim: str = "", resource: str = "", count: int = 1, volume: str = "", gate: str = "", ending_s: int = 0
+        self,
+        *,
+        claim: str = "",
+        resource: str = "",
+        count: int = 1,
+        volume: str = "",
+        gate: str = "",
+        ending_s: int = 0,
     ) -> str:
-        """Make a pod that only waits, on our node, with a claim or so many devices of a resource, a claim of a volume, a scheduling gate; its name.
+        """Make a pod that only waits, on our node, with a claim or so many devices of a resource, a
+        claim of a volume, a scheduling gate; its name.
 
         `ending_s` is how long it takes to end.
         """
@@ -182,7 +229,9 @@ class Cluster:
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": ending_s + 1,
             "securityContext": _POD_SECURITY,
-            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
+            "affinity": {
+                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+            },
             # The only node of a small cluster is its control plane.
             "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}],
         }
@@ -215,7 +264,9 @@ class Cluster:
 
         def is_running(pod: dict[str, Any]) -> bool:
             status = pod.get("status", {})
-            assert status.get("phase") != "Failed", f"pod {name} was turned away: {status.get('reason')}: {status.get('message')}"
+            assert status.get("phase") != "Failed", (
+                f"pod {name} was turned away: {status.get('reason')}: {status.get('message')}"
+            )
             return status.get("phase") == "Running"
 
         try:
@@ -235,13 +286,19 @@ class Cluster:
 
     async def events(self, name: str, reason: str) -> list[str]:
         """Messages of the events of an object with this reason."""
-        events = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+        events = [
+            event.to_dict()
+            async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})
+        ]
         return [str(event.get("message")) for event in events if event.get("reason") == reason]
 
     async def _said_of(self, name: str) -> list[str]:
         """Events of a pod: why it waits stands there."""
         try:
-            events = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+            events = [
+                event.to_dict()
+                async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})
+            ]
         except ApiError:
             return []
         return [f"{event.get('reason')}: {event.get('message')}" for event in events]
@@ -268,21 +325,29 @@ async def _find_node(client: AsyncClient, node: str) -> str:
     nodes = [each_node.metadata.name async for each_node in client.list(Node)]
     if not node:
         if len(nodes) != 1:
-            pytest.fail(f"the cluster has {len(nodes)} nodes: set TOPOBUS_CLUSTER_NODE to one of {', '.join(nodes)}", pytrace=False)
+            pytest.fail(
+                f"the cluster has {len(nodes)} nodes: set TOPOBUS_CLUSTER_NODE to one of {', '.join(nodes)}",
+                pytrace=False,
+            )
         node = nodes[0]
     if node not in nodes:
-        pytest.fail(f"TOPOBUS_CLUSTER_NODE: there is no node {node!r}, there are {', '.join(nodes) or 'none'}", pytrace=False)
+        pytest.fail(
+            f"TOPOBUS_CLUSTER_NODE: there is no node {node!r}, there are {', '.join(nodes) or 'none'}", pytrace=False
+        )
     return node
 
 
 async def listed_by_kubelet(kubelet: Path, resource: str) -> int:
-    """How many healthy devices of a resource kubelet itself has now, by its PodResources socket; -1 when it does not answer.
+    """How many healthy devices of a resource kubelet itself has now, by its PodResources socket; -1
+    when it does not answer.
 
     The node object tells it up to 10 s later.
     """
     socket = kubelet / "pod-resources" / "kubelet.sock"
     try:
-        async with grpc.aio.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        async with grpc.aio.insecure_channel(
+            f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
             stub = pod_resources_rpc.PodResourcesListerStub(channel)
             answer = await stub.GetAllocatableResources(pod_resources.AllocatableResourcesRequest(), timeout=5)
     except grpc.aio.AioRpcError:
@@ -291,10 +356,15 @@ async def listed_by_kubelet(kubelet: Path, resource: str) -> int:
 
 
 async def devices_by_pod(kubelet: Path, resource: str) -> dict[str, set[str]]:
-    """List which devices of a resource each pod has by kubelet's own word; pods without any are left out."""
+    """List which devices of a resource each pod has by kubelet's own word.
+
+    Pods without any are left out.
+    """
     socket = kubelet / "pod-resources" / "kubelet.sock"
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        answer = await pod_resources_rpc.PodResourcesListerStub(channel).List(pod_resources.ListPodResourcesRequest(), timeout=5)
+        answer = await pod_resources_rpc.PodResourcesListerStub(channel).List(
+            pod_resources.ListPodResourcesRequest(), timeout=5
+        )
     names = {
         pod.name: {
             name
@@ -314,7 +384,10 @@ def attribute_names(device: dict[str, Any]) -> set[str]:
 
 
 async def until(what: str, look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
-    """Look until it holds; the last look is in the error. An API server that cannot be reached for a moment is asked again."""
+    """Look until it holds; the last look is in the error.
+
+    An API server that cannot be reached for a moment is asked again.
+    """
     seen: T | str | None = None
     try:
         async with asyncio.timeout(LIMIT_S):

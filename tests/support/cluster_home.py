@@ -1,4 +1,6 @@
-"""A cluster for the controller's tests: an API server on loopback with nodes, devices, classes and pods, and controllers that serve it."""
+"""A cluster for the controller's tests: an API server on loopback with nodes, devices, classes and
+pods, and controllers that serve it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ Object = dict[str, Any]
 
 def node(name: str, *, labels: dict[str, str] | None = None, **spec: Any) -> Object:
     """Make a node."""
-    return {"kind": "Node", "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}, "spec": spec}
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+        "spec": spec,
+    }
 
 
 def device_class(name: str = CLASS, driver: str = CLASS) -> Object:
@@ -51,7 +57,10 @@ def slice_of(node_name: str, count: int, *, driver: str = CLASS, **fields: Any) 
 
 def claim(name: str, *, count: int = 1, device_class_name: str = CLASS, **metadata: Any) -> Object:
     """Ask for devices of one class."""
-    request = {"name": "r", "exactly": {"deviceClassName": device_class_name, "allocationMode": "ExactCount", "count": count}}
+    request = {
+        "name": "r",
+        "exactly": {"deviceClassName": device_class_name, "allocationMode": "ExactCount", "count": count},
+    }
     return {
         "kind": "ResourceClaim",
         "metadata": {"name": name, "namespace": "default", **metadata},
@@ -68,10 +77,15 @@ def template(name: str, *, count: int = 1) -> Object:
     }
 
 
-def pod(name: str, *claims: str, templates: tuple[str, ...] = (), gates: tuple[str, ...] = (GATE,), **spec: Any) -> Object:
+def pod(
+    name: str, *claims: str, templates: tuple[str, ...] = (), gates: tuple[str, ...] = (GATE,), **spec: Any
+) -> Object:
     """Make a pod behind gates that uses claims."""
     uses = [{"name": f"c{index}", "resourceClaimName": each_claim} for index, each_claim in enumerate(claims)]
-    uses += [{"name": f"t{index}", "resourceClaimTemplateName": each_template} for index, each_template in enumerate(templates)]
+    uses += [
+        {"name": f"t{index}", "resourceClaimTemplateName": each_template}
+        for index, each_template in enumerate(templates)
+    ]
     return {
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default"},
@@ -95,7 +109,9 @@ class ClusterHome:
             home="cluster",
             ask_timeout_s=30.0,
             retry_s=0.2,
-            cluster=ClusterSettings(kubeconfig=str(self.kubeconfig), retry_s=0.05, unschedulable_s=0.2, settle_s=0.1, call_s=5.0),
+            cluster=ClusterSettings(
+                kubeconfig=str(self.kubeconfig), retry_s=0.05, unschedulable_s=0.2, settle_s=0.1, call_s=5.0
+            ),
         )
 
     def put(self, *objects: Object) -> None:
@@ -111,11 +127,16 @@ class ClusterHome:
 
     def get(self, kind: str, name: str) -> Object:
         """Read an object; empty when there is none."""
-        return next((api_object for api_object in self.server.objects(kind) if api_object["metadata"]["name"] == name), {})
+        return next(
+            (api_object for api_object in self.server.objects(kind) if api_object["metadata"]["name"] == name), {}
+        )
 
     def gates(self, name: str) -> list[str]:
         """List a pod's gates."""
-        return [scheduling_gate["name"] for scheduling_gate in self.get("Pod", name).get("spec", {}).get("schedulingGates") or ()]
+        return [
+            scheduling_gate["name"]
+            for scheduling_gate in self.get("Pod", name).get("spec", {}).get("schedulingGates") or ()
+        ]
 
     def devices(self, name: str) -> list[str]:
         """List the devices that a claim has."""
@@ -124,7 +145,9 @@ class ClusterHome:
 
     def node_of(self, name: str) -> str:
         """Name the node that a claim's allocation is bound to."""
-        selector = ((self.get("ResourceClaim", name).get("status") or {}).get("allocation") or {}).get("nodeSelector") or {}
+        selector = ((self.get("ResourceClaim", name).get("status") or {}).get("allocation") or {}).get(
+            "nodeSelector"
+        ) or {}
         return str(selector["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]) if selector else ""
 
     def users(self, name: str) -> list[str]:
@@ -133,7 +156,11 @@ class ClusterHome:
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """List what an object was told: reason and message."""
-        return [(event["reason"], event["message"]) for event in self.server.objects("Event") if event["involvedObject"]["name"] == name]
+        return [
+            (event["reason"], event["message"])
+            for event in self.server.objects("Event")
+            if event["involvedObject"]["name"] == name
+        ]
 
     def holders(self) -> dict[str, list[str]]:
         """Say which claims have each device."""
@@ -151,8 +178,15 @@ class ClusterHome:
     async def bind(self, name: str, node_name: str) -> int:
         """Bind a pod, as kube-scheduler does; gives the answer's code."""
         path = f"/api/v1/namespaces/default/pods/{name}/binding"
-        async with httpx2.AsyncClient(base_url=self.server.url, headers={"authorization": "Bearer secret"}, trust_env=False) as client:
-            body = {"kind": "Binding", "apiVersion": "v1", "metadata": {"name": name}, "target": {"kind": "Node", "name": node_name}}
+        async with httpx2.AsyncClient(
+            base_url=self.server.url, headers={"authorization": "Bearer secret"}, trust_env=False
+        ) as client:
+            body = {
+                "kind": "Binding",
+                "apiVersion": "v1",
+                "metadata": {"name": name},
+                "target": {"kind": "Node", "name": node_name},
+            }
             return (await client.post(path, json=body)).status_code
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
@@ -161,7 +195,11 @@ class ClusterHome:
 
     @asynccontextmanager
     async def controller(
-        self, *, wrap: Callable[[Api], Api] = lambda api: api, clock: Clock | None = None, settings: ControllerSettings | None = None
+        self,
+        *,
+        wrap: Callable[[Api], Api] = lambda api: api,
+        clock: Clock | None = None,
+        settings: ControllerSettings | None = None,
     ) -> AsyncIterator[ClusterController]:
         """Run one replica; `wrap` puts something between it and the API server."""
         async with running_controller(settings or self.settings, self.nats_url, wrap=wrap, clock=clock) as replica:
@@ -170,7 +208,11 @@ class ClusterHome:
 
 @asynccontextmanager
 async def running_controller(
-    settings: ControllerSettings, nats_url: str, *, wrap: Callable[[Api], Api] = lambda api: api, clock: Clock | None = None
+    settings: ControllerSettings,
+    nats_url: str,
+    *,
+    wrap: Callable[[Api], Api] = lambda api: api,
+    clock: Clock | None = None,
 ) -> AsyncIterator[ClusterController]:
     """Run one replica at the API server that the settings name."""
     api = KubernetesApi.open(settings.cluster)

@@ -1,4 +1,6 @@
-"""Cluster objects with every part that the controller reads, and every way to spoil one place of them."""
+"""Cluster objects with every part that the controller reads, and every way to spoil one place of
+them.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,19 @@ def _metadata(name: str, **more: Any) -> Object:
 
 def _whole_claim() -> Object:
     """A claim with every part that the controller reads, allocated by a gate's intent for a pod."""
-    result = {"request": "r", "driver": CLASS, "pool": "n9", "device": "gpu-9", "shareID": "s", "consumedCapacity": {"m": "1Gi"}}
+    result = {
+        "request": "r",
+        "driver": CLASS,
+        "pool": "n9",
+        "device": "gpu-9",
+        "shareID": "s",
+        "consumedCapacity": {"m": "1Gi"},
+    }
     allocation = {
-        "devices": {"results": [result], "config": [{"source": "FromClaim", "opaque": {"driver": CLASS, "parameters": {"a": 1}}}]}
+        "devices": {
+            "results": [result],
+            "config": [{"source": "FromClaim", "opaque": {"driver": CLASS, "parameters": {"a": 1}}}],
+        }
     }
     note = {"number": 1, "node": "n9", "allocation": allocation, "pod": "poison-pod", "refused": ["n8"]}
     exactly = {
@@ -61,7 +73,9 @@ def _whole_claim() -> Object:
     status = {
         "allocation": {**allocation, "allocationTimestamp": "2026-01-01T00:00:00Z"},
         "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}],
-        "devices": [{"driver": CLASS, "pool": "n9", "device": "gpu-9", "conditions": [{"type": "Ready", "status": "True"}]}],
+        "devices": [
+            {"driver": CLASS, "pool": "n9", "device": "gpu-9", "conditions": [{"type": "Ready", "status": "True"}]}
+        ],
     }
     annotations = {"topobus.dev/attempt": json.dumps(note), "topobus.dev/attempts": "1"}
     return {"metadata": _metadata("c", annotations=annotations), "spec": {"devices": devices}, "status": status}
@@ -74,7 +88,10 @@ def _whole_pod() -> Object:
         "containers": [{"name": "main", "resources": resources}],
         "initContainers": [{"name": "init", "resources": resources, "restartPolicy": "Always"}],
         "schedulingGates": [{"name": GATE}],
-        "resourceClaims": [{"name": "a", "resourceClaimName": "shared"}, {"name": "b", "resourceClaimTemplateName": "t"}],
+        "resourceClaims": [
+            {"name": "a", "resourceClaimName": "shared"},
+            {"name": "b", "resourceClaimTemplateName": "t"},
+        ],
         "nodeSelector": {"k": "v"},
         "tolerations": [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}],
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
@@ -93,16 +110,27 @@ def _whole_pod() -> Object:
 def _whole_slice() -> Object:
     device = {
         "name": "gpu-0",
-        "attributes": {"model": {"string": "x"}, "count": {"int": 1}, "fast": {"bool": True}, "firmware": {"version": "1.0.0"}},
+        "attributes": {
+            "model": {"string": "x"},
+            "count": {"int": 1},
+            "fast": {"bool": True},
+            "firmware": {"version": "1.0.0"},
+        },
         "capacity": {
-            "memory": {"value": "1Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi", "step": "1Gi"}}}
+            "memory": {
+                "value": "1Gi",
+                "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi", "step": "1Gi"}},
+            }
         },
         "consumesCounters": [{"counterSet": "s", "counters": {"m": {"value": "1"}}}],
         "taints": [{"key": "k", "value": "v", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}],
         "allowMultipleAllocations": True,
     }
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    return {"metadata": _metadata("s"), "spec": {"driver": "other.example.com", "nodeName": "n1", "pool": pool, "devices": [device]}}
+    return {
+        "metadata": _metadata("s"),
+        "spec": {"driver": "other.example.com", "nodeName": "n1", "pool": pool, "devices": [device]},
+    }
 
 
 WHOLE: dict[str, tuple[Kind, Object]] = {
@@ -120,7 +148,10 @@ WHOLE: dict[str, tuple[Kind, Object]] = {
             },
         },
     ),
-    "templates": (TEMPLATES, {"metadata": _metadata("t"), "spec": {"metadata": {"labels": {"a": "b"}}, "spec": _whole_claim()["spec"]}}),
+    "templates": (
+        TEMPLATES,
+        {"metadata": _metadata("t"), "spec": {"metadata": {"labels": {"a": "b"}}, "spec": _whole_claim()["spec"]}},
+    ),
     "taint rules": (
         TAINT_RULES,
         {
@@ -144,7 +175,9 @@ WHOLE: dict[str, tuple[Kind, Object]] = {
 
 
 def poison(whole: Object) -> list[Plain]:
-    """Every way to spoil one place of an object, each as an object with a name of its own unless the name is what was spoilt."""
+    """Every way to spoil one place of an object, each as an object with a name of its own unless
+    the name is what was spoilt.
+    """
     spoilt_objects: list[Plain] = []
     for index, (_, text) in enumerate(spoilt(whole)):
         plain = json.loads(text)

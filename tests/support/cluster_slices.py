@@ -30,7 +30,9 @@ def taints(server: ApiServerSimulator, driver: str = "gpu.topobus.dev") -> dict[
 
 def writes(server: ApiServerSimulator) -> list[tuple[str, int]]:
     """Every write of a slice and how it ended."""
-    return [(request.method, request.code) for request in server.requests if request.is_write and SLICES in request.path]
+    return [
+        (request.method, request.code) for request in server.requests if request.is_write and SLICES in request.path
+    ]
 
 
 async def published(rig: Rig, server: ApiServerSimulator) -> None:
@@ -40,9 +42,14 @@ async def published(rig: Rig, server: ApiServerSimulator) -> None:
 
 
 def allocated(server: ApiServerSimulator, name: str, *devices: str) -> ClaimReference:
-    """Put an allocated claim into the cluster, as the scheduler does; its own uid is in the reference."""
+    """Put an allocated claim into the cluster, as the scheduler does.
+
+    Its own uid is in the reference.
+    """
     stand_alone = claim(name, "", *devices)
     request = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
     spec = {"devices": {"requests": [request]}}
-    stored = server.put({"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec, "status": stand_alone.status})
+    stored = server.put(
+        {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec, "status": stand_alone.status}
+    )
     return ClaimReference(name=name, uid=stored["metadata"]["uid"], drivers=("gpu.topobus.dev",))

@@ -1,4 +1,6 @@
-"""Debian's CNI plugins with the programs that they and their tests need, unpacked aside below .cache: nothing is installed."""
+"""Debian's CNI plugins with the programs that they and their tests need, unpacked aside below
+.cache: nothing is installed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ __all__ = ["Bundle", "provide_bundle"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _HOME = _ROOT / ".cache" / "debian"
-_LIBRARIES = ("libip4tc2", "libip6tc2", "libxtables12", "libnftnl11", "libmnl0", "libnfnetlink0", "libnetfilter-conntrack3")
+_LIBRARIES = (
+    "libip4tc2",
+    "libip6tc2",
+    "libxtables12",
+    "libnftnl11",
+    "libmnl0",
+    "libnfnetlink0",
+    "libnetfilter-conntrack3",
+)
 _PACKAGES = ("containernetworking-plugins", "iptables", *_LIBRARIES, "busybox")
 _FETCH_S = 100.0
 _PROGRAMS = ("iptables", "ip6tables", "iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore")
@@ -44,7 +54,8 @@ def provide_bundle() -> Bundle:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
         if done.returncode != 0:
             pytest.skip(
-                f"NOT CHECKED: Debian's containernetworking-plugins are not to be had here, so that none was run: {done.stderr[-300:]}"
+                "NOT CHECKED: Debian's containernetworking-plugins are not to be had here, so that none was "
+                f"run: {done.stderr[-300:]}"
             )
         folders = dict(zip(_PACKAGES, map(Path, done.stdout.split()), strict=True))
         programs = _wrap(folders)

@@ -1,4 +1,6 @@
-"""Small CNI plugins as real programs, for tests of the runner: each writes down how it was called and answers what the test wants."""
+"""Small CNI plugins as real programs, for tests of the runner: each writes down how it was called
+and answers what the test wants.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,18 @@ from topobus.nic.cni.rules.messages import Target
 from topobus.nic.cni.runner import CniRunner, RunnerSettings
 from topobus.values.outcome import Refusal
 
-__all__ = ["LIMIT_S", "Bench", "Call", "PluginFolder", "chain_of", "code_of", "error", "own_namespace", "result", "target"]
+__all__ = [
+    "LIMIT_S",
+    "Bench",
+    "Call",
+    "PluginFolder",
+    "chain_of",
+    "code_of",
+    "error",
+    "own_namespace",
+    "result",
+    "target",
+]
 
 VERSIONS = ("0.3.1", "0.4.0", "1.0.0")
 _SCRIPT = """#!/bin/sh
@@ -34,7 +47,8 @@ esac
 """
 
 
-# Real time: so long may a test's plugin take that is to end by itself. One that hangs gets a small one.
+# Real time: so long may a test's plugin take that is to end by itself.
+# One that hangs gets a small one.
 LIMIT_S = 30.0
 
 
@@ -79,9 +93,16 @@ class PluginFolder:
         self.path = folder
         (folder / "calls").mkdir(parents=True)
 
-    def add(self, name: str, *, versions: tuple[str, ...] = VERSIONS, version: str | None = None, **answers: str) -> None:
-        """Write a plugin. Shapes: answers — what the shell does by command (`ADD`, `DEL`, …); by default ADD gives an empty result and the others nothing."""
-        said = version or f"echo '{json.dumps({'cniVersion': versions[-1], 'supportedVersions': list(versions)})}'; exit 0"
+    def add(
+        self, name: str, *, versions: tuple[str, ...] = VERSIONS, version: str | None = None, **answers: str
+    ) -> None:
+        """Write a plugin. Shapes: answers — what the shell does by command (`ADD`, `DEL`, …).
+
+        By default ADD gives an empty result and the others nothing.
+        """
+        said = (
+            version or f"echo '{json.dumps({'cniVersion': versions[-1], 'supportedVersions': list(versions)})}'; exit 0"
+        )
         answers = {"ADD": result(), **answers}
         cases = "\n".join(f"{command}) {script} ;;" for command, script in answers.items())
         path = self.path / name
@@ -116,7 +137,9 @@ def own_namespace() -> str:
 
 def chain_of(*types: str, version: str = "1.0.0", **keys: Any) -> Chain:
     """A chain of plugins without configuration."""
-    chain = parse_chain({"cniVersion": version, "name": "data", "plugins": [{"type": kind} for kind in types], **keys}, "data.conflist")
+    chain = parse_chain(
+        {"cniVersion": version, "name": "data", "plugins": [{"type": kind} for kind in types], **keys}, "data.conflist"
+    )
     assert isinstance(chain, Chain)
     return chain
 

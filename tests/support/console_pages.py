@@ -11,7 +11,9 @@ from typing import Any
 Events = AsyncIterator[tuple[str, str, list[dict[str, Any]]]]
 
 
-async def ask(port: int, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, dict[str, str], str]:
+async def ask(
+    port: int, path: str, *, method: str = "GET", body: str = "", **headers: str
+) -> tuple[int, dict[str, str], str]:
     """Send one request and read its answer to the end."""
     sent = {"Host": f"127.0.0.1:{port}", "Connection": "close", "Content-Length": str(len(body)), **headers}
     async with asyncio.timeout(60):
@@ -21,7 +23,11 @@ async def ask(port: int, path: str, *, method: str = "GET", body: str = "", **he
         head, _, content = (await reader.read()).decode().partition("\r\n\r\n")
         writer.close()
     lines = head.split("\r\n")
-    return int(lines[0].split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}, content
+    return (
+        int(lines[0].split()[1]),
+        {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])},
+        content,
+    )
 
 
 @asynccontextmanager

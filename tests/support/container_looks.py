@@ -1,8 +1,9 @@
-"""Looks at the containers of a load from outside, many times a second: what the kernel lets each process have, and what its container was given, whatever Topobus or kubelet say.
+"""Looks at the containers of a load from outside, many times a second: what the kernel lets each
+process have, and what its container was given, whatever Topobus or kubelet say.
 
-A container of a load tells what it is by variables: STRESS_KIND, STRESS_NODE, STRESS_POD (the pod's uid), STRESS_WANTS (`gpu=2,nic=1`: how many devices of a class it was promised),
-STRESS_INTERFACE (an interface).
-All nodes' processes have to be in sight of this machine's kernel.
+A container of a load tells what it is by variables: STRESS_KIND, STRESS_NODE, STRESS_POD (the pod's
+uid), STRESS_WANTS (`gpu=2,nic=1`: how many devices of a class it was promised), STRESS_INTERFACE
+(an interface). All nodes' processes have to be in sight of this machine's kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _PROC = Path("/proc")
 
 @dataclass(kw_only=True)
 class Overlap:
-    """CPUs that a running claim has for itself, and another container has, too; seconds since 1970."""
+    """CPUs that a running claim has for itself, and another container has, too.
+
+    Seconds since 1970.
+    """
 
     node: str
     since_s: float
@@ -66,10 +70,15 @@ class _Process:
 
 
 class ContainerLooks(threading.Thread):
-    """The thread that looks; a thread, so that nothing else delays it much. `mistakes` are what may never be, `overlaps` what may be while nobody serves the runtime."""
+    """The thread that looks; a thread, so that nothing else delays it much.
+
+    `mistakes` are what may never be, `overlaps` what may be while nobody serves the runtime.
+    """
 
     def __init__(self, exclusive: str) -> None:
-        """Look until `finish`; `exclusive` is the kind whose containers have their CPUs for themselves."""
+        """Look until `finish`; `exclusive` is the kind whose containers have their CPUs for
+        themselves.
+        """
         super().__init__(daemon=True)
         self.looks = 0
         self.mistakes: list[str] = []
@@ -95,7 +104,11 @@ class ContainerLooks(threading.Thread):
     def _look(self) -> None:
         self.looks += 1
         pids = {int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()}
-        self._processes = {pid: process for pid, process in self._processes.items() if pid in pids and (process is None or process.lives)}
+        self._processes = {
+            pid: process
+            for pid, process in self._processes.items()
+            if pid in pids and (process is None or process.lives)
+        }
         for pid in pids - self._processes.keys():
             self._read(pid)
         living = [process for process in self._processes.values() if process is not None]
@@ -103,7 +116,10 @@ class ContainerLooks(threading.Thread):
         self._look_at_cpus(living)
 
     def _read(self, pid: int) -> None:
-        """Learn what a process is. One that is no container of the load is not read again, but for one that may become it."""
+        """Learn what a process is.
+
+        One that is no container of the load is not read again, but for one that may become it.
+        """
         begin = _begin(pid)
         variables = _variables(pid)
         if variables is None or not begin:
@@ -129,11 +145,17 @@ class ContainerLooks(threading.Thread):
         for name, count in wanted.items():
             if len(given[name]) != int(count):
                 self.mistakes.append(f"{process} was promised {count} {name}, and has {sorted(given[name])}")
-        if (wanted_interface := variables["STRESS_INTERFACE"]) and wanted_interface not in _interfaces(pid) and process.lives:
+        if (
+            (wanted_interface := variables["STRESS_INTERFACE"])
+            and wanted_interface not in _interfaces(pid)
+            and process.lives
+        ):
             self.mistakes.append(f"{process} was promised interface {wanted_interface}")
         before = self._given.setdefault((process.pod, process.kind), process.devices)
         if before != process.devices:
-            self.mistakes.append(f"{process} had {sorted(before)}, and has {sorted(process.devices)} after it was started anew")
+            self.mistakes.append(
+                f"{process} had {sorted(before)}, and has {sorted(process.devices)} after it was started anew"
+            )
 
     def _look_at_devices(self, living: list[_Process]) -> None:
         owners: dict[tuple[str, str, str], _Process] = {}
@@ -168,7 +190,10 @@ class ContainerLooks(threading.Thread):
 
 
 def _begin(pid: int) -> str:
-    """When a process began, in ticks since the kernel's start; empty: it is gone, or dead and not yet reaped."""
+    """When a process began, in ticks since the kernel's start.
+
+    Empty: it is gone, or dead and not yet reaped.
+    """
     try:
         words = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

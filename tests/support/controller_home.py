@@ -1,6 +1,7 @@
 """One recorded node on a bus with the controller, and a user of the API.
 
-The fixtures that start it stand in `integration/controller/conftest.py`; who needs another controller starts it by `controller`.
+The fixtures that start it stand in `integration/controller/conftest.py`; who needs another
+controller starts it by `controller`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ NODE = "demo-node"
 SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
 
 
-def claim(name: str, *, device_class: str = "gpu.topobus.dev", count: int = 1, expression: str = "true", **metadata: Any) -> ApiObject:
+def claim(
+    name: str, *, device_class: str = "gpu.topobus.dev", count: int = 1, expression: str = "true", **metadata: Any
+) -> ApiObject:
     """Make a claim for some devices of one class."""
     request = {"deviceClassName": device_class, "count": count, "selectors": [{"cel": {"expression": expression}}]}
     api_object = ApiObject(
@@ -46,7 +49,9 @@ def claim(name: str, *, device_class: str = "gpu.topobus.dev", count: int = 1, e
 class Home:
     """One recorded node on a bus, and a user of the API."""
 
-    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: WatchedTopology, inventories: list[Inventory]) -> None:
+    def __init__(
+        self, bus: Bus, objects: Reader[Change[ApiObject]], topology: WatchedTopology, inventories: list[Inventory]
+    ) -> None:
         self.bus = bus
         self.objects = objects
         self.topology = topology
@@ -58,10 +63,17 @@ class Home:
         await self.bus.put(catalogue.OBJECT, api_object, **object_parts(api_object))
 
     async def until(self, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
-        """Wait until the newest version of a claim satisfies the test; None stands for a deleted one."""
+        """Wait until the newest version of a claim satisfies the test.
+
+        None stands for a deleted one.
+        """
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
-            changes = [change for change in items if change.parts.get("name") == name and change.parts.get("kind") == "resourceclaim"]
+            changes = [
+                change
+                for change in items
+                if change.parts.get("name") == name and change.parts.get("kind") == "resourceclaim"
+            ]
             return bool(changes), changes[-1].value if changes else None
 
         await self.objects.until(lambda items: newest(items)[0] and is_enough(newest(items)[1]))
@@ -86,7 +98,9 @@ class Home:
         await self.bus.compare_and_set(catalogue.OBJECT, fresh, 0, **object_parts(api_object))
 
     async def until_settled(self) -> None:
-        """Wait until every claim is allocated, or told why not, and none is being deleted or attempted."""
+        """Wait until every claim is allocated, or told why not, and none is being deleted or
+        attempted.
+        """
         probe = claim("probe-settled", count=9)
         await self.apply(probe)
         await self.until_reason("probe-settled", "DoesNotFit")
@@ -104,7 +118,9 @@ class Home:
                 if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
                     continue
                 return
-            if not isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
+            if not isinstance(
+                await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict
+            ):
                 return
 
 
@@ -119,12 +135,20 @@ def condition(api_object: ApiObject | None) -> dict[str, Any]:
 async def controller(
     url: str, *, mortal: Callable[[Bus], Bus] = lambda bus: bus, readiness: Readiness | None = None
 ) -> AsyncIterator[Readiness]:
-    """Run one replica; gives its readiness, or takes one. `mortal` puts something between it and the bus."""
+    """Run one replica; gives its readiness, or takes one.
+
+    `mortal` puts something between it and the bus.
+    """
     readiness = readiness or Readiness()
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal(real)
         runtime = Runtime(
-            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry()
+            name="controller",
+            node="central",
+            bus=bus,
+            clock=SystemClock(),
+            readiness=readiness,
+            registry=CollectorRegistry(),
         )
         task = asyncio.create_task(serve(SETTINGS, runtime))
         try:
@@ -137,7 +161,9 @@ async def controller(
 
 
 def is_settled(items: list[Change[ApiObject]]) -> bool:
-    """Say whether every claim is allocated, or told why not, and none is being deleted or attempted."""
+    """Say whether every claim is allocated, or told why not, and none is being deleted or
+    attempted.
+    """
     newest = {change.parts["name"]: change.value for change in items if change.parts.get("kind") == "resourceclaim"}
     return all(
         not stored.metadata.get("deletionTimestamp")
@@ -151,7 +177,11 @@ def is_settled(items: list[Change[ApiObject]]) -> bool:
 def pod(name: str, claim_name: str) -> ApiObject:
     """Make a pod that uses a claim."""
     spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": claim_name}]}
-    return admit(ApiObject(api_version="v1", kind="Pod", metadata={"name": name}, spec=spec), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+    return admit(
+        ApiObject(api_version="v1", kind="Pod", metadata={"name": name}, spec=spec),
+        uid=f"uid-{name}",
+        now="2026-01-01T00:00:00Z",
+    )
 
 
 def conditions(api_object: ApiObject | None, kind: str) -> dict[str, Any]:
@@ -161,7 +191,10 @@ def conditions(api_object: ApiObject | None, kind: str) -> dict[str, Any]:
 
 
 async def until(home: Home, kind: str, name: str, is_enough: Any) -> ApiObject | None:
-    """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
+    """Wait until the newest version of an object satisfies the test.
+
+    None stands for a deleted one.
+    """
 
     def newest(items: Any) -> list[Any]:
         return [item for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)][-1:]

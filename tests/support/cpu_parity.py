@@ -1,6 +1,8 @@
-"""Random allocations and releases of CPU claims through the controller, each compared with what kubelet's static policy would take from the same free CPUs.
+"""Random allocations and releases of CPU claims through the controller, each compared with what
+kubelet's static policy would take from the same free CPUs.
 
-`python -m support.cpu_parity 10000` (in `tests/`) runs so many sequences and prints what was compared; the suite runs a few hundred.
+`python -m support.cpu_parity 10000` (in `tests/`) runs so many sequences and prints what was
+compared; the suite runs a few hundred.
 """
 
 from __future__ import annotations
@@ -57,16 +59,27 @@ from topobus.values.machine import Machine
 from topobus.values.outcome import Refusal
 from topobus.values.view import AlignmentOptions, CpuOptions, NodeAlignment
 
-__all__ = ["DOORS", "MACHINES", "OPTIONS", "Compared", "compare", "grouped_inventory_of", "inventory_of", "machine_named"]
+__all__ = [
+    "DOORS",
+    "MACHINES",
+    "OPTIONS",
+    "Compared",
+    "compare",
+    "grouped_inventory_of",
+    "inventory_of",
+    "machine_named",
+]
 
 NODE = "n1"
 DRIVER = "cpu.topobus.dev"
 _RECORDINGS = Path(__file__).parents[1] / "data" / "machines"
 
 MACHINES = ("64amd64-4s2n4ca2co", "epyc-8numa", "gb200", "dgx", "256ia64-64n2s2c")
-"""64, 128, 144, 224 and 256 CPUs; with and without SMT, with one and with several NUMA nodes a socket."""
+"""64, 128, 144, 224 and 256 CPUs; with and without SMT, with one and with several NUMA nodes a
+socket."""
 
-# Distribution tries combinations of NUMA nodes, up to 200,000 of them: seconds a claim on 64 nodes, where kubelet itself would not end.
+# Distribution tries combinations of NUMA nodes, up to 200,000 of them: seconds a claim on 64 nodes,
+# where kubelet itself would not end.
 _MANY_NODES = "256ia64-64n2s2c"
 
 _NAMES = (
@@ -104,7 +117,9 @@ def inventory_of(name: str) -> Inventory:
     """The machine's CPUs as the cpu service shows them."""
     with tempfile.TemporaryDirectory() as folder:
         cpus = LinuxCpuDriver().discover(Tree(HardwareSettings(root=folder)), machine_named(name)).devices
-    return Inventory(node=NODE, device_class="cpu", generation=1, devices=tuple(sorted(cpus, key=lambda device: device.name)))
+    return Inventory(
+        node=NODE, device_class="cpu", generation=1, devices=tuple(sorted(cpus, key=lambda device: device.name))
+    )
 
 
 def grouped_inventory_of(name: str, groups: str) -> Inventory:
@@ -136,8 +151,12 @@ class _StandAlone:
         self.state.put_inventory(inventory_of(machine))
         no_bus: Any = None
         registry = CollectorRegistry()
-        runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
-        self.allocator = Allocator(ControllerSettings(), runtime, self.state, CelCompiler(), ControllerMetrics(registry))
+        runtime = Runtime(
+            name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry
+        )
+        self.allocator = Allocator(
+            ControllerSettings(), runtime, self.state, CelCompiler(), ControllerMetrics(registry)
+        )
 
     async def ask(self, name: str, count: int) -> CpuSet | None:
         key, claim = ObjectKey("resourceclaim", "default", name), _claim(name, count)
@@ -160,19 +179,27 @@ class _Cluster:
         self.state.put("Node", "v1", {"metadata": {"name": NODE, "resourceVersion": "1", "uid": "u-node"}})
         selector = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
         self.state.put("DeviceClass", "v1", {"metadata": {"name": DRIVER, "resourceVersion": "2"}, "spec": selector})
-        for index, made in enumerate(slice_plan(DRIVER, NODE, "u-node", pool_devices(inventory_of(machine), {}), ()).creates):
+        for index, made in enumerate(
+            slice_plan(DRIVER, NODE, "u-node", pool_devices(inventory_of(machine), {}), ()).creates
+        ):
             name = f"{made.metadata['generateName']}x"
             metadata = {**made.metadata, "name": name, "uid": f"u-{index}", "resourceVersion": str(3 + index)}
             self.state.put("ResourceSlice", "v1", {"metadata": metadata, "spec": to_builtins(made.spec)})
         self.version = 100
         settings, compiler = ControllerSettings(), CelCompiler()
-        self.results = ResultCache(self.state.stock, lambda: self.state.node_names, lambda: self.state.classes, compiler, settings.mode)
-        self.search = NodeSearch(settings, ManualClock(), self.state, self.results, compiler, ControllerMetrics(CollectorRegistry()))
+        self.results = ResultCache(
+            self.state.stock, lambda: self.state.node_names, lambda: self.state.classes, compiler, settings.mode
+        )
+        self.search = NodeSearch(
+            settings, ManualClock(), self.state, self.results, compiler, ControllerMetrics(CollectorRegistry())
+        )
 
     async def ask(self, name: str, count: int) -> CpuSet | None:
         claim = _claim(name, count)
         wanted = member(ObjectKey("resourceclaim", "default", name), Stored(1, claim))
-        outcome, _ = await self.search.search_cached(NODE, [wanted], self.results.shape([wanted.spec]), {}, is_cheap=False)
+        outcome, _ = await self.search.search_cached(
+            NODE, [wanted], self.results.shape([wanted.spec]), {}, is_cheap=False
+        )
         if isinstance(outcome, Allocated):
             done = with_allocation(claim, outcome.results[0], now="2026-01-01T00:00:00Z")
             self.version += 1
@@ -240,11 +267,15 @@ def _policy(machine: Machine, options: CpuOptions, free: CpuSet, reserved: CpuSe
     """Say what kubelet does: `validateSMTAlignment`, then the assignment without an affinity."""
     # Where the machine tells no L3 cache, kubelet takes the socket for one.
     topology = CpuTopology(
-        CpuPlace(cpu.id, cpu.core or 0, cpu.socket or 0, cpu.numa_node, -1 - (cpu.socket or 0) if cpu.l3 is None else cpu.l3)
+        CpuPlace(
+            cpu.id, cpu.core or 0, cpu.socket or 0, cpu.numa_node, -1 - (cpu.socket or 0) if cpu.l3 is None else cpu.l3
+        )
         for cpu in machine.cpus
         if cpu.online
     )
-    if options.full_pcpus_only and (count % topology.threads_per_core or count > len(free - topology.siblings_of(reserved))):
+    if options.full_pcpus_only and (
+        count % topology.threads_per_core or count > len(free - topology.siblings_of(reserved))
+    ):
         return None
     return assign_cpus(topology, free - reserved, count, None, options)
 
@@ -289,7 +320,8 @@ async def compare(sequences: int, *, seed: int = 0, steps: int = 12) -> Compared
             wanted = _policy(machine, options, free, reserved, count)
             got = await door.ask(f"c{step}", count)
             assert got == wanted, (
-                f"sequence {number} (seed {seed}), step {step}: {door_name} on {name}, {options}, reserved {reserved}: {count} of {free}: got {got}, wanted {wanted}"
+                f"sequence {number} (seed {seed}), step {step}: {door_name} on {name}, {options}, reserved "
+                f"{reserved}: {count} of {free}: got {got}, wanted {wanted}"
             )
             compared.picks += got is not None
             compared.refusals += got is None

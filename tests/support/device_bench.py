@@ -1,4 +1,6 @@
-"""One device service on a recorded machine, with drivers that a test sets by hand, and what the service says."""
+"""One device service on a recorded machine, with drivers that a test sets by hand, and what the
+service says.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ class DeviceBench:
                 readiness=readiness or Readiness(),
                 registry=self.metrics,
             )
-            task = asyncio.create_task(serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers, skipped=skipped)))
+            task = asyncio.create_task(
+                serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers, skipped=skipped))
+            )
             try:
                 yield
             finally:
@@ -150,7 +154,8 @@ class DeviceBench:
     async def events(self, device: str) -> list[HealthEvent]:
         """Give all events of a device so far."""
         return [
-            received_event.value for received_event in await self.bus.last(HEALTH, limit=64, node=NODE, device_class="gpu", device=device)
+            received_event.value
+            for received_event in await self.bus.last(HEALTH, limit=64, node=NODE, device_class="gpu", device=device)
         ]
 
 

@@ -1,4 +1,6 @@
-"""A DFL card on a recorded machine with a store and a journal, and the verbs as the device service calls them, for tests of functions."""
+"""A DFL card on a recorded machine with a store and a journal, and the verbs as the device service
+calls them, for tests of functions.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def asking(function: str) -> tuple[dict[str, Any], ...]:
 
 
 class DflBench:
-    """A card, a store, a journal, and the verbs as the device service calls them; `restart` is a new life of the service."""
+    """A card, a store, a journal, and the verbs as the device service calls them; `restart` is a
+    new life of the service.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "machine"
@@ -53,7 +57,9 @@ class DflBench:
         self.journal = Journal(self.folder)
         self.journal.load()
         self.driver = IntelDflDriver(self.programmer)
-        self.driver.configure(FpgaServices(functions=FunctionSettings(store=str(self.store)), can_program=self.can_program))
+        self.driver.configure(
+            FpgaServices(functions=FunctionSettings(store=str(self.store)), can_program=self.can_program)
+        )
 
     def devices(self) -> tuple[Device, ...]:
         """Find the card."""
@@ -63,11 +69,18 @@ class DflBench:
         """Give what the card says for selectors."""
         return self.devices()[0].attributes
 
-    def prepare(self, function: str, owner: Owner | None = None, *, looks_only: bool = False) -> Mapping[str, ContainerEdits] | Refusal:
-        """Prepare the card with a function, long work to its end; bad configuration is refused before."""
+    def prepare(
+        self, function: str, owner: Owner | None = None, *, looks_only: bool = False
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Prepare the card with a function, long work to its end.
+
+        Bad configuration is refused before.
+        """
         devices = self.devices()
         looked_at = frozenset(device.name for device in devices) if looks_only else frozenset()
-        context = PrepareContext(owner=owner or claim("one"), config=asking(function) if function else (), looked_at=looked_at)
+        context = PrepareContext(
+            owner=owner or claim("one"), config=asking(function) if function else (), looked_at=looked_at
+        )
         refusal = self.driver.check(self.tree, devices, context)
         if refusal is not None:
             return refusal
@@ -84,7 +97,9 @@ class DflBench:
     def unprepare(self, owner: Owner | None = None) -> None:
         """Let an owner go, and clean the card."""
         devices = self.devices()
-        journaled_verbs.unprepare(self.journal, self.driver, self.tree, devices, PrepareContext(owner=owner or claim("one")))
+        journaled_verbs.unprepare(
+            self.journal, self.driver, self.tree, devices, PrepareContext(owner=owner or claim("one"))
+        )
 
     def clean(self) -> Refusal | None:
         """Clean the card."""

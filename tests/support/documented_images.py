@@ -1,4 +1,6 @@
-"""The `docker run` lines of a page: with which environment, volumes, network and user an image is to be run."""
+"""The `docker run` lines of a page: with which environment, volumes, network and user an image is
+to be run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ __all__ = ["SERVICES", "SERVICES_PAGE", "DocumentedRun", "documented_runs"]
 
 _ROOT = Path(__file__).parents[2]
 SERVICES_PAGE = _ROOT / "docs" / "how-to" / "deploy-one-service.md"
-SERVICES = tuple(sorted(folder.name for folder in (_ROOT / "services" / "topobus").iterdir() if folder.name not in ("cli", "__pycache__")))
+SERVICES = tuple(
+    sorted(
+        folder.name
+        for folder in (_ROOT / "services" / "topobus").iterdir()
+        if folder.name not in ("cli", "__pycache__")
+    )
+)
 """Every process with an image that serves."""
 
 
@@ -30,7 +38,10 @@ class DocumentedRun:
 
 
 def documented_runs(page: Path) -> dict[str, DocumentedRun]:
-    """Read a page's lines, by the image's name without what stands before and behind it; an option that is not known here is an error, so that none is left out unseen."""
+    """Read a page's lines, by the image's name without what stands before and behind it.
+
+    An option that is not known here is an error, so that none is left out unseen.
+    """
     text = page.read_text(encoding="utf-8")
     parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_argument("--detach", action="store_true")

@@ -1,4 +1,6 @@
-"""The gpu service's pod of an overlay, on a host that is a folder: what its mounts show of the host, its own settings, and what the gateway's settings allow."""
+"""The gpu service's pod of an overlay, on a host that is a folder: what its mounts show of the
+host, its own settings, and what the gateway's settings allow.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class DriverPod(Struct, frozen=True, kw_only=True):
 
 
 def start_pod(manifests: list[Manifest], host: Path, root: Path) -> DriverPod:
-    """Show below `root` what the container `gpu` sees of the host, as kubelet does: a folder of type Directory must be there, one of DirectoryOrCreate is made."""
+    """Show below `root` what the container `gpu` sees of the host, as kubelet does: a folder of
+    type Directory must be there, one of DirectoryOrCreate is made.
+    """
     pod = pod_of(manifests, "DaemonSet", "topobus-gpu")
     container = container_of(pod, "gpu")
     volumes = {volume["name"]: volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume}

@@ -1,4 +1,6 @@
-"""Driver roots of real ELF libraries, made by gcc: what NVIDIA's packages install, as far as names, SONAMEs and links go."""
+"""Driver roots of real ELF libraries, made by gcc: what NVIDIA's packages install, as far as names,
+SONAMEs and links go.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DATA = _ROOT / "tests" / "data" / "driver_files"
-# What a driver of the 580 branch installs for computing and video: name before the version, and SONAME.
+# What a driver of the 580 branch installs for computing and video: name
+# before the version, and SONAME.
 LIBRARIES = {
     "libcuda": "libcuda.so.1",
     "libcudadebugger": "libcudadebugger.so.1",
@@ -41,7 +44,13 @@ LIBRARIES = {
     "libnvidia-encode": "libnvidia-encode.so.1",
     "libnvidia-gpucomp": "",
 }
-_PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+_PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
 
 
 def require_compiler() -> None:
@@ -70,7 +79,8 @@ def _compiled(soname: str, notes: str) -> Path:
         source = target.with_suffix(".s")
         source.write_text(
             '.section .note.cuda.fwd_compatibility,"a",@note\n.align 4\n.long 2f-1f\n.long 4f-3f\n.long 1\n'
-            f'1: .asciz "NVIDIA Corporation"\n2: .align 4\n3: .asciz {notes}\n4: .align 4\n.section .note.GNU-stack,"",@progbits\n'
+            f'1: .asciz "NVIDIA Corporation"\n2: .align 4\n3: .asciz {notes}\n4: .align 4\n.section '
+            '.note.GNU-stack,"",@progbits\n'
         )
         command.append(str(source))
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
@@ -84,8 +94,12 @@ def library(file: Path, soname: str = "", notes: str = "") -> Path:
     return file
 
 
-def driver_root(root: Path, *, folder: str = "usr/lib/x86_64-linux-gnu", version: str = VERSION, programs: str = "usr/bin") -> Path:
-    """Install a driver below a folder, with links for SONAMEs and for linking, programs, firmware, OpenCL's file and the daemon's socket."""
+def driver_root(
+    root: Path, *, folder: str = "usr/lib/x86_64-linux-gnu", version: str = VERSION, programs: str = "usr/bin"
+) -> Path:
+    """Install a driver below a folder, with links for SONAMEs and for linking, programs, firmware,
+    OpenCL's file and the daemon's socket.
+    """
     require_compiler()
     for base, soname in LIBRARIES.items():
         library(root / folder / f"{base}.so.{version}", soname)
@@ -123,14 +137,21 @@ def probe_program() -> Path:
     """Compile the program that a container runs."""
     target = _scratch() / "cuda-probe"
     subprocess.run(
-        ["gcc", "-O1", "-o", str(target), str(_DATA / "cuda_probe.c"), "-ldl"], check=True, capture_output=True, text=True, timeout=120
+        ["gcc", "-O1", "-o", str(target), str(_DATA / "cuda_probe.c"), "-ldl"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return target
 
 
 @cache
 def musl_probe() -> tuple[Path, Path]:
-    """Compile the same program for musl; gives musl's loader and the program. Skips where Debian's musl cannot be had."""
+    """Compile the same program for musl; gives musl's loader and the program.
+
+    Skips where Debian's musl cannot be had.
+    """
     folders: list[Path] = []
     for package in ("musl", "musl-dev"):
         fetch = [str(_ROOT / "tools" / "fetch-debian-package"), package, "own", str(_ROOT / ".cache" / "debian")]
@@ -140,7 +161,18 @@ def musl_probe() -> tuple[Path, Path]:
         folders.append(Path(fetched.stdout.strip()))
     loader, headers = folders[0] / "lib/ld-musl-x86_64.so.1", folders[1] / "usr/include/x86_64-linux-musl"
     objects, target = folders[1] / "usr/lib/x86_64-linux-musl", _scratch() / "cuda-probe-musl"
-    command = ["gcc", "-O1", "-fno-pie", "-no-pie", "-nostdlib", "-nostdinc", "-isystem", str(headers), "-o", str(target)]
+    command = [
+        "gcc",
+        "-O1",
+        "-fno-pie",
+        "-no-pie",
+        "-nostdlib",
+        "-nostdinc",
+        "-isystem",
+        str(headers),
+        "-o",
+        str(target),
+    ]
     command += [
         str(objects / "crt1.o"),
         str(objects / "crti.o"),

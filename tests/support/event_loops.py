@@ -1,8 +1,10 @@
 """The event loop of a test: asyncio's own, and deaf to what gRPC tells it after its end.
 
-gRPC has a single queue of completions in a process. Whichever event loop reads it hands what is another loop's over to that one, by `call_soon_threadsafe`. A program of
-ours has one loop to its end; a run of tests has one after the other. What a test leaves under way (a call that it cancelled, whose end the busy library reports later)
-arrives while the next test runs: asyncio's loop is closed, raises there, and the next test finds a traceback in its log that is not its own.
+gRPC has a single queue of completions in a process. Whichever event loop reads it hands what is
+another loop's over to that one, by `call_soon_threadsafe`. A program of ours has one loop to its
+end; a run of tests has one after the other. What a test leaves under way (a call that it cancelled,
+whose end the busy library reports later) arrives while the next test runs: asyncio's loop is
+closed, raises there, and the next test finds a traceback in its log that is not its own.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ _COMPLETION: Callable[..., Any] = cygrpc._handle_callback_wrapper  # type: ignor
 
 
 class RealTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop of asyncio that drops gRPC's completions once it is closed; whatever else comes then is an error, as ever."""
+    """An event loop of asyncio that drops gRPC's completions once it is closed.
+
+    Whatever else comes then is an error, as ever.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.late_completions = 0
         """How many were dropped."""
 
-    def call_soon_threadsafe(self, callback: Callable[..., Any], *arguments: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[..., Any], *arguments: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Schedule a call from any thread."""
         if self.is_closed() and callback is _COMPLETION:
             self.late_completions += 1

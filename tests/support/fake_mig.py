@@ -1,9 +1,12 @@
-"""MIG of the libnvidia-ml of a profile: what NVIDIA's GPUs offer, instances that somebody else makes, and the files of the kernel module about them.
+"""MIG of the libnvidia-ml of a profile: what NVIDIA's GPUs offer, instances that somebody else
+makes, and the files of the kernel module about them.
 
-The tables are NVML's: profile ids, sizes and placements as `nvidia-smi mig -lgip` and `-lgipp` print them in NVIDIA's MIG User Guide ("Creating GPU instances", the same
-placements for A100 and H100), engines and copy engines from its "Supported MIG Profiles" (A100, H100, B200). SMs and memory: A100 from that guide's listings and from
-NVIDIA/go-nvml pkg/nvml/mock; H100 from listings of H100-80 cards; those of B200 from go-nvml's mock, rounded up for the halves. That mock's placements are not used: it gives
-3g three memory slices and 1g.20gb one, and the guide four and two.
+The tables are NVML's: profile ids, sizes and placements as `nvidia-smi mig -lgip` and `-lgipp`
+print them in NVIDIA's MIG User Guide ("Creating GPU instances", the same placements for A100 and
+H100), engines and copy engines from its "Supported MIG Profiles" (A100, H100, B200). SMs and
+memory: A100 from that guide's listings and from NVIDIA/go-nvml pkg/nvml/mock; H100 from listings of
+H100-80 cards; those of B200 from go-nvml's mock, rounded up for the halves. That mock's placements
+are not used: it gives 3g three memory slices and 1g.20gb one, and the guide four and two.
 """
 
 from __future__ import annotations
@@ -20,7 +23,18 @@ from support.fake_nvml import GIB, FakeGpu
 from topobus.gpu.nvml.nvml_library import open_library
 from topobus.sysfs.tree import HardwareSettings, Tree
 
-__all__ = ["A100_40", "A100_80", "B200", "H100_80", "MODELS", "MigModel", "add_capabilities", "as_somebody", "make_instance", "mig_gpu"]
+__all__ = [
+    "A100_40",
+    "A100_80",
+    "B200",
+    "H100_80",
+    "MODELS",
+    "MigModel",
+    "add_capabilities",
+    "as_somebody",
+    "make_instance",
+    "mig_gpu",
+]
 
 # Index and id of NVML's profiles, slices, instances, memory slices, and where they may begin.
 _PLACES = {
@@ -51,12 +65,21 @@ class MigModel:
         for key, (name, mib, *engines) in self.profiles.items():
             index, profile, slices, count, size, starts = _PLACES[key]
             numbers = " ".join(map(str, engines))
-            written.append(f"migprofile {index} {profile} {slices} {count} {numbers} {mib} {name} {size} {' '.join(map(str, starts))}")
+            written.append(
+                f"migprofile {index} {profile} {slices} {count} {numbers} {mib} {name} {size} "
+                f"{' '.join(map(str, starts))}"
+            )
         return tuple(written)
 
     def placements(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Give each place of each profile with the profile's id and the memory slices that it takes."""
-        return {(name, start): (_PLACES[key][1], _PLACES[key][4]) for key, (name, *_) in self.profiles.items() for start in _PLACES[key][5]}
+        """Give each place of each profile with the profile's id and the memory slices that it
+        takes.
+        """
+        return {
+            (name, start): (_PLACES[key][1], _PLACES[key][4])
+            for key, (name, *_) in self.profiles.items()
+            for start in _PLACES[key][5]
+        }
 
 
 def _a100(mib: tuple[int, int, int, int], sizes: tuple[int, int, int, int], sms: int, name: str) -> MigModel:
@@ -114,13 +137,21 @@ def mig_gpu(model: MigModel, address: str, *, minor: int = 0, is_on: bool = True
     """Make a GPU that can be cut, in MIG mode or not."""
     uuid = uuid or f"GPU-{minor:08d}-2222-3333-4444-555555555555"
     return FakeGpu(
-        address=address, name=model.name, minor=minor, uuid=uuid, total_bytes=model.total_bytes, mig=(is_on, is_on), mig_lines=model.lines()
+        address=address,
+        name=model.name,
+        minor=minor,
+        uuid=uuid,
+        total_bytes=model.total_bytes,
+        mig=(is_on, is_on),
+        mig_lines=model.lines(),
     )
 
 
 @contextmanager
 def as_somebody(folder: Path) -> Iterator[None]:
-    """Have a session with the library of a folder, as somebody beside the driver under test has (`nvidia-smi mig`)."""
+    """Have a session with the library of a folder, as somebody beside the driver under test has
+    (`nvidia-smi mig`).
+    """
     if pynvml.nvmlLib is None:
         open_library(Tree(HardwareSettings(root=str(folder), library_path=str(folder))))
     else:
@@ -131,8 +162,13 @@ def as_somebody(folder: Path) -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def make_instance(folder: Path, address: str, model: MigModel, name: str, start: int, *, computes: tuple[int, ...] | None = None) -> int:
-    """Make a GPU instance and its compute instances (ids of their profiles; by default one that fills it), as somebody with `nvidia-smi mig -cgi`; its id."""
+def make_instance(
+    folder: Path, address: str, model: MigModel, name: str, start: int, *, computes: tuple[int, ...] | None = None
+) -> int:
+    """Make a GPU instance and its compute instances (ids of their profiles.
+
+    By default one that fills it), as somebody with `nvidia-smi mig -cgi`; its id.
+    """
     profile, size = model.placements()[name, start]
     full = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[int(name[0])]
     with as_somebody(folder):
@@ -145,7 +181,9 @@ def make_instance(folder: Path, address: str, model: MigModel, name: str, start:
 
 
 def add_capabilities(root: Path, minor: int, *, major: int = 236) -> None:
-    """Write what the kernel module says of a GPU's capabilities: `mig-minors` names the node of each instance that there can be, in the module's order."""
+    """Write what the kernel module says of a GPU's capabilities: `mig-minors` names the node of
+    each instance that there can be, in the module's order.
+    """
     folder = root / "proc" / "driver" / "nvidia-caps"
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["config 1", "monitor 2"]
@@ -157,4 +195,6 @@ def add_capabilities(root: Path, minor: int, *, major: int = 236) -> None:
     before = file.read_text(encoding="utf-8").splitlines()[2:] if file.exists() else []
     file.write_text("\n".join([*lines[:2], *before, *lines[2:]]) + "\n", encoding="utf-8")
     devices = root / "proc" / "devices"
-    devices.write_text(f"Character devices:\n  1 mem\n195 nvidia\n{major} nvidia-caps\n\nBlock devices:\n  8 sd\n", encoding="utf-8")
+    devices.write_text(
+        f"Character devices:\n  1 mem\n195 nvidia\n{major} nvidia-caps\n\nBlock devices:\n  8 sd\n", encoding="utf-8"
+    )

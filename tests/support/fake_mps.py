@@ -1,4 +1,6 @@
-"""NVIDIA's programs of MPS in a driver root, as real processes: compiled from tests/data/fake_mps, which says how they behave."""
+"""NVIDIA's programs of MPS in a driver root, as real processes: compiled from tests/data/fake_mps,
+which says how they behave.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def _kept() -> TemporaryDirectory[str]:
 @cache
 def _compiled(name: str) -> Path:
     target = Path(_kept().name) / name
-    subprocess.run(["gcc", "-O1", "-o", str(target), str(_SOURCES / f"{name}.c")], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        ["gcc", "-O1", "-o", str(target), str(_SOURCES / f"{name}.c")], check=True, capture_output=True, timeout=120
+    )
     return target
 
 
@@ -43,7 +47,9 @@ class FakeMps:
     """A driver root with the programs, and what a test can see of those that run."""
 
     def __init__(self, root: Path, state_dir: Path) -> None:
-        """Install them below a folder; `state_dir` is where the service has the folders of its daemons."""
+        """Install them below a folder; `state_dir` is where the service has the folders of its
+        daemons.
+        """
         self.root, self.state_dir = root, state_dir
         self.programs = root / "usr" / "bin"
         (self.programs / "modes").mkdir(parents=True)
@@ -52,7 +58,10 @@ class FakeMps:
         shutil.copy(_SOURCES / "nvidia-smi", self.programs / "nvidia-smi")
 
     def behave(self, how: str = "") -> None:
-        """Let the programs misbehave from now on: `fails`, `mute`, `deaf`, `powerless`; nothing: as they should."""
+        """Let the programs misbehave from now on: `fails`, `mute`, `deaf`, `powerless`.
+
+        Nothing: as they should.
+        """
         written = self.programs / "behaviour.new"
         written.write_text(f"{how}\n", encoding="utf-8")
         written.replace(self.programs / "behaviour")
@@ -68,10 +77,17 @@ class FakeMps:
 
     def modes(self) -> set[str]:
         """Give the compute modes that GPUs are in."""
-        return {path.read_text(encoding="utf-8").strip() for path in (self.programs / "modes").iterdir() if not path.name.endswith(".new")}
+        return {
+            path.read_text(encoding="utf-8").strip()
+            for path in (self.programs / "modes").iterdir()
+            if not path.name.endswith(".new")
+        }
 
     def pids(self, name: str = "") -> list[int]:
-        """Find the processes that were started for a daemon's folder, or for any; those that have ended and are not collected are none."""
+        """Find the processes that were started for a daemon's folder, or for any.
+
+        Those that have ended and are not collected are none.
+        """
         wanted = f"{MARK}={self.state_dir}{f'/{name}' if name else ''}".encode()
         pids = []
         for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdecimal()):  # noqa: PTH208 - names only
@@ -109,7 +125,11 @@ class FakeMps:
 
     def folders(self) -> list[str]:
         """Name the daemons' folders, that of kept logs not among them."""
-        return sorted(path.name for path in self.state_dir.iterdir() if path.name != "failed") if self.state_dir.is_dir() else []
+        return (
+            sorted(path.name for path in self.state_dir.iterdir() if path.name != "failed")
+            if self.state_dir.is_dir()
+            else []
+        )
 
     def kill(self, pid: int) -> None:
         """Kill a process, and wait until it has ended."""

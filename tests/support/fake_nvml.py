@@ -1,7 +1,8 @@
-"""A libnvidia-ml of a profile, written in C and loaded by the real pynvml: what a driver's GPUs say, set by a test while the service under test runs.
+"""A libnvidia-ml of a profile, written in C and loaded by the real pynvml: what a driver's GPUs
+say, set by a test while the service under test runs.
 
-`FakeNvml` has a folder of its own with a copy of the library, so that each test loads one of its own. The profile's lines are described in
-tests/data/fake_nvml/fake_nvml.c.
+`FakeNvml` has a folder of its own with a copy of the library, so that each test loads one of its
+own. The profile's lines are described in tests/data/fake_nvml/fake_nvml.c.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = ["FakeGpu", "FakeNvml", "fake_nvml", "needs_gcc"]
 
 SOURCES = Path(__file__).parent.parent / "data" / "fake_nvml"
 
-needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed: the libnvidia-ml of a profile cannot be built")
+needs_gcc = pytest.mark.skipif(
+    shutil.which("gcc") is None, reason="gcc is not installed: the libnvidia-ml of a profile cannot be built"
+)
 
 GIB = 1 << 30
 # What an idle data centre GPU without persistence shows as used: the driver's own.
@@ -55,7 +58,8 @@ class FakeGpu:
     mig_lines: tuple[str, ...] = ()
     """What it says of MIG (`support.fake_mig`); none: it cannot be cut."""
     links: tuple[str, ...] = ()
-    """`<peer's address>`, `switch` or `down`, then up to five error counts: replay, recovery, flit CRC, data CRC, data ECC."""
+    """`<peer's address>`, `switch` or `down`, then up to five error counts: replay, recovery, flit
+    CRC, data CRC, data ECC."""
     fabric: tuple[int, int, int] | None = None
     """State, status and health mask; None: no fabric."""
     error: int = 0
@@ -128,7 +132,10 @@ class FakeNvml:
 
 @contextmanager
 def fake_nvml(folder: Path, *gpus: FakeGpu) -> Iterator[FakeNvml]:
-    """Lay a library with these GPUs into a folder; pynvml forgets before and after which library it has loaded."""
+    """Lay a library with these GPUs into a folder.
+
+    Pynvml forgets before and after which library it has loaded.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(_built(), folder / "libnvidia-ml.so.1")
     library = FakeNvml(folder, {gpu.address: gpu for gpu in gpus})

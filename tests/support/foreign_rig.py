@@ -1,4 +1,6 @@
-"""A gateway with a folder for device plugins of others, and such plugins: one as a process of its own, one in this process."""
+"""A gateway with a folder for device plugins of others, and such plugins: one as a process of its
+own, one in this process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ TRAINING = ClaimReference(name="c", uid="u1", drivers=(DRIVER,))
 
 @asynccontextmanager
 async def make_foreign_rig(url: str) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours; a gateway with a folder for others' plugins."""
+    """A node with two NUMA nodes and no devices of ours.
+
+    A gateway with a folder for others' plugins.
+    """
     async with make_rig(url) as made:
         nodes = tuple(NumaNode(id=node, cpus=CpuSet(), memory_bytes=1) for node in (0, 1))
         await made.bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=()), node=NODE)
@@ -45,9 +50,18 @@ async def make_foreign_rig(url: str) -> AsyncIterator[Rig]:
 
 @contextmanager
 def plain_plugin(rig: Rig, *devices: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an ordinary plugin as a process of its own; by default with a device on each NUMA node."""
+    """Run an ordinary plugin as a process of its own.
+
+    By default with a device on each NUMA node.
+    """
     script = Path(__file__).parent / "plain_plugin.py"
-    arguments = [sys.executable, str(script), rig.settings.foreign.dir, RESOURCE, *(devices or ("Widget_0=0", "Widget_1=1"))]
+    arguments = [
+        sys.executable,
+        str(script),
+        rig.settings.foreign.dir,
+        RESOURCE,
+        *(devices or ("Widget_0=0", "Widget_1=1")),
+    ]
     with (rig.root / "calls").open("ab") as calls:
         process = subprocess.Popen(arguments, stdout=calls)
     try:
@@ -86,12 +100,16 @@ async def claim_of(rig: Rig, *devices: str) -> None:
     results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": device} for device in devices]
     status = {"allocation": {"devices": {"results": results}}}
     metadata = {"name": "c", "namespace": "default", "uid": "u1"}
-    await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
+    await rig.plane.store(
+        ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
+    )
 
 
 @asynccontextmanager
 async def trivial_plugin(rig: Rig, *devices: pb.Device, resource: str = RESOURCE) -> AsyncIterator[TrivialPlugin]:
-    """A plugin in this process that has registered, once the gateway serves (which removes older sockets)."""
+    """A plugin in this process that has registered, once the gateway serves (which removes older
+    sockets).
+    """
     async with unregistered_plugin(rig, *devices, resource=resource) as plugin:
         assert await plugin.register() == ""
         yield plugin
@@ -101,5 +119,7 @@ async def trivial_plugin(rig: Rig, *devices: pb.Device, resource: str = RESOURCE
 async def unregistered_plugin(rig: Rig, *devices: pb.Device, resource: str = RESOURCE) -> AsyncIterator[TrivialPlugin]:
     """A plugin in this process that serves and has not registered yet."""
     await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
-    async with TrivialPlugin(Path(rig.settings.foreign.dir), resource, devices, socket=f"{resource.rpartition('/')[2]}.sock") as plugin:
+    async with TrivialPlugin(
+        Path(rig.settings.foreign.dir), resource, devices, socket=f"{resource.rpartition('/')[2]}.sock"
+    ) as plugin:
         yield plugin

@@ -1,4 +1,6 @@
-"""What an asker and a fork server (support.fork_server) say to each other: an order with three descriptors one way, a pid the other."""
+"""What an asker and a fork server (support.fork_server) say to each other: an order with three
+descriptors one way, a pid the other.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ import msgspec
 __all__ = ["CLONE_NUMBER", "Order", "confirm", "receive", "send"]
 
 _LENGTH = struct.Struct("!I")
-# clone(2) on Linux, asm/unistd.h of each architecture; 0 where a server cannot make a child of its asker.
+# clone(2) on Linux, asm/unistd.h of each architecture; 0 where a server
+# cannot make a child of its asker.
 CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run: `python -m module arguments…` or `python script arguments…`, in this folder and environment."""
+    """What to run: `python -m module arguments…` or `python script arguments…`, in this folder and
+    environment.
+    """
 
     module: str = ""
     script: str = ""

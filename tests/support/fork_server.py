@@ -1,13 +1,18 @@
-"""Starts Python programs of ours as copies of a process that has imported all they need: a start costs a fork instead of an interpreter and its imports.
+"""Starts Python programs of ours as copies of a process that has imported all they need: a start
+costs a fork instead of an interpreter and its imports.
 
     python -m support.fork_server DESCRIPTOR
 
-Flows in, by the socket DESCRIPTOR: what to run, with three descriptors to be its stdin, stdout and stderr. Flows out: the pid. The program is a child of the
-process that asked, not of this one (clone(2), CLONE_PARENT), so the asker waits for it, signals it and reads its status as after an exec. It has its own copy
-of everything, no descriptor beside its three, no thread, and it ends as an interpreter does; /proc tells its own command line and environment. What remains of
-this process is its hash seed and that modules are there already; a test to which one of these matters is marked `real_start` (see support.forked_starts).
+Flows in, by the socket DESCRIPTOR: what to run, with three descriptors to be its stdin, stdout and
+stderr. Flows out: the pid. The program is a child of the process that asked, not of this one
+(clone(2), CLONE_PARENT), so the asker waits for it, signals it and reads its status as after an
+exec. It has its own copy of everything, no descriptor beside its three, no thread, and it ends as
+an interpreter does; /proc tells its own command line and environment. What remains of this process
+is its hash seed and that modules are there already; a test to which one of these matters is marked
+`real_start` (see support.forked_starts).
 
-Nothing here may start a thread, an event loop or gRPC: a copy has only the thread that was copied, with all locks as they were.
+Nothing here may start a thread, an event loop or gRPC: a copy has only the thread that was
+copied, with all locks as they were.
 """
 
 from __future__ import annotations
@@ -38,13 +43,16 @@ from support.fork_orders import CLONE_NUMBER, Order, confirm, receive
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 # linux/sched.h: the new process has our parent.
 _CLONE_PARENT = 0x00008000
-# Programs that start programs themselves: each gets a server of its own before it begins, while it has no thread and no loop.
+# Programs that start programs themselves: each gets a server of its own before it begins,
+# while it has no thread and no loop.
 _STARTERS = {"up", "allocate", "simulate"}
 _DEMO = "topobus.cli.demo"
 
 
 def _load() -> None:
-    """Import what the programs import, but not their main modules: `-m` runs those anew and warns when they are there already."""
+    """Import what the programs import, but not their main modules: `-m` runs those anew and warns
+    when they are there already.
+    """
     for service in SERVICES:
         for part in ("config",) if service == "controller" else ("config", "service"):
             importlib.import_module(f"topobus.{service}.{part}")
@@ -60,7 +68,8 @@ def _load() -> None:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if module.name.rpartition(".")[2] not in ("main", "__main__"):
                 importlib.import_module(module.name)
-    # What Python and its libraries import when they are first used, each in a copy of its own otherwise.
+    # What Python and its libraries import when they are first used, each
+    # in a copy of its own otherwise.
     for name in (
         "encodings.idna",
         "json",
@@ -76,7 +85,10 @@ def _load() -> None:
 
 
 def _clone() -> int:
-    """Copy this process as a child of our parent; 0 in the copy. os.fork cannot do that, so this is what it does around its own call."""
+    """Copy this process as a child of our parent.
+
+    0 in the copy. os.fork cannot do that, so this is what it does around its own call.
+    """
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     pid = int(ctypes.PyDLL(None, use_errno=True).syscall(CLONE_NUMBER, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
@@ -90,7 +102,10 @@ def _clone() -> int:
 
 
 def serve(connection: socket.socket) -> tuple[Order, list[int]] | None:
-    """Start what is asked for until the asker is gone; gives the order in the copy that shall run it, None in the server."""
+    """Start what is asked for until the asker is gone.
+
+    Gives the order in the copy that shall run it, None in the server.
+    """
     while (asked := receive(connection)) is not None:
         order, descriptors = asked
         try:
@@ -143,15 +158,21 @@ def _become(order: Order, descriptors: list[int]) -> None:
         )
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
-    # The folder of `-m` or of the script, then PYTHONPATH, then the interpreter's own: so begins each sys.path, ours too.
-    sys.path[: 1 + len(own_paths)] = [str(Path(order.script).resolve().parent) if order.script else order.folder, *_paths()]
+    # The folder of `-m` or of the script, then PYTHONPATH, then the interpreter's own: so
+    # begins each sys.path, ours too.
+    sys.path[: 1 + len(own_paths)] = [
+        str(Path(order.script).resolve().parent) if order.script else order.folder,
+        *_paths(),
+    ]
     sys.argv = [order.script or "-m", *order.arguments]
 
 
 def _show(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Write command line and environment where the kernel reads what it tells in /proc: over our own, which are padded for that.
+    """Write command line and environment where the kernel reads what it tells in /proc: over our
+    own, which are padded for that.
 
-    Source: proc_pid_stat(5), fields 48 to 51. Nothing else points there: os.environ.clear() has let go of the last variable.
+    Source: proc_pid_stat(5), fields 48 to 51. Nothing else points there: os.environ.clear()
+    has let go of the last variable.
     """
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")[2].split()
     variables = [f"{name}={value}" for name, value in environment.items()]
@@ -170,7 +191,10 @@ def _paths() -> list[str]:
 
 
 def _serve_own(order: Order) -> tuple[Order, list[int]] | None:
-    """Give a program that starts programs a server of its own; the order in a copy that shall run one of those."""
+    """Give a program that starts programs a server of its own.
+
+    The order in a copy that shall run one of those.
+    """
     ours, its = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -195,8 +219,9 @@ def _serve_own(order: Order) -> tuple[Order, list[int]] | None:
 def _run(order: Order, descriptors: list[int]) -> NoReturn:
     """Be the program.
 
-    Ends as an interpreter does, but for one thing: it does not take its modules apart, which is two thirds of what a start costs and frees what the kernel
-    frees anyway. An exception, an interrupt, a message instead of a status, and streams that cannot be flushed are left to the interpreter.
+    Ends as an interpreter does, but for one thing: it does not take its modules apart, which is two
+    thirds of what a start costs and frees what the kernel frees anyway. An exception, an interrupt,
+    a message instead of a status, and streams that cannot be flushed are left to the interpreter.
     """
     _become(order, descriptors)
     if order.module == _DEMO or (order.module == "topobus.cli.main" and _STARTERS.intersection(order.arguments[:1])):

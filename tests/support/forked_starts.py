@@ -1,8 +1,12 @@
-"""Lets `subprocess` and `asyncio` start our own programs by a fork server (support.fork_server) while it is on; all else they start as ever.
+"""Lets `subprocess` and `asyncio` start our own programs by a fork server (support.fork_server)
+while it is on.
 
-A suite starts several hundred processes of ours, each of which costs 0.1 to 0.4 s of processor time before its first line; a copy costs a tenth.
-What is forked: `python -m topobus.…`, `python -m support.…`, `python file.py` and `topobus-…` of this interpreter, whose environment differs from ours in nothing
-that an interpreter or a library reads when it starts. All else is executed: other commands and interpreters, `-c`, other PYTHON* variables, a closure to call first.
+All else they start as ever. A suite starts several hundred processes of ours, each of which costs
+0.1 to 0.4 s of processor time before its first line; a copy costs a tenth. What is forked:
+`python -m topobus.…`, `python -m support.…`, `python file.py` and `topobus-…` of this
+interpreter, whose environment differs from ours in nothing that an interpreter or a library reads
+when it starts. All else is executed: other commands and interpreters, `-c`, other PYTHON*
+variables, a closure to call first.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ __all__ = ["close", "forked_starts", "prepare", "use"]
 
 _TESTS = str(Path(__file__).resolve().parents[1])
 _OURS = ("topobus.", "support.")
-# Read by the interpreter, the C library, or a library at its import: a copy has what the server had.
+# Read by the interpreter, the C library, or a library at its import: a
+# copy has what the server had.
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GRPC_", "OTEL_", "PROMETHEUS_", "MALLOC_", "GLIBC_")
 # Of these a copy takes on its own.
 # Console scripts, as installed beside the interpreter: topobus, topobus-gpu.
@@ -41,12 +46,17 @@ class _Server:
     """A fork server, asked from any thread."""
 
     def __init__(
-        self, connection: socket.socket, pid: int, environment: Mapping[str, str], process: subprocess.Popen[bytes] | None
+        self,
+        connection: socket.socket,
+        pid: int,
+        environment: Mapping[str, str],
+        process: subprocess.Popen[bytes] | None,
     ) -> None:
         self._connection = connection
         self._owner = os.getpid()
         self._at_start = _at_start(environment)
-        # Elsewhere there may be a sitecustomize, or another package in place of one that the server has.
+        # Elsewhere there may be a sitecustomize, or another package in
+        # place of one that the server has.
         self._paths = {*_paths(environment), _TESTS}
         self._lock = threading.Lock()
         self._process = process
@@ -56,7 +66,7 @@ class _Server:
         """Turn what Popen was given into an order; None when only an exec does it."""
         plain = (
             not given["shell"] and given["executable"] is None and given["close_fds"] and not given["pass_fds"]
-            and given["restore_signals"] and given["gid"] is given["gids"] is given["uid"] is None and given["umask"] < 0
+            and given["restore_signals"] and given["gid"] is given["gids"] is given["uid"] is None and given["umask"] < 0  # noqa: E501
             and given["process_group"] == -1 and os.getpid() == self._owner
         )  # fmt: skip
         program = _program(given["args"])
@@ -101,8 +111,13 @@ def prepare() -> None:
     if _server is not None or CLONE_NUMBER == 0:
         return
     ours, its = socket.socketpair()
-    # The two paddings are where copies write what /proc tells of them: a variable of our own may be longer than all of ours.
-    environment = {**os.environ, _PADDING: "x" * 65536, "PYTHONPATH": os.pathsep.join(filter(None, (_TESTS, os.environ.get("PYTHONPATH"))))}
+    # The two paddings are where copies write what /proc tells of them: a variable of our own
+    # may be longer than all of ours.
+    environment = {
+        **os.environ,
+        _PADDING: "x" * 65536,
+        "PYTHONPATH": os.pathsep.join(filter(None, (_TESTS, os.environ.get("PYTHONPATH")))),
+    }
     with its:
         process = subprocess.Popen(
             [sys.executable, "-m", "support.fork_server", str(its.fileno()), "x" * 8192],
@@ -112,7 +127,9 @@ def prepare() -> None:
 
 
 def use(connection: socket.socket, pid: int, environment: Mapping[str, str]) -> None:
-    """In a program that a server started and that starts programs: let its own server do so from now on."""
+    """In a program that a server started and that starts programs: let its own server do so from
+    now on.
+    """
     global _server, _is_on
     _server = _Server(connection, pid, environment, None)
     _is_on = True
@@ -142,7 +159,9 @@ def forked_starts() -> Iterator[None]:
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in _TAKEN_ON}
+    return {
+        name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in _TAKEN_ON
+    }
 
 
 def _paths(environment: Mapping[str, str]) -> set[str]:
@@ -150,7 +169,10 @@ def _paths(environment: Mapping[str, str]) -> set[str]:
 
 
 def _program(command: Any) -> tuple[str, str, tuple[str, ...]] | None:
-    """Tell which module or script a command runs, with which arguments; None when it is none of ours."""
+    """Tell which module or script a command runs, with which arguments.
+
+    None when it is none of ours.
+    """
     if not isinstance(command, list | tuple) or not all(isinstance(word, str) for word in command):
         return None
     match list(command):
@@ -190,5 +212,5 @@ def _execute_child(self: Any, *arguments: Any) -> None:
         self._child_created = True
     finally:
         self._close_pipe_fds(
-            given["p2cread"], given["p2cwrite"], given["c2pread"], given["c2pwrite"], given["errread"], given["errwrite"]
+            given["p2cread"], given["p2cwrite"], given["c2pread"], given["c2pwrite"], given["errread"], given["errwrite"]  # noqa: E501
         )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Recorded FPGA cards that can be programmed: file-backed programmers stand in for the kernel's ioctl alone, and change what the recorded tree shows.
+"""Recorded FPGA cards that can be programmed: file-backed programmers stand in for the kernel's
+ioctl alone, and change what the recorded tree shows.
 
-A programmer finds the region of a device node in the recorded tree, notes each call in a file (which forks and later processes read too), and leaves the region unreadable while it
-writes, as hardware does.
+A programmer finds the region of a device node in the recorded tree, notes each call in
+a file (which forks and later processes read too), and leaves the region unreadable
+while it writes, as hardware does.
 """
 
 from __future__ import annotations
@@ -94,7 +96,10 @@ class FileDflProgrammer(FileProgrammer):
 
 
 class FileXrtProgrammer(FileProgrammer):
-    """Notes the uuid in the management function's folder; the user function shows another one only as XRT does, once a user has opened the card."""
+    """Notes the uuid in the management function's folder.
+
+    The user function shows another one only as XRT does, once a user has opened the card.
+    """
 
     def program(self, management: str, image: bytes) -> None:
         """Load an xclbin."""
@@ -110,7 +115,9 @@ class FileXrtProgrammer(FileProgrammer):
         assert Path(management).exists(), management
         instance = Path(management).name.removeprefix("xclmgmt")
         (folder,) = [
-            path.parent for path in self.root.glob("sys/bus/pci/devices/*/instance") if path.read_text(encoding="ascii").strip() == instance
+            path.parent
+            for path in self.root.glob("sys/bus/pci/devices/*/instance")
+            if path.read_text(encoding="ascii").strip() == instance
         ]
         return folder / "test_loaded_uuid"
 
@@ -139,10 +146,17 @@ def port_file(root: Path, port: str, name: str) -> Path:
 
 def files_of(folders: Iterable[Path]) -> dict[str, bytes]:
     """Give all files below some folders."""
-    return {str(path): path.read_bytes() for folder in folders for path in sorted(folder.resolve().rglob("*")) if path.is_file()}
+    return {
+        str(path): path.read_bytes()
+        for folder in folders
+        for path in sorted(folder.resolve().rglob("*"))
+        if path.is_file()
+    }
 
 
-def add(store: Path, content: bytes, name: str, namespaces: tuple[str, ...] = ("*",), *, is_blank: bool = False) -> StoreEntry:
+def add(
+    store: Path, content: bytes, name: str, namespaces: tuple[str, ...] = ("*",), *, is_blank: bool = False
+) -> StoreEntry:
     """Add a bitstream of this content to a store."""
     store.mkdir(parents=True, exist_ok=True)
     source = store.parent / f"{name}.bin"

@@ -1,4 +1,6 @@
-"""What stands in a bucket and nobody can read: the server's own answer to a request that named the key as its reply subject."""
+"""What stands in a bucket and nobody can read: the server's own answer to a request that named the
+key as its reply subject.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,13 @@ _ANSWER = b'{"type":"io.nats.jetstream.api.v1.stream_info_response","total":0,"c
 
 
 async def write_garbage(bus: Bus, state: State[Any], /, release: str = "", **parts: str) -> int:
-    """Write such an answer at a key, as if a release had written it if one is given; gives its revision."""
+    """Write such an answer at a key, as if a release had written it if one is given.
+
+    Gives its revision.
+    """
     home = state.home(**parts)
     headers = {RELEASE: release} if release else None
-    answer = await bus._connection.request(f"$KV.{home.bucket}.{home.key(**parts)}", _ANSWER, headers=headers, timeout_s=30.0)
+    answer = await bus._connection.request(
+        f"$KV.{home.bucket}.{home.key(**parts)}", _ANSWER, headers=headers, timeout_s=30.0
+    )
     return int(json.loads(answer.data)["seq"])

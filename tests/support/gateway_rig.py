@@ -48,7 +48,8 @@ IMPATIENT = msgspec.structs.replace(DEADLINES, prefer_s=1.0, adopt_s=1.0, prepar
 
 
 SILENCE = SilenceSettings(every_s=0.97)
-"""For a test that moves the clock from look to look: a length that nothing else waits for, so that `ManualClock.ticking` follows the looks alone."""
+"""For a test that moves the clock from look to look: a length that nothing else waits for, so that
+`ManualClock.ticking` follows the looks alone."""
 
 
 class WatchedReadiness(Readiness):
@@ -101,12 +102,19 @@ class Rig:
 
     @asynccontextmanager
     async def gateway(self, *, clock: Clock | None = None, **changes: object) -> AsyncIterator[asyncio.Task[None]]:
-        """Run a gateway for the length of a block, on a connection of its own; `changes` are settings."""
+        """Run a gateway for the length of a block, on a connection of its own; `changes` are
+        settings.
+        """
         settings = msgspec.structs.replace(self.settings, **changes)
         self.readiness, self.registry = WatchedReadiness(), CollectorRegistry()
         async with Bus.session(self.nats, name="gateway") as bus:
             runtime = Runtime(
-                name="gateway", node=NODE, bus=bus, clock=clock or SystemClock(), readiness=self.readiness, registry=self.registry
+                name="gateway",
+                node=NODE,
+                bus=bus,
+                clock=clock or SystemClock(),
+                readiness=self.readiness,
+                registry=self.registry,
             )
             task = asyncio.create_task(serve(settings, runtime))
             try:
@@ -119,11 +127,16 @@ class Rig:
 
 @asynccontextmanager
 async def make_rig(
-    url: str, *, secured: SecuredNats | None = None, classes: tuple[str, ...] = ("gpu", "nic"), **kubelet_options: object
+    url: str,
+    *,
+    secured: SecuredNats | None = None,
+    classes: tuple[str, ...] = ("gpu", "nic"),
+    **kubelet_options: object,
 ) -> AsyncIterator[Rig]:
     """Make the folder, the bus and the node plane; kubelet and gateway are started by the test.
 
-    The plane answers for devices of `classes`. On a server with users it is the topology service alone: who answers for the devices is the test's to say.
+    The plane answers for devices of `classes`. On a server with users it is the topology service
+    alone: who answers for the devices is the test's to say.
     """
     # Short: a unix socket's path ends at 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="gw"))

@@ -1,4 +1,8 @@
-"""A host and a pod as two network namespaces with a veth between them and the world, for tests of hand-overs; and a child process that dies at a chosen moment."""
+"""A host and a pod as two network namespaces with a veth between them and the world, for tests of
+hand-overs.
+
+And a child process that dies at a chosen moment.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,10 @@ FULL: dict[str, Any] = {
         "addresses": ["10.0.0.9/24", "fd00::9/64"],
         "duplicateAddressDetection": "off",
     },
-    "routes": [{"destination": "10.8.0.0/16", "gateway": "10.0.0.1"}, {"destination": "fd08::/16", "gateway": "fd00::1", "table": 100}],
+    "routes": [
+        {"destination": "10.8.0.0/16", "gateway": "10.0.0.1"},
+        {"destination": "fd08::/16", "gateway": "fd00::1", "table": 100},
+    ],
     "rules": [{"from": "10.0.0.0/24", "table": 100, "priority": 77}, {"to": "fd08::/16", "table": 100, "priority": 78}],
     "neighbours": [{"address": "10.0.0.44", "mac": "02:00:00:00:00:44"}],
     "sysctls": {"net.ipv4.conf.IFNAME.rp_filter": 2, "net.ipv6.conf.IFNAME.accept_ra": 0},
@@ -54,7 +61,9 @@ def configured(**fields: Any) -> InterfaceConfig:
 
 
 class Rig:
-    """Two namespaces; `eth1` on the host is to be handed over, and `far` (10.0.0.1, fd00::1) is its other end in a third one."""
+    """Two namespaces; `eth1` on the host is to be handed over, and `far` (10.0.0.1, fd00::1) is its
+    other end in a third one.
+    """
 
     def __init__(self, host: str, pod: str, world: str, places: Places | None = None) -> None:
         self.host, self.pod, self.world = host, pod, world
@@ -83,12 +92,29 @@ class Rig:
 
 @contextmanager
 def rig(*, is_inside: bool = True) -> Iterator[Rig]:
-    """Make the namespaces; `eth1` has what a careful administrator gave it: four addresses, two routes, an MTU, a queue, an alias, a setting.
+    """Make the namespaces; `eth1` has what a careful administrator gave it: four addresses, two
+    routes, an MTU, a queue, an alias, a setting.
 
-    Shapes: is_inside — this process goes into the host's namespace, as the nic service is in the node's; else it stays out, and is told where the host's is.
+    Shapes: is_inside — this process goes into the host's namespace, as the nic service is in the
+    node's; else it stays out, and is told where the host's is.
     """
     with network_namespace() as host, network_namespace() as pod, network_namespace() as world:
-        ip("-n", host, "link", "add", "eth1", "address", "02:00:00:00:00:07", "type", "veth", "peer", "name", "far", "netns", world)
+        ip(
+            "-n",
+            host,
+            "link",
+            "add",
+            "eth1",
+            "address",
+            "02:00:00:00:00:07",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "far",
+            "netns",
+            world,
+        )
         ip("-n", host, "link", "set", "eth1", "up", "mtu", "1400", "txqueuelen", "77", "alias", "storage, rack 7")
         ip("-n", world, "link", "set", "far", "up")
         ip("-n", world, "addr", "add", "10.0.0.1/24", "dev", "far")
@@ -129,9 +155,12 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def dies_at(moment: int, record_file: Path, act: Callable[[DeviceRecord], object]) -> bool:
-    """Run `act` in a child process that is killed by SIGKILL at its n-th moment; whether it was killed, or came to its end.
+    """Run `act` in a child process that is killed by SIGKILL at its n-th moment.
 
-    Shapes: a moment is before and after each write of the record, and after each request that changes something. record_file — where the record is kept.
+    Whether it was killed, or came to its end.
+
+    Shapes: a moment is before and after each write of the record, and after each request that
+    changes something. record_file — where the record is kept.
     """
     child = os.fork()
     if child == 0:
@@ -161,7 +190,10 @@ def dies_at(moment: int, record_file: Path, act: Callable[[DeviceRecord], object
 
         status = 1
         try:
-            with patch("pyroute2.IPRoute", partial(_CountingSocket, pass_moment)), patch.object(Path, "write_text", write_text):
+            with (
+                patch("pyroute2.IPRoute", partial(_CountingSocket, pass_moment)),
+                patch.object(Path, "write_text", write_text),
+            ):
                 act(DeviceRecord(read_record(record_file), write))
             status = 0
         finally:
@@ -198,7 +230,9 @@ class _CountingSocket:
 
         def act_and_pass(*arguments: Any, **keywords: Any) -> Any:
             answer = list(act(*arguments, **keywords) or ())
-            is_reading = arguments[:1] in (("get",), ("dump",)) or any("RTA_OIF" in str(request) for request in arguments)
+            is_reading = arguments[:1] in (("get",), ("dump",)) or any(
+                "RTA_OIF" in str(request) for request in arguments
+            )
             if not is_reading:
                 self._pass_moment()
             return answer

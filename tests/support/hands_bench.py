@@ -1,4 +1,6 @@
-"""The hands of a device service over folder cards, without a bus: prepare, attach, detach, unprepare, and what is on the disk."""
+"""The hands of a device service over folder cards, without a bus: prepare, attach, detach,
+unprepare, and what is on the disk.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class HandsBench:
                 make_card(root, f"card-{number}", f"02:00:00:00:00:0{number}")
         self.tree = Tree(HardwareSettings(root=str(root)))
         self.devices: dict[str, Device] = {
-            device.name: device for device in FolderDriver().discover(self.tree, Machine(node="n1", numa_nodes=(), cpus=())).devices
+            device.name: device
+            for device in FolderDriver().discover(self.tree, Machine(node="n1", numa_nodes=(), cpus=())).devices
         }
         self.clock = ManualClock()
         self.hands: DeviceHands
@@ -57,7 +60,9 @@ class HandsBench:
         """Start a service that knows these devices, and end it."""
         isolated = {self.driver.name: IsolatedDriver(self.driver, timeout_s=TIMEOUT_S, clock=self.clock)}
         journal = Journal(self.root / "journal")
-        self.hands = DeviceHands(isolated, self.tree, self.devices.get, journal, clock=self.clock, cleaning=CLEANING, wait_s=TIMEOUT_S)
+        self.hands = DeviceHands(
+            isolated, self.tree, self.devices.get, journal, clock=self.clock, cleaning=CLEANING, wait_s=TIMEOUT_S
+        )
         self.preparer = Preparer("nic", self.hands, self.devices.get)
         self.attacher = Attacher("nic", self.hands)
         await self.hands.load(self.readiness)
@@ -80,7 +85,9 @@ class HandsBench:
 
     async def attach(self, *names: str, sandbox: Sandbox, owner: Owner = OWNER, **config: Any) -> AttachReply:
         """Attach cards."""
-        request = AttachRequest(op_id="", owner=owner, devices=names, sandbox=sandbox, config=(config,) if config else ())
+        request = AttachRequest(
+            op_id="", owner=owner, devices=names, sandbox=sandbox, config=(config,) if config else ()
+        )
         return await self.attacher.attach(request)
 
     async def detach(self, *names: str, sandbox: Sandbox, owner: Owner = OWNER) -> DetachReply:
@@ -96,7 +103,11 @@ class HandsBench:
     def card(self, name: str) -> dict[str, str]:
         """Read a card that is at home; empty when it is not."""
         folder = self.root / CARDS / name
-        return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+        return (
+            {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
+            if folder.is_dir()
+            else {}
+        )
 
     def inside(self, sandbox: Sandbox) -> list[str]:
         """Name what a sandbox has."""

@@ -1,4 +1,6 @@
-"""One device service process after the other over the same cards and the same journal, each killed where a test says (see `support.mortal_hands`)."""
+"""One device service process after the other over the same cards and the same journal, each killed
+where a test says (see `support.mortal_hands`).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ class HandsLives:
         """Start one, and wait until it answers; False when it died before, as it was told."""
         write_whole(self._order, order)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "support.mortal_hands", str(self._settings), self.url, str(self._order), str(self._steps),
+            sys.executable, "-m", "support.mortal_hands", str(self._settings), self.url, str(self._order), str(self._steps),  # noqa: E501
             env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -90,7 +92,10 @@ class HandsLives:
         return await self.start(f"start {step}")
 
     async def died(self) -> bool:
-        """Say whether it died, now that the verb is over; False means that the verb had fewer steps."""
+        """Say whether it died, now that the verb is over.
+
+        False means that the verb had fewer steps.
+        """
         assert self._process is not None
         if len(self.log()) < self._doomed_step:
             write_whole(self._order, "nothing 0")
@@ -140,7 +145,9 @@ class HandsLives:
                     return result
         raise AssertionError(verb)
 
-    async def _ask(self, verb: str, owner: Owner = OWNER, card: str = "card-0", sandbox: str = "s1", **config: Any) -> Any:
+    async def _ask(
+        self, verb: str, owner: Owner = OWNER, card: str = "card-0", sandbox: str = "s1", **config: Any
+    ) -> Any:
         at = {"node": NODE, "device_class": "nic"}
         configs = (config,) if config else ()
         self._asked += 1
@@ -150,7 +157,9 @@ class HandsLives:
             return (await self._until_dead(self.bus.ask(PREPARE, request, **at))).result
         if verb == "unprepare":
             return (
-                await self._until_dead(self.bus.ask(UNPREPARE, UnprepareRequest(op_id=op_id, owner=owner, devices=(card,)), **at))
+                await self._until_dead(
+                    self.bus.ask(UNPREPARE, UnprepareRequest(op_id=op_id, owner=owner, devices=(card,)), **at)
+                )
             ).refusal
         place = self.sandbox(sandbox)
         if verb == "attach":
@@ -191,7 +200,9 @@ class HandsLives:
 
     def journals(self) -> list[str]:
         """Name the files in the journal, half-written ones too."""
-        return sorted(path.name for path in self.journal.iterdir() if path.name != "lock") if self.journal.is_dir() else []
+        return (
+            sorted(path.name for path in self.journal.iterdir() if path.name != "lock") if self.journal.is_dir() else []
+        )
 
     async def health_states(self) -> set[tuple[str, str]]:
         """Give what was ever said of the cards, with the deciding reason."""

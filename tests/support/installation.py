@@ -1,8 +1,11 @@
-"""Topobus as the cluster suite finds it: running already, applied by the suite from manifests, or run by the suite as processes of its own on this machine.
+"""Topobus as the cluster suite finds it: running already, applied by the suite from manifests, or
+run by the suite as processes of its own on this machine.
 
-`TOPOBUS_CLUSTER_INSTALLATION` says which: `running` (the default), `manifests` or `processes` (`hands` and `nodes` are of tests that install it themselves). What the suite must do to it (kill, update, break a device,
-uninstall) it does itself in the last two; for `running`, and for kubelet in all three, shell commands in the environment do it, since every
-installation does it another way. A test without its command is skipped, and says so.
+`TOPOBUS_CLUSTER_INSTALLATION` says which: `running` (the default), `manifests` or `processes`
+(`hands` and `nodes` are of tests that install it themselves). What the suite must do to it (kill,
+update, break a device, uninstall) it does itself in the last two; for `running`, and for kubelet in
+all three, shell commands in the environment do it, since every installation does it another way. A
+test without its command is skipped, and says so.
 """
 
 from __future__ import annotations
@@ -52,7 +55,11 @@ async def command(name: str, **more: str) -> None:
 async def _run(*words: str, is_shell: bool = False, **more: str) -> None:
     environment = {**os.environ, **more}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environment}
-    made = asyncio.create_subprocess_shell(words[0], **pipes) if is_shell else asyncio.create_subprocess_exec(*words, **pipes)  # type: ignore[arg-type]
+    made = (
+        asyncio.create_subprocess_shell(words[0], **pipes)
+        if is_shell
+        else asyncio.create_subprocess_exec(*words, **pipes)
+    )  # type: ignore[arg-type]
     process = await made
     limit_s = seconds("TOPOBUS_CLUSTER_COMMAND_S", 180)
     try:
@@ -75,7 +82,10 @@ class Installation:
         await command("KILL_GATEWAY")
 
     async def update(self, *, surge: bool) -> None:
-        """Replace the node's gateway: with `surge` the new one first, else the old one ends first. Done when the new one is ready."""
+        """Replace the node's gateway: with `surge` the new one first, else the old one ends first.
+
+        Done when the new one is ready.
+        """
         await command("UPDATE_SURGE" if surge else "UPDATE")
 
     async def break_device(self, device: str, pci: str) -> None:
@@ -99,13 +109,18 @@ class Installation:
 
 
 class Manifests(Installation):
-    """Applied by kubectl from a kustomization of this repository (TOPOBUS_CLUSTER_MANIFESTS, deploy/kubernetes-try-out unless it says otherwise)."""
+    """Applied by kubectl from a kustomization of this repository (TOPOBUS_CLUSTER_MANIFESTS,
+    deploy/kubernetes-try-out unless it says otherwise).
+    """
 
     def __init__(self) -> None:
         self._folder = str(ROOT / setting("MANIFESTS", "deploy/kubernetes-try-out"))
         self._kubectl = shutil.which(setting("KUBECTL", "kubectl")) or ""
         if not self._kubectl:
-            pytest.fail("no kubectl on the PATH: set TOPOBUS_CLUSTER_KUBECTL, or TOPOBUS_CLUSTER_INSTALLATION=processes", pytrace=False)
+            pytest.fail(
+                "no kubectl on the PATH: set TOPOBUS_CLUSTER_KUBECTL, or TOPOBUS_CLUSTER_INSTALLATION=processes",
+                pytrace=False,
+            )
 
     async def install(self) -> None:
         """Bring it up."""
@@ -114,8 +129,11 @@ class Manifests(Installation):
 
     async def kill_gateway(self) -> None:
         """Kill it, and see it come back."""
-        # PID 1 of a container ignores SIGKILL from inside, so the pod goes without any grace: its processes are killed.
-        await self._on_pods("delete", "pod", "-l", "app.kubernetes.io/name=topobus-gateway", "--grace-period=0", "--force")
+        # PID 1 of a container ignores SIGKILL from inside, so the pod goes without any
+        # grace: its processes are killed.
+        await self._on_pods(
+            "delete", "pod", "-l", "app.kubernetes.io/name=topobus-gateway", "--grace-period=0", "--force"
+        )
         await self._settled()
 
     async def update(self, *, surge: bool) -> None:
@@ -139,15 +157,26 @@ class Manifests(Installation):
 
 
 class Processes(Installation):
-    """NATS and the node's services as processes of this one, on a recorded machine: no images, no pods. As root where kubelet's folders are root's.
+    """NATS and the node's services as processes of this one, on a recorded machine: no images, no
+    pods.
 
-    Shapes: on — the words that run a command on the node, by becoming it; address — where the node is reached from here; nats_url — a server that runs already.
+    As root where kubelet's folders are root's.
+
+    Shapes: on — the words that run a command on the node, by becoming it; address — where the node
+    is reached from here; nats_url — a server that runs already.
     """
 
     services: tuple[str, ...] = (*NODE_SERVICES, "gateway")
 
     def __init__(
-        self, node: str, kubelet: Path, kubeconfig: Path, *, on: Sequence[str] = (), address: str = "127.0.0.1", nats_url: str = ""
+        self,
+        node: str,
+        kubelet: Path,
+        kubeconfig: Path,
+        *,
+        on: Sequence[str] = (),
+        address: str = "127.0.0.1",
+        nats_url: str = "",
     ) -> None:
         self._node = node
         self._kubelet = kubelet
@@ -235,7 +264,10 @@ class Processes(Installation):
         await asyncio.to_thread(self._machine.remove_pci, pci)
 
     async def uninstall(self) -> None:
-        """Take everything off the node; a simulated kubelet can be told so by TOPOBUS_CLUSTER_UNINSTALLED, a shell command."""
+        """Take everything off the node.
+
+        A simulated kubelet can be told so by TOPOBUS_CLUSTER_UNINSTALLED, a shell command.
+        """
         for name in reversed(self.services):
             await self._stop(name)
         if setting("UNINSTALLED"):
@@ -263,7 +295,9 @@ class Processes(Installation):
     def check(self) -> None:
         """All are still running."""
         for name, (process, _) in self._running.items():
-            assert process.poll() is None, f"{name} has ended with {process.returncode}; its log ends with {self.log(name)}"
+            assert process.poll() is None, (
+                f"{name} has ended with {process.returncode}; its log ends with {self.log(name)}"
+            )
 
     def log(self, name: str) -> str:
         """What a service wrote, for whoever reads a failure."""
@@ -303,7 +337,9 @@ class Processes(Installation):
             "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(self._kubeconfig),
             "TOPOBUS_GATEWAY__INSTANCE": uuid.uuid4().hex,
             # The recorded machine's device nodes stand in its own folder.
-            "TOPOBUS_GATEWAY__EDITS": json.dumps({name: {"device_nodes": [f"{self._folder}/machine/dev/"]} for name in ("gpu", "nic")}),
+            "TOPOBUS_GATEWAY__EDITS": json.dumps(
+                {name: {"device_nodes": [f"{self._folder}/machine/dev/"]} for name in ("gpu", "nic")}
+            ),
         }
         settings.update(self._service_settings())
         settings.update(json.loads(setting("SETTINGS", "{}")))
@@ -312,7 +348,9 @@ class Processes(Installation):
     def _spawn(self, name: str, words: list[str], settings: dict[str, str] | None = None, port: int = 0) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")}
         with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([*self._on, *words], env={**environment, **(settings or {})}, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [*self._on, *words], env={**environment, **(settings or {})}, stdout=log, stderr=log
+            )
         self._running[name] = (process, port)
 
     async def _until_ready(self, name: str) -> None:
@@ -352,7 +390,9 @@ def make_installation(node: str) -> Installation:
 
 def _asked(address: str, port: int) -> tuple[bool, str]:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{address}:{port}/readyz", timeout=2) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            f"http://{address}:{port}/readyz", timeout=2
+        ) as answer:
             return answer.status == 200, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as err:
         return False, err.read().decode(errors="replace")

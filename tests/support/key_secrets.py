@@ -1,4 +1,6 @@
-"""Secrets of NATS' users on the API-server simulator, as the Job of deploy/kubernetes makes them, and what a pod has of them."""
+"""Secrets of NATS' users on the API-server simulator, as the Job of deploy/kubernetes makes them,
+and what a pod has of them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Killed(BaseException):
 
 
 class MortalClient(KubernetesClient):
-    """A client whose process dies at a request: even steps before it is sent, odd ones after the server has done it and before the answer is read."""
+    """A client whose process dies at a request: even steps before it is sent, odd ones after the
+    server has done it and before the answer is read.
+    """
 
     def __init__(self, settings: AccessSettings, access: Access) -> None:
         super().__init__(settings, access)
@@ -65,7 +69,13 @@ class MortalClient(KubernetesClient):
         self._steps_left = steps
 
     async def ask(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None, is_applied: bool = False
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        is_applied: bool = False,
     ) -> Plain | Rejected:
         """Make one request, or die."""
         self._live()
@@ -107,7 +117,9 @@ def secret_data(server: ApiServerSimulator) -> dict[str, dict[str, str]]:
 
 
 def mounted(data: Mapping[str, Any], folder: Path) -> Path:
-    """Lay a Secret's texts into a folder as kubelet does: a link is turned, so that all change at once, and nothing is done when they are the same."""
+    """Lay a Secret's texts into a folder as kubelet does: a link is turned, so that all change at
+    once, and nothing is done when they are the same.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()} == dict(data):
         return folder
@@ -132,7 +144,9 @@ def trusted_authorities(server: ApiServerSimulator) -> str:
 
 
 class PodFiles:
-    """Secrets and the ConfigMap as files of pods: each user's folder, the server's, and whom clients trust."""
+    """Secrets and the ConfigMap as files of pods: each user's folder, the server's, and whom
+    clients trust.
+    """
 
     def __init__(self, server: ApiServerSimulator, folder: Path) -> None:
         self._server = server
@@ -150,7 +164,9 @@ class PodFiles:
         return self._folder / AUTHORITY_MAP / "ca.crt"
 
     def server_of_this_machine(self, binary: Path) -> tuple[NatsServer, dict[str, str]]:
-        """Give a server with the manifest's configuration, a port and a store of its own, and the environment of the container `reload` beside it."""
+        """Give a server with the manifest's configuration, a port and a store of its own, and the
+        environment of the container `reload` beside it.
+        """
         nats_server = NatsServer(binary=binary, config="include nats/nats.conf")
         here = nats_server.folder
         (here / "nats-users").symlink_to(self._folder / SERVER_SECRET)
@@ -181,7 +197,10 @@ class PodFiles:
         return (self._folder / user_secret(principal) / "password").read_text(encoding="utf-8").strip()
 
     def settings(self, url: str, principal: str, *, is_leaf: bool = False) -> NatsSettings:
-        """Give the settings of a user's pod; on a node with a server of its own nothing is encrypted, and topology makes the streams."""
+        """Give the settings of a user's pod.
+
+        On a node with a server of its own nothing is encrypted, and topology makes the streams.
+        """
         file = self._folder / user_secret(principal) / "password"
         zone = "vendor" if principal in DEVICE_SERVICES or principal == "user" else "core"
         return NatsSettings(
@@ -200,7 +219,9 @@ class PodFiles:
         Errors: raises the client's own for a refusal.
         """
         context = ssl.create_default_context(cafile=str(self.trusted))
-        client = await nats.connect(url, user=principal, password=password, tls=context, allow_reconnect=False, connect_timeout=60)
+        client = await nats.connect(
+            url, user=principal, password=password, tls=context, allow_reconnect=False, connect_timeout=60
+        )
         await client.close()
 
     def _moved(self, text: str, folder: Path) -> str:

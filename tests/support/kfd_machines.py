@@ -1,7 +1,8 @@
 """Machines with AMD GPUs around a KFD topology that was captured on a real one (tests/data/kfd).
 
-The capture gives KFD's nodes; the PCI functions, the `amdgpu_xcp` platform devices and the DRM nodes are written here as the kernel's drivers amdgpu and amdxcp make them:
-the first partition has the function's own render node, the others those of platform devices, of which each card has seven.
+The capture gives KFD's nodes; the PCI functions, the `amdgpu_xcp` platform devices and the DRM
+nodes are written here as the kernel's drivers amdgpu and amdxcp make them: the first partition has
+the function's own render node, the others those of platform devices, of which each card has seven.
 """
 
 from __future__ import annotations
@@ -45,22 +46,25 @@ class KfdMachine:
     ) -> None:
         """Write the tree.
 
-        Shapes: spelling — how the kernel names the platform devices; has_number_in_location — False: all nodes of a card have one `location_id`, as older kernels say;
-                is_completed — write the node that the capture of the MI300X lacks, after the one before it; has_links — write the links, too, thousands of files;
-                most_cards — the first so many cards alone, 0: all.
+        Shapes: spelling — how the kernel names the platform devices; has_number_in_location
+        — False: all nodes of a card have one `location_id`, as older kernels say;
+        is_completed — write the node that the capture of the MI300X lacks, after the one
+        before it; has_links — write the links, too, thousands of files; most_cards — the
+        first so many cards alone, 0: all.
         """
         self.root = root
         self.nodes: dict[str, dict[str, Any]] = json.loads((_CAPTURES / f"{capture}.json").read_text())
         if is_completed:
             last = max(self.nodes, key=int)
             properties = {
-                name: value + (name in ("location_id", "drm_render_minor")) for name, value in self.nodes[last]["properties"].items()
+                name: value + (name in ("location_id", "drm_render_minor"))
+                for name, value in self.nodes[last]["properties"].items()
             }
             self.nodes[str(int(last) + 1)] = {**self.nodes[last], "properties": properties}
         if most_cards:
-            slots = sorted({card_address(node["properties"]) for node in self.nodes.values() if node["properties"]["simd_count"]})[
-                :most_cards
-            ]
+            slots = sorted(
+                {card_address(node["properties"]) for node in self.nodes.values() if node["properties"]["simd_count"]}
+            )[:most_cards]
             self.nodes = {
                 number: node
                 for number, node in self.nodes.items()
@@ -108,7 +112,9 @@ class KfdMachine:
             files[f"{NODES}/{number}/gpu_id"] = 1000 + int(number)
         for bank, text in enumerate(node["memory"]):
             heap_type, size = text.split()
-            files[f"{NODES}/{number}/mem_banks/{bank}/properties"] = _lines({"heap_type": int(heap_type), "size_in_bytes": int(size)})
+            files[f"{NODES}/{number}/mem_banks/{bank}/properties"] = _lines(
+                {"heap_type": int(heap_type), "size_in_bytes": int(size)}
+            )
         links = ((kind.split(), peer) for kind, peers in node["links"].items() for peer in peers)
         for index, ((link_type, bandwidth), peer) in enumerate(links):
             link = {"type": int(link_type), "node_from": int(number), "node_to": peer, "max_bandwidth": int(bandwidth)}

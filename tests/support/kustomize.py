@@ -1,4 +1,5 @@
-"""What kustomize makes of a folder below deploy, for tests that ask no cluster: resources, then JSON patches (RFC 6902) and deletions, which are all that ours have.
+"""What kustomize makes of a folder below deploy, for tests that ask no cluster: resources, then
+JSON patches (RFC 6902) and deletions, which are all that ours have.
 
 `tests/unit/docs/test_kustomize.py` holds it against kubectl.
 """
@@ -23,7 +24,10 @@ def load(path: Path) -> list[Manifest]:
 
 
 def built(folder: Path | str) -> list[Manifest]:
-    """Give the objects of a kustomization; a folder's name is one below deploy. Each patch must find its object, each operation what it changes."""
+    """Give the objects of a kustomization; a folder's name is one below deploy.
+
+    Each patch must find its object, each operation what it changes.
+    """
     here = DEPLOY / folder
     (kustomization,) = load(here / "kustomization.yaml")
     manifests: list[Manifest] = []

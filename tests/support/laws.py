@@ -10,7 +10,8 @@ _FEWEST = 5
 
 
 def examples(count: int) -> int:
-    """Give the number of examples: `count`, or the share of it that TOPOBUS_EXAMPLES names (`make unit` sets 0.05).
+    """Give the number of examples: `count`, or the share of it that TOPOBUS_EXAMPLES names (`make
+    unit` sets 0.05).
 
     >>> examples(600)
     600

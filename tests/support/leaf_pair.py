@@ -1,4 +1,6 @@
-"""A node's own server (leaf), the hub behind it, and the link between them, as real processes with the rendered configurations."""
+"""A node's own server (leaf), the hub behind it, and the link between them, as real processes with
+the rendered configurations.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,15 @@ class LeafPair:
 
     @asynccontextmanager
     async def buses(self) -> AsyncIterator[tuple[Bus, Bus]]:
-        """Connect to both: at the hub as the controller, at the leaf as the gateway; each makes the streams of its server."""
+        """Connect to both: at the hub as the controller, at the leaf as the gateway.
+
+        Each makes the streams of its server.
+        """
         async with (
             Bus.session(NatsSettings(url=self.hub.url, timeout_s=_PATIENCE_S), name="controller") as hub,
-            Bus.session(NatsSettings(url=self.leaf.url, provisioner="topology", timeout_s=_PATIENCE_S), name="gateway") as leaf,
+            Bus.session(
+                NatsSettings(url=self.leaf.url, provisioner="topology", timeout_s=_PATIENCE_S), name="gateway"
+            ) as leaf,
         ):
             await hub.provision()
             await leaf.provision()
@@ -51,22 +58,29 @@ class Joined:
 
 
 @asynccontextmanager
-async def leaf_pair(binary: Path | None = None, *, node: str = NODE, hub_tls: str = "", leaf_tls: str = "") -> AsyncIterator[LeafPair]:
-    """Run a hub and a leaf until the block ends; with `hub_tls` and `leaf_tls`, folders of certificates, their link is encrypted."""
+async def leaf_pair(
+    binary: Path | None = None, *, node: str = NODE, hub_tls: str = "", leaf_tls: str = ""
+) -> AsyncIterator[LeafPair]:
+    """Run a hub and a leaf until the block ends.
+
+    With `hub_tls` and `leaf_tls`, folders of certificates, their link is encrypted.
+    """
     binary = binary or find_nats_server()
     version = version_of(binary)
     ports = []
     while len(ports) < 2:
         ports = list(dict.fromkeys((*ports, free_port())))
     hub_port, link_port = ports
-    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the leaf goes past a link that is cut.
+    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the
+    # leaf goes past a link that is cut.
     listen = f'"127.0.0.1:{hub_port}"\n  advertise: "127.0.0.1:{link_port}"'
     hub_text = render_hub(version, tls=hub_tls).replace('"0.0.0.0:7422"', listen)
     leaf_text = render_leaf(max(version, (2, 10)), tls=leaf_tls)
     if version < (2, 10):
         # Such a server is no leaf of an installation; what crosses is the same.
         hub_text, leaf_text = (
-            text.replace("  sync_interval: always\n", "").replace('reconnect: "1s"', "reconnect: 1") for text in (hub_text, leaf_text)
+            text.replace("  sync_interval: always\n", "").replace('reconnect: "1s"', "reconnect: 1")
+            for text in (hub_text, leaf_text)
         )
     hub = ShapedServer(binary=binary, text=hub_text, environment={"TOPOBUS_HUB_NAME": "hub"})
     leaf = ShapedServer(

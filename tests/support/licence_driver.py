@@ -1,4 +1,6 @@
-"""A third party's classic driver, as its package would have it: seats of floating licences, served to any node."""
+"""A third party's classic driver, as its package would have it: seats of floating licences, served
+to any node.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class LicenceDriver:
     async def get_class_parameters(self, resource_class: ApiObject) -> None:
         """Take classes without parameters only."""
         if resource_class.spec.get("parametersRef"):
-            raise ContractError(f"{name_of(resource_class)}: parametersRef: driver {self.name} knows no parameters of a class")
+            raise ContractError(
+                f"{name_of(resource_class)}: parametersRef: driver {self.name} knows no parameters of a class"
+            )
 
     async def get_claim_parameters(self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any) -> int:
         """Read how many seats; one without parameters."""
@@ -51,17 +55,25 @@ class LicenceDriver:
         if reference is None:
             return 1
         namespace = metadata_of(claim).namespace
-        parameters = await self._context.read_parameters(reference.get("apiGroup", ""), reference["kind"], namespace, reference["name"])
-        seats = parameters.spec.get("seats") if parameters is not None and parameters.kind == "LicenceParameters" else None
+        parameters = await self._context.read_parameters(
+            reference.get("apiGroup", ""), reference["kind"], namespace, reference["name"]
+        )
+        seats = (
+            parameters.spec.get("seats") if parameters is not None and parameters.kind == "LicenceParameters" else None
+        )
         if not isinstance(seats, int) or seats < 1:
-            raise ContractError(f"{name_of(claim)}: parametersRef: wanted LicenceParameters of {GROUP} with seats of at least 1")
+            raise ContractError(
+                f"{name_of(claim)}: parametersRef: wanted LicenceParameters of {GROUP} with seats of at least 1"
+            )
         return seats
 
     async def unsuitable_nodes(
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Seats are the same everywhere."""
-        wanted = sum(claim.claim_parameters for claim in claims if metadata_of(claim.claim).uid not in self._server.taken)
+        wanted = sum(
+            claim.claim_parameters for claim in claims if metadata_of(claim.claim).uid not in self._server.taken
+        )
         if wanted <= self._server.free:
             return {}
         return {claim.entry: dict.fromkeys(potential_nodes, self._none(wanted)) for claim in claims}
@@ -85,7 +97,9 @@ class LicenceDriver:
         return None
 
     def _none(self, wanted: int) -> Reason:
-        return Reason(code="too-few-seats", message=f"{wanted} seats wanted, {self._server.free} free", facts={"wanted": wanted})
+        return Reason(
+            code="too-few-seats", message=f"{wanted} seats wanted, {self._server.free} free", facts={"wanted": wanted}
+        )
 
 
 def broken(context: ClassicContext) -> LicenceDriver:

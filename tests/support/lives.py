@@ -1,4 +1,6 @@
-"""One gateway process after the other, each killed where a test says (see `support.mortal_gateway`)."""
+"""One gateway process after the other, each killed where a test says (see
+`support.mortal_gateway`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Lives:
         """Start one that does not die, and wait until it has looked around."""
         write_whole(self.order, "nothing 0")
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "support.mortal_gateway", str(self._settings), self.rig.url, str(self.order), str(self.steps),
+            sys.executable, "-m", "support.mortal_gateway", str(self._settings), self.rig.url, str(self.order), str(self.steps),  # noqa: E501
             env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -45,13 +47,18 @@ class Lives:
         raise AssertionError(f"the gateway ended with {await self._process.wait()} before it was ready")
 
     def doom(self, call: str, step: int) -> None:
-        """Let the process die at a step of the next such call (`Allocate/gpu`), or of its next writes of slices (`publish`)."""
+        """Let the process die at a step of the next such call (`Allocate/gpu`), or of its next
+        writes of slices (`publish`).
+        """
         self._doomed_step = step
         self.steps.write_text("", encoding="utf-8")
         write_whole(self.order, f"{call} {step}")
 
     async def died(self) -> bool:
-        """Say whether it died, now that the call is over; False means that the call had fewer steps."""
+        """Say whether it died, now that the call is over.
+
+        False means that the call had fewer steps.
+        """
         assert self._process is not None
         if len(self._log()) < self._doomed_step:
             write_whole(self.order, "nothing 0")
@@ -61,7 +68,10 @@ class Lives:
         return True
 
     async def death(self) -> str:
-        """Wait until it has died of what no call of kubelet's waits for; the step at which it did."""
+        """Wait until it has died of what no call of kubelet's waits for.
+
+        The step at which it did.
+        """
         assert self._process is not None
         async with asyncio.timeout(LIMIT_S):
             assert await self._process.wait() == -signal.SIGKILL

@@ -1,4 +1,6 @@
-"""Malformed messages: bytes that are no message at all, and a good one with a single place spoilt, for every place it has."""
+"""Malformed messages: bytes that are no message at all, and a good one with a single place spoilt,
+for every place it has.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _KINDS: tuple[Any, ...] = (None, True, -1, "text", [], {})
 
 
 def spoilt(good: Any) -> Iterator[tuple[str, bytes]]:
-    """Give every variant of a message (as dicts, lists and scalars) with one place spoilt: its path with what was done, and the bytes."""
+    """Give every variant of a message (as dicts, lists and scalars) with one place spoilt: its path
+    with what was done, and the bytes.
+    """
     for path, value in _places(good):
         name = ".".join(map(str, path))
         for number, other in enumerate(_others(value)):

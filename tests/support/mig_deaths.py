@@ -1,10 +1,13 @@
-"""Lives of a gpu service that makes MIG instances, each killed (SIGKILL) at the n-th step of a verb, and what the next life finds.
+"""Lives of a gpu service that makes MIG instances, each killed (SIGKILL) at the n-th step of a
+verb, and what the next life finds.
 
     python -m support.mig_deaths FOLDER SCENARIO
 
-A step is whatever a death could fall between: each file of the journal that is made, renamed or synced (seen by an audit hook, so a new one counts by itself), and each call that
-changes an instance, before it and after it. Every life is a fork of this process, which loads no library itself. The last line is a report as JSON: how often a life was killed,
-where, and what was wrong afterwards. The GPU has an instance of somebody else's and one of a neighbour claim's all the time.
+A step is whatever a death could fall between: each file of the journal that is made, renamed or
+synced (seen by an audit hook, so a new one counts by itself), and each call that changes an
+instance, before it and after it. Every life is a fork of this process, which loads no library
+itself. The last line is a report as JSON: how often a life was killed, where, and what was wrong
+afterwards. The GPU has an instance of somebody else's and one of a neighbour claim's all the time.
 """
 
 from __future__ import annotations
@@ -131,7 +134,10 @@ class _Scenario:
             (self.journal / name).write_bytes(text)
 
     def kill(self, verb: str, step: int | str) -> str | None:
-        """Have a life die at a step, by its number or the first of a name; the name of the step, or None when the verb had none such."""
+        """Have a life die at a step, by its number or the first of a name.
+
+        The name of the step, or None when the verb had none such.
+        """
 
         def act(log: int) -> None:
             life = self.life()
@@ -165,7 +171,9 @@ class _Scenario:
             life.unprepare(*devices)
             wrong += [f"left: {sorted(_places(life))}"] if _places(life) != {("1g-10gb", 5), ("1g-10gb", 6)} else []
             wrong += [
-                f"in the journal: {name}" for name in life.journal.entries if life.journal.steps_of(name) and not name.endswith(_NEIGHBOURS)
+                f"in the journal: {name}"
+                for name in life.journal.entries
+                if life.journal.steps_of(name) and not name.endswith(_NEIGHBOURS)
             ]
             _must(life.prepare(neighbours, owner=OTHER))
             wrong += ["the neighbour got another instance"] if len(life.instances()) != 2 else []
@@ -183,7 +191,11 @@ def _places(life: MigLife) -> set[tuple[str, int | None]]:
 
 def _orphans(life: MigLife) -> list[str]:
     """Name the instances that are neither somebody else's nor in the journal as whole."""
-    whole = {name for name, entry in life.journal.entries.items() if entry.owners and not entry.half_done and life.journal.steps_of(name)}
+    whole = {
+        name
+        for name, entry in life.journal.entries.items()
+        if entry.owners and not entry.half_done and life.journal.steps_of(name)
+    }
     return [
         f"{profile} at {start}"
         for profile, start in sorted(_places(life), key=str)

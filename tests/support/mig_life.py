@@ -1,4 +1,6 @@
-"""A MIG node whose instances are made for claims, with the kit's journal and verbs around the driver, one life of the service after the other."""
+"""A MIG node whose instances are made for claims, with the kit's journal and verbs around the
+driver, one life of the service after the other.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ class MigLife:
         journaled_verbs.unprepare(self.journal, self.driver, self.node.tree, devices, PrepareContext(owner=owner))
 
     def mend(self) -> None:
-        """Undo what is half done, as each start of the service does, and before anybody gets the device."""
+        """Undo what is half done, as each start of the service does, and before anybody gets the
+        device.
+        """
         for entry in list(self.journal.entries.values()):
             for owner in entry.half_done:
                 journaled_verbs.undo_prepare(self.journal, self.driver, self.node.tree, entry.device, owner.owner)
@@ -94,7 +98,9 @@ class MigLife:
         self.driver = self.node.driver = NvidiaDriver()
         self.journal = Journal(self.folder)
         self.journal.load()
-        self.driver.configure(HostServices(partitions=PartitionSettings(on_demand=True), recorded=self.journal.steps_of))
+        self.driver.configure(
+            HostServices(partitions=PartitionSettings(on_demand=True), recorded=self.journal.steps_of)
+        )
 
     def _write_boot(self) -> None:
         self._boots += 1

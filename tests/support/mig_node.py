@@ -1,4 +1,6 @@
-"""A node with two NVIDIA GPUs of a recorded machine, the real driver, and the libnvidia-ml of a profile in which the first one is in MIG mode."""
+"""A node with two NVIDIA GPUs of a recorded machine, the real driver, and the libnvidia-ml of a
+profile in which the first one is in MIG mode.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,11 @@ class MigNode:
     def observe(self, devices: Sequence[Device]) -> dict[str, list[tuple[str, str]]]:
         """Look at their health: what is wrong, by device, with an Xid's number."""
         seen = self.driver.observe(self.tree, devices)
-        return {name: [_short(observation) for observation in observations] for name, observations in seen.items() if observations}
+        return {
+            name: [_short(observation) for observation in observations]
+            for name, observations in seen.items()
+            if observations
+        }
 
     def prepare(self, *devices: Device) -> dict[str, ContainerEdits] | Refusal:
         """Prepare them for one claim."""

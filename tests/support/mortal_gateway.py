@@ -1,11 +1,14 @@
-"""A gateway in a process of its own that kills itself (SIGKILL) at the n-th step of a call of kubelet's, for crash tests.
+"""A gateway in a process of its own that kills itself (SIGKILL) at the n-th step of a call of
+kubelet's, for crash tests.
 
     python -m support.mortal_gateway SETTINGS.json NATS-URL STEP-FILE LOG-FILE
 
-A step is whatever a crash could fall between: each ask and read on the bus (before and after it), each file made, renamed or removed (seen by
-an audit hook, so that a new one counts by itself), the call's begin and its answer; an event of the container runtime is a call, too (`RunPodSandbox/nri`); with the method `publish`, each write of a slice (before and after), with
-`status` those of claims' statuses, to disk and to the API server.
-STEP-FILE holds the method and the step to die at, `NodePrepareResources 3`; it is read when a call begins. LOG-FILE gets a line a step.
+A step is whatever a crash could fall between: each ask and read on the bus (before and after it),
+each file made, renamed or removed (seen by an audit hook, so that a new one counts by itself), the
+call's begin and its answer; an event of the container runtime is a call, too (`RunPodSandbox/nri`);
+with the method `publish`, each write of a slice (before and after), with `status` those of claims'
+statuses, to disk and to the API server. STEP-FILE holds the method and the step to die at,
+`NodePrepareResources 3`; it is read when a call begins. LOG-FILE gets a line a step.
 """
 
 from __future__ import annotations
@@ -107,7 +110,12 @@ def _watch_calls(death: _Death, order: Path) -> None:
         real = module.answer
 
         async def counted(
-            context: Any, metrics: Any, method: str, device_class: str, work: Awaitable[Any], real: Callable[..., Any] = real
+            context: Any,
+            metrics: Any,
+            method: str,
+            device_class: str,
+            work: Awaitable[Any],
+            real: Callable[..., Any] = real,
         ) -> Any:
             wanted, _, step = _read(order).partition(" ")
             if wanted == f"{method}/{device_class}":
@@ -122,7 +130,9 @@ def _watch_calls(death: _Death, order: Path) -> None:
 
 
 def _watch_runtime(death: _Death, order: Path) -> None:
-    """Count the steps of one event of the container runtime (`RunPodSandbox/nri`), those of the work that it begins included."""
+    """Count the steps of one event of the container runtime (`RunPodSandbox/nri`), those of the
+    work that it begins included.
+    """
     real: Callable[..., Awaitable[bytes]] = NriPlugin._answer
 
     async def counted(self: NriPlugin, service: str, method: str, request: bytes) -> bytes:
@@ -139,7 +149,9 @@ def _watch_runtime(death: _Death, order: Path) -> None:
 
 
 def _watch_writes(death: _Death, order: Path, method: str, *writes: tuple[type, str]) -> None:
-    """Count writes that no call of kubelet's waits for, as one sequence, each before and after it is done."""
+    """Count writes that no call of kubelet's waits for, as one sequence, each before and after it
+    is done.
+    """
     last_order = ""
 
     def count(name: str) -> None:
@@ -156,7 +168,9 @@ def _watch_writes(death: _Death, order: Path, method: str, *writes: tuple[type, 
     for owner, verb in writes:
         real: Callable[..., Awaitable[Any]] = getattr(owner, verb)
 
-        async def counted(self: Any, *arguments: Any, verb: str = verb, real: Callable[..., Awaitable[Any]] = real, **more: Any) -> Any:
+        async def counted(
+            self: Any, *arguments: Any, verb: str = verb, real: Callable[..., Awaitable[Any]] = real, **more: Any
+        ) -> Any:
             count(f"before {verb}")
             result = await real(self, *arguments, **more)
             count(f"after {verb}")
@@ -180,7 +194,12 @@ class _LoudReadiness(Readiness):
 async def _run(settings: GatewaySettings, url: str) -> None:
     async with Bus.session(NatsSettings(url=url), name="gateway") as bus:
         runtime = Runtime(
-            name="gateway", node=settings.node, bus=bus, clock=SystemClock(), readiness=_LoudReadiness(), registry=CollectorRegistry()
+            name="gateway",
+            node=settings.node,
+            bus=bus,
+            clock=SystemClock(),
+            readiness=_LoudReadiness(),
+            registry=CollectorRegistry(),
         )
         await serve(settings, runtime)
 

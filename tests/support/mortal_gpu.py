@@ -1,8 +1,10 @@
-"""The whole gpu service, with NVIDIA's driver alone, in a process of its own that kills itself (SIGKILL) at the n-th step of a verb: see `support.mortal_hands`.
+"""The whole gpu service, with NVIDIA's driver alone, in a process of its own that kills itself
+(SIGKILL) at the n-th step of a verb: see `support.mortal_hands`.
 
     python -m support.mortal_gpu SETTINGS.json NATS-URL ORDER-FILE LOG-FILE
 
-Steps are also the files of MPS daemons and the programs of the driver root that are started for them.
+Steps are also the files of MPS daemons and the programs of the driver
+root that are started for them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from topobus.process.service import Runtime
 
 async def _run(settings: GpuSettings, url: str) -> None:
     async with Bus.session(NatsSettings(url=url), name="gpu") as bus:
-        runtime = Runtime(name="gpu", node=settings.node, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+        runtime = Runtime(
+            name="gpu",
+            node=settings.node,
+            bus=bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
         await serve(settings, runtime)
 
 

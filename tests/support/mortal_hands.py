@@ -1,11 +1,14 @@
-"""A device service with folder cards in a process of its own that kills itself (SIGKILL) at the n-th step of a verb, for crash tests.
+"""A device service with folder cards in a process of its own that kills itself (SIGKILL) at the
+n-th step of a verb, for crash tests.
 
     python -m support.mortal_hands SETTINGS.json NATS-URL ORDER-FILE LOG-FILE
 
-A step is whatever a crash could fall between: each file or folder below the machine or in the journal that is made, renamed, written or removed (seen by an audit hook, so a
-new one counts by itself), each program from there that is started, and the answer. ORDER-FILE holds the verb and the step to die at, `attach 3`, or the one after which it
-dies, `attach @os.rename card-0`; it is read when a verb begins, and at the process's start for the
-verb `start`. Steps count from then on, in all threads: cleaning and long work go on after their answers. LOG-FILE gets a line a step.
+A step is whatever a crash could fall between: each file or folder below the machine or in the
+journal that is made, renamed, written or removed (seen by an audit hook, so a new one counts by
+itself), each program from there that is started, and the answer. ORDER-FILE holds the verb and the
+step to die at, `attach 3`, or the one after which it dies, `attach @os.rename card-0`; it is read
+when a verb begins, and at the process's start for the verb `start`. Steps count from then on, in
+all threads: cleaning and long work go on after their answers. LOG-FILE gets a line a step.
 """
 
 from __future__ import annotations
@@ -116,7 +119,14 @@ def tell_when_ready() -> None:
 
 async def _run(settings: DeviceServiceSettings, url: str) -> None:
     async with Bus.session(NatsSettings(url=url), name="nic") as bus:
-        runtime = Runtime(name="nic", node=settings.node, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+        runtime = Runtime(
+            name="nic",
+            node=settings.node,
+            bus=bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
         await serve_devices(settings, runtime, "nic", registry=DriverRegistry(drivers=(FolderDriver(),)))
 
 

@@ -1,4 +1,6 @@
-"""A process that dies in the middle of its writes, inside a test's own: from then on nothing that it does reaches the journal or the machine."""
+"""A process that dies in the middle of its writes, inside a test's own: from then on nothing that
+it does reaches the journal or the machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class Death(BaseException):
 
 
 class Fate:
-    """How many writes one process has left. Each has its own: threads of a dead one may still run beside the next."""
+    """How many writes one process has left.
+
+    Each has its own: threads of a dead one may still run beside the next.
+    """
 
     def __init__(self, left: int) -> None:
         self._left = left
@@ -38,7 +43,10 @@ class Fate:
             self._step()
 
     def end(self) -> bool:
-        """End the process at the latest now; whether it had died. What is being written is written."""
+        """End the process at the latest now; whether it had died.
+
+        What is being written is written.
+        """
         with self._lock:
             had_died, self.is_dead = self.is_dead, True
             return had_died

@@ -1,8 +1,10 @@
-"""The nic service in a process of its own that kills itself (SIGKILL) at the n-th change of its journal since a verb began.
+"""The nic service in a process of its own that kills itself (SIGKILL) at the n-th change of its
+journal since a verb began.
 
     python -m support.mortal_nic attach 3
 
-Nothing of the service is replaced: before the change is written, the process ends. What the driver did since the change before is done, and nobody has noted it.
+Nothing of the service is replaced: before the change is written, the process ends. What the driver
+did since the change before is done, and nobody has noted it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One process of the gpu service after the other over the same GPUs, journal and MPS daemons, each killed where a test says (see `support.mortal_gpu`)."""
+"""One process of the gpu service after the other over the same GPUs, journal and MPS daemons, each
+killed where a test says (see `support.mortal_gpu`).
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,15 @@ class MpsLives:
     def __init__(self, bus: Bus, url: str, root: Path, **settings: Any) -> None:
         self.bus, self.url = bus, url
         self.recorded = build(PROFILES / "h100-pair.toml", root / "machine")
-        self.first, self.second = (f"gpu-{address.replace(':', '-').replace('.', '-')}" for address in self.recorded.pci("h100"))
+        self.first, self.second = (
+            f"gpu-{address.replace(':', '-').replace('.', '-')}" for address in self.recorded.pci("h100")
+        )
         self.mps = FakeMps(root / "driver", root / "mps")
         self.journal = root / "journal"
         hardware = HardwareSettings(
-            root=str(self.recorded.root), rescan_s=0.2, driver_files=DriverFilesSettings(root=str(root / "driver"), bring="never")
+            root=str(self.recorded.root),
+            rescan_s=0.2,
+            driver_files=DriverFilesSettings(root=str(root / "driver"), bring="never"),
         )
         self._tree = Tree(hardware)
         shipped = GpuSettings(
@@ -78,7 +84,7 @@ class MpsLives:
         """Start one, and wait until it answers; False when it died before, as it was told."""
         write_whole(self._order, order)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "support.mortal_gpu", str(self._settings), self.url, str(self._order), str(self._steps),
+            sys.executable, "-m", "support.mortal_gpu", str(self._settings), self.url, str(self._order), str(self._steps),  # noqa: E501
             env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -101,7 +107,10 @@ class MpsLives:
         return await self.start(f"start {step}")
 
     async def died(self) -> bool:
-        """Say whether it died, now that the verb is over; False means that the verb had fewer steps."""
+        """Say whether it died, now that the verb is over.
+
+        False means that the verb had fewer steps.
+        """
         assert self._process is not None
         if len(self._log()) < self._doomed_step:
             write_whole(self._order, "nothing 0")
@@ -136,7 +145,9 @@ class MpsLives:
                     return received.value
         raise AssertionError("the stream ended")
 
-    async def prepare_once(self, owner: Owner = OWNER, *devices: str, shares: dict[str, dict[str, int]] | None = None) -> None:
+    async def prepare_once(
+        self, owner: Owner = OWNER, *devices: str, shares: dict[str, dict[str, int]] | None = None
+    ) -> None:
         """Ask a process that may die of it; long work is asked for again until it answers."""
         try:
             while isinstance(await self._prepare(owner, devices, shares or {}), Accepted):
@@ -145,7 +156,11 @@ class MpsLives:
             return
 
     async def prepare(
-        self, owner: Owner = OWNER, *devices: str, strategy: str = "MPS", shares: dict[str, dict[str, int]] | None = None
+        self,
+        owner: Owner = OWNER,
+        *devices: str,
+        strategy: str = "MPS",
+        shares: dict[str, dict[str, int]] | None = None,
     ) -> Any:
         """Ask as the gateway does, again while nobody answers or work goes on; the result."""
         async with asyncio.timeout(LIMIT_S):
@@ -176,14 +191,18 @@ class MpsLives:
         raise AssertionError("unprepare")
 
     def reboot(self) -> None:
-        """Do to a node whose service has ended what a reboot does: no process is left, /run is empty, GPUs are in their usual mode."""
+        """Do to a node whose service has ended what a reboot does: no process is left, /run is
+        empty, GPUs are in their usual mode.
+        """
         self.mps.end_all()
         shutil.rmtree(self.mps.state_dir)
         self.mps.reset_modes()
 
     def journals(self) -> list[str]:
         """Name the files in the journal, half-written ones too."""
-        return sorted(path.name for path in self.journal.iterdir() if path.name != "lock") if self.journal.is_dir() else []
+        return (
+            sorted(path.name for path in self.journal.iterdir() if path.name != "lock") if self.journal.is_dir() else []
+        )
 
     def check_nothing_left(self, at: str = "") -> None:
         """Promise: no process, no folder, no compute mode, no line in the journal."""
@@ -192,18 +211,30 @@ class MpsLives:
     def _log(self) -> list[str]:
         return self._steps.read_text(encoding="utf-8").splitlines()
 
-    async def _prepare(self, owner: Owner, devices: tuple[str, ...], shares: dict[str, dict[str, int]], strategy: str = "MPS") -> Any:
-        config = ({"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": strategy},) if strategy else ()
+    async def _prepare(
+        self, owner: Owner, devices: tuple[str, ...], shares: dict[str, dict[str, int]], strategy: str = "MPS"
+    ) -> Any:
+        config = (
+            ({"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": strategy},) if strategy else ()
+        )
         self._asked += 1
         request = PrepareRequest(
-            op_id=f"op-{self._asked}", owner=owner, devices=devices or (self.first, self.second), config=config, shares=shares
+            op_id=f"op-{self._asked}",
+            owner=owner,
+            devices=devices or (self.first, self.second),
+            config=config,
+            shares=shares,
         )
-        return (await self._until_dead(self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))).result
+        return (
+            await self._until_dead(self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
+        ).result
 
     async def _unprepare(self, owner: Owner, devices: tuple[str, ...]) -> Any:
         self._asked += 1
         request = UnprepareRequest(op_id=f"op-{self._asked}", owner=owner, devices=devices or (self.first, self.second))
-        return (await self._until_dead(self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))).refusal
+        return (
+            await self._until_dead(self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
+        ).refusal
 
     async def _until_dead(self, asking: Any) -> Any:
         """Wait for the answer, or for the end of who would give it."""

@@ -45,7 +45,10 @@ class Namespace:
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a program in it; the caller ends it."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.name, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["ip", "netns", "exec", self.name, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     def json(self, *arguments: str) -> list[dict[str, Any]]:
@@ -70,7 +73,10 @@ class Namespace:
         return [f"{entry['local']}/{entry['prefixlen']}" for entry in entries if entry["scope"] == "global"]
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function in a thread that is in the namespace; what it starts and opens is in there, too."""
+        """Call a function in a thread that is in the namespace.
+
+        What it starts and opens is in there, too.
+        """
         outcome: list[T] = []
         trouble: list[BaseException] = []
 

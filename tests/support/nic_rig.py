@@ -1,4 +1,6 @@
-"""One real interface that the nic driver offers, a pod's namespace, and the network on the interface's other end."""
+"""One real interface that the nic driver offers, a pod's namespace, and the network on the
+interface's other end.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,17 @@ class NicRig:
     @property
     def sandbox(self) -> Sandbox:
         """The pod's sandbox as the runtime tells it."""
-        return Sandbox(id="sb-1", uid="pod-1", namespace="apps", name="trainer", network_namespace=f"/run/netns/{self.pod}")
+        return Sandbox(
+            id="sb-1", uid="pod-1", namespace="apps", name="trainer", network_namespace=f"/run/netns/{self.pod}"
+        )
 
     def driver(self, settings: InterfaceSettings | None = None) -> LinuxNetdevDriver:
         """Make a driver, as a service that starts does."""
         driver = LinuxNetdevDriver()
         driver.configure(
-            NicServices(interfaces=settings or InterfaceSettings(offer=(InterfaceRule(name=self.name),)), hands=InterfaceHands())
+            NicServices(
+                interfaces=settings or InterfaceSettings(offer=(InterfaceRule(name=self.name),)), hands=InterfaceHands()
+            )
         )
         return driver
 
@@ -75,7 +81,10 @@ def interface_config(**config: Any) -> dict[str, Any]:
 
 @contextmanager
 def nic_rig() -> Iterator[NicRig]:
-    """Make a veth pair with MAC, MTU and an address of its own, switched on; the other end answers at FAR."""
+    """Make a veth pair with MAC, MTU and an address of its own, switched on.
+
+    The other end answers at FAR.
+    """
     with network_namespace() as far, network_namespace() as pod, veth_pair(far) as name:
         ip("link", "set", name, "address", MAC, "mtu", str(MTU))
         ip("address", "add", ADDRESS, "dev", name)
@@ -89,9 +98,14 @@ def nic_rig() -> Iterator[NicRig]:
 
 
 def state_of(name: str) -> dict[str, Any]:
-    """Say all of an interface on the host that a hand-over could change; counters and link-local addresses are the kernel's own business."""
+    """Say all of an interface on the host that a hand-over could change.
+
+    Counters and link-local addresses are the kernel's own business.
+    """
     (link,) = lines("-d", "address", "show", "dev", name)
-    addresses = sorted((entry["local"], entry["prefixlen"], entry["scope"]) for entry in link["addr_info"] if entry["scope"] != "link")
+    addresses = sorted(
+        (entry["local"], entry["prefixlen"], entry["scope"]) for entry in link["addr_info"] if entry["scope"] != "link"
+    )
     routes = sorted(json.dumps(route, sort_keys=True) for route in lines("route", "show", "dev", name))
     kept = {key: link.get(key) for key in ("ifname", "address", "mtu", "txqlen", "ifalias", "group", "link_type")}
     settings = {
@@ -108,12 +122,15 @@ def state_of(name: str) -> dict[str, Any]:
 
 
 def ping(namespace: str, address: str) -> bool:
-    """Say whether an address answers an ICMP echo request from a namespace: the kernel at the far end does, if packets flow both ways."""
+    """Say whether an address answers an ICMP echo request from a namespace: the kernel at the far
+    end does, if packets flow both ways.
+    """
     return Namespace(namespace).call(lambda: _echo(address))
 
 
 def _echo(address: str) -> bool:
-    # Type 8, code 0, checksum, identifier, sequence (RFC 792); the identifier tells our answer from others'.
+    # Type 8, code 0, checksum, identifier, sequence (RFC 792); the identifier
+    # tells our answer from others'.
     body = struct.pack("!HH", 0x7462, 1) + b"topobus"
     packet = struct.pack("!BBH", 8, 0, _checksum(struct.pack("!BBH", 8, 0, 0) + body)) + body
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as opened:

@@ -1,6 +1,8 @@
-"""Topobus on several nodes of one cluster, as processes of the suite: the services on each node, one NATS and one controller beside them; and what befalls them.
+"""Topobus on several nodes of one cluster, as processes of the suite: the services on each node,
+one NATS and one controller beside them; and what befalls them.
 
-The nodes are containers or namespaces of this machine, so that its kernel tells of all of them (see tests/e2e/cluster/test_nodes.py).
+The nodes are containers or namespaces of this machine, so that its kernel tells of all of them (see
+tests/e2e/cluster/test_nodes.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from support.real_hands import HandsInstallation, Interface, host_interfaces, ma
 __all__ = ["INTERFACES", "NodeFleet"]
 
 INTERFACES = 3
-# A node is NotReady 40 s after its last word (kube-controller-manager's node-monitor-grace-period), which is another story.
+# A node is NotReady 40 s after its last word (kube-controller-manager's
+# node-monitor-grace-period), which is another story.
 _CUT_OFF_S = (5.0, 20.0)
 
 
@@ -46,8 +49,12 @@ class NodeFleet:
     Shapes: addresses — where each node is reached from here.
     """
 
-    def __init__(self, machines: Mapping[str, str], addresses: Mapping[str, str], kubelet: Path, kubeconfig: Path) -> None:
-        """Take the nodes, each with `this` (its own interfaces and CPUs) or `dgx` (a recorded machine)."""
+    def __init__(
+        self, machines: Mapping[str, str], addresses: Mapping[str, str], kubelet: Path, kubeconfig: Path
+    ) -> None:
+        """Take the nodes, each with `this` (its own interfaces and CPUs) or `dgx` (a recorded
+        machine).
+        """
         self.machines = machines
         self.on = {node: shlex.split(setting("ON").format(node=node)) for node in machines}
         self._center = _Center("center", kubelet, kubeconfig)
@@ -73,7 +80,9 @@ class NodeFleet:
             }
             if machine == "this":
                 await self._make_bench(node)
-                self.nodes[node] = HandsInstallation(node, self._kubelet, self._kubeconfig, settings=self._settings, **where)
+                self.nodes[node] = HandsInstallation(
+                    node, self._kubelet, self._kubeconfig, settings=self._settings, **where
+                )
             else:
                 self.nodes[node] = Processes(node, self._kubelet, self._kubeconfig, **where)
         await asyncio.gather(*(node.install() for node in self.nodes.values()))
@@ -84,7 +93,10 @@ class NodeFleet:
             installation.close()
 
     def faults(self, chance: random.Random) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
-        """What may befall, by name: each ends when all is there again. Those whose command the environment does not name are left out."""
+        """What may befall, by name: each ends when all is there again.
+
+        Those whose command the environment does not name are left out.
+        """
         every: dict[str, tuple[str, Callable[[random.Random], Coroutine[None, None, None]]]] = {
             "service killed": ("", self._kill_service),
             "gateway killed": ("", self._kill_gateway),
@@ -96,17 +108,26 @@ class NodeFleet:
             "node rebooted": ("REBOOT", self._reboot),
             "node cut off": ("CUT_OFF", self._cut_off),
         }
-        return {name: partial(befall, chance) for name, (needed, befall) in every.items() if not needed or setting(needed)}
+        return {
+            name: partial(befall, chance) for name, (needed, befall) in every.items() if not needed or setting(needed)
+        }
 
     def away(self, node: str) -> list[tuple[float, float]]:
-        """When a node's runtime had no gateway: from each time that it lost it until it has shown the next one what there is."""
+        """When a node's runtime had no gateway: from each time that it lost it until it has shown
+        the next one what there is.
+        """
         text = (self.nodes[node].folder / "gateway.log").read_text()
         lines = [json.loads(line) for line in text.splitlines() if '"nri.synchronized"' in line]
         back_s = [datetime.fromisoformat(line["ts"]).timestamp() for line in lines]
-        return [(since_s, min((until_s for until_s in back_s if until_s > since_s), default=time.time())) for since_s in self._left_s[node]]
+        return [
+            (since_s, min((until_s for until_s in back_s if until_s > since_s), default=time.time()))
+            for since_s in self._left_s[node]
+        ]
 
     def left(self) -> list[str]:
-        """What pods have left behind on any node: CDI files of claims, and interfaces that are not as they were before."""
+        """What pods have left behind on any node: CDI files of claims, and interfaces that are not
+        as they were before.
+        """
         remains = []
         for node, on in self.on.items():
             listed = subprocess.run(
@@ -115,7 +136,11 @@ class NodeFleet:
             remains += [f"{node}: {name}" for name in listed.stdout.split() if name.startswith("topobus.dev-")]
         for node, bench in self._bench.items():
             now = host_interfaces(self.on[node])
-            remains += [f"{node}: {now.get(name)} instead of {before}" for name, before in bench.items() if now.get(name) != before]
+            remains += [
+                f"{node}: {now.get(name)} instead of {before}"
+                for name, before in bench.items()
+                if now.get(name) != before
+            ]
         return remains
 
     async def _make_bench(self, node: str) -> None:

@@ -1,4 +1,6 @@
-"""The node plane around a gateway: the real topology service in process, and in place of device services peers that prepare by rule."""
+"""The node plane around a gateway: the real topology service in process, and in place of device
+services peers that prepare by rule.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ NODE = "demo-node"
 
 def device(name: str, node: int | None = None, state: HealthState = HealthState.HEALTHY) -> Device:
     """A device of the class that its name begins with."""
-    conditions = () if state is HealthState.HEALTHY else (Condition(dimension=Dimension.MEMORY, state=state, reason="ecc"),)
+    conditions = (
+        () if state is HealthState.HEALTHY else (Condition(dimension=Dimension.MEMORY, state=state, reason="ecc"),)
+    )
     return Device(
         name=name,
         device_class=name.partition("-")[0],
@@ -53,7 +57,9 @@ def device(name: str, node: int | None = None, state: HealthState = HealthState.
 
 def kept_back(shown: Device, verb: DeviceVerb, *, is_draining: bool = False) -> Device:
     """The same device as an operator keeps it back."""
-    return msgspec.structs.replace(shown, maintenance=Maintenance(verb=verb, why="fan", who="ada", is_draining=is_draining))
+    return msgspec.structs.replace(
+        shown, maintenance=Maintenance(verb=verb, why="fan", who="ada", is_draining=is_draining)
+    )
 
 
 def no(code: str, message: str) -> Refusal:
@@ -79,7 +85,9 @@ def claim(name: str, uid: str, *devices: str, node: str = NODE) -> ApiObject:
 
 async def show_machine(bus: Bus) -> None:
     """Publish a machine of two NUMA nodes with four CPUs each."""
-    cpus = tuple(Cpu(id=number, online=True, core=number, numa_node=number // 4, socket=number // 4) for number in range(8))
+    cpus = tuple(
+        Cpu(id=number, online=True, core=number, numa_node=number // 4, socket=number // 4) for number in range(8)
+    )
     numa_nodes = (
         NumaNode(id=0, cpus=CpuSet.parse("0-3"), memory_bytes=1 << 34),
         NumaNode(id=1, cpus=CpuSet.parse("4-7"), memory_bytes=1 << 34),
@@ -169,7 +177,11 @@ class NodePlane:
             await self.bus.answer(ADJUST, self._adjust, node=NODE, device_class=device_class)
 
     async def show(
-        self, device_class: str, *devices: Device, counter_sets: tuple[CounterSet, ...] = (), reading_drivers: tuple[str, ...] = ()
+        self,
+        device_class: str,
+        *devices: Device,
+        counter_sets: tuple[CounterSet, ...] = (),
+        reading_drivers: tuple[str, ...] = (),
     ) -> None:
         """Publish an inventory, and wait until topology has heard of it."""
         self._generation += 1
@@ -219,7 +231,9 @@ class NodePlane:
         edits = {
             name: ContainerEdits(
                 env={f"{name.upper().replace('-', '_')}": "1"},
-                device_nodes=() if name in self.nodeless else (DeviceNode(path=self.renumbered.get(name, f"/dev/{name}")),),
+                device_nodes=()
+                if name in self.nodeless
+                else (DeviceNode(path=self.renumbered.get(name, f"/dev/{name}")),),
             )
             for name in request.devices
         }
@@ -242,14 +256,20 @@ class NodePlane:
         for name in request.devices:
             former = self.attached.setdefault((request.owner.uid, name), request.sandbox.id)
             assert former == request.sandbox.id, f"{name} is in {former}, and {request.sandbox.id} is to have it, too"
-        return AttachReply(result=Attached(interfaces={name: AttachedInterface(name=name.replace("-", "")) for name in request.devices}))
+        return AttachReply(
+            result=Attached(
+                interfaces={name: AttachedInterface(name=name.replace("-", "")) for name in request.devices}
+            )
+        )
 
     async def _adjust(self, request: AdjustRequest) -> AdjustReply:
         await self.asks.note("adjust", request)
         if self.adjust_by is not None:
             return await self.adjust_by(request)
         return AdjustReply(
-            result=Adjusted(edits={name: ContainerEdits(env={"CARD_OF": str(request.container)}) for name in request.devices})
+            result=Adjusted(
+                edits={name: ContainerEdits(env={"CARD_OF": str(request.container)}) for name in request.devices}
+            )
         )
 
     async def _detach(self, request: DetachRequest) -> DetachReply:

@@ -1,4 +1,6 @@
-"""Both stores of objects, each with a copy that it keeps, a second writer, and a way to lose answers: what one suite is run over."""
+"""Both stores of objects, each with a copy that it keeps, a second writer, and a way to lose
+answers: what one suite is run over.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Watched:
 
 
 class Place:
-    """A store with its copy, a second writer of it, and a way to make it lose answers, or its history."""
+    """A store with its copy, a second writer of it, and a way to make it lose answers, or its
+    history.
+    """
 
     def __init__(
         self,
@@ -129,7 +133,9 @@ async def api_server_place(folder: Path) -> AsyncIterator[Place]:
 
         def make_watch(kind: str, changed: Callable[[], None], refused: Callable[[Exception], None]) -> ObjectWatch:
             clock = SystemClock()
-            return Informer(api, kinds[kind], copy, clock=clock, resync_s=600.0, retry_s=0.02, changed=changed, refused=refused)
+            return Informer(
+                api, kinds[kind], copy, clock=clock, resync_s=600.0, retry_s=0.02, changed=changed, refused=refused
+            )
 
         async def write_raw(value: ApiObject) -> None:
             server.put({"kind": value.kind, "metadata": value.metadata, "spec": value.spec})

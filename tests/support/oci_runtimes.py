@@ -30,12 +30,17 @@ class OciRuntime:
         """Call it on a bundle's containers; without output where they go on in the background."""
         output = subprocess.PIPE if has_output else subprocess.DEVNULL
         command = [self.program, "--root", str(bundle / "state"), *arguments]
-        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True, timeout=_LIMIT_S, check=False)
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True, timeout=_LIMIT_S, check=False
+        )
 
 
 @cache
 def _runc() -> str:
-    """Find runc: the machine's, else Debian's unpacked aside; empty when it cannot be had or does not run here."""
+    """Find runc: the machine's, else Debian's unpacked aside.
+
+    Empty when it cannot be had or does not run here.
+    """
     program = shutil.which("runc") or ""
     if not program:
         fetch = [str(_ROOT / "tools" / "fetch-debian-package"), "runc", "own", str(_ROOT / ".cache" / "debian")]

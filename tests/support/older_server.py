@@ -1,6 +1,8 @@
-"""An API server of an older Kubernetes: another one's objects under the versions and in the shapes that it had then.
+"""An API server of an older Kubernetes: another one's objects under the versions and in the shapes
+that it had then.
 
-v1beta1 (1.32) wraps what a device has besides its name into `basic`, and has no `exactly` in a claim's requests; v1beta2 (1.33) is v1 by another name. Written down here once more, from the API's
+v1beta1 (1.32) wraps what a device has besides its name into `basic`, and has no `exactly` in a
+claim's requests; v1beta2 (1.33) is v1 by another name. Written down here once more, from the API's
 own types, so that it does not share a mistake with the code under test.
 """
 
@@ -60,9 +62,13 @@ class OlderServer:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.decode().split("\r\n")
                 method, target, _ = lines[0].split(" ")
-                headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:] if line)}
+                headers = {
+                    key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:] if line)
+                }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                await self._answer(method, target, json.loads(body) if body else None, headers.get("content-type", ""), writer)
+                await self._answer(
+                    method, target, json.loads(body) if body else None, headers.get("content-type", ""), writer
+                )
         except (asyncio.IncompleteReadError, ConnectionError, httpx2.HTTPError, asyncio.CancelledError):
             # The client left, or the test is over.
             return
@@ -70,13 +76,19 @@ class OlderServer:
             self._tasks.discard(task)
             writer.close()
 
-    async def _answer(self, method: str, target: str, body: Any, content_type: str, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, method: str, target: str, body: Any, content_type: str, writer: asyncio.StreamWriter
+    ) -> None:
         self.asked.append(target)
         version = target.removeprefix(GROUP).partition("?")[0].partition("/")[0] if target.startswith(GROUP) else ""
         if version and version not in self.versions:
-            # What is not served at all is told by Go's own handler, in plain text; a Status comes for an object that is not there.
+            # What is not served at all is told by Go's own handler, in plain text; a Status comes
+            # for an object that is not there.
             text = b"404 page not found\n"
-            head = f"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\n\r\n"
+            head = (
+                "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: "
+                f"{len(text)}\r\n\r\n"
+            )
             writer.write(head.encode() + text)
             await writer.drain()
             return
@@ -108,7 +120,10 @@ class OlderServer:
 
 async def _send(writer: asyncio.StreamWriter, code: int, body: Any) -> None:
     data = json.dumps(body).encode()
-    writer.write(f"HTTP/1.1 {code} Status\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    writer.write(
+        f"HTTP/1.1 {code} Status\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
     await writer.drain()
 
 
@@ -125,14 +140,19 @@ def _older(plain: Any, version: str) -> Any:
         return {**plain, "apiVersion": "resource.k8s.io/v1beta1", "spec": _flat(spec)}
     if not isinstance(devices, list):
         return plain
-    basic = [{"name": it["name"], "basic": {key: value for key, value in it.items() if key != "name"}} for it in devices]
+    basic = [
+        {"name": it["name"], "basic": {key: value for key, value in it.items() if key != "name"}} for it in devices
+    ]
     return {**plain, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**plain["spec"], "devices": basic}}
 
 
 def _flat(claim: dict[str, Any]) -> dict[str, Any]:
-    """Write a claim's requests as v1beta1 has them: what v1 has in `exactly` stands beside the name."""
+    """Write a claim's requests as v1beta1 has them: what v1 has in `exactly` stands beside the
+    name.
+    """
     requests = [
-        {"name": it["name"], **it["exactly"]} if "exactly" in it else it for it in (claim.get("devices") or {}).get("requests") or ()
+        {"name": it["name"], **it["exactly"]} if "exactly" in it else it
+        for it in (claim.get("devices") or {}).get("requests") or ()
     ]
     return {**claim, "devices": {**(claim.get("devices") or {}), "requests": requests}}
 
@@ -143,13 +163,22 @@ def _newer(plain: dict[str, Any], version: str) -> dict[str, Any]:
     if plain.get("kind") == "ResourceClaim" and version == "v1beta1":
         requests = plain["spec"]["devices"]["requests"]
         assert not any("exactly" in it for it in requests), "v1beta1 knows no exactly"
-        made = [{"name": it["name"], "exactly": {key: value for key, value in it.items() if key != "name"}} for it in requests]
-        return {**plain, "apiVersion": "resource.k8s.io/v1", "spec": {"devices": {**plain["spec"]["devices"], "requests": made}}}
+        made = [
+            {"name": it["name"], "exactly": {key: value for key, value in it.items() if key != "name"}}
+            for it in requests
+        ]
+        return {
+            **plain,
+            "apiVersion": "resource.k8s.io/v1",
+            "spec": {"devices": {**plain["spec"]["devices"], "requests": made}},
+        }
     if plain.get("kind") != "ResourceSlice":
         return plain
     assert plain["apiVersion"] == f"resource.k8s.io/{version}", f"an object of {plain['apiVersion']} came to {version}"
     spec = dict(plain["spec"])
     if version == "v1beta1":
-        assert all(it.keys() <= {"name", "basic"} for it in spec.get("devices", ())), "v1beta1 knows only name and basic of a device"
+        assert all(it.keys() <= {"name", "basic"} for it in spec.get("devices", ())), (
+            "v1beta1 knows only name and basic of a device"
+        )
         spec["devices"] = [{"name": it["name"], **it["basic"]} for it in spec.get("devices", ())]
     return {**plain, "apiVersion": "resource.k8s.io/v1", "spec": spec}

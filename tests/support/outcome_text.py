@@ -1,4 +1,6 @@
-"""Write an outcome for people: one block a container for a Placement, reasons and what to free for a Refusal."""
+"""Write an outcome for people: one block a container for a Placement, reasons and what to free for
+a Refusal.
+"""
 
 from __future__ import annotations
 

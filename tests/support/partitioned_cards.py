@@ -1,4 +1,6 @@
-"""Devices for tests of partitions and shares: a card with its partitions, a NIC that several claims may have."""
+"""Devices for tests of partitions and shares: a card with its partitions, a NIC that several claims
+may have.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def card(name: str = "gpu-0", sizes: tuple[int, ...] = (4, 3, 3), *, device_clas
     def part(device: str, slices: int, partition_of: str = "") -> Device:
         uses = (CounterUse(counter_set=name, counter="slices", amount=slices),)
         return Device(
-            name=device, device_class=device_class, consumes=uses, partition_of=partition_of, attributes={"slices": slices}, model="T4"
+            name=device,
+            device_class=device_class,
+            consumes=uses,
+            partition_of=partition_of,
+            attributes={"slices": slices},
+            model="T4",
         )
 
     parts = [part(f"{name}-part-{chr(ord('a') + index)}", slices, name) for index, slices in enumerate(sizes)]

@@ -1,4 +1,6 @@
-"""Cards of a recorded machine behind an IOMMU, a kernel that obeys writes, and the hands of a device service over them: one life after the other."""
+"""Cards of a recorded machine behind an IOMMU, a kernel that obeys writes, and the hands of a
+device service over them: one life after the other.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ BRIDGE = "0000:00:01.0"
 OWNER = Owner(kind=OwnerKind.CLAIM, namespace="default", name="machine", uid="u1")
 OTHER = Owner(kind=OwnerKind.CLAIM, namespace="default", name="other", uid="u2")
 LIMIT_S = 60.0
-ALLOWED = PassthroughSettings(allow=(PassthroughRule(where=(Condition(field="name", glob="*"),)),), idle_s=LIMIT_S, switch_s=LIMIT_S)
+ALLOWED = PassthroughSettings(
+    allow=(PassthroughRule(where=(Condition(field="name", glob="*"),)),), idle_s=LIMIT_S, switch_s=LIMIT_S
+)
 ASKED: Mapping[str, Any] = {"apiVersion": "topobus.dev/v1", "kind": "PassthroughParameters"}
 
 _DRIVERS: Mapping[str, tuple[type[DeviceDriver], str, int, int]] = {
@@ -68,14 +72,23 @@ class PassthroughBench:
             folder = f"{BUS}/devices/{address}"
             write(root, {f"{folder}/class": f"{code:#08x}", **_shown_files(device_class, folder, index)})
             self.drivers.add_function(address, self.own_driver, group=group, shown=_shown(device_class, folder))
-            functions.append(PciDevice(address=PciAddress.parse(address), vendor=vendor, device=1, class_code=code, driver=self.own_driver))
+            functions.append(
+                PciDevice(
+                    address=PciAddress.parse(address), vendor=vendor, device=1, class_code=code, driver=self.own_driver
+                )
+            )
         # Each group has the bridge above it, as groups without ACS have.
         self.drivers.add_function(BRIDGE, "pcieport", group=43)
         self.machine = Machine(
-            node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=tuple(functions)
+            node="n1",
+            numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),),
+            cpus=(),
+            pci_devices=tuple(functions),
         )
         self.tree = Tree(HardwareSettings(root=str(root)))
-        self.devices: dict[str, Device] = {device.name: device for device in self.driver.discover(self.tree, self.machine).devices}
+        self.devices: dict[str, Device] = {
+            device.name: device for device in self.driver.discover(self.tree, self.machine).devices
+        }
         self.journal_folder = root.parent / "journal"
         self.hands: DeviceHands
         self.preparer: Preparer
@@ -91,7 +104,13 @@ class PassthroughBench:
         isolated = {self.driver.name: IsolatedDriver(self.driver, timeout_s=LIMIT_S)}
         journal = journal or Journal(self.journal_folder)
         self.hands = DeviceHands(
-            isolated, self.tree, self.devices.get, journal, clock=SystemClock(), passthrough=self.passthrough, wait_s=LIMIT_S
+            isolated,
+            self.tree,
+            self.devices.get,
+            journal,
+            clock=SystemClock(),
+            passthrough=self.passthrough,
+            wait_s=LIMIT_S,
         )
         self.preparer = Preparer(self.device_class, self.hands, self.devices.get)
         await self.hands.load(Readiness())
@@ -103,10 +122,14 @@ class PassthroughBench:
             await asyncio.gather(running, return_exceptions=True)
             journal.close()
 
-    async def prepare(self, *addresses: str, owner: Owner = OWNER, config: Mapping[str, Any] | None = ASKED, **more: Any) -> Any:
+    async def prepare(
+        self, *addresses: str, owner: Owner = OWNER, config: Mapping[str, Any] | None = ASKED, **more: Any
+    ) -> Any:
         """Ask as the gateway does, again while work goes on; the result."""
         names = tuple(self.name(address) for address in addresses)
-        request = PrepareRequest(op_id="", owner=owner, devices=names, config=(dict(config),) if config is not None else (), **more)
+        request = PrepareRequest(
+            op_id="", owner=owner, devices=names, config=(dict(config),) if config is not None else (), **more
+        )
         async with asyncio.timeout(LIMIT_S):
             while isinstance(result := (await self.preparer.prepare(request)).result, Accepted):
                 await other_threads()
@@ -119,7 +142,9 @@ class PassthroughBench:
 
     def look(self) -> None:
         """Let the service know the devices as they are now."""
-        self.devices.update({device.name: device for device in self.driver.discover(Tree(self.tree.settings), self.machine).devices})
+        self.devices.update(
+            {device.name: device for device in self.driver.discover(Tree(self.tree.settings), self.machine).devices}
+        )
 
     async def unprepare(self, *addresses: str, owner: Owner = OWNER) -> Any:
         """Undo that; the refusal, or None."""
@@ -177,5 +202,8 @@ def _shown_files(device_class: str, folder: str, index: int) -> dict[str, object
             f"{folder}/drm/renderD{128 + index}/uevent": f"DEVNAME=dri/renderD{128 + index}",
         }
     if device_class == "nic":
-        return {f"{folder}/net/eth{index}/address": f"02:00:00:00:00:0{index}", f"{folder}/net/eth{index}/flags": "0x1003"}
+        return {
+            f"{folder}/net/eth{index}/address": f"02:00:00:00:00:0{index}",
+            f"{folder}/net/eth{index}/flags": "0x1003",
+        }
     return {f"{folder}/user_pf": ""}

@@ -1,4 +1,6 @@
-"""Judge a placement, and find one by trying everything: written from kubelet's rules alone, sharing no code with the planner."""
+"""Judge a placement, and find one by trying everything: written from kubelet's rules alone, sharing
+no code with the planner.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[
     wrong: list[str] = []
     scope = request.scope or view.options.scope
     got = {
-        container.name: {(cls, name) for cls, names in container.devices.items() for name in names} for container in placement.containers
+        container.name: {(cls, name) for cls, names in container.devices.items() for name in names}
+        for container in placement.containers
     }
     for container in placement.containers:
         got[container.name] |= {("cpu", str(cpu)) for cpu in container.cpus}
@@ -43,7 +46,9 @@ def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[
     staying: set[Unit] = set()
     for want in _ordered(request):
         units = got[want.name]
-        wrong += [f"{want.name} has {unit}, which another container of the pod holds" for unit in sorted(units & staying)]
+        wrong += [
+            f"{want.name} has {unit}, which another container of the pod holds" for unit in sorted(units & staying)
+        ]
         if want.kind is not ContainerKind.INIT:
             staying |= units
     return wrong
@@ -84,7 +89,9 @@ def _fits_in(view: NodeView, request: PodRequest, places: Mapping[str, list[set[
 
 
 def _places(view: NodeView, request: PodRequest, wanted: Mapping[str, int]) -> list[set[Unit]]:
-    """Sets of units that policy and hard localities admit for these amounts: all of them must come out of one such set."""
+    """Sets of units that policy and hard localities admit for these amounts: all of them must come
+    out of one such set.
+    """
     policy = request.policy or view.options.policy
     admitted = [_units_in(view, mask, set(wanted)) for mask in _masks(view, wanted, policy)]
     for locality in request.locality:
@@ -94,7 +101,9 @@ def _places(view: NodeView, request: PodRequest, wanted: Mapping[str, int]) -> l
 
 
 def _domains(view: NodeView, level: LocalityLevel) -> list[set[Unit]]:
-    """What lies within one NUMA node, or under one switch (CPUs: on the NUMA nodes of what is under it)."""
+    """What lies within one NUMA node, or under one switch (CPUs: on the NUMA nodes of what is under
+    it).
+    """
     homes = {resource: _homes(view, resource) for resource in ("cpu", *view.devices)}
     if level is LocalityLevel.NUMA:
         return [
@@ -102,10 +111,17 @@ def _domains(view: NodeView, level: LocalityLevel) -> list[set[Unit]]:
             for node in view.numa_nodes
         ]
     assert level is LocalityLevel.SWITCH
-    switches = {device.pcie_switch for devices in view.devices.values() for device in devices if device.pcie_switch is not None}
+    switches = {
+        device.pcie_switch for devices in view.devices.values() for device in devices if device.pcie_switch is not None
+    }
     domains: list[set[Unit]] = []
     for switch in switches:
-        under = {(name, device.name) for name, devices in view.devices.items() for device in devices if device.pcie_switch == switch}
+        under = {
+            (name, device.name)
+            for name, devices in view.devices.items()
+            for device in devices
+            if device.pcie_switch == switch
+        }
         near = {node for name, unit in under for node in homes[name][unit] or ()}
         domains.append(under | {("cpu", cpu) for cpu, where in homes["cpu"].items() if where and where & near})
     return domains
@@ -146,16 +162,27 @@ def _total(request: PodRequest) -> dict[str, int]:
 def _homes(view: NodeView, resource: str) -> dict[str, frozenset[int] | None]:
     """Every unit of a resource, busy and sick ones too, and its NUMA nodes."""
     if resource == "cpu":
-        return {str(cpu): None if core.numa_node is None else frozenset([core.numa_node]) for core in view.cores for cpu in core.cpus}
-    return {device.name: None if not device.numa_nodes else frozenset(device.numa_nodes) for device in view.devices[resource]}
+        return {
+            str(cpu): None if core.numa_node is None else frozenset([core.numa_node])
+            for core in view.cores
+            for cpu in core.cpus
+        }
+    return {
+        device.name: None if not device.numa_nodes else frozenset(device.numa_nodes)
+        for device in view.devices[resource]
+    }
 
 
 def _free(view: NodeView) -> set[Unit]:
-    held = {cpu for cpus in view.held_cpus.values() for cpu in cpus} | set(view.reserved_cpus) | set(view.unhealthy_cpus)
+    held = (
+        {cpu for cpus in view.held_cpus.values() for cpu in cpus} | set(view.reserved_cpus) | set(view.unhealthy_cpus)
+    )
     free = {("cpu", str(cpu)) for core in view.cores for cpu in core.cpus if cpu not in held}
     for name, devices in view.devices.items():
         free |= {
-            (name, device.name) for device in devices if device.health.is_allocatable and device.name not in view.held_devices.get(name, {})
+            (name, device.name)
+            for device in devices
+            if device.health.is_allocatable and device.name not in view.held_devices.get(name, {})
         }
     return free
 
@@ -167,13 +194,18 @@ def _units_in(view: NodeView, mask: frozenset[int] | None, classes: set[str]) ->
         homes = _homes(view, resource)
         is_bound = mask is not None and resource in classes and any(homes.values())
         units |= {
-            (resource, name) for name, nodes in homes.items() if not is_bound or (nodes is not None and mask is not None and nodes & mask)
+            (resource, name)
+            for name, nodes in homes.items()
+            if not is_bound or (nodes is not None and mask is not None and nodes & mask)
         }
     return units
 
 
 def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[frozenset[int] | None]:
-    """Node sets that the policy admits for these amounts on the node as it is; None is "anywhere"."""
+    """Node sets that the policy admits for these amounts on the node as it is.
+
+    None is "anywhere".
+    """
     free = _free(view)
     if policy in (Policy.NONE, Policy.BEST_EFFORT):
         return [None]
@@ -182,13 +214,17 @@ def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[fr
         homes = _homes(view, resource)
         if count and any(homes.values()):
             nodes = sorted({node for where in homes.values() if where for node in where})
-            masks = [frozenset(combination) for size in range(1, len(nodes) + 1) for combination in combinations(nodes, size)]
+            masks = [
+                frozenset(combination) for size in range(1, len(nodes) + 1) for combination in combinations(nodes, size)
+            ]
             touching = {mask: [name for name, where in homes.items() if where and where & mask] for mask in masks}
             widths = [len(mask) for mask in masks if len(touching[mask]) >= count]
             admitted = {
                 mask
                 for mask in masks
-                if widths and len(mask) == min(widths) and sum((resource, name) in free for name in touching[mask]) >= count
+                if widths
+                and len(mask) == min(widths)
+                and sum((resource, name) in free for name in touching[mask]) >= count
             }
             common = admitted if common is None else common & admitted
     if common is None:

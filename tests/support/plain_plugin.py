@@ -1,9 +1,11 @@
-"""An ordinary device plugin as a process: it knows kubelet's folder and the device plugin API, and nothing else.
+"""An ordinary device plugin as a process: it knows kubelet's folder and the device plugin API, and
+nothing else.
 
     python plain_plugin.py FOLDER RESOURCE ID=NODE ...
 
-It serves its socket, registers, and starts anew when its socket or kubelet's goes away, as such plugins do. It prefers its last devices, wants to be called
-before each start, sets an annotation, calls its first device sick after SIGUSR1, and writes each call as a JSON line.
+It serves its socket, registers, and starts anew when its socket or kubelet's goes away, as such
+plugins do. It prefers its last devices, wants to be called before each start, sets an annotation,
+calls its first device sick after SIGUSR1, and writes each call as a JSON line.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -47,12 +49,16 @@ class PlainPlugin(rpc.DevicePluginServicer):
                 has_allocated_condition = True
                 yield self._list()
 
-    def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
+    def GetPreferredAllocation(
+        self, request: pb.PreferredAllocationRequest, context: Any
+    ) -> pb.PreferredAllocationResponse:
         """Prefer the last ones."""
         answers = []
         for container_request in request.container_requests:
             _tell("GetPreferredAllocation", list(container_request.available_deviceIDs))
-            rest = sorted(set(container_request.available_deviceIDs) - set(container_request.must_include_deviceIDs), reverse=True)
+            rest = sorted(
+                set(container_request.available_deviceIDs) - set(container_request.must_include_deviceIDs), reverse=True
+            )
             answers.append([*container_request.must_include_deviceIDs, *rest][: container_request.allocation_size])
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=names) for names in answers]
@@ -133,4 +139,8 @@ def main(folder: Path, resource: str, devices: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], {name: int(node) for name, _, node in (argument.partition("=") for argument in sys.argv[3:])})
+    main(
+        Path(sys.argv[1]),
+        sys.argv[2],
+        {name: int(node) for name, _, node in (argument.partition("=") for argument in sys.argv[3:])},
+    )

@@ -16,7 +16,9 @@ GPUS = (device("gpu-0", 0), device("gpu-1", 1), device("gpu-2"))
 def pod(uid: str = "p-1", **resources: int) -> Pod:
     """A pod with one container; `gpu=2` asks two GPUs."""
     return Pod(
-        name=f"pod-{uid}", uid=uid, containers=(Container(name="main", resources={f"topobus.dev/{k}": n for k, n in resources.items()}),)
+        name=f"pod-{uid}",
+        uid=uid,
+        containers=(Container(name="main", resources={f"topobus.dev/{k}": n for k, n in resources.items()}),),
     )
 
 

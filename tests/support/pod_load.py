@@ -1,4 +1,6 @@
-"""Pods of several kinds that come and go in a cluster, each with what it was promised in its variables (see `container_looks`)."""
+"""Pods of several kinds that come and go in a cluster, each with what it was promised in its
+variables (see `container_looks`).
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ _FIELDS = {"STRESS_NODE": "spec.nodeName", "STRESS_POD": "metadata.uid"}
 class PodKind:
     """A kind of pod.
 
-    Shapes: workers — how many may be at a time; seconds — how long one may sleep; resources — so many of a resource; requests, constraints, config — of its claim; wants — devices
-    of a class that its container has to see; nodes — where it may be, empty: anywhere.
+    Shapes: workers — how many may be at a time; seconds — how long one may sleep; resources — so
+    many of a resource; requests, constraints, config — of its claim; wants — devices of a class
+    that its container has to see; nodes — where it may be, empty: anywhere.
     """
 
     workers: int
@@ -48,7 +51,9 @@ class PodKind:
 class PodLoad:
     """Keeps so many pods of each kind coming and going as its workers say."""
 
-    def __init__(self, client: AsyncClient, run: str, image: str, kinds: Mapping[str, PodKind], chance: random.Random) -> None:
+    def __init__(
+        self, client: AsyncClient, run: str, image: str, kinds: Mapping[str, PodKind], chance: random.Random
+    ) -> None:
         self._client = client
         self._run = run
         self._image = image
@@ -74,22 +79,31 @@ class PodLoad:
             await self._clean()
 
     async def _clean(self) -> None:
-        """Remove what a run that failed has left, and wait until its pods are gone: their drivers end with the run."""
+        """Remove what a run that failed has left, and wait until its pods are gone: their drivers
+        end with the run.
+        """
         labels = {"stress": self._run}
         with suppress(TimeoutError):
             async with asyncio.timeout(_LIMIT_S):
-                while pods := [pod.metadata.name async for pod in self._client.list(Pod, namespace="default", labels=labels)]:
+                while pods := [
+                    pod.metadata.name async for pod in self._client.list(Pod, namespace="default", labels=labels)
+                ]:
                     for name in pods:
                         await self._remove(Pod, name)
                     await asyncio.sleep(1.0)
-        for claim in [claim.metadata.name async for claim in self._client.list(ResourceClaim, namespace="default", labels=labels)]:
+        for claim in [
+            claim.metadata.name async for claim in self._client.list(ResourceClaim, namespace="default", labels=labels)
+        ]:
             await self._remove(ResourceClaim, claim)
 
     async def _follow(self) -> None:
         while True:
             # An API server that starts anew is asked again.
             with suppress(ApiError, httpx2.HTTPError):
-                pods = [pod.to_dict() async for pod in self._client.list(Pod, namespace="default", labels={"stress": self._run})]
+                pods = [
+                    pod.to_dict()
+                    async for pod in self._client.list(Pod, namespace="default", labels={"stress": self._run})
+                ]
                 self._phases = {pod["metadata"]["name"]: pod.get("status", {}).get("phase", "") for pod in pods}
             await asyncio.sleep(0.2)
 
@@ -120,9 +134,13 @@ class PodLoad:
         except ApiError as err:
             self.failed.append(f"{name} cannot be read: {err.status.message}")
             return
-        # kubelet gives up a pod whose device plugin cannot allocate now: topology was away for too long.
+        # kubelet gives up a pod whose device plugin cannot allocate now:
+        # topology was away for too long.
         is_turned_away = status.get("reason") == "UnexpectedAdmissionError" and bool(self._kinds[kind].resources)
-        text = f"{name} is {status.get('phase')}: {status.get('reason')} {status.get('message')} {status.get('conditions')}"
+        text = (
+            f"{name} is {status.get('phase')}: {status.get('reason')} {status.get('message')} "
+            f"{status.get('conditions')}"
+        )
         (self.turned_away if is_turned_away else self.failed).append(text)
 
     async def _make(self, name: str, kind_name: str) -> None:
@@ -138,18 +156,26 @@ class PodLoad:
                 {"name": "STRESS_KIND", "value": kind_name},
                 {"name": "STRESS_WANTS", "value": wants},
                 {"name": "STRESS_INTERFACE", "value": kind.interface},
-                *({"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}} for variable, path in _FIELDS.items()),
+                *(
+                    {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                    for variable, path in _FIELDS.items()
+                ),
             ],
         }
         spec: dict[str, Any] = {
             "containers": [container],
-            # A container that is held back while the gateway is away fails at its start, and is tried again.
+            # A container that is held back while the gateway is away fails at
+            # its start, and is tried again.
             "restartPolicy": "OnFailure",
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
         }
         if kind.requests:
-            devices = {"requests": list(kind.requests), "constraints": list(kind.constraints), "config": list(kind.config)}
+            devices = {
+                "requests": list(kind.requests),
+                "constraints": list(kind.constraints),
+                "config": list(kind.config),
+            }
             await self._create(ResourceClaim, {"metadata": metadata, "spec": {"devices": devices}})
             spec["resourceClaims"] = [{"name": "devices", "resourceClaimName": name}]
             container["resources"] = {"claims": [{"name": "devices"}]}
@@ -159,8 +185,12 @@ class PodLoad:
             spec["schedulingGates"] = [{"name": kind.gate}]
         if kind.nodes:
             # Of this field Kubernetes takes one value a term.
-            terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in kind.nodes]
-            spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+            terms = [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in kind.nodes
+            ]
+            spec["affinity"] = {
+                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+            }
         await self._create(Pod, {"metadata": metadata, "spec": spec})
 
     async def _create(self, kind: Any, value: dict[str, Any]) -> None:

@@ -61,7 +61,9 @@ class Poisoned:
         """Wait until an object's status, as text, contains what is wanted."""
 
         def matching(items: list[Change[ApiObject]]) -> ApiObject | None:
-            api_objects = [item.value for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)]
+            api_objects = [
+                item.value for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)
+            ]
             return api_objects[-1] if api_objects else None
 
         def is_there(items: list[Change[ApiObject]]) -> bool:
@@ -90,7 +92,14 @@ class Running:
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
         bus = await self._stack.enter_async_context(Bus.session(NatsSettings(url=self._url), name="controller"))
-        runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=self.registry)
+        runtime = Runtime(
+            name="controller",
+            node="central",
+            bus=bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=self.registry,
+        )
         self._task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
         return self
 

@@ -1,8 +1,10 @@
-"""CDI files in the forms that public generators write, each with the names that a device plugin gives, and the device nodes of the host that they speak of.
+"""CDI files in the forms that public generators write, each with the names that a device plugin
+gives, and the device nodes of the host that they speak of.
 
-The forms are facts about the generators (which fields they write, in which file format), retold with few devices: nvidia-ctk 1.17 (NVIDIA/nvidia-container-toolkit,
-pkg/nvcdi), amd-ctk (ROCm/container-toolkit, internal/cdi), Intel's GPU plugin (intel-device-plugins-for-kubernetes, cmd/gpu_plugin/cdi.md), and VFIO groups as
-NVIDIA's sandbox device plugin has them.
+The forms are facts about the generators (which fields they write, in which file format), retold
+with few devices: nvidia-ctk 1.17 (NVIDIA/nvidia-container-toolkit, pkg/nvcdi), amd-ctk
+(ROCm/container-toolkit, internal/cdi), Intel's GPU plugin (intel-device-plugins-for-kubernetes,
+cmd/gpu_plugin/cdi.md), and VFIO groups as NVIDIA's sandbox device plugin has them.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ devices:
     - path: /dev/dxg
   name: all
 kind: nvidia.com/gpu
-"""
+"""  # noqa: E501
 
 _MANAGEMENT = f"""\
 ---
@@ -254,18 +256,27 @@ GENERATORS = {
         nodes={"/dev/dri/renderD128": _RENDER, "/dev/kfd": HostNode(kind="c", major=235, mode=0o660, gid=993)},
     ),
     "Intel": PublicFile(
-        name="intel.com-gpu.yaml", text=_INTEL, device="intel.com/gpu=gpu0", nodes={"/dev/dri/card0": _CARD, "/dev/dri/renderD128": _RENDER}
+        name="intel.com-gpu.yaml",
+        text=_INTEL,
+        device="intel.com/gpu=gpu0",
+        nodes={"/dev/dri/card0": _CARD, "/dev/dri/renderD128": _RENDER},
     ),
     "VFIO group": PublicFile(
         name="pgpu.yaml",
         text=_VFIO,
         device="nvidia.com/pgpu=12",
-        nodes={"/dev/vfio/vfio": HostNode(kind="c", major=10, minor=196), "/dev/vfio/12": HostNode(kind="c", major=511, minor=0)},
+        nodes={
+            "/dev/vfio/vfio": HostNode(kind="c", major=10, minor=196),
+            "/dev/vfio/12": HostNode(kind="c", major=511, minor=0),
+        },
     ),
     "VFIO by iommufd": PublicFile(
         name="pgpu.yaml",
         text=_VFIO,
         device="nvidia.com/pgpu=vfio0",
-        nodes={"/dev/iommu": HostNode(kind="c", major=10, minor=124), "/dev/vfio/devices/vfio0": HostNode(kind="c", major=512, minor=0)},
+        nodes={
+            "/dev/iommu": HostNode(kind="c", major=10, minor=124),
+            "/dev/vfio/devices/vfio0": HostNode(kind="c", major=512, minor=0),
+        },
     ),
 }

@@ -1,7 +1,9 @@
-"""Topobus with hands on this machine's own hardware: exclusive CPUs, and virtual interfaces made for the purpose that are moved into pods.
+"""Topobus with hands on this machine's own hardware: exclusive CPUs, and virtual interfaces made
+for the purpose that are moved into pods.
 
-The interfaces are one end each of veth pairs; the other ends hang on a bridge of the host's, so that a pod can be reached by what it was given. Nothing else of the machine is offered: the
-nic service has an allow-list, and all names made here begin with `tbh`.
+The interfaces are one end each of veth pairs; the other ends hang on a bridge of the host's, so
+that a pod can be reached by what it was given. Nothing else of the machine is offered: the nic
+service has an allow-list, and all names made here begin with `tbh`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Interface:
 
 
 def run_ip(*words: str, pid: int | None = None, on: Sequence[str] = ()) -> str:
-    """Run `ip` on the host, in the network namespace of a process, or on another node by the words that run a command there; gives what it printed.
+    """Run `ip` on the host, in the network namespace of a process, or on another node by the words
+    that run a command there; gives what it printed.
 
     Errors: raises AssertionError with what it said.
     """
@@ -63,7 +66,9 @@ def _parse(text: str) -> dict[str, Interface]:
     interfaces = {}
     for link in json.loads(text or "[]"):
         addresses = [
-            f"{address['local']}/{address['prefixlen']}" for address in link.get("addr_info", ()) if address.get("scope") == "global"
+            f"{address['local']}/{address['prefixlen']}"
+            for address in link.get("addr_info", ())
+            if address.get("scope") == "global"
         ]
         interfaces[link["ifname"]] = Interface(
             name=link["ifname"],
@@ -77,7 +82,9 @@ def _parse(text: str) -> dict[str, Interface]:
 
 def host_interfaces(on: Sequence[str] = ()) -> dict[str, Interface]:
     """Our interfaces on the host, by name."""
-    return {name: interface for name, interface in _parse(run_ip("-j", "addr", on=on)).items() if name.startswith("tbh")}
+    return {
+        name: interface for name, interface in _parse(run_ip("-j", "addr", on=on)).items() if name.startswith("tbh")
+    }
 
 
 def interface_of_process(pid: int) -> dict[str, Interface]:
@@ -87,7 +94,10 @@ def interface_of_process(pid: int) -> dict[str, Interface]:
 
 @contextmanager
 def veth_bench(count: int) -> Iterator[dict[str, Interface]]:
-    """Make a bridge and `count` pairs for the length of a block; gives the ends that may be handed out (`tbh0`, `tbh1`, …) as they are now."""
+    """Make a bridge and `count` pairs for the length of a block.
+
+    Gives the ends that may be handed out (`tbh0`, `tbh1`, …) as they are now.
+    """
     try:
         yield make_bench(count)
     finally:
@@ -115,7 +125,9 @@ def _remove_bench(count: int, on: Sequence[str] = ()) -> None:
 
 
 class HandsInstallation(Processes):
-    """NATS, the node's services and the gateway as processes of this one, on this machine's own hardware, as root."""
+    """NATS, the node's services and the gateway as processes of this one, on this machine's own
+    hardware, as root.
+    """
 
     services = (*_SERVICES, "gateway")
 
@@ -153,7 +165,8 @@ class HandsInstallation(Processes):
 def installed_hands(settings: Mapping[str, str]) -> Iterator[HandsInstallation]:
     """Topobus with hands on the node that the environment names, for the length of a block.
 
-    Errors: fails the tests with one sentence when the cluster cannot be used, or TOPOBUS_CLUSTER_NRI does not name the runtime's socket.
+    Errors: fails the tests with one sentence when the cluster cannot be used, or
+    TOPOBUS_CLUSTER_NRI does not name the runtime's socket.
     """
     kubeconfig, kubelet = Path(os.environ["KUBECONFIG"]), Path(os.environ["TOPOBUS_KUBELET_DIR"])
     node = asyncio.run(Cluster.find_node(kubeconfig, os.environ.get("TOPOBUS_CLUSTER_NODE", "")))

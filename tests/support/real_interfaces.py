@@ -1,4 +1,6 @@
-"""Real interfaces and network namespaces for tests: made by `ip`, named uniquely, removed with the test."""
+"""Real interfaces and network namespaces for tests: made by `ip`, named uniquely, removed with the
+test.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def network_namespace() -> Iterator[str]:
 
 @contextmanager
 def veth_pair(peer_namespace: str, *, peer: str = "peer") -> Iterator[str]:
-    """Make a veth pair, one end here, the other (`peer`) in a namespace, both switched off; the name of this end."""
+    """Make a veth pair, one end here, the other (`peer`) in a namespace, both switched off.
+
+    The name of this end.
+    """
     name = f"tbn{uuid4().hex[:8]}"
     ip("link", "add", name, "type", "veth", "peer", "name", peer, "netns", peer_namespace)
     try:

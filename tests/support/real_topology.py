@@ -1,4 +1,6 @@
-"""A node's topology service in process: the service itself on a test's bus, watched, and made to refuse, wait or forget where a test says so."""
+"""A node's topology service in process: the service itself on a test's bus, watched, and made to
+refuse, wait or forget where a test says so.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from topobus.bus.bus import Bus, Change, Conflict, Written
 from topobus.engine.alignment.planning.node_view import node_view
 from topobus.engine.health.silence import SilenceSettings
 from topobus.formats.messages import catalogue
-from topobus.formats.messages.messages import Adopted, AdoptReply, AdoptRequest, PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.formats.messages.messages import (
+    Adopted,
+    AdoptReply,
+    AdoptRequest,
+    PlaceReply,
+    PlaceRequest,
+    ReleaseReply,
+    ReleaseRequest,
+)
 from topobus.formats.messages.nouns import Ask, State
 from topobus.process.clock import SystemClock
 from topobus.process.readiness import Readiness
@@ -53,7 +63,9 @@ class _ReadyEvent(Readiness):
 
 
 class WatchedTopology(Bus):
-    """The bus of a topology service: notes what the service is asked and what it writes, and may answer in its place or late."""
+    """The bus of a topology service: notes what the service is asked and what it writes, and may
+    answer in its place or late.
+    """
 
     def __init__(
         self,
@@ -105,7 +117,9 @@ class WatchedTopology(Bus):
                     self._heard[state.name] = max(change.revision, self._heard.get(state.name, 0))
                     self._has_heard.notify_all()
 
-    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, **parts: str) -> Written | Conflict:
+    async def compare_and_set(
+        self, state: State[M], value: M, expected_revision: int, **parts: str
+    ) -> Written | Conflict:
         """Write, and remember a ledger that was written."""
         done = await super().compare_and_set(state, value, expected_revision, **parts)
         if isinstance(done, Written) and isinstance(value, Ledger):
@@ -124,19 +138,28 @@ class WatchedTopology(Bus):
         """Answer, and look at each request first."""
         watched = self._watched(ask.name, cast("Callable[[Any], Awaitable[Any]]", handler))
         self._handlers[ask.name] = cast("Callable[[Any], Awaitable[Any]]", handler)
-        await super().answer(ask, cast("Callable[[Q], Awaitable[R]]", watched), concurrency=concurrency, workload=workload, **parts)
+        await super().answer(
+            ask, cast("Callable[[Q], Awaitable[R]]", watched), concurrency=concurrency, workload=workload, **parts
+        )
         if ask.name == catalogue.RELEASE.name:
             # The last one that the service begins to answer.
             self._is_answering.set()
 
     async def start(self) -> None:
-        """Run the service from now on; gives back when it answers and has heard of the machine and its devices.
+        """Run the service from now on.
+
+        Gives back when it answers and has heard of the machine and its devices.
 
         Errors: raises what the service ends with before that.
         """
         readiness = _ReadyEvent()
         runtime = Runtime(
-            name="topology", node=self._node, bus=self, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry()
+            name="topology",
+            node=self._node,
+            bus=self,
+            clock=SystemClock(),
+            readiness=readiness,
+            registry=CollectorRegistry(),
         )
         self._is_answering.clear()
         self._task = asyncio.create_task(serve(self._settings, runtime), name=f"topology-{self._node}")
@@ -162,20 +185,26 @@ class WatchedTopology(Bus):
         await self.stop_answering()
 
     async def lose_ledger(self) -> None:
-        """Hold nothing and remember no operation, as a node does whose store was lost while its topology service was down."""
+        """Hold nothing and remember no operation, as a node does whose store was lost while its
+        topology service was down.
+        """
         await self.stop()
         await self.delete(catalogue.LEDGER, node=self._node)
         await self.start()
 
     async def begin_from(self, older: Ledger) -> None:
-        """Begin from an older ledger, as a node does whose store was put back from a copy while its topology service was down."""
+        """Begin from an older ledger, as a node does whose store was put back from a copy while its
+        topology service was down.
+        """
         await self.stop()
         await self.delete(catalogue.LEDGER, node=self._node)
         await self.put(catalogue.LEDGER, older, node=self._node)
         await self.start()
 
     async def set_prepared(self, owner: Owner, *, is_prepared: bool) -> None:
-        """Do what the gateway does: say that the owner's devices are prepared for a container, or not any more."""
+        """Do what the gateway does: say that the owner's devices are prepared for a container, or
+        not any more.
+        """
         op_id = f"prepared-{is_prepared}-{self.ledger.sequence}"
         if is_prepared:
             (holding,) = self.ledger.allocations[owner.key].holdings
@@ -208,7 +237,9 @@ class WatchedTopology(Bus):
             return None
         self.refuse_next -= 1
         refusal = Refusal(reasons=(Reason(code="test", message="refused by the test"),))
-        return PlaceReply(decision_id=f"d-{request.op_id}", node=self._node, result=refusal, ledger_sequence=self.ledger.sequence)
+        return PlaceReply(
+            decision_id=f"d-{request.op_id}", node=self._node, result=refusal, ledger_sequence=self.ledger.sequence
+        )
 
 
 def _done(request: Any, reply: Any) -> str:
@@ -223,11 +254,20 @@ def _done(request: Any, reply: Any) -> str:
 
 @asynccontextmanager
 async def topology_service(
-    bus: Bus, machine: Machine, inventories: Iterable[Inventory] = (), *, alignment: AlignmentSettings = _SETTINGS.alignment
+    bus: Bus,
+    machine: Machine,
+    inventories: Iterable[Inventory] = (),
+    *,
+    alignment: AlignmentSettings = _SETTINGS.alignment,
 ) -> AsyncIterator[WatchedTopology]:
-    """Run a node's topology service for the length of a block; somebody else publishes what the node has."""
+    """Run a node's topology service for the length of a block.
+
+    Somebody else publishes what the node has.
+    """
     by_class = {inventory.device_class: inventory for inventory in inventories}
-    watched = WatchedTopology(bus, machine.node, node_view(machine, by_class, None, alignment.options(), CpuSet()), alignment=alignment)
+    watched = WatchedTopology(
+        bus, machine.node, node_view(machine, by_class, None, alignment.options(), CpuSet()), alignment=alignment
+    )
     try:
         await watched.start()
         yield watched

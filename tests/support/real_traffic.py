@@ -1,4 +1,6 @@
-"""Real TCP between this machine and a pod on it, measured, and what happens to interfaces meanwhile."""
+"""Real TCP between this machine and a pod on it, measured, and what happens to interfaces
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Rate:
 def measure_rate(*, sender: int | None, receiver: int | None, address: str, interface: str) -> Rate:
     """Send as fast as TCP can for some seconds.
 
-    Shapes: sender, receiver — a process in the network namespace that is meant, None for this one; interface — the receiver's, whose counter is read.
+    Shapes: sender, receiver — a process in the network namespace that is meant, None for this one;
+    interface — the receiver's, whose counter is read.
     """
     listener = _within(receiver, lambda: socket.create_server(("", 0)))
     port = listener.getsockname()[1]
@@ -79,7 +82,10 @@ def _received(pid: int | None, interface: str) -> int:
 
 
 def _within(pid: int | None, function: Callable[[], T]) -> T:
-    """Call a function in a thread that is in a process's network namespace; what it opens is in there, too."""
+    """Call a function in a thread that is in a process's network namespace.
+
+    What it opens is in there, too.
+    """
     if pid is None:
         return function()
     outcome: list[T] = []
@@ -102,7 +108,10 @@ def _within(pid: int | None, function: Callable[[], T]) -> T:
 
 @contextmanager
 def changes_of_interfaces(prefix: str) -> Iterator[list[str]]:
-    """Listen to what the kernel tells of the host's interfaces and addresses; the list has those about names with a prefix when the block has ended."""
+    """Listen to what the kernel tells of the host's interfaces and addresses.
+
+    The list has those about names with a prefix when the block has ended.
+    """
     changes: list[str] = []
     process = subprocess.Popen(["ip", "-o", "monitor", "link", "address"], stdout=subprocess.PIPE, text=True)
     time.sleep(_NEWS_S)

@@ -1,4 +1,6 @@
-"""The relay in the test's own process, and what the hub has in comparison with the node's own server."""
+"""The relay in the test's own process, and what the hub has in comparison with the node's own
+server.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class RunningRelay:
 @asynccontextmanager
 async def relay(pair: LeafPair, *, forget_after_s: float = 0.2) -> AsyncIterator[RunningRelay]:
     """Run a relay on the leaf until the block ends."""
-    settings = RelaySettings(node=NODE, nats=NatsSettings(url=pair.leaf.url), check_s=0.5, retry_s=0.3, forget_after_s=forget_after_s)
+    settings = RelaySettings(
+        node=NODE, nats=NatsSettings(url=pair.leaf.url), check_s=0.5, retry_s=0.3, forget_after_s=forget_after_s
+    )
     readiness, registry = Readiness(), CollectorRegistry()
     async with Bus.session(settings.nats, name="relay") as bus:
         runtime = Runtime(name="relay", node=NODE, bus=bus, clock=SystemClock(), readiness=readiness, registry=registry)
@@ -79,24 +83,34 @@ async def until(condition: Callable[[], bool]) -> None:
 async def states(bus: Bus) -> dict[str, bytes]:
     """Give all states of the node that a server has."""
     return {
-        f"{state.name}/{state.key(**entry.parts)}": encode(entry.value) for state in _STATES for entry in await bus.list(state, node=NODE)
+        f"{state.name}/{state.key(**entry.parts)}": encode(entry.value)
+        for state in _STATES
+        for entry in await bus.list(state, node=NODE)
     }
 
 
 async def revisions(bus: Bus) -> dict[str, int]:
     """Give the sequence of each state of the node that a server has."""
-    return {f"{state.name}/{state.key(**entry.parts)}": entry.revision for state in _STATES for entry in await bus.list(state, node=NODE)}
+    return {
+        f"{state.name}/{state.key(**entry.parts)}": entry.revision
+        for state in _STATES
+        for entry in await bus.list(state, node=NODE)
+    }
 
 
 async def events(bus: Bus) -> dict[str, list[bytes]]:
     """Give all events of the node that a server has, in their order."""
-    return {event.name: [encode(received.value) for received in await bus.last(event, limit=10_000, node=NODE)] for event in _EVENTS}
+    return {
+        event.name: [encode(received.value) for received in await bus.last(event, limit=10_000, node=NODE)]
+        for event in _EVENTS
+    }
 
 
 async def until_equal(hub: Bus, leaf: Bus, *, was_central: bool = False) -> None:
     """Wait until the hub has the node's states, and each of its events once, in their order.
 
-    Shapes: was_central — the hub may have an event of the node's from before, when it was the node's server, and once more from the relay: both have one `ce-id`.
+    Shapes: was_central — the hub may have an event of the node's from before, when it was the
+    node's server, and once more from the relay: both have one `ce-id`.
     """
     got: tuple[dict[str, bytes], dict[str, list[bytes]]] = ({}, {})
     wanted = got
@@ -111,29 +125,48 @@ async def until_equal(hub: Bus, leaf: Bus, *, was_central: bool = False) -> None
                         return
                 await asyncio.sleep(_PAUSE_S)
     except TimeoutError as err:
-        raise AssertionError(f"the hub differs: {_differences(got[0], wanted[0])} {_differences(got[1], wanted[1])}") from err
+        raise AssertionError(
+            f"the hub differs: {_differences(got[0], wanted[0])} {_differences(got[1], wanted[1])}"
+        ) from err
 
 
 def _differences(got: Mapping[str, object], wanted: Mapping[str, object]) -> dict[str, str]:
     """Give what differs with the first 200 characters of where it does."""
     return {
-        name: f"hub: {got_text[max(start - 60, 0) : start + 140]!r}, node: {wanted_text[max(start - 60, 0) : start + 140]!r}"
+        name: f"hub: {got_text[max(start - 60, 0) : start + 140]!r}, node: "
+        f"{wanted_text[max(start - 60, 0) : start + 140]!r}"
         for name in sorted({*got, *wanted})
         if (got_text := str(got.get(name))) != (wanted_text := str(wanted.get(name)))
-        for start in [next((place for place, pair in enumerate(zip(got_text, wanted_text, strict=False)) if pair[0] != pair[1]), 0)]
+        for start in [
+            next(
+                (place for place, pair in enumerate(zip(got_text, wanted_text, strict=False)) if pair[0] != pair[1]), 0
+            )
+        ]
     }
 
 
 def sickness(generation: int, device: str = "gpu-0") -> HealthEvent:
     """Make a health event of the node."""
     return HealthEvent(
-        node=NODE, device_class="gpu", device=device, health=DeviceHealth(), generation=generation, time="2026-01-01T00:00:00Z"
+        node=NODE,
+        device_class="gpu",
+        device=device,
+        health=DeviceHealth(),
+        generation=generation,
+        time="2026-01-01T00:00:00Z",
     )
 
 
 async def tell_sickness(bus: Bus, generation: int, device: str = "gpu-0") -> None:
     """Publish a health event as the gpu service does."""
-    await bus.publish(HEALTH, sickness(generation, device), event_id=f"{device}-{generation}", node=NODE, device_class="gpu", device=device)
+    await bus.publish(
+        HEALTH,
+        sickness(generation, device),
+        event_id=f"{device}-{generation}",
+        node=NODE,
+        device_class="gpu",
+        device=device,
+    )
 
 
 async def first_events(bus: Bus, count: int) -> list[int]:

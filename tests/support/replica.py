@@ -1,4 +1,6 @@
-"""One replica of the stand-alone controller without its loop: tests show it objects, and run its reconcilers round by round."""
+"""One replica of the stand-alone controller without its loop: tests show it objects, and run its
+reconcilers round by round.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 async def start_node(bus: Bus, topologies: AsyncExitStack) -> tuple[WatchedTopology, StandaloneState]:
-    """Run the topology service of a node of eight GPUs; gives it with a replica's copy that knows the node."""
+    """Run the topology service of a node of eight GPUs.
+
+    Gives it with a replica's copy that knows the node.
+    """
     machine, inventories = dgx_facts()
     topology = await topologies.enter_async_context(real_topology(bus, machine, [inventories["gpu"]]))
     state = StandaloneState()
@@ -46,7 +51,14 @@ async def start_node(bus: Bus, topologies: AsyncExitStack) -> tuple[WatchedTopol
 
 def runtime_on(bus: Bus) -> Runtime:
     """Give a replica's runtime on a bus."""
-    return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+    return Runtime(
+        name="controller",
+        node="central",
+        bus=bus,
+        clock=SystemClock(),
+        readiness=Readiness(),
+        registry=CollectorRegistry(),
+    )
 
 
 def queue_on(runtime: Runtime) -> WorkQueue:
@@ -66,9 +78,20 @@ def claims_of(
     """Give a replica's reconciler of claims, put together as the service does."""
     settings = ControllerSettings()
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
-    deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
+    deallocation = ClaimDeallocation(
+        runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics
+    )
     return ClaimReconciler(
-        settings, runtime, state, allocator, consumers, metrics, ledgers, deallocation, queue or queue_on(runtime), turns=turns
+        settings,
+        runtime,
+        state,
+        allocator,
+        consumers,
+        metrics,
+        ledgers,
+        deallocation,
+        queue or queue_on(runtime),
+        turns=turns,
     )
 
 

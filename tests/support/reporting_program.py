@@ -1,4 +1,6 @@
-"""A program that reports what it was started with, or ends in the way that its first argument names: for tests of how programs are started."""
+"""A program that reports what it was started with, or ends in the way that its first argument
+names: for tests of how programs are started.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def main(arguments: list[str]) -> None:
         case "raise":
             raise ValueError("a defect")
         case "late":
-            # What an interpreter does after the last line of a program: other threads end, then the functions of atexit.
+            # What an interpreter does after the last line of a program: other threads
+            # end, then the functions of atexit.
             atexit.register(sys.stdout.write, "at exit\n")
             threading.Thread(target=lambda: (time.sleep(0.05), sys.stdout.write("thread\n"))).start()
         case "full":

@@ -1,4 +1,6 @@
-"""Services of Topobus as real processes on a real nats-server: started, asked, signalled, and gone afterwards."""
+"""Services of Topobus as real processes on a real nats-server: started, asked, signalled, and gone
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import free_port
 
 NODE = "demo-node"
-# A test waits for events; this only ends one that waits for what never comes, however loaded the machine is.
+# A test waits for events; this only ends one that waits for what never comes,
+# however loaded the machine is.
 LIMIT_S = 90.0
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 
@@ -44,7 +47,9 @@ class Service:
                     pass
                 self._news.notify_all()
 
-    async def logged(self, event: str, *, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+    async def logged(
+        self, event: str, *, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda _: True
+    ) -> dict[str, Any]:
         """Wait until an event has been logged so often; the last of these lines."""
 
         def matching() -> list[dict[str, Any]]:
@@ -138,12 +143,18 @@ def gateway_settings(folder: Path) -> dict[str, str]:
 async def all_services(
     url: str, folder: Path, *, order: tuple[str, ...] = SERVICES, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Service]]:
-    """Run all eight (or those named) on the recorded demo machine below a folder; not necessarily ready yet."""
+    """Run all eight (or those named) on the recorded demo machine below a folder.
+
+    Not necessarily ready yet.
+    """
     root = folder / "machine"
     if not root.exists():
         build("dgx", root)
     async with AsyncExitStack() as stack:
-        yield {name: await stack.enter_async_context(service(name, url, settings or system_settings(folder))) for name in order}
+        yield {
+            name: await stack.enter_async_context(service(name, url, settings or system_settings(folder)))
+            for name in order
+        }
 
 
 def system_settings(folder: Path) -> dict[str, str]:

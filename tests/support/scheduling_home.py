@@ -48,11 +48,18 @@ class Place:
             stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}-{self._made}", now=NOW)
             await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
 
-    async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool], timeout_s: float = 60) -> ApiObject | None:
-        """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
+    async def until(
+        self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool], timeout_s: float = 60
+    ) -> ApiObject | None:
+        """Wait until the newest version of an object satisfies the test.
+
+        None stands for a deleted one.
+        """
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
-            changes = [change for change in items if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)]
+            changes = [
+                change for change in items if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)
+            ]
             return bool(changes), changes[-1].value if changes else None
 
         await self.objects.until(lambda items: newest(items)[0] and is_enough(newest(items)[1]), timeout_s=timeout_s)
@@ -60,13 +67,17 @@ class Place:
 
     async def scheduled(self, name: str) -> str:
         """Wait until a pod has its node."""
-        api_object = await self.until("pod", name, lambda value: value is not None and condition(value).get("status") == "True")
+        api_object = await self.until(
+            "pod", name, lambda value: value is not None and condition(value).get("status") == "True"
+        )
         assert api_object is not None
         return str(api_object.spec["nodeName"])
 
     async def until_reason(self, kind: str, name: str, reason: str) -> str:
         """Wait until an object has a condition with this reason; gives the message."""
-        api_object = await self.until(kind, name, lambda value: value is not None and condition(value).get("reason") == reason)
+        api_object = await self.until(
+            kind, name, lambda value: value is not None and condition(value).get("reason") == reason
+        )
         assert api_object is not None
         return str(condition(api_object)["message"])
 
@@ -84,7 +95,9 @@ class Place:
             if marked is None:
                 if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
                     continue
-            elif isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
+            elif isinstance(
+                await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict
+            ):
                 continue
             return
 
@@ -92,7 +105,9 @@ class Place:
         """List what a node's ledger holds: owner to GPUs."""
         allocations = self.nodes[node].ledger.allocations
         return {
-            key.rpartition("/")[0]: sorted(name for holding in allocation.holdings for name in holding.devices.get("gpu", ()))
+            key.rpartition("/")[0]: sorted(
+                name for holding in allocation.holdings for name in holding.devices.get("gpu", ())
+            )
             for key, allocation in sorted(allocations.items())
         }
 
@@ -140,11 +155,19 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.to
 
 @asynccontextmanager
 async def controller(url: str, settings: ControllerSettings = SETTINGS, *, step: int = 0) -> AsyncIterator[Fates]:
-    """Run one replica; with a step it dies before its write or ask of that number, and its fates say that it did."""
+    """Run one replica.
+
+    With a step it dies before its write or ask of that number, and its fates say that it did.
+    """
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal_bus(real, step, is_done=False) if step else real
         runtime = Runtime(
-            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+            name="controller",
+            node="central",
+            bus=bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
         )
         task = asyncio.create_task(serve(settings, runtime))
         try:

@@ -1,4 +1,5 @@
-"""A hub and the nats-servers of several nodes behind it, with the rendered configurations and their users: the shape in which nodes need not trust each other.
+"""A hub and the nats-servers of several nodes behind it, with the rendered configurations and their
+users: the shape in which nodes need not trust each other.
 
 The password of a user is its name, as in `support.account_nats`.
 """
@@ -57,13 +58,17 @@ class HubAndLeaves:
 
     def linked(self) -> list[dict[str, Any]]:
         """List the leaves that the hub has now, with their names and accounts."""
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{self._monitor_port}/leafz") as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            f"http://127.0.0.1:{self._monitor_port}/leafz"
+        ) as answer:
             leaves: list[dict[str, Any]] = json.load(answer).get("leafs") or []
             return leaves
 
 
 def foreign_leaf(binary: Path, url: str) -> NatsServer:
-    """Make a server that somebody else set up as a leaf: no users, nothing denied, all that its clients say goes to the hub if that lets it."""
+    """Make a server that somebody else set up as a leaf: no users, nothing denied, all that its
+    clients say goes to the hub if that lets it.
+    """
     return NatsServer(
         binary=binary,
         parent=cheap_folder(),
@@ -72,8 +77,12 @@ def foreign_leaf(binary: Path, url: str) -> NatsServer:
 
 
 @asynccontextmanager
-async def secured_leaves(binary: Path, *, nodes: Sequence[str], behind: Sequence[str] | None = None) -> AsyncIterator[HubAndLeaves]:
-    """Run a hub with a user for each node, and the servers of those `behind` it (default: of all nodes), until the block ends."""
+async def secured_leaves(
+    binary: Path, *, nodes: Sequence[str], behind: Sequence[str] | None = None
+) -> AsyncIterator[HubAndLeaves]:
+    """Run a hub with a user for each node, and the servers of those `behind` it (default: of all
+    nodes), until the block ends.
+    """
     version = max(version_of(binary), (2, 10))
     ports: list[int] = []
     while len(ports) < 2:
@@ -82,15 +91,23 @@ async def secured_leaves(binary: Path, *, nodes: Sequence[str], behind: Sequence
     described = accounts(Shape.HUB, nodes=nodes)
     hub_text = render_hub(version, users=_USERS).replace('"0.0.0.0:7422"', f'"127.0.0.1:{link_port}"')
     hub = UsersServer(
-        binary=binary, text=f'{hub_text}  http: "127.0.0.1:{monitor_port}"\n', environment={"TOPOBUS_HUB_NAME": "hub"}, described=described
+        binary=binary,
+        text=f'{hub_text}  http: "127.0.0.1:{monitor_port}"\n',
+        environment={"TOPOBUS_HUB_NAME": "hub"},
+        described=described,
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(hub)
         shape = HubAndLeaves(AccountNats(hub, described, {"": "core"}), {}, link_port, monitor_port)
         for node in nodes if behind is None else behind:
             own = accounts(Shape.LEAF, nodes=[node])
-            environment = {"TOPOBUS_LEAF_DOMAIN": domain_of(node), "TOPOBUS_LEAF_HUB_URL": shape.link_url(f"leaf-{to_token(node)}")}
-            leaf = UsersServer(binary=binary, text=render_leaf(version, users=_USERS), environment=environment, described=own)
+            environment = {
+                "TOPOBUS_LEAF_DOMAIN": domain_of(node),
+                "TOPOBUS_LEAF_HUB_URL": shape.link_url(f"leaf-{to_token(node)}"),
+            }
+            leaf = UsersServer(
+                binary=binary, text=render_leaf(version, users=_USERS), environment=environment, described=own
+            )
             await stack.enter_async_context(leaf)
             shape.leaves[node] = AccountNats(leaf, own, ZONES, provisioner="topology")
         yield shape

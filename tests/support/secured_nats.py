@@ -1,6 +1,8 @@
-"""A real nats-server under the shipped permission file: honest services by our own bus, attackers by a bare client, each as any principal.
+"""A real nats-server under the shipped permission file: honest services by our own bus, attackers
+by a bare client, each as any principal.
 
-The password of a principal is its name. An attacker's client is nats-py's own: it does what it is told, and its rights are the only limit.
+The password of a principal is its name. An attacker's client is nats-py's own: it does what it is
+told, and its rights are the only limit.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _LIMIT_S = 30.0
 
 
 class Attacker:
-    """Somebody with the credential of one principal and a client that does whatever the server lets it."""
+    """Somebody with the credential of one principal and a client that does whatever the server lets
+    it.
+    """
 
     def __init__(self, principal: str, client: Client) -> None:
         self.principal = principal
@@ -42,7 +46,9 @@ class Attacker:
         self.denials: list[str] = []
         """What the server said to what it did not let us do."""
 
-    async def send(self, subject: str, data: bytes = b"", *, headers: dict[str, str] | None = None, reply: str = "") -> None:
+    async def send(
+        self, subject: str, data: bytes = b"", *, headers: dict[str, str] | None = None, reply: str = ""
+    ) -> None:
         """Send, and wait until the server has seen it; a denial is in `denials` then."""
         await self.client.publish(subject, data, headers=headers, reply=reply)
         await self.barrier()
@@ -58,21 +64,34 @@ class Attacker:
         await echo.unsubscribe()
 
     async def ask(self, subject: str, data: bytes = b"", *, headers: dict[str, str] | None = None) -> Msg:
-        """Send a request and give its answer, which comes where its answerer may publish; TimeoutError when none comes, as after a denial."""
+        """Send a request and give its answer, which comes where its answerer may publish.
+
+        TimeoutError when none comes, as after a denial.
+        """
         answerer = next(
-            (answerer_of(ask, subject.rpartition(".")[2]) for ask in ASKS if subject.startswith(f"{PREFIX}.{ask.name}.")), SERVER
+            (
+                answerer_of(ask, subject.rpartition(".")[2])
+                for ask in ASKS
+                if subject.startswith(f"{PREFIX}.{ask.name}.")
+            ),
+            SERVER,
         )
-        inbox = await self.client.subscribe(f"{inbox_branch(connection_name(self.principal), answerer)}.{self.client.new_inbox()[-22:]}")
+        inbox = await self.client.subscribe(
+            f"{inbox_branch(connection_name(self.principal), answerer)}.{self.client.new_inbox()[-22:]}"
+        )
         await self.client.publish(subject, data, headers=headers, reply=inbox.subject)
         try:
             return await inbox.next_msg(_LIMIT_S)
         finally:
             await inbox.unsubscribe()
 
-    async def deliver(self, stream: str, filter_subject: str, deliver_subject: str, *, deliver_group: str = "") -> bytes:
-        """Make the server deliver all stored messages to a subject of our choice, by a push consumer; gives the server's answer (JSON).
+    async def deliver(
+        self, stream: str, filter_subject: str, deliver_subject: str, *, deliver_group: str = ""
+    ) -> bytes:
+        """Make the server deliver all stored messages to a subject of our choice, by a push
+        consumer.
 
-        `deliver_group` reaches those who listen in a queue group.
+        Gives the server's answer (JSON). `deliver_group` reaches those who listen in a queue group.
         """
         config = {
             "name": "attack",
@@ -106,10 +125,14 @@ class SecuredNats:
 
     def settings(self, principal: str, *, timeout_s: float = 5.0) -> NatsSettings:
         """Give the settings of a principal's connection."""
-        return NatsSettings(url=self.url, user=principal, password_file=str(self.password_file(principal)), timeout_s=timeout_s)
+        return NatsSettings(
+            url=self.url, user=principal, password_file=str(self.password_file(principal)), timeout_s=timeout_s
+        )
 
     def environment(self) -> dict[str, str]:
-        """Give the variables by which each service's process comes as its own principal (`support.running.all_services(settings=…)`)."""
+        """Give the variables by which each service's process comes as its own principal
+        (`support.running.all_services(settings=…)`).
+        """
         variables = {}
         for principal in PRINCIPALS:
             variables[f"TOPOBUS_{principal.upper()}__NATS__USER"] = principal
@@ -129,7 +152,9 @@ class SecuredNats:
     ) -> AsyncIterator[Bus]:
         """Connect our own bus as a principal, under the name that its process has."""
         settings = self.settings(principal, timeout_s=timeout_s)
-        bus = await Bus.connect(settings, name=connection_name(principal), clock=clock, registry=registry, readiness=readiness)
+        bus = await Bus.connect(
+            settings, name=connection_name(principal), clock=clock, registry=registry, readiness=readiness
+        )
         try:
             yield bus
         finally:
@@ -162,16 +187,21 @@ class SecuredNats:
 
 
 def password_variable(principal: str) -> str:
-    """Name the variable of the server's environment from which the permission file takes a principal's password."""
+    """Name the variable of the server's environment from which the permission file takes a
+    principal's password.
+    """
     return f"TOPOBUS_{principal.upper()}_PASSWORD"
 
 
 @asynccontextmanager
-async def secured_nats(folder: Path, *, binary: Path | None = None, permissions: str = "", more: str = "") -> AsyncIterator[SecuredNats]:
-    """Run a server with the shipped permissions until the block ends; its streams are made, as the controller makes them in an installation.
+async def secured_nats(
+    folder: Path, *, binary: Path | None = None, permissions: str = "", more: str = ""
+) -> AsyncIterator[SecuredNats]:
+    """Run a server with the shipped permissions until the block ends.
 
-    `folder` takes the password files. `permissions` replaces the shipped file (`render_permissions(may_create=False)`, rights of one node), and then
-    nothing is made; `more` is further server configuration.
+    Its streams are made, as the controller makes them in an installation. `folder` takes the
+    password files. `permissions` replaces the shipped file (`render_permissions(may_create=False)`,
+    rights of one node), and then nothing is made; `more` is further server configuration.
     """
     for principal in PRINCIPALS:
         (folder / principal).write_text(principal, encoding="utf-8")

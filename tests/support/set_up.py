@@ -1,4 +1,6 @@
-"""Says in one sentence that a virtual environment is not what the project wants, where a test would else fail obscurely: without a driver, or in the middle of an import."""
+"""Says in one sentence that a virtual environment is not what the project wants, where a test would
+else fail obscurely: without a driver, or in the middle of an import.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +27,8 @@ def why_not_set_up(installed: frozenset[str] | None = None, *, package: str = "p
     missing = [f"driver {name}" for name in wanted if name not in there]
     if importlib.util.find_spec(package) is None:
         missing.append(f"package {package}")
-    return f"this virtual environment lacks {', '.join(missing)}: it was made before they were; run `make setup`" if missing else ""
+    return (
+        f"this virtual environment lacks {', '.join(missing)}: it was made before they were; run `make setup`"
+        if missing
+        else ""
+    )

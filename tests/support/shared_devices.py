@@ -22,7 +22,9 @@ RESOURCE = "topobus.dev/gpu-shared"
 def shared_gpus(
     *names: str, replicas: int = 4, policy: Literal["spread", "pack"] = "spread", refuses_many: bool = True
 ) -> tuple[Device, ...]:
-    """GPUs of 80 GiB on one NUMA node (kubelet chooses the node before anybody is asked for a preference), shared as the setting has it."""
+    """GPUs of 80 GiB on one NUMA node (kubelet chooses the node before anybody is asked for a
+    preference), shared as the setting has it.
+    """
     pool = SharedPool(
         name="gpu-shared",
         where=(Condition(field="name", glob="gpu-*"),),
@@ -31,13 +33,17 @@ def shared_gpus(
         refuses_many=refuses_many,
     )
     whole = [
-        structs.replace(device(name, 0), pool="gpu-shared", uuid=f"GPU-{name[-1] * 8}", capacity={"memory": 80 * GIB}) for name in names
+        structs.replace(device(name, 0), pool="gpu-shared", uuid=f"GPU-{name[-1] * 8}", capacity={"memory": 80 * GIB})
+        for name in names
     ]
     return with_sharing(whole, [pool])
 
 
 def share_claim(name: str, gpu: str, **amounts: str) -> ApiObject:
-    """A claim that has a share of a GPU; what it does not name is what a claim gets that names nothing."""
+    """A claim that has a share of a GPU.
+
+    What it does not name is what a claim gets that names nothing.
+    """
     consumed = {"memory": "20Gi", "shares": "1"} | amounts
     result: dict[str, Any] = {
         "request": "r",

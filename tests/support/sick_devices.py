@@ -1,4 +1,6 @@
-"""A node whose devices get sick: device services on a recorded machine, with all that tells of it around them: a stream, metrics, kubelet and an API server."""
+"""A node whose devices get sick: device services on a recorded machine, with all that tells of it
+around them: a stream, metrics, kubelet and an API server.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is told of each device, by its name; healthy ones of which nothing was told are not there."""
+    """What is told of each device, by its name.
+
+    Healthy ones of which nothing was told are not there.
+    """
 
     events: dict[str, tuple[str, HealthState]]
     """Reason and state of what decided in a device's first event after all was well."""
@@ -66,14 +71,20 @@ class SickNode:
     _has_heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self) -> None:
-        """Note all events of the class, until cancelled. Begun before anything gets sick: a late listener hears the newest event of each device alone."""
+        """Note all events of the class, until cancelled.
+
+        Begun before anything gets sick: a late listener hears the
+        newest event of each device alone.
+        """
         async for received in self.rig.bus.follow(HEALTH, node=NODE, device_class=self.device_class):
             async with self._has_heard:
                 self._events.setdefault(received.value.device, []).append(received.value)
                 self._has_heard.notify_all()
 
     async def inventory_of(self, count: int) -> Sequence[Device]:
-        """Wait until all devices are there and well, here and at kubelet and in slices, and remember how many events they had."""
+        """Wait until all devices are there and well, here and at kubelet and in slices, and
+        remember how many events they had.
+        """
         async with asyncio.timeout(_LIMIT_S):
             async for change in self.rig.bus.watch(INVENTORY, node=NODE, device_class=self.device_class):
                 if change.value is not None and _all_are_well(change.value, count):
@@ -89,11 +100,15 @@ class SickNode:
         return change.value.devices
 
     async def outputs(self, reasons: Mapping[str, str], kept_back: Mapping[str, str]) -> Outputs:
-        """Wait until everything tells of these devices, and give what is told of all devices by then.
+        """Wait until everything tells of these devices, and give what is told of all devices by
+        then.
 
-        Shapes: reasons — by device, what its events have to name before the looking ends; kept_back — by device, what kubelet is to say of it.
+        Shapes: reasons — by device, what its events have to name before the looking ends; kept_back
+        — by device, what kubelet is to say of it.
         """
-        await self._until_heard(lambda: all(any(_names(event, reason) for event in self._new(name)) for name, reason in reasons.items()))
+        await self._until_heard(
+            lambda: all(any(_names(event, reason) for event in self._new(name)) for name, reason in reasons.items())
+        )
         driver, resource = f"{self.device_class}.topobus.dev", f"topobus.dev/{self.device_class}"
         for name, state in kept_back.items():
             await self.rig.kubelet.wait_for_health(driver, NODE, name, state)
@@ -103,7 +118,9 @@ class SickNode:
         return Outputs(
             events=self._told(reasons),
             pod_status={name: state for name, state in health.items() if state != "Healthy"},
-            unlisted=frozenset(name for name, device in self.rig.kubelet.devices(resource).items() if not device.is_healthy),
+            unlisted=frozenset(
+                name for name, device in self.rig.kubelet.devices(resource).items() if not device.is_healthy
+            ),
             tainted=frozenset(self._tainted()),
         )
 
@@ -113,12 +130,17 @@ class SickNode:
         return next(filter(wanted, self._events[device]))
 
     async def counts(self, wanted: Mapping[tuple[str, HealthState], int]) -> dict[tuple[str, HealthState], int]:
-        """Give how many events the service's metric has of these reasons and states, as soon as it has as many as wanted: it counts what was published a moment after."""
+        """Give how many events the service's metric has of these reasons and states, as soon as it
+        has as many as wanted: it counts what was published a moment after.
+        """
         name = "topobus_device_health_events_total"
         async with asyncio.timeout(_LIMIT_S):
             while True:
                 samples = {
-                    sign: self.metrics.get_sample_value(name, {"class": self.device_class, "reason": sign[0], "state": str(sign[1])}) or 0.0
+                    sign: self.metrics.get_sample_value(
+                        name, {"class": self.device_class, "reason": sign[0], "state": str(sign[1])}
+                    )
+                    or 0.0
                     for sign in wanted
                 }
                 if all(samples[sign] >= count for sign, count in wanted.items()):
@@ -130,7 +152,8 @@ class SickNode:
         first_signs: dict[str, tuple[str, HealthState]] = {}
         for name in self._first:
             events = self._new(name)
-            # A card that leaves the bus is said to have left before a look for devices says what is missing of it.
+            # A card that leaves the bus is said to have left before a look for
+            # devices says what is missing of it.
             naming = [event for event in events if name in reasons and _names(event, reasons[name])] or events
             if naming and naming[0].health.worst is not None:
                 first_signs[name] = (naming[0].health.worst.reason, naming[0].health.worst.state)
@@ -165,7 +188,8 @@ async def sick_node(
     hold_s: float = 3600.0,
     cleaning: CleaningSettings | None = None,
 ) -> AsyncIterator[SickNode]:
-    """Run the service of one class, with its drivers, on the machine below `root`, and a gateway with kubelet and an API server beside it.
+    """Run the service of one class, with its drivers, on the machine below `root`, and a gateway
+    with kubelet and an API server beside it.
 
     With the default `hold_s` no device heals within a test.
     """
@@ -178,9 +202,13 @@ async def sick_node(
         machine = msgspec.structs.replace(read_machine(Tree(hardware), NODE), generation=2)
         await rig.bus.put(MACHINE, machine, node=NODE)
         cluster = ClusterSettings(
-            mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(folder / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
+            mode="kubeconfig",
+            kubeconfig=str(server.write_kubeconfig(folder / "kubeconfig")),
+            retry_s=0.05,
+            publish_delay_s=0.01,
         )
-        # Kubelet's lists are one of the roads: CPUs are in them only where the settings name their class.
+        # Kubelet's lists are one of the roads: CPUs are in them only where
+        # the settings name their class.
         rig.settings = msgspec.structs.replace(rig.settings, cluster=cluster, exposure={"cpu": "both"})
         node = SickNode(rig=rig, server=server, device_class=device_class)
         await stack.enter_async_context(rig.kubelet)
@@ -194,7 +222,9 @@ async def sick_node(
             cleaning=cleaning or CleaningSettings(),
         )
         bus = await stack.enter_async_context(Bus.session(NatsSettings(url=url), name=device_class))
-        runtime = Runtime(name=device_class, node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=node.metrics)
+        runtime = Runtime(
+            name=device_class, node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=node.metrics
+        )
         task = asyncio.create_task(serve_devices(settings, runtime, device_class, registry=registry))
         listening = asyncio.create_task(node.listen())
         try:
@@ -207,7 +237,9 @@ async def sick_node(
 
 
 def _all_are_well(inventory: Inventory, count: int) -> bool:
-    return len(inventory.devices) == count and all(device.health.state is HealthState.HEALTHY for device in inventory.devices)
+    return len(inventory.devices) == count and all(
+        device.health.state is HealthState.HEALTHY for device in inventory.devices
+    )
 
 
 def _names(event: HealthEvent, reason: str) -> bool:

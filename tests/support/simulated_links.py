@@ -1,8 +1,13 @@
-"""A host whose interfaces are cards, with pods' namespaces: netlink and sysfs as a real kernel shows them for hardware, which no test machine has.
+"""A host whose interfaces are cards, with pods' namespaces: netlink and sysfs as a real kernel
+shows them for hardware, which no test machine has.
 
-It does what was seen on Linux 6.12 with igb and igbvf: the permanent address of a virtual function changes with each reset of it (its hardware address or MTU is changed, it is moved, the
-physical function gives it an address), and after the latter it takes no address before it was up and down; hardware of a namespace that ends comes to the host under the pod's name; with a card that leaves the bus its interfaces end wherever they are,
-and a device that comes anew has another folder in sysfs. Addresses and routes are not simulated: those of real namespaces are tested in tests/integration/nic.
+It does what was seen on Linux 6.12 with igb and igbvf: the permanent address of a virtual
+function changes with each reset of it (its hardware address or MTU is changed, it is moved, the
+physical function gives it an address), and after the latter it takes no address before it was up
+and down; hardware of a namespace that ends comes to the host under the pod's name; with a card
+that leaves the bus its interfaces end wherever they are, and a device that comes anew has
+another folder in sysfs. Addresses and routes are not simulated: those of real namespaces are
+tested in tests/integration/nic.
 """
 
 from __future__ import annotations
@@ -99,7 +104,8 @@ class SimulatedHost:
         for links in self.namespaces.values():
             for index in [index for index, link in links.items() if link["parent_dev_name"] == pci]:
                 del links[index]
-        # The folder is kept out of sight: a file system gives an inode that is free to the next one, sysfs does not.
+        # The folder is kept out of sight: a file system gives an inode that is free
+        # to the next one, sysfs does not.
         folder = self.root / "sys/bus/pci/devices" / pci
         (self.root / "gone").mkdir(exist_ok=True)
         folder.rename(self.root / "gone" / f"{pci}-{next(self._addresses)}")
@@ -114,17 +120,25 @@ class SimulatedHost:
         folder.rmdir()
 
     def end_pod(self, *, is_finished: bool = True) -> None:
-        """End the pod's namespace: hardware comes to the host under the pod's name, in a moment where it is not finished; virtual interfaces end."""
+        """End the pod's namespace: hardware comes to the host under the pod's name, in a moment
+        where it is not finished; virtual interfaces end.
+        """
         links = self.namespaces.pop(POD)
         if is_finished:
             self.namespaces[_HOST] |= {index: link for index, link in links.items() if link["parent_dev_name"]}
 
     def reboot(self) -> None:
-        """Begin anew: another boot id, no pods, and indices from the start; what is on the bus comes by `add`."""
+        """Begin anew: another boot id, no pods, and indices from the start.
+
+        What is on the bus comes by `add`.
+        """
         self.namespaces = {_HOST: {}, POD: {}}
         self._indices = count(2)
         (self.root / "sys/bus").rename(self.root / f"bus-{next(self._addresses)}")
-        write(self.root, {"sys/bus/pci/devices/.keep": "", "proc/sys/kernel/random/boot_id": f"boot-{next(self._boots)}\n"})
+        write(
+            self.root,
+            {"sys/bus/pci/devices/.keep": "", "proc/sys/kernel/random/boot_id": f"boot-{next(self._boots)}\n"},
+        )
 
     def link(self, name: str, namespace: str = _HOST) -> dict[str, Any] | None:
         """An interface by its name."""
@@ -189,9 +203,15 @@ class _Socket:
 
     def addr(self, *_: Any, **__: Any) -> None: ...
 
-    def link(self, verb: str, *, index: int = 0, ifname: str = "", altname: Any = (), ext_mask: int = 0, **wanted: Any) -> list[Any]:
+    def link(
+        self, verb: str, *, index: int = 0, ifname: str = "", altname: Any = (), ext_mask: int = 0, **wanted: Any
+    ) -> list[Any]:
         if verb == "get":
-            links = [each for each in self._links.values() if (each["index"] == index if index else ifname in self._names(each))]
+            links = [
+                each
+                for each in self._links.values()
+                if (each["index"] == index if index else ifname in self._names(each))
+            ]
             if not links:
                 raise NetlinkError(errno.ENODEV, "No such device")
             if ext_mask and self._host.functions.states and links[0]["ifname"] == "ens1":
@@ -209,7 +229,9 @@ class _Socket:
             self._set(link, ifname=ifname, **wanted)
         return []
 
-    def _set(self, link: dict[str, Any], *, ifname: str, net_ns_fd: int | None = None, state: str = "", **fields: Any) -> None:
+    def _set(
+        self, link: dict[str, Any], *, ifname: str, net_ns_fd: int | None = None, state: str = "", **fields: Any
+    ) -> None:
         if "address" in fields and link["awaits_reset"]:
             raise NetlinkError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
         if state == "down" and link["flags"]:
@@ -249,7 +271,9 @@ class _Socket:
 
 @contextmanager
 def simulated_host(root: Path) -> Iterator[SimulatedHost]:
-    """Have hand-overs work on a simulated machine: `ens1` (0000:21:00.0) with a virtual function `ens1v0`, and `ens2` (0000:63:00.0)."""
+    """Have hand-overs work on a simulated machine: `ens1` (0000:21:00.0) with a virtual function
+    `ens1v0`, and `ens2` (0000:63:00.0).
+    """
     host = SimulatedHost(root)
     add_card(host)
     with ExitStack() as stack:

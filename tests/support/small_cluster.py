@@ -1,8 +1,11 @@
-"""The API server simulator and the kubelet simulator as one small cluster, with as much scheduler and node agent between them as the cluster suite needs.
+"""The API server simulator and the kubelet simulator as one small cluster, with as much scheduler
+and node agent between them as the cluster suite needs.
 
     python small_cluster.py KUBELET_DIR KUBECONFIG
 
-SIGUSR1 restarts kubelet. SIGUSR2 lets it wait no longer for drivers that are away: whoever takes Topobus off the node sends it. `nobody` beside KUBECONFIG is a user's without rights. It proves nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
+SIGUSR1 restarts kubelet. SIGUSR2 lets it wait no longer for drivers that are away: whoever takes
+Topobus off the node sends it. `nobody` beside KUBECONFIG is a user's without rights. It proves
+nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from topobus.values.view import AlignmentOptions
 
 NODE = "small-node"
 _LOOK_S = 0.05
-# kubelet 1.36 repeats by itself what failed for a pod after 60 to 90 s (measured, ADR 21); sooner only when the pod itself changes.
+# kubelet 1.36 repeats by itself what failed for a pod after 60 to 90 s (measured, ADR 21); sooner
+# only when the pod itself changes.
 _REPEAT_S = 60.0
 _DRIVER = re.compile(r'device\.driver == "([^"]+)"')
 Value = dict[str, Any]
@@ -46,7 +50,8 @@ class SmallCluster:
         # What was only begun has to be undone as well.
         self._tried: dict[str, Pod] = {}
         self._failed: dict[str, tuple[float, Value]] = {}
-        """Pods that could not start, by uid: when the last try ended, and what of the pod kubelet had seen before it."""
+        """Pods that could not start, by uid: when the last try ended, and what of the pod kubelet
+        had seen before it."""
         self.wants_restart = False
 
     async def run(self) -> None:
@@ -96,7 +101,9 @@ class SmallCluster:
             self._say(pod, {"phase": "Running", "containerStatuses": self._health(pod, self._admitted[uid])})
 
     def _is_due(self, pod: Value) -> bool:
-        """Whether kubelet looks at a pod now that does not run: it is new to it, was changed since, or its turn has come."""
+        """Whether kubelet looks at a pod now that does not run: it is new to it, was changed since,
+        or its turn has come.
+        """
         ended_s, seen = self._failed.get(pod["metadata"]["uid"], (0.0, None))
         return seen != _what_kubelet_watches(pod) or asyncio.get_running_loop().time() - ended_s >= _REPEAT_S
 
@@ -129,7 +136,10 @@ class SmallCluster:
         return all(self._allocate(name, pod) for name in _claim_names(pod))
 
     def _allocate(self, name: str, pod: Value) -> bool:
-        claims = {resource_claim["metadata"]["name"]: resource_claim for resource_claim in self._server.objects("ResourceClaim")}
+        claims = {
+            resource_claim["metadata"]["name"]: resource_claim
+            for resource_claim in self._server.objects("ResourceClaim")
+        }
         claim = claims.get(name)
         if claim is None:
             return False
@@ -140,16 +150,24 @@ class SmallCluster:
                 return False
             status = {**status, "allocation": {"devices": {"results": results}}}
         metadata = pod["metadata"]
-        reserved = [*(status.get("reservedFor") or ()), {"resource": "pods", "name": metadata["name"], "uid": metadata["uid"]}]
+        reserved = [
+            *(status.get("reservedFor") or ()),
+            {"resource": "pods", "name": metadata["name"], "uid": metadata["uid"]},
+        ]
         self._server.put({**claim, "status": {**status, "reservedFor": reserved}})
         return True
 
     def _choose(self, claim: Value, claims: Any) -> list[Value] | None:
-        classes = {device_class["metadata"]["name"]: str(device_class["spec"]) for device_class in self._server.objects("DeviceClass")}
+        classes = {
+            device_class["metadata"]["name"]: str(device_class["spec"])
+            for device_class in self._server.objects("DeviceClass")
+        }
         taken = {
             (result["driver"], result["device"])
             for each_claim in claims
-            for result in ((each_claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results", ())
+            for result in ((each_claim.get("status") or {}).get("allocation") or {})
+            .get("devices", {})
+            .get("results", ())
         }
         options: list[list[tuple[Value, ...]]] = []
         for request in claim["spec"]["devices"]["requests"]:
@@ -161,18 +179,24 @@ class SmallCluster:
                 {"request": request["name"], "driver": driver[1], "pool": NODE, "device": device["name"], "of": device}
                 for resource_slice in slices
                 for device in resource_slice["spec"].get("devices") or ()
-                if (driver[1], device["name"]) not in taken and (not device.get("taints") or request["exactly"].get("tolerations"))
+                if (driver[1], device["name"]) not in taken
+                and (not device.get("taints") or request["exactly"].get("tolerations"))
             ]
             options.append(list(itertools.combinations(free, request["exactly"].get("count", 1))))
         matched = [constraint["matchAttribute"] for constraint in claim["spec"]["devices"].get("constraints") or ()]
         for chosen in itertools.product(*options):
             devices = [value for group in chosen for value in group]
-            if all(len({str(device["of"].get("attributes", {}).get(name)) for device in devices}) == 1 for name in matched):
+            if all(
+                len({str(device["of"].get("attributes", {}).get(name)) for device in devices}) == 1 for name in matched
+            ):
                 return [{key: value for key, value in device.items() if key != "of"} for device in devices]
         return None
 
     def _of_kubelet(self, pod: Value) -> Pod:
-        claims = {resource_claim["metadata"]["name"]: resource_claim for resource_claim in self._server.objects("ResourceClaim")}
+        claims = {
+            resource_claim["metadata"]["name"]: resource_claim
+            for resource_claim in self._server.objects("ResourceClaim")
+        }
         references = []
         for name in _claim_names(pod):
             results = claims[name]["status"]["allocation"]["devices"]["results"]
@@ -181,11 +205,15 @@ class SmallCluster:
         containers = tuple(
             Container(
                 name=container["name"],
-                resources={name: int(count) for name, count in (container.get("resources") or {}).get("limits", {}).items()},
+                resources={
+                    name: int(count) for name, count in (container.get("resources") or {}).get("limits", {}).items()
+                },
             )
             for container in pod["spec"]["containers"]
         )
-        return Pod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], containers=containers, claims=tuple(references))
+        return Pod(
+            name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], containers=containers, claims=tuple(references)
+        )
 
     def _health(self, pod: Value, admitted: Admission) -> list[Value]:
         statuses = []
@@ -193,7 +221,9 @@ class SmallCluster:
             states = [
                 {
                     "name": resource,
-                    "resources": [{"resourceID": identifier, "health": self._state(resource, identifier)} for identifier in ids],
+                    "resources": [
+                        {"resourceID": identifier, "health": self._state(resource, identifier)} for identifier in ids
+                    ],
                 }
                 for resource, ids in grant.devices.items()
             ]
@@ -211,7 +241,15 @@ class SmallCluster:
                 for claim in admitted.claims
             ]
             image = {"image": "any", "imageID": "any", "restartCount": 0}
-            statuses.append({"name": grant.name, "ready": True, **image, "state": {"running": {}}, "allocatedResourcesStatus": states})
+            statuses.append(
+                {
+                    "name": grant.name,
+                    "ready": True,
+                    **image,
+                    "state": {"running": {}},
+                    "allocatedResourcesStatus": states,
+                }
+            )
         return statuses
 
     def _state(self, resource: str, device: str) -> str:
@@ -220,7 +258,11 @@ class SmallCluster:
 
 
 def _what_kubelet_watches(pod: Value) -> Value:
-    """Whatever of a pod makes kubelet look at it when it changes (config.go, podsDifferSemantically); its status is none of it."""
+    """Whatever of a pod makes kubelet look at it when it changes (config.go,
+    podsDifferSemantically).
+
+    Its status is none of it.
+    """
     return {"spec": pod["spec"], **{name: pod["metadata"].get(name) for name in ("labels", "annotations")}}
 
 
@@ -249,7 +291,8 @@ async def main(kubelet_dir: Path, kubeconfig: Path) -> None:
         kubelet = KubeletSimulator(
             kubelet_dir,
             numa_nodes=NodeSet(0, 1),
-            # As kubelet's own default. Every other policy gives pods by resource the first NUMA node's devices, which claims are given, too (ADR 21).
+            # As kubelet's own default. Every other policy gives pods by resource the first NUMA
+            # node's devices, which claims are given, too (ADR 21).
             options=AlignmentOptions(policy=Policy.NONE),
             timings=KubeletTimings(reconcile_s=0.5, grace_s=2.0),
             wipe_slices=lambda driver: server.wipe_slices(NODE, driver),

@@ -1,4 +1,6 @@
-"""A driver that makes virtual functions on demand, on a card that obeys, with a journal: what a device service does with it, without one."""
+"""A driver that makes virtual functions on demand, on a card that obeys, with a journal: what a
+device service does with it, without one.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class SriovBench:
         self.tree = Tree(HardwareSettings(root=str(self.root)))
         self.writes = KernelWrites(self.root)
         self.journal = Journal(folder / "journal")
-        self.rule = FunctionRule(where=(Condition(field="pci", equals=str(PHYSICAL)),), count=COUNT, when_idle=when_idle)
+        self.rule = FunctionRule(
+            where=(Condition(field="pci", equals=str(PHYSICAL)),), count=COUNT, when_idle=when_idle
+        )
         self._make_driver = make_driver
         self._pid = os.getpid()
         self._idle_s = 0.0
@@ -64,7 +68,9 @@ class SriovBench:
         self.kernel.follow(self.writes)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """End."""
         self.journal.close()
         self.writes.__exit__(kind, error, traceback)
@@ -94,7 +100,9 @@ class SriovBench:
         context = PrepareContext(owner=_owner(owner), config=tuple(config))
         return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, context, ())
 
-    def get(self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()) -> Edits | Refusal:
+    def get(
+        self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()
+    ) -> Edits | Refusal:
         """Ask for devices, and wait for long work."""
         answer = self.prepare(owner, *names, journal=journal, config=config)
         return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
@@ -102,7 +110,9 @@ class SriovBench:
     def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
         """Give devices back, and see what came of it."""
         devices = [self.devices[name] for name in names]
-        journaled_verbs.unprepare(journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner)))
+        journaled_verbs.unprepare(
+            journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner))
+        )
         if journal is None:
             self.writes.settle()
 
@@ -126,7 +136,10 @@ class SriovBench:
         return driver
 
     def _sleep(self, _: float) -> None:
-        """Wait until what was written is obeyed, and the next step after it is done; in a process that is to die, whose kernel is its parent's, for a moment."""
+        """Wait until what was written is obeyed, and the next step after it is done.
+
+        In a process that is to die, whose kernel is its parent's, for a moment.
+        """
         if os.getpid() != self._pid:
             time.sleep(0.002)
             self.kernel.go_on()

@@ -1,8 +1,11 @@
-"""A physical function that obeys what is written into its sriov_numvfs, as the PCI core and a NIC's or GPU's driver do.
+"""A physical function that obeys what is written into its sriov_numvfs, as the PCI core and a NIC's
+or GPU's driver do.
 
-Flows in: writes, by the thread of `KernelWrites`. Flows out: folders of virtual functions with their links, and what their driver shows: an interface, a render node, or nothing.
-A real one adds the functions at once, binds their driver a moment later, and shows what that makes a moment after that; meanwhile the physical function's link begins anew. One
-that `is_slow` does each of these when it is told to (`go_on`), any other one does all in the write.
+Flows in: writes, by the thread of `KernelWrites`. Flows out: folders of virtual functions with
+their links, and what their driver shows: an interface, a render node, or nothing. A real one adds
+the functions at once, binds their driver a moment later, and shows what that makes a moment after
+that; meanwhile the physical function's link begins anew. One that `is_slow` does each of these when
+it is told to (`go_on`), any other one does all in the write.
 """
 
 from __future__ import annotations
@@ -63,7 +66,13 @@ class SriovKernel:
         self._files = files
         self._total = total
         self.physical = PciDevice(
-            address=PHYSICAL, vendor=vendor, device=device, class_code=class_code, numa_node=0, root="pci0000:3a", driver=driver
+            address=PHYSICAL,
+            vendor=vendor,
+            device=device,
+            class_code=class_code,
+            numa_node=0,
+            root="pci0000:3a",
+            driver=driver,
         )
         folder = self._folder(PHYSICAL)
         write(
@@ -83,7 +92,9 @@ class SriovKernel:
 
     @property
     def machine(self) -> Machine:
-        """The machine as discovery published it before anything was cut: it learns of virtual functions later."""
+        """The machine as discovery published it before anything was cut: it learns of virtual
+        functions later.
+        """
         node = NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1)
         return Machine(node="n1", numa_nodes=(node,), cpus=(), pci_devices=(self.physical,))
 
@@ -105,7 +116,8 @@ class SriovKernel:
                 pass
 
     def _take(self, text: str) -> None:
-        # Empty while a next write is under way: to sysfs no bytes are no write, and the event of that write follows.
+        # Empty while a next write is under way: to sysfs no bytes are no write, and
+        # the event of that write follows.
         if text:
             with self._lock:
                 self._change(int(text))
@@ -129,7 +141,11 @@ class SriovKernel:
             pass
 
     def go_on(self) -> bool:
-        """Do what comes next for virtual functions that are not ready yet; False: nothing is left to do. It reads what is there, so that a copy of the process may do it."""
+        """Do what comes next for virtual functions that are not ready yet.
+
+        False: nothing is left to do. It reads what is there, so that a
+        copy of the process may do it.
+        """
         folder = self.root / self._folder(PHYSICAL)
         parts = {index: self._folder(virtual_address(index)) for index in range(len(list(folder.glob("virtfn*"))))}
         if self.is_stuck or (folder / "sriov_drivers_autoprobe").read_text().strip() == "0":

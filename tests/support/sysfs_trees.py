@@ -29,7 +29,9 @@ def mask(*cpus: int) -> str:
 
 
 def cpu_files(cpus: int = 4, *, threads: int = 1, sockets: int = 1, is_old: bool = False) -> dict[str, object]:
-    """Describe CPUs numbered core by core, socket by socket; `is_old`: with the file names and masks of kernels before 4.20."""
+    """Describe CPUs numbered core by core, socket by socket; `is_old`: with the file names and
+    masks of kernels before 4.20.
+    """
     files: dict[str, object] = {f"{CPU}/online": f"0-{cpus - 1}", "proc/meminfo": "MemTotal:  1024 kB"}
     for cpu in range(cpus):
         core = [index for index in range(cpus) if index // threads == cpu // threads]
@@ -46,7 +48,10 @@ def cpu_files(cpus: int = 4, *, threads: int = 1, sockets: int = 1, is_old: bool
 def node_files(node: int, cpus: tuple[int, ...], *, distance: str = "", memory_kib: int = 1024) -> dict[str, object]:
     """Describe a NUMA node."""
     folder = f"{NODE}/node{node}"
-    files: dict[str, object] = {f"{folder}/cpumap": mask(*cpus), f"{folder}/meminfo": f"Node {node} MemTotal:  {memory_kib} kB"}
+    files: dict[str, object] = {
+        f"{folder}/cpumap": mask(*cpus),
+        f"{folder}/meminfo": f"Node {node} MemTotal:  {memory_kib} kB",
+    }
     if distance:
         files[f"{folder}/distance"] = distance
     return files

@@ -1,4 +1,6 @@
-"""A terminal for programs under test: a pseudo terminal of a given size, and what a person would see on it."""
+"""A terminal for programs under test: a pseudo terminal of a given size, and what a person would
+see on it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ _LIMIT_S = 60.0
 
 
 def screen_text(written: str, columns: int) -> list[str]:
-    """Give the lines that a terminal shows after all that was written; understands cursor positions, clearing and colours, and nothing else.
+    """Give the lines that a terminal shows after all that was written.
 
-    Without wrapping the cursor stays on the last column, so what is written or cleared there takes the place of what was.
+    Understands cursor positions, clearing and colours, and nothing else. Without
+    wrapping the cursor stays on the last column, so what is written or cleared
+    there takes the place of what was.
     """
     rows: dict[int, list[str]] = {}
     row = column = place = 0
@@ -56,7 +60,12 @@ class TerminalSession:
         self.resize(columns, lines)
         self.modes_before = termios.tcgetattr(self._slave)
         self.process = subprocess.Popen(
-            command, stdin=self._slave, stdout=self._slave, stderr=subprocess.PIPE, env=dict(environment), start_new_session=True
+            command,
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
         )
         self.written = ""
 

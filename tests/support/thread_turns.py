@@ -6,7 +6,8 @@ import asyncio
 
 __all__ = ["other_threads"]
 
-# A loop that looks again at once takes the interpreter's lock back after every call of a thread to the kernel: work of milliseconds then takes a minute.
+# A loop that looks again at once takes the interpreter's lock back after every call of a thread to
+# the kernel: work of milliseconds then takes a minute.
 _PAUSE_S = 0.001
 
 

@@ -1,4 +1,6 @@
-"""TLS before a server that has none, with an authority of its own made by the openssl program: certificates for servers and clients, thrown away after."""
+"""TLS before a server that has none, with an authority of its own made by the openssl program:
+certificates for servers and clients, thrown away after.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Authority:
         self.own = Certificate(certificate=folder / f"{name}.crt", key=folder / f"{name}.key")
         self._openssl(
             "req", "-x509", "-days", "1", "-subj", f"/CN={name}", "-out", self.own.certificate, *_new_key(self.own.key),
-            *(("-addext", "keyUsage=critical,keyCertSign") if has_key_usage else ()), "-addext", "basicConstraints=critical,CA:TRUE",
+            *(("-addext", "keyUsage=critical,keyCertSign") if has_key_usage else ()), "-addext", "basicConstraints=critical,CA:TRUE",  # noqa: E501
         )  # fmt: skip
 
     def issue(self, name: str, *, addresses: str = "IP:127.0.0.1,IP:::1,DNS:localhost") -> Certificate:
@@ -52,7 +54,10 @@ class Authority:
 async def tls_front(
     target_port: int, server: Certificate, *, clients: Authority | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[int]:
-    """Take TLS connections for a plain server on loopback; gives the port. With `clients`, only who has a certificate of that authority comes in."""
+    """Take TLS connections for a plain server on loopback; gives the port.
+
+    With `clients`, only who has a certificate of that authority comes in.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.certificate, server.key)
     if clients is not None:

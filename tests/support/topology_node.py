@@ -29,7 +29,13 @@ LIMIT_S = 30.0
 @asynccontextmanager
 async def topology(url: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """One topology process; ends with the block."""
-    environment = {**os.environ, "TOPOBUS_ALL__NODE": NODE, "TOPOBUS_ALL__NATS__URL": url, "TOPOBUS_ALL__LOG__FORMAT": "json", **settings}
+    environment = {
+        **os.environ,
+        "TOPOBUS_ALL__NODE": NODE,
+        "TOPOBUS_ALL__NATS__URL": url,
+        "TOPOBUS_ALL__LOG__FORMAT": "json",
+        **settings,
+    }
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "topobus.topology.main", env=environment)
     try:
         yield process

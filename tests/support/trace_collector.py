@@ -1,4 +1,6 @@
-"""A collector of traces for tests: takes OTLP over HTTP as any collector does, and gives the spans by trace."""
+"""A collector of traces for tests: takes OTLP over HTTP as any collector does, and gives the spans
+by trace.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 __all__ = ["CollectedSpan", "TraceCollector", "trace_collector"]
 
@@ -66,12 +71,20 @@ class TraceCollector:
         """Keep what a process sent."""
         with self._changed:
             for of_process in request.resource_spans:
-                service = {attribute.key: attribute.value.string_value for attribute in of_process.resource.attributes}["service.name"]
+                service = {attribute.key: attribute.value.string_value for attribute in of_process.resource.attributes}[
+                    "service.name"
+                ]
                 for span in (span for scope in of_process.scope_spans for span in scope.spans):
                     attributes = {attribute.key: attribute.value.string_value for attribute in span.attributes}
                     self.spans.append(
                         CollectedSpan(
-                            span.trace_id, span.span_id, span.parent_span_id, span.name, service, attributes, is_error=span.status.code == 2
+                            span.trace_id,
+                            span.span_id,
+                            span.parent_span_id,
+                            span.name,
+                            service,
+                            attributes,
+                            is_error=span.status.code == 2,
                         )
                     )
             self._changed.notify_all()

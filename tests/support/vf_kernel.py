@@ -1,4 +1,6 @@
-"""A physical function that reads and answers requests about its virtual ones in the kernel's own bytes, and refuses single settings as drivers do."""
+"""A physical function that reads and answers requests about its virtual ones in the kernel's own
+bytes, and refuses single settings as drivers do.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def vf_info(index: int, state: VfState) -> bytes:
 
 
 class VfKernel:
-    """Stands where the socket is: a physical function `ens1` with virtual ones. It reads and answers in the kernel's own bytes, and keeps what it is told."""
+    """Stands where the socket is: a physical function `ens1` with virtual ones.
+
+    It reads and answers in the kernel's own bytes, and keeps what it is told.
+    """
 
     def __init__(self, states: dict[int, VfState], refused: str = "", error: int = errno.EOPNOTSUPP) -> None:
         self.states, self.refused, self.error = states, refused, error
@@ -94,4 +99,6 @@ class VfKernel:
         changed = fields[kind]()
         if self.refused in changed:
             raise NetlinkError(self.error, os.strerror(self.error))
-        self.states[index] = VfState(**{**{name: getattr(self.states[index], name) for name in VfState.__struct_fields__}, **changed})
+        self.states[index] = VfState(
+            **{**{name: getattr(self.states[index], name) for name in VfState.__struct_fields__}, **changed}
+        )

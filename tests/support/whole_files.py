@@ -8,7 +8,9 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file's text: who reads at any moment has the old one or the new one, never an empty file or a part."""
+    """Replace a file's text: who reads at any moment has the old one or the new one, never an empty
+    file or a part.
+    """
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

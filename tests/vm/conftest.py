@@ -1,4 +1,8 @@
-"""What the tests inside a guest share: one bus, one set of services, and the kernel's log beside each failure. Elsewhere nothing of this folder is collected."""
+"""What the tests inside a guest share: one bus, one set of services, and the kernel's log beside
+each failure.
+
+Elsewhere nothing of this folder is collected.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,24 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Print a failure at once, with what the kernel and the services said: a run takes minutes."""
     if report.failed:
         logs = [(log.name, log.read_text(errors="replace")[-4000:]) for log in sorted(JOB.glob("*.log"))]
-        for name, text in [(report.nodeid, report.longreprtext), *report.sections, ("dmesg", sh("dmesg | tail -n 40")), *logs]:
+        for name, text in [
+            (report.nodeid, report.longreprtext),
+            *report.sections,
+            ("dmesg", sh("dmesg | tail -n 40")),
+            *logs,
+        ]:
             print(f"\n----- {name}\n{text}")
 
 
 @pytest.fixture(scope="session")
 def nats() -> Iterator[None]:
-    """Start a nats-server, and from now on programs of ours as copies of one process: an emulated interpreter takes ten seconds to begin."""
+    """Start a nats-server, and from now on programs of ours as copies of one process: an emulated
+    interpreter takes ten seconds to begin.
+    """
     Path("/tmp/nats").mkdir()
-    Path("/tmp/nats.conf").write_text("port: 4222\njetstream { store_dir: /tmp/nats, max_file_store: 4GB, max_memory_store: 256MB }\n")
+    Path("/tmp/nats.conf").write_text(
+        "port: 4222\njetstream { store_dir: /tmp/nats, max_file_store: 4GB, max_memory_store: 256MB }\n"
+    )
     prepare()
     with (JOB / "nats.log").open("ab") as out, forked_starts():
         # Nothing runs where the host has one for us.

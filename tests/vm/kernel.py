@@ -1,4 +1,6 @@
-"""The kernel's own word, by its own tools: what a test compares Topobus with, and what must be as before when a device has come back."""
+"""The kernel's own word, by its own tools: what a test compares Topobus with, and what must be as
+before when a device has come back.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 PCI = Path("/sys/bus/pci/devices")
-# Of an interface: what changes with each move between namespaces, or with the other end of its wire.
+# Of an interface: what changes with each move between namespaces, or
+# with the other end of its wire.
 _MOVING = {"operstate", "carrier_changes", "stats64", "ifindex", "qdisc", "link_index", "link_netnsid"}
 
 
 def sh(command: str) -> str:
     """Run a command; what it prints. An AssertionError with all that it said when it fails."""
-    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}"
     return done.stdout
 
@@ -22,7 +27,11 @@ def sh(command: str) -> str:
 def links(arguments: str) -> list[dict[str, Any]]:
     """Give the rows of `ip -json`; none where it fails, as for an interface that is not there."""
     done = subprocess.run(
-        ["ip", "-json", "-d", *arguments.split()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        ["ip", "-json", "-d", *arguments.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
     )
     return json.loads(done.stdout or "[]")  # type: ignore[no-any-return]
 
@@ -34,18 +43,23 @@ def interfaces(namespace: str = "") -> set[str]:
 
 
 def state(name: str, *, with_addresses: bool = True) -> dict[str, Any]:
-    """Give all that a host's interface has, to compare: link, addresses, routes, settings, and what is set for its virtual functions.
+    """Give all that a host's interface has, to compare: link, addresses, routes, settings, and what
+    is set for its virtual functions.
 
-    `with_addresses` False leaves the hardware addresses out: a virtual function gets another one by chance with each reset.
+    `with_addresses` False leaves the hardware addresses out: a virtual function gets another
+    one by chance with each reset.
     """
     moving = _MOVING if with_addresses else {*_MOVING, "address", "permaddr"}
     link = [
-        {key: value for key, value in row.items() if key not in moving and key != "vfinfo_list"} for row in links(f"addr show dev {name}")
+        {key: value for key, value in row.items() if key not in moving and key != "vfinfo_list"}
+        for row in links(f"addr show dev {name}")
     ]
     for row in link:
         row["flags"] = sorted({*row.get("flags", ())} - {"LOWER_UP", "NO-CARRIER"})
         row["addr_info"] = [
-            {k: v for k, v in a.items() if "life_time" not in k} for a in row.get("addr_info", ()) if a.get("scope") != "link"
+            {k: v for k, v in a.items() if "life_time" not in k}
+            for a in row.get("addr_info", ())
+            if a.get("scope") != "link"
         ]
     functions = [row.get("vfinfo_list", []) for row in links(f"link show dev {name}")]
     routes = [

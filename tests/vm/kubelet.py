@@ -1,4 +1,7 @@
-"""A kubelet and a containerd in the guest, and the cluster as an administrator sees it; the control plane runs on the host (plane.py)."""
+"""A kubelet and a containerd in the guest, and the cluster as an administrator sees it.
+
+The control plane runs on the host (plane.py).
+"""
 
 from __future__ import annotations
 
@@ -53,12 +56,15 @@ GATEWAY = {
     "TOPOBUS_GATEWAY__CPUS__OWNED": "4-7",
 }
 """Settings of a gateway that has the CPUs which kubelet reserves."""
-# An emulated kubelet starts a pod in half a minute on two busy cores, and is itself ready after five where forty others want them.
+# An emulated kubelet starts a pod in half a minute on two busy cores, and is itself ready after
+# five where forty others want them.
 PATIENCE_S = 600.0
 
 
 class Cpus(Struct, frozen=True):
-    """What the kernel says of a container: `own` and `mems` are what was written into its control group, `effective` what holds, `running` what each of its processes may use."""
+    """What the kernel says of a container: `own` and `mems` are what was written into its control
+    group, `effective` what holds, `running` what each of its processes may use.
+    """
 
     own: CpuSet
     effective: CpuSet
@@ -83,7 +89,8 @@ class Kubelet:
     async def begin(self) -> None:
         """Set the guest up as a node, and start containerd."""
         sh(
-            "mkdir -p /kubernetes /etc/cni/net.d /etc/cdi /var/run/cdi /var/run/nri /var/lib/kubelet && mount --make-rshared / && modprobe -a overlay"
+            "mkdir -p /kubernetes /etc/cni/net.d /etc/cdi /var/run/cdi /var/run/nri /var/lib/kubelet && "
+            "mount --make-rshared / && modprobe -a overlay"
         )
         sh("mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,ro,cache=loose kubernetes /kubernetes")
         card = sh("ls /sys/class/net | grep -v lo").strip()
@@ -97,7 +104,10 @@ class Kubelet:
         await asyncio.to_thread(sh, "/kubernetes/ctr -n k8s.io images import /tmp/image.tar")
 
     async def start_containerd(self) -> None:
-        """Start containerd (again); it ends in order, for one that is killed may take containers that run for lost."""
+        """Start containerd (again).
+
+        It ends in order, for one that is killed may take containers that run for lost.
+        """
         if process := self._processes.pop("containerd", None):
             process.terminate()
             await asyncio.to_thread(process.wait)
@@ -125,7 +135,10 @@ class Kubelet:
         if is_new:
             for file in STATE.parent.glob("*_manager_state"):
                 file.unlink()
-        words = f"--config /etc/kubelet.json --kubeconfig {JOB}/kubelet.conf --hostname-override {NAME} --node-ip {_ADDRESS} --housekeeping-interval=60s"
+        words = (
+            f"--config /etc/kubelet.json --kubeconfig {JOB}/kubelet.conf --hostname-override {NAME} --node-ip "
+            f"{_ADDRESS} --housekeeping-interval=60s"
+        )
         self._start("kubelet", *words.split())
 
     async def ready(self) -> None:
@@ -137,7 +150,9 @@ class Kubelet:
             answer = await self.client.ask("GET", object_path("v1", "nodes", name=NAME))
             if isinstance(answer, Rejected) or not _answers(socket.AF_INET, ("127.0.0.1", 10248)) or not STATE.exists():
                 return False
-            ready = any(each["type"] == "Ready" and each["status"] == "True" for each in answer["status"].get("conditions", ()))
+            ready = any(
+                each["type"] == "Ready" and each["status"] == "True" for each in answer["status"].get("conditions", ())
+            )
             return ready and answer["status"]["allocatable"]["cpu"] == str(online - reserved)
 
         await until("kubelet", is_ready)
@@ -205,7 +220,9 @@ class Kubelet:
         """What was said of a pod."""
         path = object_path("v1", "events", namespace="default")
         answer = await self.client.ask("GET", path, params={"fieldSelector": f"involvedObject.name={name}"})
-        return [] if isinstance(answer, Rejected) else [f"{each['reason']}: {each['message']}" for each in answer["items"]]
+        return (
+            [] if isinstance(answer, Rejected) else [f"{each['reason']}: {each['message']}" for each in answer["items"]]
+        )
 
     async def containers(self) -> dict[str, str]:
         """Ids of the containers that run, by `POD/CONTAINER`."""
@@ -244,13 +261,20 @@ class Kubelet:
         environment = {"PATH": "/kubernetes:/usr/sbin:/usr/bin:/sbin:/bin"}
         with (JOB / f"{name}.log").open("ab") as out:
             self._processes[name] = subprocess.Popen(
-                [f"/kubernetes/{name}", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+                [f"/kubernetes/{name}", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                start_new_session=True,
             )
 
 
 def connect() -> KubernetesClient:
     """Begin to talk with the API server."""
-    return KubernetesClient.open(AccessSettings(kubeconfig=str(JOB / "admin.conf"), call_s=60.0, setting="vm", next_step=""))
+    return KubernetesClient.open(
+        AccessSettings(kubeconfig=str(JOB / "admin.conf"), call_s=60.0, setting="vm", next_step="")
+    )
 
 
 async def until(what: str, holds: Callable[[], Any], said: Callable[[], Any] | None = None) -> None:
@@ -265,7 +289,9 @@ async def until(what: str, holds: Callable[[], Any], said: Callable[[], Any] | N
 
 
 def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` what nobody schedules it to."""
+    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` what
+    nobody schedules it to.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -278,7 +304,13 @@ def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 1,
             "containers": [
-                {"name": container, "image": _IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "1000000"], "resources": resources}
+                {
+                    "name": container,
+                    "image": _IMAGE,
+                    "imagePullPolicy": "Never",
+                    "command": ["sleep", "1000000"],
+                    "resources": resources,
+                }
                 for container, resources in containers.items()
             ],
         },
@@ -299,7 +331,8 @@ def cpus_of(container_id: str) -> Cpus | None:
     try:
         (group,) = (each for each in _GROUPS.rglob(container_id) if each.is_dir())
         own, effective, mems, processes = (
-            (group / name).read_text().strip() for name in ("cpuset.cpus", "cpuset.cpus.effective", "cpuset.mems", "cgroup.procs")
+            (group / name).read_text().strip()
+            for name in ("cpuset.cpus", "cpuset.cpus.effective", "cpuset.mems", "cgroup.procs")
         )
         states = [Path(f"/proc/{pid}/status").read_text() for pid in processes.split()]
         (running,) = {state.split("Cpus_allowed_list:")[1].split()[0] for state in states}

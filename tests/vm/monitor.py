@@ -1,4 +1,7 @@
-"""QEMU's monitor, from within the guest by a serial port: what hands do at a real machine. It takes cards out, puts them in, pulls cables and breaks functions."""
+"""QEMU's monitor, from within the guest by a serial port: what hands do at a real machine.
+
+It takes cards out, puts them in, pulls cables and breaks functions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ class Monitor:
     """A conversation with QEMU, from first to last."""
 
     def __init__(self) -> None:
-        # QEMU's end is open since before the guest's kernel began, so a read waits until there is something.
+        # QEMU's end is open since before the guest's kernel began, so a read
+        # waits until there is something.
         self._stream = _port().open("r+b", buffering=0)
         self._rest = b""
         self._gone: set[str] = set()
@@ -43,7 +47,9 @@ class Monitor:
                     return answer["return"]
 
     def unplug(self, name: str) -> None:
-        """Press the button of a card's slot, and wait until the kernel has let it go, which is five seconds later."""
+        """Press the button of a card's slot, and wait until the kernel has let it go, which is five
+        seconds later.
+        """
         self._gone.discard(name)
         self._ask("device_del", id=name)
         while name not in self._gone:
@@ -59,7 +65,9 @@ class Monitor:
         self._ask("set_link", name=name, up=is_up)
 
     def fail(self, name: str, error: str) -> None:
-        """Let a function tell an error by PCIe's Advanced Error Reporting: BAD_TLP (correctable), COMP_TIME (non-fatal), DLP (fatal)."""
+        """Let a function tell an error by PCIe's Advanced Error Reporting: BAD_TLP (correctable),
+        COMP_TIME (non-fatal), DLP (fatal).
+        """
         self._human(f"pcie_aer_inject_error {name} {error}")
 
     def _human(self, line: str) -> str:

@@ -1,4 +1,7 @@
-"""Topobus' own services on the guest's hardware, as processes; the test stands in for the gateway."""
+"""Topobus' own services on the guest's hardware, as processes.
+
+The test stands in for the gateway.
+"""
 
 from __future__ import annotations
 
@@ -104,14 +107,21 @@ class Node:
         except TimeoutError:
             pass
         shown = (
-            [f"{device.name} {device.health.state.value} {[each.reason for each in device.health.conditions]}" for device in newest.devices]
+            [
+                f"{device.name} {device.health.state.value} {[each.reason for each in device.health.conditions]}"
+                for device in newest.devices
+            ]
             if newest
             else []
         )
-        raise AssertionError(f"inventory of {device_class} after {PATIENCE_S} s: {shown} {newest.warnings if newest else ''}")
+        raise AssertionError(
+            f"inventory of {device_class} after {PATIENCE_S} s: {shown} {newest.warnings if newest else ''}"
+        )
 
     async def device(self, name: str, state: str = "healthy", reason: str = "") -> Device:
-        """Wait until a device, whose class is the first part of its name, has a state, for a reason where one is given."""
+        """Wait until a device, whose class is the first part of its name, has a state, for a reason
+        where one is given.
+        """
 
         def has_it(inventory: Inventory) -> bool:
             device = inventory.device(name)
@@ -125,8 +135,13 @@ class Node:
         assert device is not None
         return device
 
-    async def ask(self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1") -> Any:
-        """Ask a device service what the gateway asks, until the work has ended; its result or its refusal. `pod` names a network namespace."""
+    async def ask(
+        self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1"
+    ) -> Any:
+        """Ask a device service what the gateway asks, until the work has ended.
+
+        Its result or its refusal. `pod` names a network namespace.
+        """
         owner = Owner(kind=OwnerKind.CLAIM, namespace="vm", name=claim, uid=claim)
         sandbox = Sandbox(id=f"sandbox-{pod}", uid=pod, namespace="vm", name=pod, network_namespace=f"/run/netns/{pod}")
         config, names = tuple(dict(each) for each in configs), (device,)
@@ -154,9 +169,18 @@ class Node:
             await asyncio.sleep(0.5)
 
     async def do(
-        self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1", waits_for: str = ""
+        self,
+        verb: str,
+        device: str,
+        *configs: Mapping[str, Any],
+        pod: str = "pod",
+        claim: str = "claim-1",
+        waits_for: str = "",
     ) -> Any:
-        """Ask, and want it done; again, as kubelet does, while it is refused for the reason `waits_for`."""
+        """Ask, and want it done.
+
+        Again, as kubelet does, while it is refused for the reason `waits_for`.
+        """
         if verb != "unprepare":
             self._held[device, claim] = pod
         end = time.monotonic() + PATIENCE_S
@@ -176,7 +200,9 @@ class Node:
                 await self.ask(verb, device, pod=pod, claim=claim)
         self._held.clear()
 
-    async def refused(self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1") -> Refusal:
+    async def refused(
+        self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1"
+    ) -> Refusal:
         """Ask, and want a refusal."""
         result = await self.ask(verb, device, *configs, pod=pod, claim=claim)
         assert isinstance(result, Refusal), f"{verb} {device} was not refused: {result}"

@@ -1,7 +1,9 @@
-"""The control plane of machine `node`, on this host: etcd, API server, scheduler and the controllers that claims need; and a nats-server, which is slow when emulated.
+"""The control plane of machine `node`, on this host: etcd, API server, scheduler and the
+controllers that claims need.
 
-All listen on free ports of the loopback address, keep what they have in one folder, and end with the block. The certificate is the API server's own, and clients
-are told not to look at it: who may speak with it is on this machine.
+And a nats-server, which is slow when emulated. All listen on free ports of the loopback address,
+keep what they have in one folder, and end with the block. The certificate is the API server's own,
+and clients are told not to look at it: who may speak with it is on this machine.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from pathlib import Path
 
 VARIABLE = "TOPOBUS_VM_KUBERNETES"
 _PROGRAMS = (
-    "kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "containerd", "containerd-shim-runc-v2", "ctr",
+    "kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "containerd", "containerd-shim-runc-v2", "ctr",  # noqa: E501
 )  # fmt: skip
-# Nothing else is needed: no service account, and no controller that takes a slow node for a lost one.
+# Nothing else is needed: no service account, and no controller that
+# takes a slow node for a lost one.
 _CONTROLLERS = "resourceclaim-controller,garbage-collector-controller"
 # What QEMU's network calls the loopback address of this host.
 _HOST = "10.0.2.2"
@@ -45,7 +48,8 @@ def missing() -> str:
 
 @contextmanager
 def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
-    """Run one; `root` is the guest's own Debian, `job` gets the kubeconfigs of kubelet and of an administrator and the address of NATS.
+    """Run one; `root` is the guest's own Debian, `job` gets the kubeconfigs of kubelet and of an
+    administrator and the address of NATS.
 
     Errors: raises RuntimeError with what it said when a program of it does not come up.
     """
@@ -61,7 +65,8 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
     (home / "accounts.key").write_bytes(key)
     tokens = {"admin": secrets.token_hex(16), "kubelet": secrets.token_hex(16)}
     (home / "tokens").write_text(
-        f'{tokens["admin"]},admin,1,"system:masters"\n{tokens["kubelet"]},system:node:guest,2,"system:nodes"\n', encoding="utf-8"
+        f'{tokens["admin"]},admin,1,"system:masters"\n{tokens["kubelet"]},system:node:guest,2,"system:nodes"\n',
+        encoding="utf-8",
     )
     for file, host, token in (
         (home / "admin.conf", "127.0.0.1", tokens["admin"]),
@@ -71,7 +76,7 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
         file.write_text(json.dumps(_kubeconfig(f"https://{host}:{api}", token)), encoding="utf-8")
     (job / "nats-url").write_text(f"nats://{_HOST}:{nats}", encoding="utf-8")
     commands: dict[str, Sequence[str | Path]] = {
-        "nats-server": (root / "opt/topobus/bin/nats-server", "-js", "-sd", home / "nats", "-a", "127.0.0.1", "-p", str(nats)),
+        "nats-server": (root / "opt/topobus/bin/nats-server", "-js", "-sd", home / "nats", "-a", "127.0.0.1", "-p", str(nats)),  # noqa: E501
         "etcd": (
             etcd, "--data-dir", home / "etcd", "--unsafe-no-fsync", f"--listen-client-urls=http://127.0.0.1:{store}",
             f"--advertise-client-urls=http://127.0.0.1:{store}", f"--listen-peer-urls=http://127.0.0.1:{peer}",
@@ -79,17 +84,17 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
             "--experimental-watch-progress-notify-interval=5s",
         ),
         "kube-apiserver": (
-            kubernetes() / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{store}", f"--secure-port={api}", "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1", f"--cert-dir={home}", f"--token-auth-file={home}/tokens", "--authorization-mode=Node,RBAC",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={home}/accounts.key",
+            kubernetes() / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{store}", f"--secure-port={api}", "--bind-address=127.0.0.1",  # noqa: E501
+            "--advertise-address=127.0.0.1", f"--cert-dir={home}", f"--token-auth-file={home}/tokens", "--authorization-mode=Node,RBAC",  # noqa: E501
+            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={home}/accounts.key",  # noqa: E501
             f"--service-account-signing-key-file={home}/accounts.key", "--service-cluster-ip-range=10.96.0.0/16",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
         ),
         "kube-controller-manager": (
-            kubernetes() / "kube-controller-manager", f"--kubeconfig={home}/admin.conf", "--leader-elect=false", "--secure-port=0",
+            kubernetes() / "kube-controller-manager", f"--kubeconfig={home}/admin.conf", "--leader-elect=false", "--secure-port=0",  # noqa: E501
             f"--controllers={_CONTROLLERS}",
         ),
-        "kube-scheduler": (kubernetes() / "kube-scheduler", f"--kubeconfig={home}/admin.conf", "--leader-elect=false", "--secure-port=0"),
+        "kube-scheduler": (kubernetes() / "kube-scheduler", f"--kubeconfig={home}/admin.conf", "--leader-elect=false", "--secure-port=0"),  # noqa: E501
     }  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
     try:

@@ -1,4 +1,6 @@
-"""Keeps each test's end outside of the guest: another guest goes on where one was lost, and no test that has ended runs again. A plugin of pytest."""
+"""Keeps each test's end outside of the guest: another guest goes on where one was lost, and no test
+that has ended runs again. A plugin of pytest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Read our own structs for the reference pages: field names, types in words, defaults, and the docstrings that stand below fields."""
+"""Read our own structs for the reference pages: field names, types in words, defaults, and the
+docstrings that stand below fields.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def type_text(hint: object) -> str:
     """Say a type in words that need no Python: `list of text`, `number, or none`."""
     if typing.get_origin(hint) is typing.Annotated:
         inner, *extras = typing.get_args(hint)
-        limits = [f"{sign} {value}" for meta in extras if isinstance(meta, msgspec.Meta) for sign, value in _limits(meta)]
+        limits = [
+            f"{sign} {value}" for meta in extras if isinstance(meta, msgspec.Meta) for sign, value in _limits(meta)
+        ]
         return f"{type_text(inner)} {' and '.join(limits)}".strip()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -83,7 +87,13 @@ def type_text(hint: object) -> str:
         return "id list (`0-3,8`)"
     if hint is PciAddress:
         return "PCI address (`0000:3b:00.0`)"
-    plain: dict[object, str] = {str: "text", int: "integer", float: "number", bool: "true or false", typing.Any: "anything"}
+    plain: dict[object, str] = {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        typing.Any: "anything",
+    }
     return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 

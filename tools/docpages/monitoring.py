@@ -1,4 +1,6 @@
-"""Renders what a monitoring system is given: the alert rules as an object of the Prometheus operator, and a dashboard for Grafana."""
+"""Renders what a monitoring system is given: the alert rules as an object of the Prometheus
+operator, and a dashboard for Grafana.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
             'sum by (node, class, state, reason) (topobus_device_inventory_devices{state!="healthy"}) > 0',
             "{{node}} {{class}} {{state}} {{reason}}",
         ),
-        ("Pods with such a device", "short", "sum by (class, state) (topobus_device_affected_pods)", "{{class}} {{state}}"),
+        (
+            "Pods with such a device",
+            "short",
+            "sum by (class, state) (topobus_device_affected_pods)",
+            "{{class}} {{state}}",
+        ),
         (
             "Driver calls, p99",
             "s",
@@ -40,9 +47,19 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ),
     ),
     "kubelet's calls": (
-        ("Calls", "reqps", "sum by (method, outcome) (rate(topobus_gateway_call_seconds_count[5m]))", "{{method}} {{outcome}}"),
+        (
+            "Calls",
+            "reqps",
+            "sum by (method, outcome) (rate(topobus_gateway_call_seconds_count[5m]))",
+            "{{method}} {{outcome}}",
+        ),
         ("Calls, p99", "s", _P99.format(by="method", metric="topobus_gateway_call_seconds"), "{{method}}"),
-        ("Placements refused", "short", "sum by (reason) (increase(topobus_topology_refusals_total[5m]))", "{{reason}}"),
+        (
+            "Placements refused",
+            "short",
+            "sum by (reason) (increase(topobus_topology_refusals_total[5m]))",
+            "{{reason}}",
+        ),
     ),
     "Claims": (
         ("Claims prepared now", "short", "sum by (class) (topobus_gateway_claims_prepared)", "{{class}}"),
@@ -56,11 +73,21 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     ),
     "Bus": (
         ("Round trip, p99", "s", _P99.format(by="node", metric="topobus_bus_echo_seconds"), "{{node}}"),
-        ("Asks by outcome", "reqps", "sum by (noun, outcome) (rate(topobus_bus_ask_seconds_count[5m]))", "{{noun}} {{outcome}}"),
+        (
+            "Asks by outcome",
+            "reqps",
+            "sum by (noun, outcome) (rate(topobus_bus_ask_seconds_count[5m]))",
+            "{{noun}} {{outcome}}",
+        ),
         ("Clients lost", "short", "sum by (reason) (increase(topobus_bus_losses_total[5m]))", "{{reason}}"),
     ),
     "Stores": (
-        ("Writes by outcome", "ops", "sum by (noun, outcome) (rate(topobus_bus_writes_total[5m]))", "{{noun}} {{outcome}}"),
+        (
+            "Writes by outcome",
+            "ops",
+            "sum by (noun, outcome) (rate(topobus_bus_writes_total[5m]))",
+            "{{noun}} {{outcome}}",
+        ),
         ("Ledger writes, p99", "s", _P99.format(by="node", metric="topobus_topology_ledger_write_seconds"), "{{node}}"),
         ("CDI files, p99", "s", _P99.format(by="class", metric="topobus_gateway_cdi_write_seconds"), "{{class}}"),
     ),
@@ -85,7 +112,15 @@ def render_dashboard() -> str:
     panels: list[dict[str, Any]] = []
     top = 0
     for row, contents in _ROWS.items():
-        panels.append({"type": "row", "title": row, "collapsed": False, "gridPos": {"x": 0, "y": top, "w": 24, "h": 1}, "panels": []})
+        panels.append(
+            {
+                "type": "row",
+                "title": row,
+                "collapsed": False,
+                "gridPos": {"x": 0, "y": top, "w": 24, "h": 1},
+                "panels": [],
+            }
+        )
         for place, (title, unit, expression, legend) in enumerate(contents):
             panels.append(
                 {
@@ -107,7 +142,9 @@ def render_dashboard() -> str:
         "schemaVersion": 38,
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
-        "templating": {"list": [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}]},
+        "templating": {
+            "list": [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}]
+        },
         "panels": panels,
     }
     return json.dumps(dashboard, indent=1) + "\n"

@@ -1,4 +1,6 @@
-"""The reference page of reason codes, as Markdown, from the catalogue in `topobus.formats.reasons.reasons`."""
+"""The reference page of reason codes, as Markdown, from the catalogue in
+`topobus.formats.reasons.reasons`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A sample value of any message with every field filled: what golden files and the AsyncAPI document show.
+"""A sample value of any message with every field filled: what golden files and the AsyncAPI
+document show.
 
 Samples are made from the type alone, so a field that is renamed, removed or retyped changes them.
 """
@@ -58,12 +59,16 @@ _TEXTS = {
 
 
 def sample(kind: type[M], variant: str = "") -> M:
-    """Make a value with every field filled; `variant` names the member (by tag) to take where several are possible."""
+    """Make a value with every field filled; `variant` names the member (by tag) to take where
+    several are possible.
+    """
     return from_builtins(_value(kind, "value", variant), kind, where=f"sample of {kind.__name__}")
 
 
 def variants(kind: type[Struct]) -> tuple[str, ...]:
-    """Name the variants that a message has: its first form (empty), and the tags of other members of its unions."""
+    """Name the variants that a message has: its first form (empty), and the tags of other members
+    of its unions.
+    """
     structs: set[str] = set()
     _collect(kind, structs, set())
     return ("", *sorted(structs))
@@ -91,7 +96,9 @@ def _value(hint: object, name: str, variant: str) -> Any:
         return [_value(argument, name, variant) for argument in arguments]
     if is_struct(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
-        made = {field.encode_name: _value(hints[field.name], field.name, variant) for field in msgspec.structs.fields(hint)}
+        made = {
+            field.encode_name: _value(hints[field.name], field.name, variant) for field in msgspec.structs.fields(hint)
+        }
         config = hint.__struct_config__
         if config.tag is not None:
             made[config.tag_field or "type"] = config.tag
@@ -139,7 +146,9 @@ def _collect(hint: object, structs: set[str], seen: set[object]) -> None:
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         structs.update(
-            tag for argument in [argument for argument in arguments if argument is not type(None)][1:] if (tag := _tag(argument))
+            tag
+            for argument in [argument for argument in arguments if argument is not type(None)][1:]
+            if (tag := _tag(argument))
         )
     for argument in arguments:
         _collect(argument, structs, seen)

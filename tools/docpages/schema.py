@@ -1,6 +1,7 @@
 """JSON Schema (2020-12) of our structs, with the docstrings below their fields as descriptions.
 
-msgspec's own generator stops at a default of one of the domain's own types (an empty CpuSet), and knows no field docstrings.
+msgspec's own generator stops at a default of one of the domain's own types (an empty CpuSet),
+and knows no field docstrings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Wraps the prose of a page, so that it reads well as text: in a terminal, a diff, an editor. Pure; what the page renders to does not change.
+"""Wraps the prose of a page, so that it reads well as text: in a terminal, a diff, an editor. Pure.
 
-Flows in: a page of Markdown. Flows out: the same page, in which no line of prose is longer than `WIDTH`, where blanks permit. Left alone are code blocks, tables,
-headings, HTML, and paragraphs without a line that is too long, so that a change of one sentence moves one paragraph.
+What the page renders to does not change.
+
+Flows in: a page of Markdown. Flows out: the same page, in which no line of prose is longer than
+`WIDTH`, where blanks permit. Left alone are code blocks, tables, headings, HTML, and paragraphs
+without a line that is too long, so that a change of one sentence moves one paragraph.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ def wrap_page(text: str, width: int = WIDTH) -> str:
             is_code = not is_code
             done.append(line)
         elif (
-            is_code or not line.strip() or _OTHER.match(line) or (not block and line.startswith("    ") and not (done and done[-1].strip()))
+            is_code
+            or not line.strip()
+            or _OTHER.match(line)
+            or (not block and line.startswith("    ") and not (done and done[-1].strip()))
         ):
             done += _wrapped(block, width)
             block = []

@@ -1,9 +1,13 @@
-"""One recorded fault for each sign that a device is sick: what a kernel writes on that day, to which device, and what is to be seen.
+"""One recorded fault for each sign that a device is sick: what a kernel writes on that day, to
+which device, and what is to be seen.
 
-Flows in: the machine of `faulty_machine.toml`, and the devices that the drivers found on it. Flows out: faults, each with a card of its own, that can be struck. A test strikes all
-of them and looks at every road out; `python -m lab.bench health` strikes one after another and takes the times. The codes are those of docs/reference/health-reasons.md.
+Flows in: the machine of `faulty_machine.toml`, and the devices that the drivers found on it. Flows
+out: faults, each with a card of its own, that can be struck. A test strikes all of them and looks
+at every road out; `python -m lab.bench health` strikes one after another and takes the times. The
+codes are those of docs/reference/health-reasons.md.
 
-What no file of a machine can show is not here: what NVML tells, and what the service itself finds out (a driver that hangs, a device that is cleaned).
+What no file of a machine can show is not here: what NVML tells, and what the service itself finds
+out (a driver that hangs, a device that is cleaned).
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ class RecordedFault:
     driver: str
     state: HealthState
     files: Mapping[str, str] = field(default_factory=dict)
-    """Path to text; both may name the card's folders (`_folders`), a text also the file's present `{text}`."""
+    """Path to text; both may name the card's folders (`_folders`), a text also the file's present
+    `{text}`."""
     act: Act = "write"
     reach: Reach = "device"
     is_rise: bool = False
@@ -82,20 +87,28 @@ class PlacedFault:
 
 
 def _pci(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    return RecordedFault(code=code, device_class="gpu", driver="nvidia", state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise)
+    return RecordedFault(
+        code=code, device_class="gpu", driver="nvidia", state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise
+    )
 
 
 def _parent(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
     files = {f"{{parent}}/{file}": text}
-    return RecordedFault(code=code, device_class="nic", driver="pci-netdev", state=state, files=files, is_rise=is_rise, reach="card")
+    return RecordedFault(
+        code=code, device_class="nic", driver="pci-netdev", state=state, files=files, is_rise=is_rise, reach="card"
+    )
 
 
 def _gpu(code: str, driver: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    return RecordedFault(code=code, device_class="gpu", driver=driver, state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise)
+    return RecordedFault(
+        code=code, device_class="gpu", driver=driver, state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise
+    )
 
 
 def _nic(code: str, state: HealthState, path: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    return RecordedFault(code=code, device_class="nic", driver="pci-netdev", state=state, files={path: text}, is_rise=is_rise)
+    return RecordedFault(
+        code=code, device_class="nic", driver="pci-netdev", state=state, files={path: text}, is_rise=is_rise
+    )
 
 
 def _fpga(code: str, driver: str, state: HealthState, path: str, text: str) -> RecordedFault:
@@ -131,15 +144,29 @@ FAULTS: tuple[RecordedFault, ...] = (
     _nic("speed-dropped", _MILD, "{net}/speed", "1000"),
     _nic("half-duplex", _MILD, "{net}/duplex", "half"),
     _nic("link-errors", _MILD, "{net}/statistics/rx_errors", "100", is_rise=True),
-    RecordedFault(code="parent-gone", device_class="nic", driver="pci-netdev", state=_BAD, act="forget-parent", reach="card"),
-    RecordedFault(code="parent-no-kernel-driver", device_class="nic", driver="pci-netdev", state=_BAD, act="unbind-parent", reach="card"),
+    RecordedFault(
+        code="parent-gone", device_class="nic", driver="pci-netdev", state=_BAD, act="forget-parent", reach="card"
+    ),
+    RecordedFault(
+        code="parent-no-kernel-driver",
+        device_class="nic",
+        driver="pci-netdev",
+        state=_BAD,
+        act="unbind-parent",
+        reach="card",
+    ),
     _parent("parent-aer-fatal", _BAD, "aer_dev_fatal", "TOTAL_ERR_FATAL 1", is_rise=True),
     _parent("parent-aer-nonfatal", _MILD, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1", is_rise=True),
     _parent("parent-aer-correctable-storm", _MILD, "aer_dev_correctable", "TOTAL_ERR_COR 100", is_rise=True),
     _parent("parent-link-narrow", _MILD, "current_link_width", "1"),
     _parent("parent-link-slow", _MILD, "current_link_speed", "2.5 GT/s PCIe"),
     RecordedFault(
-        code="parent-carrier-lost", device_class="nic", driver="pci-netdev", state=_BAD, files={"{parent_net}/carrier": "0"}, reach="card"
+        code="parent-carrier-lost",
+        device_class="nic",
+        driver="pci-netdev",
+        state=_BAD,
+        files={"{parent_net}/carrier": "0"},
+        reach="card",
     ),
     RecordedFault(code="device-gone", device_class="cpu", driver="linux-cpu", state=_BAD, act="offline"),
     RecordedFault(
@@ -208,24 +235,33 @@ def build_faulty(into: Path) -> RecordedMachine:
     return machine
 
 
-def place_faults(machine: RecordedMachine, devices: Sequence[Device], faults: Iterable[RecordedFault]) -> tuple[PlacedFault, ...]:
-    """Give each fault a card of its own, so that all of them may be struck at once; at least one card of each driver stays well.
+def place_faults(
+    machine: RecordedMachine, devices: Sequence[Device], faults: Iterable[RecordedFault]
+) -> tuple[PlacedFault, ...]:
+    """Give each fault a card of its own, so that all of them may be struck at once.
+
+    At least one card of each driver stays well.
 
     Errors: raises ValueError when there are more faults than cards.
     """
     free: dict[tuple[str, str], list[tuple[Device, ...]]] = {
         ("device", driver): [
-            (device,) for device in devices if device.driver == driver and not device.attributes.get("sriovVf") and device.cpu is None
+            (device,)
+            for device in devices
+            if device.driver == driver and not device.attributes.get("sriovVf") and device.cpu is None
         ]
         for driver in {device.driver for device in devices}
     }
     virtual = [device for device in devices if device.attributes.get("sriovVf")]
     free["card", "pci-netdev"] = [
-        tuple(device for device in virtual if device.parent == parent) for parent in sorted({device.parent for device in virtual})
+        tuple(device for device in virtual if device.parent == parent)
+        for parent in sorted({device.parent for device in virtual})
     ]
     # By number: the first of a core is the one whose file is read.
     cpus = sorted((device for device in devices if device.cpu is not None), key=lambda device: device.cpu or 0)
-    sockets = [tuple(cpu for cpu in cpus if cpu.socket == socket) for socket in sorted({cpu.socket or 0 for cpu in cpus})]
+    sockets = [
+        tuple(cpu for cpu in cpus if cpu.socket == socket) for socket in sorted({cpu.socket or 0 for cpu in cpus})
+    ]
     free["socket", "linux-cpu"] = sockets[:3]
     third = sockets[2] if len(sockets) > 2 else ()
     cores = [tuple(cpu for cpu in third if cpu.core == core) for core in sorted({cpu.core or 0 for cpu in third})]

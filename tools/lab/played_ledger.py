@@ -1,7 +1,10 @@
-"""Plays the topology service of one node for benchmarks: a ledger with one writer, and answers to `place` and `release` by the rules of `topobus.engine.ledger`.
+"""Plays the topology service of one node for benchmarks: a ledger with one writer, and answers to
+`place` and `release` by the rules of `topobus.engine.ledger`.
 
-Flows in: the node as its engine sees it, and asks of the bus. Flows out: answers, and the ledger, written by compare-and-set. Dry runs and reservations are not served. Thousands of
-real services would keep watches of their own on the machine that measures something else. tests/integration/test_topology_places.py holds it to what the service answers.
+Flows in: the node as its engine sees it, and asks of the bus. Flows out: answers, and the ledger,
+written by compare-and-set. Dry runs and reservations are not served. Thousands of real services
+would keep watches of their own on the machine that measures something else.
+tests/integration/test_topology_places.py holds it to what the service answers.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ __all__ = ["PlayedLedger"]
 class PlayedLedger:
     """The ledger of one node. Make it, then `start`.
 
-    Args: make_view — gives the node while nothing is held; asked once, and only when something is placed there, for of thousands of nodes many never are asked.
+    Args: make_view — gives the node while nothing is held; asked once, and only when something is
+    placed there, for of thousands of nodes many never are asked.
     """
 
     def __init__(self, bus: Bus, node: str, make_view: Callable[[], NodeView]) -> None:
@@ -37,7 +41,8 @@ class PlayedLedger:
         self._make_view = make_view
         self._view: NodeView | None = None
         self._revision = 0
-        # One writer, and each write is awaited: as in the service, asks are answered one after the other.
+        # One writer, and each write is awaited: as in the service, asks
+        # are answered one after the other.
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
@@ -78,7 +83,8 @@ class PlayedLedger:
     async def _write(self, ledger: Ledger) -> None:
         """Write the next ledger.
 
-        Errors: raises PeerUnavailable: the asker is told nothing, and asks again by the same operation id.
+        Errors: raises PeerUnavailable: the asker is told nothing, and asks
+        again by the same operation id.
         """
         if ledger is self.ledger:
             return

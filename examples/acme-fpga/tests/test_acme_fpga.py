@@ -39,7 +39,9 @@ class TestAcmeContract(DriverContract):
         ("temperature_c", "97", ("too-hot", HealthState.DEGRADED)),
     ],
 )
-def test_observe_tells_when_a_file_of_the_card_says_so(tmp_path: Path, name: str, text: str, wanted: tuple[str, HealthState]) -> None:
+def test_observe_tells_when_a_file_of_the_card_says_so(
+    tmp_path: Path, name: str, text: str, wanted: tuple[str, HealthState]
+) -> None:
     """A card that is not ready is Unhealthy, a hot one Degraded; its neighbour is neither."""
     recorded = record(tmp_path / "machine")
     tree = Tree(HardwareSettings(root=str(recorded.root)))

@@ -53,7 +53,9 @@ def test_whole_card_and_a_half_exclude_each_other(tmp_path: Path) -> None:
     """Two halves go together; the card goes with none of them, and has the memory of both."""
     tree, devices = discovered(record(tmp_path / "machine"))
     card = [devices[name] for name in (WHOLE, *HALVES)]
-    counters = {each.name: each.counters["cores"] for each in NexaDriver().discover(tree, read_machine(tree, "n1")).counter_sets}
+    counters = {
+        each.name: each.counters["cores"] for each in NexaDriver().discover(tree, read_machine(tree, "n1")).counter_sets
+    }
     cores = [device.consumes[0].amount for device in card]
 
     assert len(devices) == 6
@@ -82,7 +84,11 @@ def test_card_and_both_halves_are_sick_when_the_card_says_so(tmp_path: Path) -> 
 
     seen = NexaDriver().observe(tree, list(devices.values()))
 
-    sick = {name: [(each.reason, each.state) for each in observations] for name, observations in seen.items() if observations}
+    sick = {
+        name: [(each.reason, each.state) for each in observations]
+        for name, observations in seen.items()
+        if observations
+    }
     assert sick == {name: [("card-fault", HealthState.UNHEALTHY)] for name in (WHOLE, *HALVES)}
 
 

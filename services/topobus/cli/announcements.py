@@ -1,6 +1,7 @@
 """Names a running `topobus up` for the commands of its user: a context for as long as it runs.
 
-Flows in: the name wanted, the state folder, the running system. Flows out: what commands must be told to find it. A folder for contexts that cannot be written costs a remark, not the run.
+Flows in: the name wanted, the state folder, the running system. Flows out: what commands must be
+told to find it. A folder for contexts that cannot be written costs a remark, not the run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Announcement:
         """
         if self.wanted is not None and ContextFolder().free_name(self.wanted, str(self.state)) != self.wanted:
             raise UsageError(
-                f"--context {self.wanted}: another system has this name", next_step="choose another, or: topobus context rm NAME"
+                f"--context {self.wanted}: another system has this name",
+                next_step="choose another, or: topobus context rm NAME",
             )
 
     @contextmanager
@@ -73,7 +75,8 @@ class Announcement:
             # A system has one name: the one that this run was given.
             if other != name:
                 folder.remove(other)
-        # A server that was given may want a login that the environment names; its file is as good for other commands.
+        # A server that was given may want a login that the environment names; its file
+        # is as good for other commands.
         login = system.settings_of("cli")
         return Context(
             name=name,

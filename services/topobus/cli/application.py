@@ -1,4 +1,6 @@
-"""The operator's program: reads the command line, runs one command, ends with a documented exit code and never with a traceback."""
+"""The operator's program: reads the command line, runs one command, ends with a documented exit
+code and never with a traceback.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ _READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["diff"], ["p
 
 
 def application() -> App:
-    """Assemble the program. Commands are named by import path, so that only the one that runs is loaded."""
+    """Assemble the program.
+
+    Commands are named by import path, so that only the one that runs is loaded.
+    """
     app = App(
         name="topobus",
         version=_version,
@@ -51,13 +56,17 @@ def _version() -> str:
 
 
 def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: None) -> int:
-    """Run one command line and give its exit code; `when_loaded` is called between the loading of the command and its run."""
+    """Run one command line and give its exit code; `when_loaded` is called between the loading of
+    the command and its run.
+    """
     adapt_streams()
     if answer_quickly(list(arguments)):
         return ExitCode.OK
     arguments = with_options_behind(arguments)
     try:
-        command, bound, _ = application().parse_args(arguments, exit_on_error=False, print_error=False, error_console=error_console())
+        command, bound, _ = application().parse_args(
+            arguments, exit_on_error=False, print_error=False, error_console=error_console()
+        )
         when_loaded()
         answer = command(*bound.args, **bound.kwargs)
     except CycloptsError as err:
@@ -72,7 +81,8 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our stdout is gone (`| head`): what it wanted it has. Point stdout away, or the interpreter complains at exit.
+        # The reader of our stdout is gone (`| head`): what it wanted it has. Point stdout away, or
+        # the interpreter complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as err:  # noqa: BLE001 - boundary: the operator's program, as runtime.run is for a service
@@ -94,7 +104,10 @@ def _command_of(arguments: Sequence[str]) -> list[str]:
 
 
 def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
-    """Name every option that there is not, and all that are missing; the parser ends at the first."""
+    """Name every option that there is not, and all that are missing.
+
+    The parser ends at the first.
+    """
     command, _ = find_command(read_commands(), arguments)
     if command is None:
         return _in_our_words(str(error), arguments)
@@ -105,10 +118,19 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     given = [word.partition("=")[0] for word in own if _OPTION.fullmatch(word)]
     unknown = [name for name in dict.fromkeys(given) if name not in (*names, "--help", "-h", "--version")]
-    missing = [option["names"] for option in command["options"] if option["is_required"] and not set(option["names"]) & set(given)]
-    faults = [f"there is no option {name}{did_you_mean(name, sorted(name for name in names if name.startswith('--')))}" for name in unknown]
+    missing = [
+        option["names"]
+        for option in command["options"]
+        if option["is_required"] and not set(option["names"]) & set(given)
+    ]
+    faults = [
+        f"there is no option {name}{did_you_mean(name, sorted(name for name in names if name.startswith('--')))}"
+        for name in unknown
+    ]
     if missing:
-        faults.append(f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}")
+        faults.append(
+            f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}"
+        )
     is_about_these = bool(unknown) or isinstance(error, MissingArgumentError | UnknownOptionError)
     return ("; ".join(faults) if is_about_these else "") or _in_our_words(str(error), arguments)
 
@@ -126,10 +148,16 @@ def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
     if isinstance(error, UsageError):
         return " ".join(("topobus", *_command_of(arguments), "--help"))
     if isinstance(error, InputError):
-        return f"`topobus {' '.join((*_command_of(arguments), '--help'))}` says what is read; examples/pods and examples/claims have manifests to start from"
+        return (
+            f"`topobus {' '.join((*_command_of(arguments), '--help'))}` says what is read; examples/pods and "
+            "examples/claims have manifests to start from"
+        )
     if isinstance(error, ContractError):
         if _command_of(arguments)[:1] in _READ_MANIFESTS:
-            return "correct it there, and run the command again: docs/reference/pods.md and docs/reference/allocation.md have the fields"
+            return (
+                "correct it there, and run the command again: docs/reference/pods.md and "
+                "docs/reference/allocation.md have the fields"
+            )
         return "correct the file; where no file was given, `topobus doctor` names what cannot be read"
     return ""
 

@@ -1,4 +1,5 @@
-"""Reads the order of words on a command line: options that every command takes may stand before the command, as with kubectl and nats.
+"""Reads the order of words on a command line: options that every command takes may stand before the
+command, as with kubectl and nats.
 
 Only the standard library: this runs before anything is imported.
 """
@@ -14,7 +15,8 @@ _WITHOUT_VALUE = ("--json",)
 
 
 def with_options_behind(arguments: Sequence[str]) -> list[str]:
-    """Move options that stand before the command to the command line's end, where each command reads its own.
+    """Move options that stand before the command to the command line's end, where each command
+    reads its own.
 
     >>> with_options_behind(["--nats", "nats://a:1", "inventory", "gpu"])
     ['inventory', 'gpu', '--nats', 'nats://a:1']

@@ -1,4 +1,7 @@
-"""Settings of `topobus`: the address of NATS and the default node. Flags win over environment, environment over file, file over default."""
+"""Settings of `topobus`: the address of NATS and the default node.
+
+Flags win over environment, environment over file, file over default.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ class CliSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fie
     """What the operator's tool reads from its file and from `TOPOBUS_ALL__…` and `TOPOBUS_CLI__…`."""
 
     connect_timeout_s: float = 3.0
-    """How long a command waits for NATS before it says that nothing is there. 3 s: a local server answers within milliseconds."""
+    """How long a command waits for NATS before it says that nothing is there. 3 s: a local server
+    answers within milliseconds."""
     log: LogSettings = LogSettings(level="error", format="console")
     """Only errors: what a command has to say it prints itself. `debug` shows what the bus does."""

@@ -1,8 +1,11 @@
-"""Keeps the systems that a user talks to under names: one file each below the user's configuration folder, and the name of the selected one.
+"""Keeps the systems that a user talks to under names: one file each below the user's configuration
+folder, and the name of the selected one.
 
-Flows in: what `topobus up` says of its system, what `topobus context add` was given. Flows out: where a command connects, and as whom. A context holds paths of password files,
-never a password. One that `topobus up` wrote is running while the process that wrote it runs; after that its port may be somebody else's, so commands refuse it.
-Source of the folder: XDG Base Directory Specification. Why so: docs/adr/0061-contexts-name-systems.md.
+Flows in: what `topobus up` says of its system, what `topobus context add` was given. Flows out:
+where a command connects, and as whom. A context holds paths of password files, never a password.
+One that `topobus up` wrote is running while the process that wrote it runs; after that its port may
+be somebody else's, so commands refuse it. Source of the folder: XDG Base Directory Specification.
+Why so: docs/adr/0061-contexts-name-systems.md.
 """
 
 from __future__ import annotations
@@ -78,12 +81,17 @@ class ContextFolder:
         """Find the folder; nothing is made yet."""
         # A relative path counts as none, says the specification.
         given = Path(environ.get("XDG_CONFIG_HOME", ""))
-        self._root = (given if given.is_absolute() else Path(environ.get("HOME") or "/nonexistent") / ".config") / "topobus"
+        self._root = (
+            given if given.is_absolute() else Path(environ.get("HOME") or "/nonexistent") / ".config"
+        ) / "topobus"
         self._files = self._root / "contexts"
         self._selected = self._root / "context"
 
     def all(self) -> tuple[Context, ...]:
-        """Read all, by name. A file that cannot be read is left out: it must not keep the others from being used."""
+        """Read all, by name.
+
+        A file that cannot be read is left out: it must not keep the others from being used.
+        """
         if not self._is_usable():
             return ()
         names = sorted(file.stem for file in self._files.glob("*.json") if _NAME.fullmatch(file.stem))
@@ -133,13 +141,16 @@ class ContextFolder:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
-        """Keep other runs from choosing a name for the block: two that start at the same moment would choose the same.
+        """Keep other runs from choosing a name for the block: two that start at the same moment
+        would choose the same.
 
         Errors: raises ConfigError when the folder cannot be written.
         """
         with contextlib.ExitStack() as held:
             with self._writing():
-                lock = os.open(self._root / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+                lock = os.open(
+                    self._root / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+                )
                 held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -147,18 +158,22 @@ class ContextFolder:
     def free_name(self, wanted: str, state_dir: str) -> str:
         """Give a name for the `topobus up` of a state folder: the one wanted, else with a number.
 
-        A name is free when nobody has it, when it is this folder's own from a run before, or when it is that of a stopped run whose folder is gone.
+        A name is free when nobody has it, when it is this folder's own from a run before, or when
+        it is that of a stopped run whose folder is gone.
         """
         for name in (wanted, *(f"{wanted}-{number}" for number in range(2, 1000))):
             other = self.get(name)
             if other is None or (
-                other.state is ContextState.STOPPED and (other.state_dir == state_dir or not Path(other.state_dir).is_dir())
+                other.state is ContextState.STOPPED
+                and (other.state_dir == state_dir or not Path(other.state_dir).is_dir())
             ):
                 return name
         raise ConfigError(f"there are a thousand contexts named {wanted}", next_step="topobus context rm NAME…")
 
     def _is_usable(self) -> bool:
-        """Say whether the folder is ours alone: a context that others can write may send a password anywhere."""
+        """Say whether the folder is ours alone: a context that others can write may send a password
+        anywhere.
+        """
         try:
             return not objection_to_folder(self._files.stat())
         except OSError:
@@ -176,10 +191,15 @@ class ContextFolder:
         try:
             self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
             if objection := objection_to_folder(self._files.stat()):
-                raise ConfigError(f"{self._files} {objection}: contexts there could send a password anywhere", next_step="chmod go-w it")
+                raise ConfigError(
+                    f"{self._files} {objection}: contexts there could send a password anywhere",
+                    next_step="chmod go-w it",
+                )
             yield
         except OSError as err:
-            raise ConfigError(f"cannot write {self._root}: {err.strerror}", next_step="set XDG_CONFIG_HOME to a folder of yours") from err
+            raise ConfigError(
+                f"cannot write {self._root}: {err.strerror}", next_step="set XDG_CONFIG_HOME to a folder of yours"
+            ) from err
 
     @staticmethod
     def _write(file: Path, content: bytes) -> None:
@@ -196,7 +216,9 @@ def check_name(name: str) -> str:
     Errors: raises UsageError for one that is no file name of letters, digits, `-`, `_` and `.`.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"a context's name: got {name!r}, wanted letters, digits, '-', '_' and '.'", next_step="topobus context ls")
+        raise UsageError(
+            f"a context's name: got {name!r}, wanted letters, digits, '-', '_' and '.'", next_step="topobus context ls"
+        )
     return name
 
 
@@ -205,18 +227,21 @@ def name_of_folder(state: Path, *, is_kept: bool) -> str:
 
     >>> name_of_folder(Path("/home/me/my lab"), is_kept=True), name_of_folder(Path("/tmp/topobus-x1y2z3a4"), is_kept=False)
     ('my-lab', 'local')
-    """
+    """  # noqa: E501
     name = _NOT_IN_A_NAME.sub("-", state.name).strip("-._")[:60] if is_kept else _FRESH
     return name or _FRESH
 
 
 @contextlib.contextmanager
 def announced_context(folder: ContextFolder, context: Context, *, is_kept: bool) -> Iterator[bool]:
-    """Keep a context for the run of a `topobus up`; gives whether commands use it from now on without being told.
+    """Keep a context for the run of a `topobus up`.
 
-    It becomes the selected one unless one is selected that runs or was added: a second system does not take a user's commands away from the first.
+    Gives whether commands use it from now on without being told. It becomes the selected
+    one unless one is selected that runs or was added: a second system does not take a
+    user's commands away from the first.
     Shapes: is_kept — the state folder outlives the run; then the context stays, marked as stopped.
-    Errors: raises ConfigError when it cannot be written; a failure to take it back at the end is ignored.
+    Errors: raises ConfigError when it cannot be written; a failure to take
+    it back at the end is ignored.
     """
     context = msgspec.structs.replace(context, pid=os.getpid(), started=process_start(os.getpid()))
     folder.put(context)

@@ -1,7 +1,8 @@
-"""Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a running controller.
+"""Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a
+running controller.
 
-The child is the controller's program, because only the controller has a CEL evaluator. Flows in: a situation, as `topobus.controller.dry_run.rules.run`
-describes it. Flows out: its answers.
+The child is the controller's program, because only the controller has a CEL evaluator. Flows in: a
+situation, as `topobus.controller.dry_run.rules.run` describes it. Flows out: its answers.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ async def ask_dry_run(situation: Mapping[str, Any], arguments: Sequence[str] = (
         return answers
     if b"ModuleNotFoundError" in complaint:
         raise ConfigError(
-            "a dry run needs the controller's packages, which are not installed", next_step="pip install '.[controller]' from the checkout"
+            "a dry run needs the controller's packages, which are not installed",
+            next_step="pip install '.[controller]' from the checkout",
         )
     try:
         said = msgspec.json.decode(complaint.strip().splitlines()[-1])
         error = _ERRORS.get(process.returncode or 0, TopobusError)(said["error"], next_step=said["next_step"])
     except (msgspec.DecodeError, IndexError, KeyError, TypeError) as err:
-        raise TopobusError(f"the dry run ended with {process.returncode}: {complaint.decode(errors='replace')[-2000:]}") from err
+        raise TopobusError(
+            f"the dry run ended with {process.returncode}: {complaint.decode(errors='replace')[-2000:]}"
+        ) from err
     raise error

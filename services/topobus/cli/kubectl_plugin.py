@@ -1,7 +1,10 @@
-"""Console scripts `kubectl-topobus` and `kubectl_complete-topobus`: kubectl finds both on PATH, and `kubectl topobus …` is `topobus …`.
+"""Console scripts `kubectl-topobus` and `kubectl_complete-topobus`: kubectl finds both on PATH, and
+`kubectl topobus …` is `topobus …`.
 
-kubectl hands over the words after its own; its flags (`-n`, `--context`) it neither reads nor passes on before a plugin's name, and behind it they are ours.
-Source: kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins; completion of plugins came with kubectl 1.26.
+kubectl hands over the words after its own; its flags (`-n`, `--context`) it neither reads nor
+passes on before a plugin's name, and behind it they are ours.
+Source: kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins; completion of
+plugins came with kubectl 1.26.
 """
 
 import sys
@@ -14,7 +17,9 @@ __all__ = ["complete_main", "main"]
 
 
 def complete_main() -> None:
-    """Answer a shell that completes `kubectl topobus …`: kubectl gives the words, the last one unfinished."""
+    """Answer a shell that completes `kubectl topobus …`: kubectl gives the words, the last one
+    unfinished.
+    """
     with needing_extra("cli", program="kubectl_complete-topobus", more="'topobus[all]' for the whole system"):
         answer_quickly([COMPLETE, *sys.argv[1:]])
 

@@ -11,7 +11,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit."""
-    # What is loaded stays for the whole run: looking through it for garbage, again and again, is a tenth of a short command.
+    # What is loaded stays for the whole run: looking through it for garbage, again and again,
+    # is a tenth of a short command.
     gc.disable()
     with needing_extra("cli", program="topobus", more="'topobus[all]' for the whole system"):
         if answer_quickly(sys.argv[1:]):

@@ -1,4 +1,6 @@
-"""Options that commands share, and the objects made of them: settings, output, a connected bus, the selected node."""
+"""Options that commands share, and the objects made of them: settings, output, a connected bus, the
+selected node.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ __all__ = [
 class OutputOptions:
     """How a command prints."""
 
-    json: Annotated[bool, Parameter(name="--json", negative="", help="Print JSON: one document, or one line an event.")] = False
+    json: Annotated[
+        bool, Parameter(name="--json", negative="", help="Print JSON: one document, or one line an event.")
+    ] = False
 
     def output(self) -> Output:
         """Open the output."""
@@ -62,21 +66,32 @@ class OutputOptions:
 class BusOptions(OutputOptions):
     """How a command prints, and where it finds the system."""
 
-    nats: Annotated[str | None, Parameter(name="--nats", help="NATS server of the system, in place of a context.")] = None
+    nats: Annotated[str | None, Parameter(name="--nats", help="NATS server of the system, in place of a context.")] = (
+        None
+    )
     context: Annotated[
-        str | None, Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one.")
+        str | None,
+        Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one."),
     ] = None
-    config: Annotated[Path | None, Parameter(name="--config", help="Settings file (TOML) with the same keys as the services'.")] = None
+    config: Annotated[
+        Path | None, Parameter(name="--config", help="Settings file (TOML) with the same keys as the services'.")
+    ] = None
 
     def target(self) -> Target:
-        """Choose the system: --nats, --context, the environment's URL, the settings file, TOPOBUS_CONTEXT, the selected context, this machine's default port.
+        """Choose the system: --nats, --context, the environment's URL, the settings file,
+        TOPOBUS_CONTEXT, the selected context, this machine's default port.
 
-        Errors: raises UsageError and ConfigError for what names no system, PeerUnavailable for the context of a `topobus up` that ended.
+        Errors: raises UsageError and ConfigError for what names no system, PeerUnavailable for the
+        context of a `topobus up` that ended.
         """
         return choose_target(nats=self.nats, context=self.context, config=self.config, environ=os.environ)
 
     def settings(self) -> CliSettings:
-        """Read file and environment; the flag wins. Who names no user comes as the one of the context, or of the `topobus up` that runs there, if it is this user's own."""
+        """Read file and environment; the flag wins.
+
+        Who names no user comes as the one of the context, or of the `topobus up` that runs
+        there, if it is this user's own.
+        """
         return self.target().settings
 
 
@@ -99,9 +114,11 @@ class NamesSystem(Enum):
 async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.IF_SEVERAL) -> AsyncIterator[Bus]:
     """Connect for one command.
 
-    Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait for ever, as services want it.
+    Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait
+    for ever, as services want it.
     """
-    # Here: the client of NATS, metrics and logs are a third of a start, and half of the commands ask nobody.
+    # Here: the client of NATS, metrics and logs are a third of a start, and
+    # half of the commands ask nobody.
     from topobus.bus.bus import Bus
     from topobus.bus.connection.nats_errors import is_refused_login
     from topobus.process.logging import setup_logging
@@ -127,13 +144,15 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
             who = f"as user {settings.nats.user!r}" if settings.nats.user else "without a user"
             raise PeerUnavailable(
                 f"the NATS server {where} does not let us in {who}: {why}",
-                next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
+                next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, "
+                "TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
                 "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
             ) from err
         if "certificate" in why:
             raise PeerUnavailable(
                 f"the NATS server {where} is not trusted: {why}",
-                next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the server as its certificate does; "
+                next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the "
+                "server as its certificate does; "
                 "`topobus keys show FOLDER` at the server says for whom and until when it is good",
             ) from err
         raise PeerUnavailable(
@@ -147,7 +166,10 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         # Whoever talks to another system than they think sees it here, or above.
         err.message = _with_system(problem or err.message, "" if is_named else target.text)
         if problem:
-            err.next_step = "choose your system with --context NAME or --nats URL: `topobus context ls` lists those that this user knows"
+            err.next_step = (
+                "choose your system with --context NAME or --nats URL: `topobus context ls` lists those that "
+                "this user knows"
+            )
         raise
     except (UsageError, NotFoundError) as err:
         # What is not there may be in another system.
@@ -164,7 +186,9 @@ async def check_listening(target: Target, where: str = "") -> None:
     Errors: raises PeerUnavailable when every server refuses connections.
     """
     if await refuses(target.settings.nats.url):
-        raise PeerUnavailable(f"no NATS server listens {where or _place_of(target)}: connection refused", next_step=target.next_step)
+        raise PeerUnavailable(
+            f"no NATS server listens {where or _place_of(target)}: connection refused", next_step=target.next_step
+        )
 
 
 def _place_of(target: Target) -> str:
@@ -186,7 +210,10 @@ def system_text(options: BusOptions) -> str:
 
 
 async def _problem(bus: Bus) -> str:
-    """Say that the server is no Topobus' when it has none of its streams; empty when it has, or does not tell."""
+    """Say that the server is no Topobus' when it has none of its streams.
+
+    Empty when it has, or does not tell.
+    """
     try:
         differences = await bus.inspect()
     except PeerUnavailable:
@@ -204,17 +231,24 @@ async def _problem(bus: Bus) -> str:
 async def the_node(bus: Bus, wanted: str | None) -> str:
     """Choose the node: the one named, else the only one there is.
 
-    Errors: raises PeerUnavailable when no node reports, NotFoundError when the name is unknown, UsageError when several could be meant.
+    Errors: raises PeerUnavailable when no node reports, NotFoundError when the name is unknown,
+    UsageError when several could be meant.
     """
     nodes = [entry.parts["node"] for entry in await bus.list(MACHINE)]
     if not nodes:
-        raise PeerUnavailable("no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells")
+        raise PeerUnavailable(
+            "no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells"
+        )
     if wanted is None and len(nodes) > 1:
-        raise UsageError(f"{len(nodes)} nodes report a machine: {', '.join(nodes[:10])}", next_step="say which one with --node NAME")
+        raise UsageError(
+            f"{len(nodes)} nodes report a machine: {', '.join(nodes[:10])}", next_step="say which one with --node NAME"
+        )
     return one_of("node", wanted or nodes[0], nodes)
 
 
-async def check_known(bus: Bus, *, node: str | None = None, device_class: str | None = None, also: Collection[str] = ()) -> None:
+async def check_known(
+    bus: Bus, *, node: str | None = None, device_class: str | None = None, also: Collection[str] = ()
+) -> None:
     """Check names that narrow a stream of events, in which what is misspelt looks like silence.
 
     Of a system of which nothing is known yet every name may be meant.
@@ -234,7 +268,8 @@ async def check_known(bus: Bus, *, node: str | None = None, device_class: str | 
 def one_of_classes(wanted: str, classes: Iterable[str]) -> str:
     """Check a class of devices against those that services have.
 
-    Errors: raises NotFoundError that lists what exists; for a class whose driver is installed here it says how the class comes to be served.
+    Errors: raises NotFoundError that lists what exists; for a class whose driver is installed here
+    it says how the class comes to be served.
     """
     try:
         return one_of("device class", wanted, classes)
@@ -242,11 +277,14 @@ def one_of_classes(wanted: str, classes: Iterable[str]) -> str:
         # Here: entry points are looked through only for a class that nobody has.
         from topobus.devicekit.registry import unserved_drivers
 
-        drivers = [driver for driver in unserved_drivers(()) if driver.device_class == wanted and driver.is_served_elsewhere]
+        drivers = [
+            driver for driver in unserved_drivers(()) if driver.device_class == wanted and driver.is_served_elsewhere
+        ]
         if not drivers:
             raise
         raise NotFoundError(
-            f"no service of device class {wanted!r} runs; its driver {' and '.join(driver.name for driver in drivers)} is installed",
+            f"no service of device class {wanted!r} runs; its driver "
+            f"{' and '.join(driver.name for driver in drivers)} is installed",
             next_step=drivers[0].next_step,
         ) from err
 
@@ -260,6 +298,9 @@ def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     if wanted in names:
         return wanted
     listed = f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
-    # Of two words of three letters that differ in one, none is the other misspelt: an npu is no gpu.
+    # Of two words of three letters that differ in one, none is the
+    # other misspelt: an npu is no gpu.
     near = get_close_matches(wanted.lower(), names, n=3, cutoff=0.7) or list(filter(None, [meant_name(wanted, names)]))
-    raise NotFoundError(f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {listed}" if near else listed)
+    raise NotFoundError(
+        f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {listed}" if near else listed
+    )

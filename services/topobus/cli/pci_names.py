@@ -1,7 +1,10 @@
-"""Names of PCI vendors and devices, from the list that the system keeps: pci.ids, of the packages pci.ids and hwdata. Nothing is ever fetched.
+"""Names of PCI vendors and devices, from the list that the system keeps: pci.ids, of the packages
+pci.ids and hwdata.
 
-Flows in: roots of file systems, and the functions of a machine. Flows out: a short name for each pair of ids that a list has; for a recording, the part of the
-list that its machine needs.
+Nothing is ever fetched.
+
+Flows in: roots of file systems, and the functions of a machine. Flows out: a short name for each
+pair of ids that a list has; for a recording, the part of the list that its machine needs.
 Source: the format is described at the head of pci.ids itself, https://pci-ids.ucw.cz.
 """
 
@@ -24,7 +27,8 @@ _MOST_BYTES = 16 << 20
 _LINE = re.compile(r"(\t?)([0-9a-f]{4})  (.+)")
 # What a vendor is called ends before these: `Intel Corporation`, `Samsung Electronics Co Ltd`.
 _COMPANY = re.compile(
-    r",? (?:Corporation|Corp|Technologies|Technology|Electronics|Systems|Semiconductor|Co|Inc|Ltd|LLC|AG|GmbH|S\.A|Group)\b.*"
+    r",? "
+    r"(?:Corporation|Corp|Technologies|Technology|Electronics|Systems|Semiconductor|Co|Inc|Ltd|LLC|AG|GmbH|S\.A|Group)\b.*"
 )
 # What the kind of a function, drawn before its name, says already.
 _KIND = re.compile(r"^(?:Ethernet (?:Controller|Connection|Adapter)|NVMe SSD Controller) (?=\S)")
@@ -32,7 +36,8 @@ _BRACKETS = re.compile(r"\[([^\[\]]+)\]")
 
 
 def read_pci_names(devices: Iterable[PciDevice], *roots: Path) -> dict[PciIds, str]:
-    """Name functions by the first list that one of the roots has: the machine's own root first, then that of the system that draws.
+    """Name functions by the first list that one of the roots has: the machine's own root first,
+    then that of the system that draws.
 
     A function that the list lacks has no name; one whose vendor alone is known has the vendor's.
     Cost: one pass over 40,000 lines, 20 ms, where there is a list.
@@ -51,7 +56,8 @@ def read_pci_names(devices: Iterable[PciDevice], *roots: Path) -> dict[PciIds, s
 
 
 def copy_names(devices: Iterable[PciDevice], root: Path, folder: Path) -> bool:
-    """Write into a recording what the list of the recorded system says of its functions, so that it is drawn with names anywhere; says whether there is a list.
+    """Write into a recording what the list of the recorded system says of its functions, so that it
+    is drawn with names anywhere; says whether there is a list.
 
     Errors: raises OSError when the file cannot be written.
     """
@@ -69,12 +75,17 @@ def _ids(devices: Iterable[PciDevice]) -> set[PciIds]:
 
 
 def _entries(roots: Iterable[Path], wanted: set[PciIds]) -> Iterable[tuple[tuple[int, int | None], str, str]]:
-    """Find the wanted entries of the first list: ids (None in place of the device: the vendor itself), name and line; a vendor before its devices."""
+    """Find the wanted entries of the first list: ids (None in place of the device: the vendor
+    itself), name and line.
+
+    A vendor before its devices.
+    """
     text = next((text for root in roots for place in _PLACES if (text := _read(root, place)) is not None), "")
     vendors = {vendor for vendor, _ in wanted}
     vendor = -1
     for line in text.splitlines():
-        # Behind the vendors stand lists of device classes, `C 03  Display controller`; subsystems have two tabs.
+        # Behind the vendors stand lists of device classes, `C 03  Display
+        # controller`; subsystems have two tabs.
         if line.startswith("C "):
             return
         if line[:1] == "\t" and vendor not in vendors:
@@ -92,7 +103,11 @@ def _entries(roots: Iterable[Path], wanted: set[PciIds]) -> Iterable[tuple[tuple
 
 
 def _read(root: Path, place: str) -> str | None:
-    """Read a list inside a root; None where there is none that can be read: names are an addition, and the drawing is whole without them."""
+    """Read a list inside a root.
+
+    None where there is none that can be read: names are an addition, and the
+    drawing is whole without them.
+    """
     try:
         return read_regular(inside_root(root, place), _MOST_BYTES).decode("utf-8", errors="replace")
     except OSError:
@@ -104,7 +119,7 @@ def _vendor(name: str) -> str:
 
     >>> _vendor("Intel Corporation"), _vendor("Advanced Micro Devices, Inc. [AMD/ATI]"), _vendor("Samsung Electronics Co Ltd")
     ('Intel', 'AMD/ATI', 'Samsung')
-    """
+    """  # noqa: E501
     brackets = _BRACKETS.search(name)
     return brackets[1] if brackets is not None else _COMPANY.sub("", name) or name
 
@@ -114,6 +129,6 @@ def _device(name: str, vendor: str) -> str:
 
     >>> _device("MT2910 Family [ConnectX-7]", "Mellanox"), _device("ASPEED Graphics Family", "ASPEED"), _device("Ethernet Controller X550", "Intel")
     ('ConnectX-7', 'Graphics Family', 'X550')
-    """
+    """  # noqa: E501
     brackets = _BRACKETS.search(name)
     return brackets[1] if brackets is not None else _KIND.sub("", name.removeprefix(f"{vendor} "))

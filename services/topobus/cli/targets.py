@@ -1,6 +1,7 @@
 """Chooses the system that a command talks to, and says where the choice comes from.
 
-Flows in: the options, the environment, the settings file, the user's contexts. Flows out: the settings of one connection, with a text for errors that names the system.
+Flows in: the options, the environment, the settings file, the user's contexts. Flows out: the
+settings of one connection, with a text for errors that names the system.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "refuses"]
 VARIABLE = "TOPOBUS_CONTEXT"
 _DEFAULT = "the default"
 _DEFAULT_PORT = 4222
-# A server that is there or not says so at once; one that is far away is given the time of the connection itself.
+# A server that is there or not says so at once; one that is far away is given the
+# time of the connection itself.
 _REFUSAL_S = 1.0
 
 
@@ -56,20 +58,26 @@ class Target(Struct, frozen=True, kw_only=True):
         """Say what helps when nobody is there."""
         if self.context:
             return "start that system, or choose another one with --context NAME or --nats URL: `topobus context ls`"
-        return "start the system with `topobus up`, or name it with --context NAME, --nats URL or TOPOBUS_ALL__NATS__URL"
+        return (
+            "start the system with `topobus up`, or name it with --context NAME, --nats URL or TOPOBUS_ALL__NATS__URL"
+        )
 
 
 def choose_target(*, nats: str | None, context: str | None, config: Path | None, environ: Mapping[str, str]) -> Target:
-    """Choose by the first that is given: --nats, --context, a URL of the environment or the settings file, TOPOBUS_CONTEXT, the selected context, the default.
+    """Choose by the first that is given: --nats, --context, a URL of the environment or the
+    settings file, TOPOBUS_CONTEXT, the selected context, the default.
 
-    Errors: raises UsageError and ConfigError for what names no system, PeerUnavailable for the context of a `topobus up` that ended.
+    Errors: raises UsageError and ConfigError for what names no system, PeerUnavailable for the
+    context of a `topobus up` that ended.
     """
     if nats is not None and context is not None:
         raise UsageError("--nats and --context exclude each other: both name the system", next_step="choose one")
     settings = load_settings(CliSettings, "cli", file=config, environ=environ)
     if nats is not None:
         check_server_url(nats)
-        return _with_login(msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=nats)), "--nats")
+        return _with_login(
+            msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=nats)), "--nats"
+        )
     if context is not None:
         return _of_context(settings, context, "by --context", environ)
     origin = origin_of(CliSettings, "cli", "nats.url", file=config, environ=environ)
@@ -86,22 +94,28 @@ def choose_target(*, nats: str | None, context: str | None, config: Path | None,
 def check_server_url(text: str) -> None:
     """Check what a person gave as a server's address.
 
-    Errors: raises UsageError for what is no URL; a bare word could be a host, and is far more often a mistake.
+    Errors: raises UsageError for what is no URL; a bare word could be a host,
+    and is far more often a mistake.
     """
     try:
         servers, _ = read_url(text)
     except ConfigError as err:
-        raise UsageError(f"--nats: {err.message.removeprefix('nats.url: ')}", next_step="for example --nats nats://127.0.0.1:4222") from err
+        raise UsageError(
+            f"--nats: {err.message.removeprefix('nats.url: ')}", next_step="for example --nats nats://127.0.0.1:4222"
+        ) from err
     for server in servers:
         if "://" not in server and server != "localhost" and not set(server) & set(".:["):
             raise UsageError(
                 f"--nats: got {server!r}, which is no URL; wanted nats://HOST:PORT",
-                next_step=f"for the host of this name: --nats nats://{server}:{_DEFAULT_PORT}; for a context: --context {server}",
+                next_step=f"for the host of this name: --nats nats://{server}:{_DEFAULT_PORT}; for a context: --context "  # noqa: E501
+                f"{server}",
             )
 
 
 async def refuses(url: str) -> bool:
-    """Say whether every server of a URL refuses connections: nobody listens there, and waiting helps nobody."""
+    """Say whether every server of a URL refuses connections: nobody listens there, and waiting
+    helps nobody.
+    """
     outcomes = await asyncio.gather(*(_is_refused(server) for server in read_url(url)[0]))
     return all(outcomes)
 
@@ -115,9 +129,14 @@ async def _is_refused(server: str) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError as err:
-        # A name with several addresses: asyncio makes a text of all their errors. An address family that this machine lacks says nothing.
+        # A name with several addresses: asyncio makes a text of all their errors. An address family
+        # that this machine lacks says nothing.
         numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(err))}
-        return errno.ECONNREFUSED in numbers and numbers <= {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+        return errno.ECONNREFUSED in numbers and numbers <= {
+            errno.ECONNREFUSED,
+            errno.EADDRNOTAVAIL,
+            errno.EAFNOSUPPORT,
+        }
     writer.close()
     return False
 
@@ -134,9 +153,13 @@ def _of_context(settings: CliSettings, name: str, source: str, environ: Mapping[
     if context.state is ContextState.STOPPED:
         raise PeerUnavailable(
             f"context {name} ({source}) is the `topobus up` of {context.state_dir}, which is not running",
-            next_step=f"start it again (topobus up --dir {context.state_dir}), or choose another one: topobus context ls",
+            next_step=f"start it again (topobus up --dir {context.state_dir}), or choose another one: topobus context ls",  # noqa: E501
         )
-    return _with_login(msgspec.structs.replace(settings, nats=_nats_of(settings.nats, context)), f"context {name}, {source}", context=name)
+    return _with_login(
+        msgspec.structs.replace(settings, nats=_nats_of(settings.nats, context)),
+        f"context {name}, {source}",
+        context=name,
+    )
 
 
 def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:

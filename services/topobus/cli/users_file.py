@@ -1,7 +1,10 @@
-"""The file of users that a nats-server includes, as `topobus keys` writes it: for which shape of server, which nodes, with accounts or without.
+"""The file of users that a nats-server includes, as `topobus keys` writes it: for which shape of
+server, which nodes, with accounts or without.
 
-Flows in: what a file says of its form in its first line, what a caller wants changed, passwords. Flows out: the names of the users, and the file, whole. A file that is there keeps its
-form unless told otherwise: nobody turns a server with streams into one that does not see them by making a password anew, or lets a node's server out by adding another one.
+Flows in: what a file says of its form in its first line, what a caller wants changed, passwords.
+Flows out: the names of the users, and the file, whole. A file that is there keeps its form unless
+told otherwise: nobody turns a server with streams into one that does not see them by making a
+password anew, or lets a node's server out by adding another one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ class UsersForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     shape: Shape = Shape.CENTRAL
     nodes: tuple[str, ...] = ()
-    """Central, hub: those with users of their own. Leaf: the one whose server it is, or none for a file that fits any."""
+    """Central, hub: those with users of their own. Leaf: the one whose server it is, or none for a
+    file that fits any."""
     has_accounts: bool = True
     classes: tuple[str, ...] = ()
     """Device classes besides ours, each with users of its own (`topobus-device --class`)."""
@@ -45,9 +49,11 @@ def changed_form(
     left_out: Sequence[str] = (),
     classes: Sequence[str] = (),
 ) -> UsersForm:
-    """Give the form of a file, changed by what is wanted: nodes and classes are added to those that it has.
+    """Give the form of a file, changed by what is wanted: nodes and classes are added to those that
+    it has.
 
-    Errors: raises InputError for a file that cannot be read, UsageError for a form that there is not.
+    Errors: raises InputError for a file that cannot be read,
+    UsageError for a form that there is not.
     """
     before = _read_form(file) if file is not None else UsersForm()
     form = UsersForm(
@@ -57,7 +63,10 @@ def changed_form(
         classes=tuple(sorted({*before.classes, *extra_classes(classes)})),
     )
     if not form.has_accounts and form != UsersForm(has_accounts=False, classes=form.classes):
-        raise UsageError("--one-account is for one server without named nodes", next_step="leave it out: hubs and leaves have accounts")
+        raise UsageError(
+            "--one-account is for one server without named nodes",
+            next_step="leave it out: hubs and leaves have accounts",
+        )
     try:
         user_names(form)
     except (ValueError, ContractError) as err:
@@ -79,7 +88,13 @@ def user_names(form: UsersForm) -> tuple[str, ...]:
     """Name all users of a form, sorted."""
     if not form.has_accounts:
         return tuple(sorted((*PRINCIPALS, *form.classes)))
-    return tuple(sorted(user.name for account in accounts(form.shape, nodes=form.nodes, classes=form.classes) for user in account.users))
+    return tuple(
+        sorted(
+            user.name
+            for account in accounts(form.shape, nodes=form.nodes, classes=form.classes)
+            for user in account.users
+        )
+    )
 
 
 def write_users(file: Path, form: UsersForm, passwords: Mapping[str, str]) -> None:
@@ -101,6 +116,8 @@ def _read_form(file: Path) -> UsersForm:
     except FileNotFoundError:
         return UsersForm()
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as err:
-        raise InputError(f"cannot read {file}: {err}", next_step="remove it: it is written anew with the same passwords") from err
+        raise InputError(
+            f"cannot read {file}: {err}", next_step="remove it: it is written anew with the same passwords"
+        ) from err
     # Written before files said what they are: for one server.
     return UsersForm(has_accounts=has_accounts_in(text))

@@ -1,1 +1,4 @@
-"""The console: one page in a browser with the fleet, its health, what waits and why; it reads the bus and writes nothing."""
+"""The console: one page in a browser with the fleet, its health, what waits and why.
+
+It reads the bus and writes nothing.
+"""

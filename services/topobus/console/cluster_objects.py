@@ -1,6 +1,8 @@
-"""Follows the claims, and the pods that no node has yet, at a cluster's API server: the console's part where the controller's home is a cluster.
+"""Follows the claims, and the pods that no node has yet, at a cluster's API server: the console's
+part where the controller's home is a cluster.
 
-Flows in: lists and watches, by the informers that the controller has. Flows out: one call for each object. It lists and watches, and writes nothing.
+Flows in: lists and watches, by the informers that the controller has. Flows out: one call for each
+object. It lists and watches, and writes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def open_reader(settings: ClusterSettings) -> ApiReader:
         context=settings.context,
         call_s=settings.call_s,
         setting=f"console: cluster.mode is {settings.mode}",
-        next_step="set TOPOBUS_CONSOLE__CLUSTER__MODE to in-cluster in a pod, or to kubeconfig with TOPOBUS_CONSOLE__CLUSTER__KUBECONFIG",
+        next_step="set TOPOBUS_CONSOLE__CLUSTER__MODE to in-cluster in a pod, or to kubeconfig with "
+        "TOPOBUS_CONSOLE__CLUSTER__KUBECONFIG",
     )
     return ApiReader(KubernetesClient.open(access), settings.page, "deploy/kubernetes-console/console.yaml")
 
@@ -47,7 +50,9 @@ def open_reader(settings: ClusterSettings) -> ApiReader:
 class ClusterObjects:
     """The sink of the informers."""
 
-    def __init__(self, reader: ApiReader, settings: ClusterSettings, clock: Clock, take: Take, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, reader: ApiReader, settings: ClusterSettings, clock: Clock, take: Take, changed: Callable[[], None]
+    ) -> None:
         self._take = take
         self._informers = [
             Informer(
@@ -76,7 +81,9 @@ class ClusterObjects:
 
     def put(self, kind: str, version: str, plain: Plain) -> None:
         """Take in an object; whatever in it is not as it should be counts as absent."""
-        metadata, spec, status = (part if isinstance(part := plain.get(name), dict) else {} for name in ("metadata", "spec", "status"))
+        metadata, spec, status = (
+            part if isinstance(part := plain.get(name), dict) else {} for name in ("metadata", "spec", "status")
+        )
         api_object = ApiObject(api_version=version, kind=kind, metadata=metadata, spec=spec, status=status)
         self._take(kind, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""), api_object)
 

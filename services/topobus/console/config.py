@@ -19,35 +19,46 @@ class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where browsers find the page, and who may see it."""
 
     host: str = "127.0.0.1"
-    """The address to listen at. The default lets in nobody but users of this machine; any other address needs `page.password_file`."""
+    """The address to listen at. The default lets in nobody but users of this machine; any other
+    address needs `page.password_file`."""
     port: Port = 8765
     """The port to listen at; 0: a free one, which the log names."""
     hosts: tuple[str, ...] = ()
-    """Names and addresses by which browsers reach the page, besides `host` and the names of loopback: `("console.example",)`. A request for any other name is refused, for a
-    page of somebody else could have its own name lead here (DNS rebinding)."""
+    """Names and addresses by which browsers reach the page, besides `host` and the names of
+    loopback: `("console.example",)`. A request for any other name is refused, for a page of
+    somebody else could have its own name lead here (DNS rebinding)."""
     password_file: str = ""
-    """A file that holds the password for the page, at least 12 characters; empty: no login. Read anew at each login."""
+    """A file that holds the password for the page, at least 12 characters; empty: no login. Read
+    anew at each login."""
     has_link: bool = False
-    """Whether the page has a secret address instead of a login: it is printed at the start, new each time, and who opens it has a session. `topobus console` sets it, for every user
-    of a machine reaches its loopback interface."""
+    """Whether the page has a secret address instead of a login: it is printed at the start, new
+    each time, and who opens it has a session. `topobus console` sets it, for every user of a
+    machine reaches its loopback interface."""
     attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """Wrong passwords within a minute from one address, after which that address waits for the rest of it. All addresses together may have twenty times as many."""
+    """Wrong passwords within a minute from one address, after which that address waits for the rest
+    of it. All addresses together may have twenty times as many."""
     certificate_file: str = ""
-    """The page's certificate with its chain, PEM; empty: plain HTTP, for loopback or behind a proxy that has TLS."""
+    """The page's certificate with its chain, PEM; empty: plain HTTP, for loopback or behind a proxy
+    that has TLS."""
     key_file: str = ""
     """The certificate's private key, PEM."""
     is_behind_tls: bool = False
     """Whether a proxy in front has TLS: then the cookie is sent over TLS alone."""
     streams: Annotated[int, Meta(ge=1, le=10_000)] = 64
-    """Pages that may be open at once. One more takes the place of the oldest page of the address that has the most, if that is open for ten seconds; else it is told to try
-    again later. 64: each takes a connection and some 100 KiB, and what is shown is stored once for all."""
+    """Pages that may be open at once. One more takes the place of the oldest page of the address
+    that has the most, if that is open for ten seconds; else it is told to try again later. 64: each
+    takes a connection and some 100 KiB, and what is shown is stored once for all."""
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cluster's API server, where claims and pods are when the controller's home is a cluster; it is only read."""
+    """A cluster's API server, where claims and pods are when the controller's home is a cluster.
+
+    It is only read.
+    """
 
     mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
-    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file says. Its user needs to list and watch claims and pods, and no more."""
+    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file
+    says. Its user needs to list and watch claims and pods, and no more."""
     kubeconfig: str = ""
     """Path of the file, with mode `kubeconfig`."""
     context: str = ""
@@ -57,9 +68,11 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retry_s: Annotated[float, Meta(gt=0, le=60)] = 1.0
     """First pause after a call that failed, in seconds; doubled up to ten."""
     page: Annotated[int, Meta(ge=1, le=10_000)] = 500
-    """Objects in one page of a list: no more of them are in memory as the server sent them. kubectl asks for 500."""
+    """Objects in one page of a list: no more of them are in memory as the server sent them. kubectl
+    asks for 500."""
     resync_s: Annotated[float, Meta(ge=1)] = 600.0
-    """How often a copy is compared with a whole list, in seconds. Watches carry the news; this mends what one may have lost."""
+    """How often a copy is compared with a whole list, in seconds. Watches carry the news; this
+    mends what one may have lost."""
 
 
 class ConsoleSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +81,8 @@ class ConsoleSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     page: PageSettings = PageSettings()
     cluster: ClusterSettings = ClusterSettings()
     decisions: Annotated[int, Meta(ge=1, le=10_000)] = 200
-    """How many of the newest decisions the page lists. Each with all that is shown of it; together at most 16 MiB."""
+    """How many of the newest decisions the page lists. Each with all that is shown of it; together
+    at most 16 MiB."""
     events: Annotated[int, Meta(ge=1, le=10_000)] = 200
     """How many of the newest health events the page lists."""
 
@@ -81,7 +95,8 @@ def check_settings(settings: ConsoleSettings) -> None:
     page = settings.page
     if not is_loopback(page.host) and not page.password_file:
         raise ConfigError(
-            f"page.host: {page.host} is not an address of loopback, and without a login whoever reaches it sees everything",
+            f"page.host: {page.host} is not an address of loopback, and without a login whoever reaches it "
+            "sees everything",
             next_step="name a file with a password by page.password_file, or leave page.host at 127.0.0.1",
             key="page.host",
         )
@@ -99,9 +114,15 @@ def check_settings(settings: ConsoleSettings) -> None:
         )
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
-            f"console: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
-            next_step="set both TOPOBUS_CONSOLE__CLUSTER__MODE=kubeconfig and TOPOBUS_CONSOLE__CLUSTER__KUBECONFIG, or neither",
+            f"console: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} "
+            "do not go together",
+            next_step="set both TOPOBUS_CONSOLE__CLUSTER__MODE=kubeconfig and TOPOBUS_CONSOLE__CLUSTER__KUBECONFIG, or "
+            "neither",
             key="cluster",
         )
     if settings.http.port and settings.http.port == page.port:
-        raise ConfigError(f"page.port: http.port is {page.port}, too", next_step="choose another port for one of them", key="page.port")
+        raise ConfigError(
+            f"page.port: http.port is {page.port}, too",
+            next_step="choose another port for one of them",
+            key="page.port",
+        )

@@ -1,7 +1,10 @@
-"""Keeps browsers' connections from taking all places: a request's head has a deadline, and one address may have half of them.
+"""Keeps browsers' connections from taking all places: a request's head has a deadline, and one
+address may have half of them.
 
-Flows in: connections and their bytes, through uvicorn's protocol. Flows out: the same, but for those that are ended: whoever sends half a request, or opens more than an address may
-have. Of an address that has too many the oldest one that waits for a request goes, so that a browser gets in beside a program that only holds on.
+Flows in: connections and their bytes, through uvicorn's protocol. Flows out: the same, but for
+those that are ended: whoever sends half a request, or opens more than an address may have. Of an
+address that has too many the oldest one that waits for a request goes, so that a browser gets in
+beside a program that only holds on.
 """
 
 from __future__ import annotations
@@ -14,11 +17,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 __all__ = ["HEAD_S", "BoundedProtocol"]
 
 HEAD_S = 10.0
-"""Until a request's head must be whole, in seconds: a browser sends it in one packet, and the services' own HTTP waits half as long."""
+"""Until a request's head must be whole, in seconds: a browser sends it in one packet, and the
+services' own HTTP waits half as long."""
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection of a browser. Half of the server's `limit_concurrency` is what an address may have: a proxy in front is one address, and has all pages."""
+    """One connection of a browser.
+
+    Half of the server's `limit_concurrency` is what an address may have: a proxy in front is
+    one address, and has all pages.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -37,10 +45,18 @@ class BoundedProtocol(H11Protocol):
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         self._await_head()
-        own = [other for other in self.connections if isinstance(other, BoundedProtocol) and other.address == self.address]
+        own = [
+            other for other in self.connections if isinstance(other, BoundedProtocol) and other.address == self.address
+        ]
         if self.limit_concurrency is not None and len(own) > self.limit_concurrency // 2:
-            waiting = [other for other in own if other.waits_for_a_request and other is not self and other._deadline is not None]
-            oldest = min(waiting, key=lambda other: other._deadline.when() if other._deadline is not None else 0.0, default=self)
+            waiting = [
+                other
+                for other in own
+                if other.waits_for_a_request and other is not self and other._deadline is not None
+            ]
+            oldest = min(
+                waiting, key=lambda other: other._deadline.when() if other._deadline is not None else 0.0, default=self
+            )
             oldest.end()
 
     def data_received(self, data: bytes) -> None:

@@ -1,6 +1,8 @@
-"""Follows the bus and keeps the board equal to what it says: nodes, sick devices, waiting objects, health events, decisions.
+"""Follows the bus and keeps the board equal to what it says: nodes, sick devices, waiting objects,
+health events, decisions.
 
-Flows in: the watches of inventories, ledgers, alignments and objects, and the streams of health and decisions. Flows out: entries of the board. Nothing is written to the bus.
+Flows in: the watches of inventories, ledgers, alignments and objects, and the streams of health and
+decisions. Flows out: entries of the board. Nothing is written to the bus.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Followers:
     async def run(self) -> None:
         """Follow for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch("inventories", self._bus.watch(INVENTORY), self._take_inventory, self._forget_inventories))
+            tasks.create_task(
+                self._watch("inventories", self._bus.watch(INVENTORY), self._take_inventory, self._forget_inventories)
+            )
             tasks.create_task(self._watch("ledgers", self._bus.watch(_LEDGER), self._take_ledger, self._forget_ledgers))
             tasks.create_task(self._watch("alignments", self._bus.watch(ALIGNMENT), self._take_alignment, self._excuse))
             tasks.create_task(self._listen())
@@ -82,20 +86,30 @@ class Followers:
             await self._news.wait_for(lambda: self.board.version > version)
 
     async def node(self, node: str) -> View | None:
-        """Give a node as it is drawn, with machine and devices as the bus has them now; None when no machine of that name reports."""
+        """Give a node as it is drawn, with machine and devices as the bus has them now.
+
+        None when no machine of that name reports.
+        """
         entry = await self._bus.get(MACHINE, node=node)
         if entry is None:
             return None
         ledger = self._ledgers.get(node)
-        letters = {holder.allocation.owner.key: holder.letter for holder in holders_of(ledger, self._letters.get(node)).all}
+        letters = {
+            holder.allocation.owner.key: holder.letter for holder in holders_of(ledger, self._letters.get(node)).all
+        }
         self._letters[node] = letters
         inventories = as_heard(
-            {listed.value.device_class: listed.value for listed in await self._bus.list(INVENTORY, node=node)}, self._silent.get(node, {})
+            {listed.value.device_class: listed.value for listed in await self._bus.list(INVENTORY, node=node)},
+            self._silent.get(node, {}),
         )
         return node_view(entry.value, inventories.values(), ledger, letters)
 
     async def _watch(
-        self, name: str, changes: AsyncGenerator[Change[Any], None], take: Callable[[Change[Any]], None], forget: Callable[[], None]
+        self,
+        name: str,
+        changes: AsyncGenerator[Change[Any], None],
+        take: Callable[[Change[Any]], None],
+        forget: Callable[[], None],
     ) -> None:
         async for change in changes:
             match change.kind:
@@ -115,7 +129,9 @@ class Followers:
             await self._tell()
 
     async def _follow_decisions(self) -> None:
-        """Follow decisions from the newest of each node on, and read the older ones that are shown once that has begun: none falls between both."""
+        """Follow decisions from the newest of each node on, and read the older ones that are shown
+        once that has begun: none falls between both.
+        """
         has_older = False
         async for received in self._bus.follow(DECISION, start=Start.PRESENT):
             self._take_decision(received.value)
@@ -188,11 +204,14 @@ class Followers:
     async def tell_trouble(self, trouble: str) -> None:
         """Show that the API server cannot be read, or is again; and tell all pages what changed."""
         self._trouble_since = (self._trouble_since or rfc3339(self.clock.now())) if trouble else ""
-        self._show("silent", API_SERVER, silence_view("", API_SERVER, self._trouble_since, (), trouble) if trouble else None)
+        self._show(
+            "silent", API_SERVER, silence_view("", API_SERVER, self._trouble_since, (), trouble) if trouble else None
+        )
         await self._tell()
 
     def _take_object(self, change: Change[ApiObject]) -> None:
-        # What is stored under a key has its kind in it; of what is deleted the key alone is left, in which kinds are written small.
+        # What is stored under a key has its kind in it; of what is deleted the key alone is left,
+        # in which kinds are written small.
         kind = (
             change.value.kind
             if change.value is not None
@@ -211,7 +230,8 @@ class Followers:
             self._health.pop(place, None)
         else:
             self._health[place] = event
-        # That a device is well is news after it was not: not at our start, nor in the first event of each of a node that is new.
+        # That a device is well is news after it was not: not at our start, nor in the first event
+        # of each of a node that is new.
         if event.health.worst is not None or (event.previous is not None and not received.is_replay):
             self._show("health", str(received.sequence), event_view(event))
             self._trim("health", self._settings.events)
@@ -221,7 +241,10 @@ class Followers:
         data = msgspec.json.encode(decision_view(event))
         self.board.post("decisions", event.id, data)
         self._decisions[event.id] = (event.time, len(data))
-        while len(self._decisions) > self._settings.decisions or sum(size for _, size in self._decisions.values()) > _MOST_DECISION_BYTES:
+        while (
+            len(self._decisions) > self._settings.decisions
+            or sum(size for _, size in self._decisions.values()) > _MOST_DECISION_BYTES
+        ):
             oldest = min(self._decisions, key=lambda key: self._decisions[key])
             del self._decisions[oldest]
             self.board.drop("decisions", oldest)
@@ -234,7 +257,8 @@ class Followers:
             f"{node}/{device.device_class}/{device.name}": view
             for inventory in inventories.values()
             for device in inventory.devices
-            if (view := sick_view(device, node, ledger, self._health.get((node, device.device_class, device.name)))) is not None
+            if (view := sick_view(device, node, ledger, self._health.get((node, device.device_class, device.name))))
+            is not None
         }
         for key, view in sick.items():
             self._show("sick", key, view)

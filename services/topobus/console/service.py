@@ -91,10 +91,14 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
+        listener = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
     except (OSError, OverflowError) as err:
         raise ConfigError(
-            f"page.port: cannot listen at {host}:{port}: {err}", next_step="choose another port, or 0 for a free one", key="page.port"
+            f"page.port: cannot listen at {host}:{port}: {err}",
+            next_step="choose another port, or 0 for a free one",
+            key="page.port",
         ) from err
     with listener:
         yield listener

@@ -1,6 +1,8 @@
-"""Answers browsers: the page's files, the live stream of the board, one node's drawing, and the login.
+"""Answers browsers: the page's files, the live stream of the board, one node's drawing, and the
+login.
 
-Flows in: HTTP requests. Flows out: answers with headers that let the page load nothing from elsewhere and nobody frame it. It reads, and has no way to write to the bus.
+Flows in: HTTP requests. Flows out: answers with headers that let the page load nothing from
+elsewhere and nobody frame it. It reads, and has no way to write to the bus.
 """
 
 from __future__ import annotations
@@ -33,14 +35,16 @@ from topobus.values.errors import ConfigError, ContractError, TopobusError
 __all__ = ["console_app", "read_password"]
 
 _COOKIE = "topobus_console"
-# Seconds until a login ends: a working day with its evening. A restart of the console ends all of them.
+# Seconds until a login ends: a working day with its evening. A restart
+# of the console ends all of them.
 _SESSION_S = 43_200
 _MOST_SESSIONS = 1024
 _MOST_FORM_BYTES = 4096
 _LEAST_PASSWORD = 12
 # A browser that takes nothing for so long is gone, or asleep: it comes back with what it saw last.
 _SEND_LIMIT_S = 20.0
-# A comment each so often keeps proxies from ending a silent stream, and finds browsers that vanished.
+# A comment each so often keeps proxies from ending a silent stream,
+# and finds browsers that vanished.
 _KEEPALIVE_S = 15.0
 # Changes that come together are sent together.
 _SETTLE_S = 0.1
@@ -48,7 +52,8 @@ _HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # Not no-referrer: by that a browser names no origin with the page's own forms (Fetch, serializing a request origin), and the login would refuse them.
+    # Not no-referrer: by that a browser names no origin with the page's own forms (Fetch,
+    # serializing a request origin), and the login would refuse them.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -65,7 +70,8 @@ _LINK_PATH = "/open"
 _OPEN_PATHS = ("/login", "/console.css", "/icon.svg", _LINK_PATH)
 # Half a form is no login.
 _FORM_LIMIT_S = 10.0
-# A page that is open for less has no other one in its place: with more pages than places each would push out another all the time.
+# A page that is open for less has no other one in its place: with more pages than places each would
+# push out another all the time.
 _LEAST_PAGE_S = 10.0
 
 
@@ -78,7 +84,9 @@ def read_password(path: str) -> bytes:
         password = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(
-            f"page.password_file: cannot read {path}: {err}", next_step="name a file that holds the password", key="page.password_file"
+            f"page.password_file: cannot read {path}: {err}",
+            next_step="name a file that holds the password",
+            key="page.password_file",
         ) from err
     if len(password) < _LEAST_PASSWORD:
         raise ConfigError(
@@ -91,7 +99,10 @@ def read_password(path: str) -> bytes:
 
 def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = False, link_token: str = "") -> ASGIApp:
     """Make the application; `link_token`: who opens /open with it is let in, and nobody else."""
-    contents = {path: (files("topobus.console").joinpath("page", name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
+    contents = {
+        path: (files("topobus.console").joinpath("page", name).read_bytes(), kind)
+        for path, (name, kind) in _FILES.items()
+    }
     sessions = _Sessions(settings, is_secure=is_tls or settings.is_behind_tls, link_token=link_token)
     streams = _Streams(followers, settings.streams)
 
@@ -134,7 +145,11 @@ def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = 
 
 
 class _Guard:
-    """Refuses what comes under another name, from another page or without a session, before anything else sees it; adds the headers to every answer."""
+    """Refuses what comes under another name, from another page or without a session, before
+    anything else sees it.
+
+    Adds the headers to every answer.
+    """
 
     def __init__(self, app: ASGIApp, sessions: _Sessions, hosts: frozenset[str]) -> None:
         self._app = app
@@ -156,15 +171,23 @@ class _Guard:
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if not is_allowed_host(host, self._hosts):
-            return Response("this name is not the console's: see the setting page.hosts\n", status_code=421, media_type="text/plain")
+            return Response(
+                "this name is not the console's: see the setting page.hosts\n", status_code=421, media_type="text/plain"
+            )
         if request.method not in ("GET", "HEAD") and not is_same_origin(request.headers.get("origin", ""), host):
-            return Response("forms are taken from the console's own page alone\n", status_code=403, media_type="text/plain")
+            return Response(
+                "forms are taken from the console's own page alone\n", status_code=403, media_type="text/plain"
+            )
         if request.url.path in _OPEN_PATHS or self._sessions.is_known(request):
             return None
         if request.url.path == "/" and not self._sessions.has_link:
             return RedirectResponse("/login", status_code=303)
         if self._sessions.has_link:
-            return Response("open the address that `topobus console` printed when it started\n", status_code=401, media_type="text/plain")
+            return Response(
+                "open the address that `topobus console` printed when it started\n",
+                status_code=401,
+                media_type="text/plain",
+            )
         return Response("log in first\n", status_code=401, media_type="text/plain")
 
 
@@ -192,7 +215,9 @@ class _Sessions:
         """Let in who has the secret address, as often as they like."""
         given = request.query_params.get("token", "")
         if not self._link_token or not hmac.compare_digest(given.encode(), self._link_token.encode()):
-            return Response("this address is of another start, or was cut off\n", status_code=403, media_type="text/plain")
+            return Response(
+                "this address is of another start, or was cut off\n", status_code=403, media_type="text/plain"
+            )
         return self._let_in()
 
     async def login(self, request: Request) -> Response:
@@ -200,7 +225,10 @@ class _Sessions:
         wait_s = self._attempts.wait_s(address, now)
         if wait_s > 0:
             return Response(
-                "too many wrong passwords\n", status_code=429, headers={"Retry-After": str(int(wait_s) + 1)}, media_type="text/plain"
+                "too many wrong passwords\n",
+                status_code=429,
+                headers={"Retry-After": str(int(wait_s) + 1)},
+                media_type="text/plain",
             )
         body = b""
         try:
@@ -213,10 +241,16 @@ class _Sessions:
             return Response("half a form\n", status_code=408, headers={"Connection": "close"}, media_type="text/plain")
         given = parse_qs(body.decode("utf-8", "replace")).get("password", [""])[0].encode()
         try:
-            wanted = await asyncio.to_thread(read_password, self._settings.password_file) if self._settings.password_file else b""
+            wanted = (
+                await asyncio.to_thread(read_password, self._settings.password_file)
+                if self._settings.password_file
+                else b""
+            )
         except ConfigError as err:
             get_logger().error("console.password-unreadable", error=err.message)
-            return Response("the password cannot be checked: see the console's log\n", status_code=503, media_type="text/plain")
+            return Response(
+                "the password cannot be checked: see the console's log\n", status_code=503, media_type="text/plain"
+            )
         if not wanted or not hmac.compare_digest(given, wanted):
             self._attempts.note_wrong(address, time.monotonic())
             get_logger().warning("console.login-refused", address=address)
@@ -242,7 +276,10 @@ class _Sessions:
 
 
 class _Streams:
-    """Server-sent events: what a page lacks, then each change. A slow page gets the newest state late, and no queue grows for it."""
+    """Server-sent events: what a page lacks, then each change.
+
+    A slow page gets the newest state late, and no queue grows for it.
+    """
 
     def __init__(self, followers: Followers, most: int) -> None:
         self._followers = followers
@@ -256,9 +293,9 @@ class _Streams:
         page, client = next(self._numbers), scope.get("client")
         gone = self._places.enter(page, client[0] if client else "", self._followers.clock.monotonic())
         if gone is None:
-            await Response("too many pages are open\n", status_code=503, headers={"Retry-After": "30"}, media_type="text/plain")(
-                scope, receive, send
-            )
+            await Response(
+                "too many pages are open\n", status_code=503, headers={"Retry-After": "30"}, media_type="text/plain"
+            )(scope, receive, send)
             return
         for other in gone:
             self._ended[other].set()
@@ -317,10 +354,13 @@ class _Streams:
 
     async def _put(self, send: Send, kind: bytes, entries: list[Posted], version: int) -> None:
         parts = [
-            b'{"topic":%s,"key":%s,"value":%s}' % (msgspec.json.encode(entry.topic), msgspec.json.encode(entry.key), entry.data or b"null")
+            b'{"topic":%s,"key":%s,"value":%s}'
+            % (msgspec.json.encode(entry.topic), msgspec.json.encode(entry.key), entry.data or b"null")
             for entry in entries
         ]
-        await _send(send, b"id: %s-%d\nevent: %s\ndata: [%s]\n\n" % (self._instance.encode(), version, kind, b",".join(parts)))
+        await _send(
+            send, b"id: %s-%d\nevent: %s\ndata: [%s]\n\n" % (self._instance.encode(), version, kind, b",".join(parts))
+        )
 
 
 async def _send(send: Send, data: bytes) -> None:

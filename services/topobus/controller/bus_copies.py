@@ -1,8 +1,9 @@
 """Keeps the copies of what nodes publish on the bus, for both homes of the controller.
 
-Flows in: changes of the bus's buckets. Flows out: the updated state; readiness parts for copies that are not complete yet; a wake-up after each
-change. A value that cannot be parsed is logged, counted and treated as absent, and affects no other key; nodes of another release or with a wrong clock are named. The bus has already compared each value with
-its key.
+Flows in: changes of the bus's buckets. Flows out: the updated state; readiness parts for copies
+that are not complete yet; a wake-up after each change. A value that cannot be parsed is logged,
+counted and treated as absent, and affects no other key; nodes of another release or with a wrong
+clock are named. The bus has already compared each value with its key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _NODE_PARTS = ("machines", "inventories", "ledgers", "alignments")
 class BusCopies:
     """Follows the bus into `state`."""
 
-    def __init__(self, runtime: Runtime, state: NodeState, queue: WorkQueue, changed: Callable[[], None], remarked: Gauge) -> None:
+    def __init__(
+        self, runtime: Runtime, state: NodeState, queue: WorkQueue, changed: Callable[[], None], remarked: Gauge
+    ) -> None:
         self._runtime = runtime
         self._state = state
         self._queue = queue
@@ -50,7 +53,9 @@ class BusCopies:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether every one of these copies is whole: before that no claim is decided on, and no pod planned."""
+        """Say whether every one of these copies is whole: before that no claim is decided on, and
+        no pod planned.
+        """
         return not self._missing
 
     def start(self, group: asyncio.TaskGroup) -> None:
@@ -74,14 +79,22 @@ class BusCopies:
                     self._missing.discard(part)
                     self._runtime.readiness.set(part, is_ready=True)
                 elif change.kind is ChangeKind.RESET:
-                    # What we knew may be void: no claim is decided on before the new snapshot is whole.
+                    # What we knew may be void: no claim is decided on
+                    # before the new snapshot is whole.
                     self._missing.add(part)
-                    self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
+                    self._runtime.readiness.set(
+                        part, is_ready=False, why="the history was lost, a new snapshot follows"
+                    )
                 key = (part, *change.parts.values())
-                if part == "alignments" and change.value is not None and change.value == self._state.alignments.get(change.parts["node"]):
+                if (
+                    part == "alignments"
+                    and change.value is not None
+                    and change.value == self._state.alignments.get(change.parts["node"])
+                ):
                     # A sign of life of the node's topology: nothing to decide anew.
                     continue
-                # A version of its own for each change: after a lost store a revision may stand for another value.
+                # A version of its own for each change: after a lost store a
+                # revision may stand for another value.
                 self._queue.run_now(key, object(), partial(apply, change), name=" ".join(key))
                 self._changed()
 

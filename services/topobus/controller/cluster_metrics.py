@@ -20,7 +20,9 @@ WATCH_TROUBLED = GaugeDescriptor(
     meaning="1: the copy of this kind does not follow the API server.",
     labels={"kind": _KIND},
 )
-CLUSTER_OBJECTS = GaugeDescriptor(name="topobus_controller_cluster_objects", meaning="Objects kept.", labels={"kind": _KIND})
+CLUSTER_OBJECTS = GaugeDescriptor(
+    name="topobus_controller_cluster_objects", meaning="Objects kept.", labels={"kind": _KIND}
+)
 FOREIGN_SLICES = GaugeDescriptor(
     name="topobus_controller_cluster_foreign_slices",
     meaning="ResourceSlices that name a driver of ours and are not of its node: they do not count.",

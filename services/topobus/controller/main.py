@@ -29,7 +29,8 @@ def main() -> None:
 async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:
     """Serve in the home that the settings name."""
     if settings.home == "cluster":
-        # Before anything is loaded: a replica that has no copy yet must not be taken for one that is ready.
+        # Before anything is loaded: a replica that has no copy yet must not
+        # be taken for one that is ready.
         runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
         # Only here: the stand-alone home needs no Kubernetes client.
         with needing_extra("controller"):

@@ -9,7 +9,8 @@ from topobus.values.errors import ContractError
 
 __all__ = ["ControllerMetrics"]
 
-# From a tenth of a millisecond (a small node, no constraint) to the second at which a search gives up.
+# From a tenth of a millisecond (a small node, no constraint) to the
+# second at which a search gives up.
 _SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 DECISIONS = CounterDescriptor(
@@ -22,7 +23,9 @@ SEARCH_SECONDS = HistogramDescriptor(
 )
 SEARCH_STEPS = CounterDescriptor(name="topobus_controller_search_steps_total", meaning="Steps of all searches.")
 PLANS = CounterDescriptor(
-    name="topobus_controller_plans_total", meaning="Plans answered.", labels={"outcome": ("placed", "refused", "dry-run")}
+    name="topobus_controller_plans_total",
+    meaning="Plans answered.",
+    labels={"outcome": ("placed", "refused", "dry-run")},
 )
 PODS = CounterDescriptor(
     name="topobus_controller_pods_total",
@@ -30,12 +33,16 @@ PODS = CounterDescriptor(
     labels={"outcome": ("scheduled", "waiting")},
 )
 OWNERS_QUARANTINED = GaugeDescriptor(
-    name="topobus_controller_owners_quarantined", meaning="Deleted claims and pods whose devices a node has not let go of."
+    name="topobus_controller_owners_quarantined",
+    meaning="Deleted claims and pods whose devices a node has not let go of.",
 )
 CLAIMS_WAITING = GaugeDescriptor(
-    name="topobus_controller_claims_waiting", meaning="Claims that are not allocated; in a cluster pods that wait behind the gate."
+    name="topobus_controller_claims_waiting",
+    meaning="Claims that are not allocated; in a cluster pods that wait behind the gate.",
 )
-OBJECTS_MALFORMED = CounterDescriptor(name="topobus_controller_objects_malformed_total", meaning="Stored objects that nobody can read.")
+OBJECTS_MALFORMED = CounterDescriptor(
+    name="topobus_controller_objects_malformed_total", meaning="Stored objects that nobody can read."
+)
 NODES_REMARKED = GaugeDescriptor(
     name="topobus_controller_nodes_remarked",
     meaning="Nodes of another release, with a wrong clock, or of which a value cannot be read: /readyz names them.",
@@ -63,7 +70,9 @@ class ControllerMetrics:
         self.set_aside = OBJECTS_SET_ASIDE.register(registry)
 
     def count_refused(self, err: Exception) -> None:
-        """Count a stored object that a copy did not take in: one that nobody can read, or one that failed in a way that nobody thought of."""
+        """Count a stored object that a copy did not take in: one that nobody can read, or one that
+        failed in a way that nobody thought of.
+        """
         if isinstance(err, ContractError):
             self.malformed.inc()
         else:

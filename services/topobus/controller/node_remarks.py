@@ -1,7 +1,9 @@
-"""Names the nodes that speak another release, whose clock is wrong, or of which something stored cannot be read.
+"""Names the nodes that speak another release, whose clock is wrong, or of which something stored
+cannot be read.
 
-Flows in: who wrote what the nodes publish, and what nobody can read. Flows out: a log line for each change, one of a node and topic at most each ten seconds, a remark of readiness, a metric. Nothing is decided by it: such a
-node is served as far as it can be understood, and the others never notice.
+Flows in: who wrote what the nodes publish, and what nobody can read. Flows out: a log line for each
+change, one of a node and topic at most each ten seconds, a remark of readiness, a metric. Nothing
+is decided by it: such a node is served as far as it can be understood, and the others never notice.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ __all__ = ["NodeRemarks"]
 _SHOWN = 16
 _MOST_TEXT = 300
 _CLOCK = "clock"
-# Whoever fills a bucket with keys of nodes that do not exist fills no memory here; beyond so many, further nodes are not named.
+# Whoever fills a bucket with keys of nodes that do not exist fills no memory here; beyond so
+# many, further nodes are not named.
 _MOST_NODES = 4096
 
 
@@ -59,7 +62,12 @@ class NodeRemarks:
     def note_rejected(self, state: State[Any], key: str, why: str) -> None:
         """Take in that nobody can read a node's value. It is logged by who reads it."""
         node, _, rest = key.partition(".")
-        self._put(from_token(node)[:_MOST_TEXT], f"{state.name} {rest}".strip(), f"its {state.name} cannot be read: {why}", is_logged=True)
+        self._put(
+            from_token(node)[:_MOST_TEXT],
+            f"{state.name} {rest}".strip(),
+            f"its {state.name} cannot be read: {why}",
+            is_logged=True,
+        )
 
     def drop(self, state: State[Any], parts: dict[str, str]) -> None:
         """Forget what was said of a value that is gone."""
@@ -75,7 +83,9 @@ class NodeRemarks:
     def _put(self, node: str, topic: str, text: str, *, is_logged: bool = False) -> None:
         remarks = self._remarks.get(node)
         text = text[:_MOST_TEXT]
-        if (remarks.get(topic, "") if remarks is not None else "") == text or (remarks is None and len(self._remarks) >= _MOST_NODES):
+        if (remarks.get(topic, "") if remarks is not None else "") == text or (
+            remarks is None and len(self._remarks) >= _MOST_NODES
+        ):
             return
         if remarks is None:
             remarks = self._remarks[node] = {}
@@ -86,21 +96,41 @@ class NodeRemarks:
             if not remarks:
                 del self._remarks[node]
         if text and not is_logged:
-            step = "upgrade the older side, node plane first" if topic != _CLOCK else "run one time service (chrony, ntp) on all machines"
-            self._quiet.warning("node.differs", f"{node} {topic}", node=node, what=topic, why=text, own_release=self._own, next_step=step)
+            step = (
+                "upgrade the older side, node plane first"
+                if topic != _CLOCK
+                else "run one time service (chrony, ntp) on all machines"
+            )
+            self._quiet.warning(
+                "node.differs",
+                f"{node} {topic}",
+                node=node,
+                what=topic,
+                why=text,
+                own_release=self._own,
+                next_step=step,
+            )
         elif not text:
             self._quiet.info("node.agrees", f"{node} {topic}", node=node, what=topic)
         self._report()
 
     def _report(self) -> None:
         self._gauge.set(len(self._remarks))
-        shown = [f"{node}: {'; '.join(text for _, text in sorted(self._remarks[node].items()))}" for node in sorted(self._remarks)[:_SHOWN]]
+        shown = [
+            f"{node}: {'; '.join(text for _, text in sorted(self._remarks[node].items()))}"
+            for node in sorted(self._remarks)[:_SHOWN]
+        ]
         more = len(self._remarks) - len(shown)
-        self._readiness.set("nodes", is_ready=True, why="; ".join([*shown, *([f"and {more} more nodes"] if more else [])]))
+        self._readiness.set(
+            "nodes", is_ready=True, why="; ".join([*shown, *([f"and {more} more nodes"] if more else [])])
+        )
 
 
 def _writer_of(state: State[Any], parts: dict[str, str]) -> str:
-    """Name who wrote a value, where the value is written again at each start; empty for others, which may be of a release that runs no more."""
+    """Name who wrote a value, where the value is written again at each start.
+
+    Empty for others, which may be of a release that runs no more.
+    """
     if state is INVENTORY:
         return parts["device_class"]
     return state.writer[0] if state in (MACHINE, ALIGNMENT) else ""

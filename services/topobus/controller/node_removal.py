@@ -1,8 +1,11 @@
-"""Removes all that stands of a node that is gone: its keys of every bucket, and the present state of its devices.
+"""Removes all that stands of a node that is gone: its keys of every bucket, and the present state
+of its devices.
 
-Flows in: FORGET requests. Flows out: deletions at the revisions that were read, so that what a service writes anew meanwhile stays, and a last event for each device. Refused
-while a service of the node answers, or listens without answering, and (unless it is forced) while the node's ledger gives something to somebody or an operator keeps a device back.
-The machine goes first, so that what is left of a node after an interruption is a node without a machine; the ledger goes last.
+Flows in: FORGET requests. Flows out: deletions at the revisions that were read, so that what a
+service writes anew meanwhile stays, and a last event for each device. Refused while a service of
+the node answers, or listens without answering, and (unless it is forced) while the node's ledger
+gives something to somebody or an operator keeps a device back. The machine goes first, so that what
+is left of a node after an interruption is a node without a machine; the ledger goes last.
 """
 
 from __future__ import annotations
@@ -33,9 +36,11 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["NodeRemoval"]
 
-# A service that is well answers within milliseconds; whoever listens and says nothing may be starting, or hang.
+# A service that is well answers within milliseconds; whoever listens and says
+# nothing may be starting, or hang.
 _PATIENCE_S = 2.0
-# Before this release a server does not say that nobody listens in another account: an ask there waits for its whole time.
+# Before this release a server does not say that nobody listens in another account: an ask
+# there waits for its whole time.
 _TELLS_NOBODY_ELSEWHERE = (2, 10, 0)
 _SHOWN = 16
 
@@ -65,15 +70,21 @@ class NodeRemoval:
     async def forget(self, request: ForgetRequest) -> ForgetReply:
         """Remove what stands of a node, or say why not. Asked again it goes on with what is left.
 
-        Errors: raises PeerUnavailable when what stands there cannot be read, or whether the node is gone cannot be told; nothing was removed then.
+        Errors: raises PeerUnavailable when what stands there cannot be read, or whether the node is
+        gone cannot be told; nothing was removed then.
         """
         node = request.node
         keys = await self._keys_of(node)
         events = [
-            (event, received) for event in _events() for received in await self._bus.present(event, node=node) if not _is_over(received)
+            (event, received)
+            for event in _events()
+            for received in await self._bus.present(event, node=node)
+            if not _is_over(received)
         ]
         counts = {event.stream: sum(1 for each, _ in events if each is event) for event in _events()}
-        present = ForgetReply(node=node, keys=tuple(key.with_outcome(KeyOutcome.PRESENT) for key in keys), events=counts)
+        present = ForgetReply(
+            node=node, keys=tuple(key.with_outcome(KeyOutcome.PRESENT) for key in keys), events=counts
+        )
         if not keys and not events:
             return present
         refusal = await self._why_not_gone(node, keys)
@@ -98,7 +109,9 @@ class NodeRemoval:
         return ForgetReply(node=node, keys=outcomes, events=counts)
 
     async def _keys_of(self, node: str) -> list[_Key]:
-        """Find the keys that name a node, each in the bucket where it stands, in the order in which they go."""
+        """Find the keys that name a node, each in the bucket where it stands, in the order in which
+        they go.
+        """
         keys = []
         for state in _states():
             for bucket in state.buckets():
@@ -111,11 +124,18 @@ class NodeRemoval:
         return keys
 
     async def _why_not_gone(self, node: str, keys: Sequence[_Key]) -> Refusal | None:
-        """Ask for signs of life of the node's services; a dead one's connection is closed, and its server says that nobody listens."""
-        classes = sorted({*DEVICE_SERVICES, *(key.parts["device_class"] for key in keys if key.bucket.name == INVENTORY.name)})
+        """Ask for signs of life of the node's services.
+
+        A dead one's connection is closed, and its server says that nobody listens.
+        """
+        classes = sorted(
+            {*DEVICE_SERVICES, *(key.parts["device_class"] for key in keys if key.bucket.name == INVENTORY.name)}
+        )
         asked: list[tuple[str, Ask[Any, Any], dict[str, str]]] = [("topology", PREFER, {}), ("relay", LINK, {})]
         asked += [(device_class, HINT, {"device_class": device_class}) for device_class in classes]
-        signs = await asyncio.gather(*(self._bus.is_answered(ask, timeout_s=_PATIENCE_S, node=node, **parts) for _, ask, parts in asked))
+        signs = await asyncio.gather(
+            *(self._bus.is_answered(ask, timeout_s=_PATIENCE_S, node=node, **parts) for _, ask, parts in asked)
+        )
         if Silent(because=SilentBecause.NO_BUS) in signs:
             raise PeerUnavailable(f"whether node {node} is gone cannot be told: NATS went away", next_step="ask again")
         answers = {name: sign for (name, _, _), sign in zip(asked, signs, strict=True)}
@@ -127,12 +147,18 @@ class NodeRemoval:
             message = f"node {node} is not gone: {', '.join(alive)} answers there, and would write anew what is removed"
             reasons.append(Reason(code="node-alive", message=message, facts={"node": node, "services": alive}))
         if hanging:
-            message = f"node {node} may not be gone: {', '.join(hanging)} listens there, and said nothing for {_PATIENCE_S:g} s"
+            message = (
+                f"node {node} may not be gone: {', '.join(hanging)} listens there, and said nothing for "
+                f"{_PATIENCE_S:g} s"
+            )
             reasons.append(Reason(code="node-alive", message=message, facts={"node": node, "services": hanging}))
         return Refusal(reasons=tuple(reasons)) if reasons else None
 
     async def _remove(self, keys: Sequence[_Key]) -> tuple[ForgottenKey, ...]:
-        """Delete key by key at the revisions that were read; ends at the first that somebody has written meanwhile, for then the node is not gone."""
+        """Delete key by key at the revisions that were read.
+
+        Ends at the first that somebody has written meanwhile, for then the node is not gone.
+        """
         outcomes: list[ForgottenKey] = []
         for key in keys:
             if outcomes and outcomes[-1].outcome is not KeyOutcome.REMOVED:
@@ -154,12 +180,20 @@ class NodeRemoval:
         return tuple(outcomes)
 
     async def _end(self, event: Event[Any], received: Received[Any]) -> None:
-        """Say of a device's present state that it is over: subscribers that start later begin with the newest event of each device."""
+        """Say of a device's present state that it is over: subscribers that start later begin with
+        the newest event of each device.
+        """
         now = rfc3339(self._clock.now())
         value = received.value
         ended = (
             structs.replace(
-                value, previous=value.health.state, generation=value.generation + 1, is_removed=True, affected=(), pods=(), time=now
+                value,
+                previous=value.health.state,
+                generation=value.generation + 1,
+                is_removed=True,
+                affected=(),
+                pods=(),
+                time=now,
             )
             if isinstance(value, HealthEvent)
             else structs.replace(value, is_over=True, time=now)
@@ -181,7 +215,9 @@ def _events() -> Iterator[Event[Any]]:
 
 def _is_over(received: Received[Any]) -> bool:
     value = received.value
-    return value.is_removed if isinstance(value, HealthEvent) else isinstance(value, DisagreementEvent) and value.is_over
+    return (
+        value.is_removed if isinstance(value, HealthEvent) else isinstance(value, DisagreementEvent) and value.is_over
+    )
 
 
 def _readable(stored: Entry[Any] | Unreadable[Any]) -> Any:
@@ -192,25 +228,42 @@ def _readable(stored: Entry[Any] | Unreadable[Any]) -> Any:
 
 
 def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
-    """Name what is lost with a node's records: who holds what there, and which devices an operator keeps back."""
+    """Name what is lost with a node's records: who holds what there, and which devices an operator
+    keeps back.
+    """
     holders = sorted(
-        str(allocation.shown) for key in keys if isinstance(key.value, Ledger) for allocation in key.value.allocations.values()
+        str(allocation.shown)
+        for key in keys
+        if isinstance(key.value, Ledger)
+        for allocation in key.value.allocations.values()
     )
-    kept_back = sorted(device for key in keys if isinstance(key.value, ClassMaintenance) for device in key.value.devices)
+    kept_back = sorted(
+        device for key in keys if isinstance(key.value, ClassMaintenance) for device in key.value.devices
+    )
     reasons = []
     if holders:
         message = (
-            f"by the ledger of node {node} {counted(len(holders), 'owner')} {'holds' if len(holders) == 1 else 'hold'} something there: "
+            f"by the ledger of node {node} {counted(len(holders), 'owner')} "
+            f"{'holds' if len(holders) == 1 else 'hold'} something there: "
             f"{first_of(holders, _SHOWN)}; forgotten, nobody knows of it any more"
         )
         reasons.append(
-            Reason(code="node-holds", message=message, facts={"node": node, "owners": tuple(holders[:_SHOWN]), "count": len(holders)})
+            Reason(
+                code="node-holds",
+                message=message,
+                facts={"node": node, "owners": tuple(holders[:_SHOWN]), "count": len(holders)},
+            )
         )
     if kept_back:
-        message = f"of node {node} an operator keeps {counted(len(kept_back), 'device')} back: {first_of(kept_back, _SHOWN)}; forgotten, they are given out again when the node comes back"
+        message = (
+            f"of node {node} an operator keeps {counted(len(kept_back), 'device')} back: "
+            f"{first_of(kept_back, _SHOWN)}; forgotten, they are given out again when the node comes back"
+        )
         reasons.append(
             Reason(
-                code="node-keeps-back", message=message, facts={"node": node, "devices": tuple(kept_back[:_SHOWN]), "count": len(kept_back)}
+                code="node-keeps-back",
+                message=message,
+                facts={"node": node, "devices": tuple(kept_back[:_SHOWN]), "count": len(kept_back)},
             )
         )
     return Refusal(reasons=tuple(reasons)) if reasons else None

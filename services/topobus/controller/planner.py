@@ -1,10 +1,11 @@
 """The planner: finds a node for a pod by asking the nodes themselves, and commits at the best one.
 
-Flows in: PLAN requests. Flows out: PLACE requests, first as dry runs when there are several nodes. A node that does not answer is unknown, not refused: it is
-listed as silent. The operation id goes through to the node, so asking again (any replica) gives the same answer.
+Flows in: PLAN requests. Flows out: PLACE requests, first as dry runs when there are several nodes.
+A node that does not answer is unknown, not refused: it is listed as silent. The operation id goes
+through to the node, so asking again (any replica) gives the same answer.
 
-Plans may come in masses: those over several nodes run few at a time, asker by asker, behind those that need one node, and what the reconcile loops ask of nodes never waits
-for them.
+Plans may come in masses: those over several nodes run few at a time, asker by asker, behind those
+that need one node, and what the reconcile loops ask of nodes never waits for them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ __all__ = ["Planner"]
 # More names than these say nothing to a person; the count does.
 _SHOWN_SILENT = 16
 _SHOWN_NODES = 64
-# Weight of the plans over several nodes that wait for their turn: what four at a time finish within the ten seconds of an asker on a fleet that answers.
+# Weight of the plans over several nodes that wait for their turn: what four at a time finish within
+# the ten seconds of an asker on a fleet that answers.
 _MOST_WAITING = 256
 # A node's own words, as far as a condition shows them.
 _MAX_ERROR = 500
@@ -40,12 +42,15 @@ _MAX_ERROR = 500
 class Planner:
     """Answers PLAN."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, state: NodeState, metrics: ControllerMetrics) -> None:
+    def __init__(
+        self, settings: ControllerSettings, runtime: Runtime, state: NodeState, metrics: ControllerMetrics
+    ) -> None:
         self._settings = settings
         self._bus = runtime.bus
         self._state = state
         self._metrics = metrics
-        # Two of them: plans that come in masses must not take the places of who allocates claims and schedules pods.
+        # Two of them: plans that come in masses must not take the places of who
+        # allocates claims and schedules pods.
         self._free = asyncio.Semaphore(settings.parallel_asks)
         self._free_for_plans = asyncio.Semaphore(settings.parallel_asks)
         self._silent: dict[str, str] = {}
@@ -98,12 +103,16 @@ class Planner:
             if reply is None:
                 return PlanReply(silent_nodes=nodes)
             chosen = reply if isinstance(reply.result, Placement) else None
-            return PlanReply(chosen=chosen, answers=(NodeAnswer(node=reply.node, result=reply.result, decision_id=reply.decision_id),))
+            return PlanReply(
+                chosen=chosen,
+                answers=(NodeAnswer(node=reply.node, result=reply.result, decision_id=reply.decision_id),),
+            )
         return await self._choose(nodes, request)
 
     def _nodes_to_ask(self, request: PlanRequest) -> tuple[str, ...]:
         known_nodes = self._state.nodes()
-        # A node without a machine can place nothing: its topology does not know what there is. An inventory alone is anybody's word for it.
+        # A node without a machine can place nothing: its topology does not know what there is. An
+        # inventory alone is anybody's word for it.
         able = tuple(node for node in known_nodes if node in self._state.machines) or known_nodes
         return self._where_placed(request.pod) or ((request.node,) if request.node else able)
 
@@ -112,22 +121,31 @@ class Planner:
 
     def _where_placed(self, pod: PodRequest) -> tuple[str, ...]:
         """Name the node that holds the pod already: asking again must not place it twice."""
-        return tuple(node for node, ledger in sorted(self._state.ledgers.items()) if pod.owner.key in ledger.allocations)[:1]
+        return tuple(
+            node for node, ledger in sorted(self._state.ledgers.items()) if pod.owner.key in ledger.allocations
+        )[:1]
 
     async def _choose(self, nodes: tuple[str, ...], request: PlanRequest) -> PlanReply:
         async with asyncio.TaskGroup() as group:
             tries = {
-                node: group.create_task(self._ask(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True)) for node in nodes
+                node: group.create_task(self._ask(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True))
+                for node in nodes
             }
         replies = {node: reply for node, task in tries.items() if (reply := task.result()) is not None}
         results = {node: reply.result for node, reply in replies.items()}
         silent = [node for node in nodes if node not in replies]
         chosen: PlaceReply | None = None
-        # A node may know before we do that it holds the pod (our copy of its ledger is behind): it alone is asked, and says what it said before.
+        # A node may know before we do that it holds the pod (our copy of its ledger is behind): it
+        # alone is asked, and says what it said before.
         for node in holding_nodes(results)[:1] or rank_nodes(results):
-            committed = replies[node] if request.is_dry_run else await self._ask(node, request.op_id, request.pod, is_dry_run=False)
+            committed = (
+                replies[node]
+                if request.is_dry_run
+                else await self._ask(node, request.op_id, request.pod, is_dry_run=False)
+            )
             if committed is None:
-                # It may have been placed there: neither done nor undone. Another node now could place the pod twice, so this plan ends here.
+                # It may have been placed there: neither done nor undone. Another node now could
+                # place the pod twice, so this plan ends here.
                 silent.append(node)
                 break
             results[node] = committed.result
@@ -143,11 +161,19 @@ class Planner:
         return PlanReply(chosen=chosen, answers=answers, silent_nodes=tuple(sorted(silent)))
 
     async def ask_node(
-        self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool, besides: Mapping[str, tuple[str, ...]] | None = None
+        self,
+        node: str,
+        op_id: str,
+        pod: PodRequest,
+        *,
+        is_dry_run: bool,
+        besides: Mapping[str, tuple[str, ...]] | None = None,
     ) -> PlaceReply | None:
-        """Ask one node for a reconcile loop; None when it does not answer, or not so that it is known whether something was placed.
+        """Ask one node for a reconcile loop.
 
-        A node that refuses the question, or whose answer to a dry run nobody can read, has refused: other nodes go on.
+        None when it does not answer, or not so that it is known whether something was
+        placed. A node that refuses the question, or whose answer to a dry run nobody can
+        read, has refused: other nodes go on.
         Shapes: besides — for a dry run: devices to count as held, by class.
         """
         return await self._ask(node, op_id, pod, is_dry_run=is_dry_run, besides=besides, free=self._free)
@@ -175,11 +201,16 @@ class Planner:
                 return None
             except Exception as err:  # noqa: BLE001 - boundary: one node of a plan; whatever it answers, the other nodes and the loop go on
                 get_logger().warning("node.failed", node=node, op_id=op_id, error=str(err), kind=type(err).__name__)
-                # With a code it is the node's own word, given before anything was placed; without one the answer itself could not be read.
+                # With a code it is the node's own word, given before anything was placed; without
+                # one the answer itself could not be read.
                 is_refused = isinstance(err, TopobusError) and "code" in err.facts
                 if not is_refused and not is_dry_run:
                     return None
-                reason = Reason(code="node-failed", message=f"the node cannot serve this: {str(err)[:_MAX_ERROR]}", facts={"node": node})
+                reason = Reason(
+                    code="node-failed",
+                    message=f"the node cannot serve this: {str(err)[:_MAX_ERROR]}",
+                    facts={"node": node},
+                )
                 return PlaceReply(decision_id="", node=node, result=Refusal(reasons=(reason,)))
 
     def _note_silence(self, node: str, err: PeerUnavailable) -> None:

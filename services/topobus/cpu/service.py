@@ -15,7 +15,8 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: CpuSettings) -> None:
-    """Refuse names of plugins that are not installed, pools that cannot be, and passthrough, which no CPU has.
+    """Refuse names of plugins that are not installed, pools that cannot be, and passthrough, which
+    no CPU has.
 
     Errors: raises ConfigError that names the key.
     """
@@ -23,7 +24,9 @@ def check(settings: CpuSettings) -> None:
     check_pools("cpu", settings.pools)
     check_sharing_settings("cpu", settings.sharing, settings.pools)
     if settings.passthrough.allow:
-        raise ConfigError("cpu: passthrough.allow: a CPU is no PCI function, so there is nothing to switch", key="passthrough.allow")
+        raise ConfigError(
+            "cpu: passthrough.allow: a CPU is no PCI function, so there is nothing to switch", key="passthrough.allow"
+        )
 
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:

@@ -29,7 +29,8 @@ def main() -> None:
             sys.exit(0)
         if arguments != ["--version"]:
             sys.stderr.write(
-                "error: topobus-device: got no --class, wanted the device class to serve\n  next: topobus-device --class npu\n"
+                "error: topobus-device: got no --class, wanted the device class to serve\n  next: "
+                "topobus-device --class npu\n"
             )
             sys.exit(_EXIT_USAGE)
         device_class = "device"
@@ -42,17 +43,25 @@ def main() -> None:
         from topobus.process.service import run
     complaint = class_complaint(device_class) if arguments != ["--version"] else ""
     if device_class in DEVICE_SERVICES:
-        sys.stderr.write(f"error: topobus-device: class {device_class} has a service of its own\n  next: topobus-{device_class}\n")
+        sys.stderr.write(
+            f"error: topobus-device: class {device_class} has a service of its own\n  next: topobus-{device_class}\n"
+        )
         sys.exit(_EXIT_USAGE)
     if complaint:
-        sys.stderr.write(f"error: topobus-device: --class: {complaint}\n  next: choose another name; your driver says it in device_class\n")
+        sys.stderr.write(
+            f"error: topobus-device: --class: {complaint}\n  next: choose another name; your driver says it "
+            "in device_class\n"
+        )
         sys.exit(_EXIT_USAGE)
     service = ClassService(device_class)
     sys.exit(run(device_class, DeviceSettings, service.serve, check=service.check, parts=("machine", "inventory")))
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:
-    """Take `--class NAME` out of the arguments; empty when it is not there. Without argparse, for a probe must cost nothing."""
+    """Take `--class NAME` out of the arguments; empty when it is not there.
+
+    Without argparse, for a probe must cost nothing.
+    """
     for place, word in enumerate(arguments):
         if word == "--class" and place + 1 < len(arguments):
             return arguments[place + 1], arguments[:place] + arguments[place + 2 :]

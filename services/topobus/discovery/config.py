@@ -18,6 +18,8 @@ class DiscoverySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkno
     hardware: HardwareSettings = HardwareSettings()
     """Where the machine is read and how often; see `topobus.sysfs.tree`."""
     full_rescan_s: Annotated[float, Meta(gt=0)] = 300.0
-    """Seconds between two looks at everything, whether anything seems to have changed or not. In between, each look (`hardware.rescan_s`) reads what a running
-    kernel changes: CPUs, memory, huge pages, our cpuset, PCI functions and their drivers; one that finds a change reads everything. 300 s: what only this
-    finds (a file of a recorded machine that somebody edits) is no news of a running machine."""
+    """Seconds between two looks at everything, whether anything seems to have changed or not. In
+    between, each look (`hardware.rescan_s`) reads what a running kernel changes: CPUs, memory, huge
+    pages, our cpuset, PCI functions and their drivers; one that finds a change reads everything.
+    300 s: what only this finds (a file of a recorded machine that somebody edits) is no news of a
+    running machine."""

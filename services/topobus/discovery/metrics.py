@@ -14,5 +14,9 @@ LOOKS = CounterDescriptor(
     meaning="Looks at the tree.",
     labels={"outcome": ("published", "same", "unpublished", "unreadable")},
 )
-LOOK_SECONDS = HistogramDescriptor(name="topobus_discovery_look_seconds", meaning="How long one look at the tree takes.", buckets=_BUCKETS)
-MACHINE_GENERATION = GaugeDescriptor(name="topobus_discovery_machine_generation", meaning="The published machine's generation.")
+LOOK_SECONDS = HistogramDescriptor(
+    name="topobus_discovery_look_seconds", meaning="How long one look at the tree takes.", buckets=_BUCKETS
+)
+MACHINE_GENERATION = GaugeDescriptor(
+    name="topobus_discovery_machine_generation", meaning="The published machine's generation."
+)

@@ -1,7 +1,9 @@
 """Keeps the machine's entry on the bus equal to the hardware tree: reads, compares, publishes.
 
-Flows in: the hardware tree. What can change is read every `hardware.rescan_s`; everything is read after each kernel event, each change, and every `full_rescan_s`.
-Flows out: one KV entry, written only when it changed, with a generation that continues the stored one. When the tree cannot be read, the last good machine stays.
+Flows in: the hardware tree. What can change is read every `hardware.rescan_s`; everything is read
+after each kernel event, each change, and every `full_rescan_s`.
+Flows out: one KV entry, written only when it changed, with a generation that continues the stored
+one. When the tree cannot be read, the last good machine stays.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from topobus.values.machine import Machine
 __all__ = ["serve"]
 
 _READY_PART = "machine"
-# Kernel events come in bursts (a card is tens of devices); one look after so long catches the whole burst.
+# Kernel events come in bursts (a card is tens of devices); one look after
+# so long catches the whole burst.
 _SETTLE_S = 0.1
-# A tree may change while it is read, and show half of a change. So a changed machine must look the same twice; not for ever, though.
+# A tree may change while it is read, and show half of a change. So a changed machine must look the
+# same twice; not for ever, though.
 _MAX_LOOKS = 5
-# Events of these subsystems can change the machine; network and block events come by the hundred and do not.
+# Events of these subsystems can change the machine; network and block events
+# come by the hundred and do not.
 _SUBSYSTEMS = frozenset({"cpu", "pci", "memory", "node"})
 
 
@@ -66,10 +71,12 @@ class _Publisher:
         self._last: Machine | None = None
         self._full_rescan_s = settings.full_rescan_s
         self._volatile: VolatileFacts | None = None
-        """What could change, as it was before `_last` was read; None when that says nothing about the tree any more."""
+        """What could change, as it was before `_last` was read; None when that says nothing about
+        the tree any more."""
         self._full_look_due_at = 0.0
         self._standing = ""
-        """Fingerprint of the published entry as it was last seen to be `_last`; empty when it was not."""
+        """Fingerprint of the published entry as it was last seen to be `_last`; empty when it was
+        not."""
         self._unreadable = ""
         self._unpublished = ""
         self._looks = LOOKS.register(runtime.registry)
@@ -81,9 +88,16 @@ class _Publisher:
         self._volatile = None
 
     async def check(self) -> None:
-        """Read once and publish when something changed; what fails is logged once and tried again at the next look."""
+        """Read once and publish when something changed.
+
+        What fails is logged once and tried again at the next look.
+        """
         volatile = await self._read_volatile()
-        is_same = volatile is not None and volatile == self._volatile and self._runtime.clock.monotonic() < self._full_look_due_at
+        is_same = (
+            volatile is not None
+            and volatile == self._volatile
+            and self._runtime.clock.monotonic() < self._full_look_due_at
+        )
         machine = self._last if is_same else await self._read()
         if machine is None:
             return
@@ -97,12 +111,17 @@ class _Publisher:
                 return
             await self._publish(machine)
         except PeerUnavailable as err:
-            # What was read is nobody's yet, and `_last` is older: the next look reads everything again.
+            # What was read is nobody's yet, and `_last` is older: the
+            # next look reads everything again.
             self.distrust()
             self._looks.labels(outcome="unpublished").inc()
             if self._unpublished != err.message:
                 self._unpublished = err.message
-                get_logger().warning("machine.kept-back", reason=err.message, next_step="nothing to do: it is published when NATS is back")
+                get_logger().warning(
+                    "machine.kept-back",
+                    reason=err.message,
+                    next_step="nothing to do: it is published when NATS is back",
+                )
         else:
             self._unpublished = ""
 
@@ -111,7 +130,10 @@ class _Publisher:
         return bool(self._standing) and await self._runtime.bus.fingerprint(MACHINE, node=self._node) == self._standing
 
     async def _read_volatile(self) -> VolatileFacts | None:
-        """Look at what can change; None when it cannot be read: then everything is looked at, which says why."""
+        """Look at what can change.
+
+        None when it cannot be read: then everything is looked at, which says why.
+        """
         try:
             return await asyncio.to_thread(read_volatile, self._tree)
         except HardwareError:
@@ -153,7 +175,8 @@ class _Publisher:
 
     async def _publish(self, machine: Machine) -> None:
         bus = self._runtime.bus
-        # Taken first: if what is read below is newer, this one is never the newest again and confirms nothing.
+        # Taken first: if what is read below is newer, this one is never the
+        # newest again and confirms nothing.
         fingerprint, self._standing = await bus.fingerprint(MACHINE, node=self._node), ""
         try:
             entry = await bus.get(MACHINE, node=self._node)
@@ -165,7 +188,8 @@ class _Publisher:
         stored = entry.value if entry else None
         new = machine_to_publish(stored if stored is not None else self._last, machine)
         if new is None and entry is not None and self._last is None and entry.origin.release != bus.release:
-            # The same machine, and the word of who says it now; only at the start, so that two of different releases never write in turn.
+            # The same machine, and the word of who says it now; only at the start, so that two of
+            # different releases never write in turn.
             new = stored
         if new is None and entry is None:
             assert self._last is not None
@@ -197,7 +221,10 @@ class _Publisher:
 
 
 async def _listen(tree: Tree, wake: asyncio.Event) -> None:
-    """Set `wake` at each kernel event that can change the machine; ends (once said why) where there are none."""
+    """Set `wake` at each kernel event that can change the machine.
+
+    Ends (once said why) where there are none.
+    """
     source = open_uevents(tree)
     if isinstance(source, UeventsUnavailable):
         get_logger().info("uevents.unavailable", reason=source.reason, rescan_s=tree.settings.rescan_s)

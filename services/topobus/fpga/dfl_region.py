@@ -1,6 +1,7 @@
 """The reconfigurable region behind a DFL port, as sysfs tells it.
 
-Source: Documentation/fpga/dfl.rst: a bitstream fits a region when its interface id is the region's compat_id; the port's afu_id is the loaded function's.
+Source: Documentation/fpga/dfl.rst: a bitstream fits a region when its interface id is the region's
+compat_id; the port's afu_id is the loaded function's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ __all__ = ["dfl_region", "ports_of"]
 
 
 def ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
-    """Find a device's ports; none for one that is gone, or whose card has another number of ports now: then its name means another thing."""
+    """Find a device's ports.
+
+    None for one that is gone, or whose card has another number of ports now:
+    then its name means another thing.
+    """
     is_parent = device.role is DeviceRole.PARTITION_PARENT
     if (bool(device.partition_of) or is_parent) != (card.port_count > 1):
         return ()
@@ -25,14 +30,18 @@ def ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
 
 
 def dfl_region(tree: Tree, device: Device, programmer: DflProgrammer) -> Region:
-    """Look at the region of a port; that of a card with all of its ports can be reset, and not programmed.
+    """Look at the region of a port.
+
+    That of a card with all of its ports can be reset, and not programmed.
 
     Errors: raises HardwareError when the port is gone, or a file of it cannot be read.
     """
     card = read_dfl_card(tree, str(device.attributes["region"]))
     ports = ports_of(card, device)
     if not ports:
-        raise HardwareError(f"{device.name}: the card has no port {device.attributes.get('port')} any more", path=card.path)
+        raise HardwareError(
+            f"{device.name}: the card has no port {device.attributes.get('port')} any more", path=card.path
+        )
     port, is_one = ports[0], len(ports) == 1
     nodes = [str(tree.path(f"dev/{each_port.name}")) for each_port in ports]
     interface = normal_id(card.interface_id(port)) if is_one else ""
@@ -46,7 +55,9 @@ def dfl_region(tree: Tree, device: Device, programmer: DflProgrammer) -> Region:
         if not is_one:
             return obstacle
         return (
-            "" if bitstream.interface == interface else f"its interface id is {bitstream.interface}, the region's {interface or 'unknown'}"
+            ""
+            if bitstream.interface == interface
+            else f"its interface id is {bitstream.interface}, the region's {interface or 'unknown'}"
         )
 
     def reset() -> None:

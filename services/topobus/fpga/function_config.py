@@ -4,7 +4,8 @@
     kind: FunctionParameters
     function: matrix
 
-Flows in: the configurations of classes and claims for one device. Flows out: the function's word, or a Refusal that names the field. The last one that writes a function counts, so a claim refines
+Flows in: the configurations of classes and claims for one device. Flows out: the function's word,
+or a Refusal that names the field. The last one that writes a function counts, so a claim refines
 its class. Sharing is read by the kit.
 """
 
@@ -55,7 +56,10 @@ def read_function(config: Sequence[Mapping[str, Any]]) -> str | Refusal:
         word = entry.get("function")
         function = _word(word) if isinstance(word, str) else ""
         if not function:
-            wanted = "a name of the node's bitstream store, 32 hexadecimal digits of an AFU id or xclbin uuid, or sha256: and a digest"
+            wanted = (
+                "a name of the node's bitstream store, 32 hexadecimal digits of an AFU id or xclbin uuid, or "
+                "sha256: and a digest"
+            )
             reasons.append(_wrong(f"{where}.function", word, wanted))
     return Refusal(reasons=tuple(reasons)) if reasons else function
 

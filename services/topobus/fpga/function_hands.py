@@ -1,6 +1,8 @@
-"""The verbs of a driver whose claims ask for functions: check, prepare, unprepare and clean around the loader, the same for every maker's cards.
+"""The verbs of a driver whose claims ask for functions: check, prepare, unprepare and clean around
+the loader, the same for every maker's cards.
 
-Flows in: how the driver sees a device's region, and what it gives to a container. Flows out: what the kit wants of each verb; programming is long work, beside the driver's other methods.
+Flows in: how the driver sees a device's region, and what it gives to a container. Flows out: what
+the kit wants of each verb; programming is long work, beside the driver's other methods.
 """
 
 from __future__ import annotations
@@ -32,18 +34,26 @@ class FunctionHands:
     """What a driver's verbs do about functions."""
 
     def __init__(self, region_of: Callable[[Tree, Device], Region]) -> None:
-        """Look at regions by this; until `configure` there is no store, and nothing is programmed."""
+        """Look at regions by this.
+
+        Until `configure` there is no store, and nothing is programmed.
+        """
         self._region_of = region_of
         self.loader = FunctionLoader(FunctionSettings(store=""))
 
     def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
-        """Load by these settings; `can_program` is False also where the operator wants it and this machine cannot."""
+        """Load by these settings; `can_program` is False also where the operator wants it and this
+        machine cannot.
+        """
         self.loader = FunctionLoader(settings, can_program=can_program)
 
     def attributes(self, tree: Tree, device: Device, *, id_name: str = "") -> Mapping[str, AttributeValue]:
-        """Say for selectors what is loaded and what fits; nothing when the region cannot be read, which `observe` tells.
+        """Say for selectors what is loaded and what fits.
 
-        Shapes: id_name — the attribute for the loaded function's id, where the driver does not publish it itself.
+        Nothing when the region cannot be read, which `observe` tells.
+
+        Shapes: id_name — the attribute for the loaded function's id, where the
+        driver does not publish it itself.
         """
         try:
             region = self._region_of(tree, device)
@@ -63,7 +73,9 @@ class FunctionHands:
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, edits: Callable[[], Edits | Refusal]
     ) -> Edits | Refusal | LongWork:
-        """Give the edits, at once where every region has what is asked for, else after the programming."""
+        """Give the edits, at once where every region has what is asked for, else after the
+        programming.
+        """
         plans: list[tuple[Device, StoreEntry]] = []
         for device in devices:
             wanted = read_function(context.config_of(device.name))
@@ -102,7 +114,9 @@ class FunctionHands:
         try:
             return self.loader.clean(self._looker(tree, device), record)
         except HardwareError as err:
-            return Refusal(reasons=(Reason(code="region-unreadable", message=err.message, facts={"device": device.name}),))
+            return Refusal(
+                reasons=(Reason(code="region-unreadable", message=err.message, facts={"device": device.name}),)
+            )
 
     def _looker(self, tree: Tree, device: Device) -> Callable[[], Region]:
         return lambda: self._region_of(tree.for_scan(), device)
@@ -129,9 +143,14 @@ class LoadsFunctions(DeviceDriver):
         return self._functions.check(devices, context)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let go of the function, which stays until the next user wants another; programming that was cut off is made whole."""
+        """Let go of the function, which stays until the next user wants another.
+
+        Programming that was cut off is made whole.
+        """
         self._functions.unprepare(tree, devices, context)
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Take the user's state off the region, and load the blank function where the store has one."""
+        """Take the user's state off the region, and load the blank function where the store has
+        one.
+        """
         return self._functions.clean(tree, device, record)

@@ -1,8 +1,11 @@
-"""Gives a region the function that a claim asks for: decides which bitstream, programs, and brings back what a death during programming left.
+"""Gives a region the function that a claim asks for: decides which bitstream, programs, and brings
+back what a death during programming left.
 
-Flows in: a region as its driver sees it, the claim's word, the store. Flows out: nothing to do, an entry to program, or a Refusal with the reason's own code; and the record of what was done. A
-region that somebody else holds is never programmed, and one that has the function already is left alone. While a bitstream is written the record says so; what cannot be
-told to be whole afterwards is programmed anew (blank where there is one for it), or stays out of use.
+Flows in: a region as its driver sees it, the claim's word, the store. Flows out: nothing to do, an
+entry to program, or a Refusal with the reason's own code; and the record of what was done. A region
+that somebody else holds is never programmed, and one that has the function already is left alone.
+While a bitstream is written the record says so; what cannot be told to be whole afterwards is
+programmed anew (blank where there is one for it), or stays out of use.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ Look = Callable[[], Region]
 
 @dataclass(frozen=True)
 class _Programmed:
-    """What this process has programmed, which sysfs alone cannot tell: which of two files with one id, or that xocl does not show it yet."""
+    """What this process has programmed, which sysfs alone cannot tell: which of two files with one
+    id, or that xocl does not show it yet.
+    """
 
     digest: str
     function: str
@@ -46,7 +51,9 @@ class FunctionLoader:
     """The functions of one driver's regions."""
 
     def __init__(self, settings: FunctionSettings | None = None, *, can_program: bool = False) -> None:
-        """Load from this store; `can_program`: False where nothing is to be changed, whatever the reason."""
+        """Load from this store; `can_program`: False where nothing is to be changed, whatever the
+        reason.
+        """
         self.settings = settings or FunctionSettings()
         self._store = BitstreamStore(self.settings.store)
         self.can_program = can_program
@@ -59,23 +66,33 @@ class FunctionLoader:
         return self._store.look().left_out
 
     def forget_absent(self, names: Collection[str]) -> None:
-        """Forget what was programmed into devices that are not offered now: whoever has them for passthrough may load what he likes, and sysfs may not show it afterwards."""
+        """Forget what was programmed into devices that are not offered now: whoever has them for
+        passthrough may load what he likes, and sysfs may not show it afterwards.
+        """
         # A copy, and no `del`: long work writes from a thread of its own.
         for name in list(self._programmed):
             if name not in names:
                 self._programmed.pop(name, None)
 
     def turn(self, device: str) -> int:
-        """Count beginnings and ends of what is done to a device: odd while it is programmed or reset, when what its function shows (all ones, not ready) is no fault."""
+        """Count beginnings and ends of what is done to a device: odd while it is programmed or
+        reset, when what its function shows (all ones, not ready) is no fault.
+        """
         return self._turns.get(device, 0)
 
     def was_quiet(self, device: str, since: int) -> bool:
-        """Say whether nothing was done to a device between an earlier `turn` and now: only then a look in between means something."""
+        """Say whether nothing was done to a device between an earlier `turn` and now: only then a
+        look in between means something.
+        """
         return since % 2 == 0 and self.turn(device) == since
 
     def attributes(self, region: Region) -> Mapping[str, AttributeValue]:
-        """Say for selectors which function of the store is loaded, and which can be had: those that are loaded, or fit where the region can be programmed."""
-        entries = [entry for entry in self._store.look().entries if not entry.is_blank and not region.fits(entry.bitstream)]
+        """Say for selectors which function of the store is loaded, and which can be had: those that
+        are loaded, or fit where the region can be programmed.
+        """
+        entries = [
+            entry for entry in self._store.look().entries if not entry.is_blank and not region.fits(entry.bitstream)
+        ]
         loaded = {entry.name for entry in entries if self._has(region, entry, entries, None)}
         can_have = {entry.name for entry in entries} if self.can_program and not region.obstacle else loaded
         facts: dict[str, AttributeValue] = {f"fits_{name}": True for name in sorted(can_have)[:_MOST_FITTING]}
@@ -97,14 +114,17 @@ class FunctionLoader:
                 return None
             return _refuse(
                 "function-unknown",
-                f"{region.device} has not function {wanted}, and the node's bitstream store has none of that name or id",
+                f"{region.device} has not function {wanted}, and the node's bitstream store has none of that "
+                "name or id",
                 facts,
             )
         namespace = context.owner.namespace
         allowed = [entry for entry in entries if entry.is_for(namespace)]
         if not allowed:
             return _refuse(
-                "function-forbidden", f"function {wanted} is not for claims of namespace {namespace!r}", {**facts, "namespace": namespace}
+                "function-forbidden",
+                f"function {wanted} is not for claims of namespace {namespace!r}",
+                {**facts, "namespace": namespace},
             )
         misfits = {entry.digest: region.fits(entry.bitstream) for entry in allowed}
         fitting = [entry for entry in allowed if not misfits[entry.digest]]
@@ -116,7 +136,11 @@ class FunctionLoader:
             return None
         if len(fitting) > 1:
             text = ", ".join(f"{entry.name} (sha256:{entry.digest})" for entry in fitting)
-            return _refuse("function-ambiguous", f"several bitstreams for {region.device} are function {wanted}: {text}; name one", facts)
+            return _refuse(
+                "function-ambiguous",
+                f"several bitstreams for {region.device} are function {wanted}: {text}; name one",
+                facts,
+            )
         return self._refuse_programming(region, context, facts) or fitting[0]
 
     def load(self, look: Look, entry: StoreEntry, record: DeviceRecord) -> Refusal | None:
@@ -132,7 +156,11 @@ class FunctionLoader:
             self._write(region, image)
         except RegionUntouched as err:
             record.undone(_PROGRAM)
-            return _refuse("region-not-programmable", f"{region.device} cannot be programmed: {err.filename}: {err.strerror}", facts)
+            return _refuse(
+                "region-not-programmable",
+                f"{region.device} cannot be programmed: {err.filename}: {err.strerror}",
+                facts,
+            )
         except OSError as err:
             text = f"programming {region.device} with {entry.name} failed: {err.filename}: {err.strerror or err}"
             return _refuse("programming-failed", text, facts)
@@ -146,9 +174,12 @@ class FunctionLoader:
         return None
 
     def undo(self, look: Look, record: DeviceRecord) -> None:
-        """Let go of what was programmed: the function stays for the next claim. What a death cut off is made whole.
+        """Let go of what was programmed: the function stays for the next claim.
 
-        Errors: raises HardwareError when nobody can tell what is in the region, and it cannot be programmed anew.
+        What a death cut off is made whole.
+
+        Errors: raises HardwareError when nobody can tell what is in the region,
+        and it cannot be programmed anew.
         """
         step = record.step(_PROGRAM)
         if step is not None and not step.is_done:
@@ -156,7 +187,10 @@ class FunctionLoader:
         record.undone(_PROGRAM)
 
     def clean(self, look: Look, record: DeviceRecord) -> Refusal | None:
-        """Reset the port, and load the blank function where the store has one for this region; None is clean."""
+        """Reset the port, and load the blank function where the store has one for this region.
+
+        None is clean.
+        """
         region = look()
         facts = {"device": region.device}
         record.intend(_RESET)
@@ -189,7 +223,10 @@ class FunctionLoader:
         entry = self._blank(region) or intended
         in_doubt = f"{region.device}: programming was cut off, and what is in its region is not known"
         if entry is None or region.fits(entry.bitstream):
-            raise HardwareError(f"{in_doubt}; the bitstream store has neither the blank function for it nor the file that was being loaded")
+            raise HardwareError(
+                f"{in_doubt}; the bitstream store has neither the blank function for it nor the file that was "
+                "being loaded"
+            )
         if not self.can_program:
             raise HardwareError(f"{in_doubt}; nothing is programmed here (functions.program)")
         why = self._program(look, entry)
@@ -229,7 +266,10 @@ class FunctionLoader:
         if region.obstacle:
             return _refuse("region-not-programmable", f"{region.device} cannot be programmed: {region.obstacle}", facts)
         if not self.can_program:
-            text = f"{region.device} has another function, and nothing is programmed on this node (functions.program of the fpga service)"
+            text = (
+                f"{region.device} has another function, and nothing is programmed on this node (functions.program "
+                "of the fpga service)"
+            )
             return _refuse("programming-off", text, facts)
         return None
 
@@ -244,7 +284,8 @@ class FunctionLoader:
         is_own = step is not None and step.is_done and step.after.get("digest") == entry.digest
         if is_own and (region.shown == entry.bitstream.function or not region.shows_at_once):
             return True
-        # All OpenCL containers of one board package have one id, and two builds of one function may have.
+        # All OpenCL containers of one board package have one id, and two
+        # builds of one function may have.
         is_told_apart = entry.bitstream.form is not BitstreamForm.AOCX and not any(
             other.bitstream.function == entry.bitstream.function and other.digest != entry.digest for other in fitting
         )
@@ -258,7 +299,9 @@ class FunctionLoader:
         """Find what a region is blanked with; of several the first by name."""
         if not self.can_program or region.obstacle:
             return None
-        return next((entry for entry in self._store.look().entries if entry.is_blank and not region.fits(entry.bitstream)), None)
+        return next(
+            (entry for entry in self._store.look().entries if entry.is_blank and not region.fits(entry.bitstream)), None
+        )
 
     def _why_not_loaded(self, region: Region, entry: StoreEntry, was: str) -> str:
         if region.fault:

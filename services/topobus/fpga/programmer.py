@@ -1,10 +1,14 @@
-"""The kernel calls that program a region and reset a port, behind a protocol: the only place that changes a card.
+"""The kernel calls that program a region and reset a port, behind a protocol: the only place that
+changes a card.
 
-Flows in: paths of device nodes and the image. Flows out: nothing, or an OSError; `RegionUntouched` when it is certain that nothing was changed. The numbers and layouts are the kernel's and XRT's:
-  DFL   include/uapi/linux/fpga-dfl.h: magic 0xB6; DFL_FPGA_PORT_RESET _IO(0x40), DFL_FPGA_FME_PORT_PR _IO(0x80), struct dfl_fpga_fme_port_pr of 24 bytes
-  XRT   mgmt-ioctl.h / xmgmt-ioctl.h: magic 'X'; XCLMGMT_IOCICAPDOWNLOAD_AXLF _IOW(6), a struct of one pointer
-A port is opened with O_EXCL while its region is programmed or it is reset: the kernel then refuses (EBUSY) when anybody has it open, and lets nobody open it meanwhile
-(drivers/fpga/dfl-afu-main.c, afu_open). Releasing the port (DFL_FPGA_FME_PORT_RELEASE) would prove the same, and would take its node away.
+Flows in: paths of device nodes and the image. Flows out: nothing, or an OSError; `RegionUntouched`
+when it is certain that nothing was changed. The numbers and layouts are the kernel's and XRT's: DFL
+include/uapi/linux/fpga-dfl.h: magic 0xB6; DFL_FPGA_PORT_RESET _IO(0x40), DFL_FPGA_FME_PORT_PR
+_IO(0x80), struct dfl_fpga_fme_port_pr of 24 bytes XRT   mgmt-ioctl.h / xmgmt-ioctl.h: magic 'X';
+XCLMGMT_IOCICAPDOWNLOAD_AXLF _IOW(6), a struct of one pointer A port is opened with O_EXCL while its
+region is programmed or it is reset: the kernel then refuses (EBUSY) when anybody has it open, and
+lets nobody open it meanwhile (drivers/fpga/dfl-afu-main.c, afu_open). Releasing the port
+(DFL_FPGA_FME_PORT_RELEASE) would prove the same, and would take its node away.
 """
 
 from __future__ import annotations
@@ -36,14 +40,18 @@ _DFL_MAGIC, _DFL_PORT_BASE, _DFL_FME_BASE = 0xB6, 0x40, 0x80
 
 
 def _request(direction: int, magic: int, number: int, size: int) -> int:
-    """Number an ioctl. Source: include/uapi/asm-generic/ioctl.h: direction, 14 bits of size, 8 of type, 8 of number."""
+    """Number an ioctl.
+
+    Source: include/uapi/asm-generic/ioctl.h: direction, 14 bits of size, 8 of type, 8 of number.
+    """
     return direction << 30 | size << 16 | magic << 8 | number
 
 
 FME_PORT_PR = struct.Struct("=IIIIQ")
 """struct dfl_fpga_fme_port_pr: argsz, flags (0), port_id, buffer_size, buffer_address."""
 ICAP_DOWNLOAD = struct.Struct("=Q")
-"""struct xclmgmt_ioc_bitstream_axlf: a pointer to the file in memory (64 bits: XRT has no driver for others)."""
+"""struct xclmgmt_ioc_bitstream_axlf: a pointer to the file in memory (64 bits: XRT has no driver
+for others)."""
 DFL_FPGA_PORT_RESET = _request(0, _DFL_MAGIC, _DFL_PORT_BASE + 0, 0)
 DFL_FPGA_FME_PORT_PR = _request(0, _DFL_MAGIC, _DFL_FME_BASE + 0, 0)
 XCLMGMT_IOCICAPDOWNLOAD_AXLF = _request(_WRITE, ord("X"), 6, ICAP_DOWNLOAD.size)
@@ -92,7 +100,10 @@ class KernelDflProgrammer:
             content = bytearray(image)
             view = (ctypes.c_char * len(content)).from_buffer(content)
             _call(
-                descriptor, DFL_FPGA_FME_PORT_PR, FME_PORT_PR.pack(FME_PORT_PR.size, 0, port, len(content), ctypes.addressof(view)), engine
+                descriptor,
+                DFL_FPGA_FME_PORT_PR,
+                FME_PORT_PR.pack(FME_PORT_PR.size, 0, port, len(content), ctypes.addressof(view)),
+                engine,
             )
 
     def reset(self, port_node: str) -> None:

@@ -1,4 +1,6 @@
-"""One reconfigurable region at one look, as its driver sees it: what is loaded, what fits, and how it is changed."""
+"""One reconfigurable region at one look, as its driver sees it: what is loaded, what fits, and how
+it is changed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Region:
     shown: str = ""
     """The function's id as sysfs shows it now; empty: none, or it is not shown."""
     shows_at_once: bool = True
-    """False: sysfs may show what was loaded before until a user has opened the card (XRT's xocl), so only the wanted id is a sign."""
+    """False: sysfs may show what was loaded before until a user has opened the card (XRT's xocl),
+    so only the wanted id is a sign."""
     fault: str = ""
     """Why what is loaded does not work; empty: nothing is known to be wrong."""
     obstacle: str = ""

@@ -1,4 +1,7 @@
-"""What the fpga service needs of the machine: to read it; and to program cards, where an operator switches that on, what Linux wants for it."""
+"""What the fpga service needs of the machine: to read it.
+
+And to program cards, where an operator switches that on, what Linux wants for it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_righ
 __all__ = ["PROGRAMMING", "RIGHTS"]
 
 PROGRAMMING = "programming"
-"""Cards are programmed with what claims ask for, and cleaned after them (setting `functions.program`)."""
+"""Cards are programmed with what claims ask for, and cleaned after them (setting
+`functions.program`)."""
 
 
 def _of_programming(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
@@ -20,7 +24,8 @@ RIGHTS = (
     _of_programming(RightKind.ROOT, "the kernel makes the cards' nodes for root alone"),
     _of_programming(
         RightKind.PRIVILEGED,
-        "Kubernetes has no narrower word for a container that may open /dev/dfl-* and /dev/xclmgmt*, by which cards are programmed",
+        "Kubernetes has no narrower word for a container that may open /dev/dfl-* and /dev/xclmgmt*, by "
+        "which cards are programmed",
     ),
     _of_programming(
         RightKind.MOUNT,

@@ -1,6 +1,8 @@
-"""Console script `topobus-fpga-store`: shows what a bitstream is, adds it to a node's store, lists and removes.
+"""Console script `topobus-fpga-store`: shows what a bitstream is, adds it to a node's store, lists
+and removes.
 
-Flows in: a file and who may have it. Flows out: the store's folder. Nobody is asked: who uses the store sees the change at the next look.
+Flows in: a file and who may have it. Flows out: the store's folder. Nobody is asked: who uses the
+store sees the change at the next look.
 """
 
 from __future__ import annotations
@@ -43,8 +45,17 @@ def _parser() -> argparse.ArgumentParser:
     add = verbs.add_parser("add", help="add a file: a GBS, an .aocx or an xclbin")
     add.add_argument("file", type=Path)
     add.add_argument("--name", required=True, help="what claims call the function: small letters, digits, underscores")
-    add.add_argument("--namespace", action="append", default=[], help="whose claims may have it; may be given again; '*': everybody's")
-    add.add_argument("--blank", action="store_true", help="load it into regions that their last user has left; no claim can ask for it")
+    add.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        help="whose claims may have it; may be given again; '*': everybody's",
+    )
+    add.add_argument(
+        "--blank",
+        action="store_true",
+        help="load it into regions that their last user has left; no claim can ask for it",
+    )
     add.add_argument("--signer", default="", help="who vouches for it, for people")
     add.add_argument("--notes", default="")
     verbs.add_parser("list", help="list what is in the store, and what cannot be used")

@@ -1,8 +1,11 @@
 """The reconfigurable region of a Xilinx card, as XRT's drivers tell it in sysfs.
 
-The user function shows the uuid of the xclbin that was loaded through it; what the management function has loaded it shows once a user has opened the card (XRT, icap.c: the uuid is asked of the
-peer when a user loads). A card has one region for all of its user functions, so one with several is never programmed for one of them.
-Source: XRT's xocl and xclmgmt: xclbinuuid, interface_uuids, instance (node /dev/xclmgmt<instance>), rom VBNV and timestamp.
+The user function shows the uuid of the xclbin that was loaded through it; what the management
+function has loaded it shows once a user has opened the card (XRT, icap.c: the uuid is asked of the
+peer when a user loads). A card has one region for all of its user functions, so one with several is
+never programmed for one of them.
+Source: XRT's xocl and xclmgmt: xclbinuuid, interface_uuids, instance (node
+/dev/xclmgmt<instance>), rom VBNV and timestamp.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ def xilinx_region(tree: Tree, device: Device, programmer: XrtProgrammer) -> Regi
     elif management is None or instance is None:
         obstacle = "the card's management function is not on this node, or its driver (xclmgmt) is not loaded"
     folders = [pci_folder(address) for address in (device.pci, management) if address is not None]
-    interfaces = {normal_id(line) for folder in folders for line in (tree.read(f"{folder}/interface_uuids") or "").split()}
+    interfaces = {
+        normal_id(line) for folder in folders for line in (tree.read(f"{folder}/interface_uuids") or "").split()
+    }
     platform = normal_platform(str(device.attributes.get("shell", "")))
     built = _number(str(device.attributes.get("shellTimestamp", "")))
     shown = normal_id(tree.read(f"{pci_folder(device.pci)}/xclbinuuid") or "")
@@ -53,7 +58,9 @@ def xilinx_region(tree: Tree, device: Device, programmer: XrtProgrammer) -> Regi
         if not platform or normal_platform(bitstream.platform) != platform:
             return f"its platform is {bitstream.platform or 'unknown'}, the card's shell {platform or 'unknown'}"
         if bitstream.platform_timestamp and built and bitstream.platform_timestamp != built:
-            return f"it was built for the shell of {bitstream.platform_timestamp:#x}, the card has the one of {built:#x}"
+            return (
+                f"it was built for the shell of {bitstream.platform_timestamp:#x}, the card has the one of {built:#x}"
+            )
         return ""
 
     return Region(

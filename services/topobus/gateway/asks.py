@@ -1,7 +1,8 @@
-"""The gateway's requests to the node plane: placement and ledger changes go to topology, preparation goes to the device services.
+"""The gateway's requests to the node plane: placement and ledger changes go to topology,
+preparation goes to the device services.
 
-Every request has a deadline of the gateway's own. The caller chooses the operation id and repeats it on a retry, so a repeated request
-gets the first answer and changes nothing a second time.
+Every request has a deadline of the gateway's own. The caller chooses the operation id and repeats
+it on a retry, so a repeated request gets the first answer and changes nothing a second time.
 """
 
 from __future__ import annotations
@@ -44,29 +45,40 @@ Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, 
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
 
 
-# Answers whose edits were looked at and allowed: those of the containers that start now, each of some KiB.
+# Answers whose edits were looked at and allowed: those of the containers
+# that start now, each of some KiB.
 _ALLOWED_LIMIT = 32
 _ALL_CPUS = CpuSet.of(range(CpuSet.MAX_ID + 1))
 
 
 class StillAtWork(PeerUnavailable):
-    """Raised when a device service does what was asked and needs longer: the same is asked again after `retry_after_s`."""
+    """Raised when a device service does what was asked and needs longer: the same is asked again
+    after `retry_after_s`.
+    """
 
 
 class NodeAsks:
     """Asks of one node."""
 
     def __init__(
-        self, bus: Bus, node: str, deadlines: DeadlineSettings, rights: Callable[[str], EditRights], owned_cpus: CpuSet | None = None
+        self,
+        bus: Bus,
+        node: str,
+        deadlines: DeadlineSettings,
+        rights: Callable[[str], EditRights],
+        owned_cpus: CpuSet | None = None,
     ) -> None:
-        """Ask over a bus; `rights` tells what a class's devices may bring into a container, `owned_cpus` which may be chosen of groups (None: all)."""
+        """Ask over a bus; `rights` tells what a class's devices may bring into a container,
+        `owned_cpus` which may be chosen of groups (None: all).
+        """
         self._rights = rights
         self._owned_cpus = owned_cpus
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
         self._allowed: dict[tuple[str, ...], tuple[EditRights, dict[str, str], frozenset[int] | None, Prepared]] = {}
-        """By class and devices: the newest answer of `prepare` that was allowed, by which rights, and where its paths led. The same need not be looked at again."""
+        """By class and devices: the newest answer of `prepare` that was allowed, by which rights,
+        and where its paths led. The same need not be looked at again."""
         self.preferences: dict[str, Preference] = {}
         """By class: who has a choice of his own."""
         self.disagreements = LedgerDrift(bus, node)
@@ -82,10 +94,11 @@ class NodeAsks:
         withheld: Collection[str] = (),
         is_from_end: bool = False,
     ) -> tuple[str, ...]:
-        """Choose devices: topology's choice when it comes in time and is a legal one, else by name. Never an error.
+        """Choose devices: topology's choice when it comes in time and is a legal one, else by name.
 
-        A class with a preference of its own (somebody else's plugin) is asked first; what it leaves open is topology's again, as kubelet fills up a choice
-        that is too short.
+        Never an error. A class with a preference of its own (somebody else's
+        plugin) is asked first; what it leaves open is topology's again, as kubelet
+        fills up a choice that is too short.
         """
         if device_class in self.preferences:
             choices = plugin_choices(available, must_include, size, withheld=withheld, is_from_end=is_from_end)
@@ -127,7 +140,8 @@ class NodeAsks:
     async def adopt(self, request: AdoptRequest, *, but_cpus: CpuSet | None = None) -> Adopted | Refusal:
         """Write into the ledger what has been decided elsewhere.
 
-        CPUs of groups are chosen of the request's `owned_cpus` (None: of all that may be given), and none is of `but_cpus`.
+        CPUs of groups are chosen of the request's `owned_cpus` (None: of all that may be
+        given), and none is of `but_cpus`.
         """
         choosable = request.owned_cpus if request.owned_cpus is not None else self._owned_cpus
         if but_cpus:
@@ -146,32 +160,45 @@ class NodeAsks:
     async def release(
         self, op_id: str, owner: Owner, *, is_undone: bool = False, keeps_devices: bool = False, only: str = ""
     ) -> Refusal | None:
-        """Let go of all that an owner holds, or of its preparation alone; None is done. Refused only for a claim that is prepared.
+        """Let go of all that an owner holds, or of its preparation alone; None is done.
 
-        `only` is the decision whose holding is meant: what the owner was given since stays.
+        Refused only for a claim that is prepared. `only` is the decision whose holding is meant:
+        what the owner was given since stays.
         """
-        request = ReleaseRequest(op_id=op_id, owner=owner, is_undone=is_undone, keeps_devices=keeps_devices, decision_id=only)
+        request = ReleaseRequest(
+            op_id=op_id, owner=owner, is_undone=is_undone, keeps_devices=keeps_devices, decision_id=only
+        )
         reply = await self._bus.ask(RELEASE, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.refusal
 
     async def prepare(self, device_class: str, request: PrepareRequest) -> Prepared | Refusal:
-        """Have devices made ready. Refused, too, when the answer has anything that devices of this class may not bring into a container."""
-        reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        """Have devices made ready.
+
+        Refused, too, when the answer has anything that devices of this class
+        may not bring into a container.
+        """
+        reply = await self._bus.ask(
+            PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
+        )
         if isinstance(reply.result, Refusal):
             return reply.result
         if isinstance(reply.result, Accepted):
             accepted = reply.result
             raise StillAtWork(
-                f"the {device_class} service is still at work ({accepted.what or 'it does not say at what'}), for at most {accepted.limit_s:g} s more",
+                f"the {device_class} service is still at work ({accepted.what or 'it does not say at what'}), "
+                f"for at most {accepted.limit_s:g} s more",
                 retry_after_s=accepted.retry_after_s,
             )
         return await self.refuse_forbidden(device_class, reply.result) or reply.result
 
     async def refuse_forbidden(self, device_class: str, prepared: Prepared) -> Refusal | None:
-        """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
+        """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet
+        and a container runtime do it. None is all allowed.
+        """
         rights = with_own_hook(device_class, self._rights(device_class))
         paths = host_paths(prepared)
-        # A thread for what may lie on a disk. The nodes of most devices are in memory, and a thread takes longer than to look at them.
+        # A thread for what may lie on a disk. The nodes of most devices are in memory, and a thread
+        # takes longer than to look at them.
         others = sorted({*paths}.difference(in_memory(paths)))
         leads_to = await asyncio.to_thread(real_paths, others) if others else {}
         groups = groups_of_nodes(node_paths(prepared))
@@ -184,7 +211,8 @@ class NodeAsks:
         if refusal is None:
             self._note_allowed(place, seen)
         elif paths:
-            # Folders of the rights may be links themselves. To follow them allows more, so what is allowed without is allowed.
+            # Folders of the rights may be links themselves. To follow them allows more, so what
+            # is allowed without is allowed.
             rights = await asyncio.to_thread(with_real_folders, rights)
             refusal = refuse_forbidden(device_class, prepared, rights, leads_to, groups)
         if refusal is not None:
@@ -192,11 +220,14 @@ class NodeAsks:
                 "edits.forbidden",
                 device_class=device_class,
                 reasons=[reason.message for reason in refusal.reasons],
-                next_step=f"if the driver needs this, allow it: TOPOBUS_GATEWAY__EDITS (class {device_class}); if not, find out who answered",
+                next_step=f"if the driver needs this, allow it: TOPOBUS_GATEWAY__EDITS (class {device_class}); if not, "
+                "find out who answered",
             )
         return refusal
 
-    def _note_allowed(self, place: tuple[str, ...], seen: tuple[EditRights, dict[str, str], frozenset[int] | None, Prepared]) -> None:
+    def _note_allowed(
+        self, place: tuple[str, ...], seen: tuple[EditRights, dict[str, str], frozenset[int] | None, Prepared]
+    ) -> None:
         self._allowed.pop(place, None)
         self._allowed[place] = seen
         if len(self._allowed) > _ALLOWED_LIMIT:
@@ -211,18 +242,32 @@ class NodeAsks:
         sandbox: Sandbox,
         config: Mapping[str, tuple[dict[str, Any], ...]],
     ) -> Attached | Refusal | Accepted:
-        """Have prepared devices brought into a pod's sandbox; asked again for the same sandbox, it is the same answer."""
+        """Have prepared devices brought into a pod's sandbox.
+
+        Asked again for the same sandbox, it is the same answer.
+        """
         common, by_device = configured(names, config)
         request = AttachRequest(
-            op_id=op_id, owner=owner, devices=tuple(sorted(names)), sandbox=sandbox, config=common, device_config=by_device
+            op_id=op_id,
+            owner=owner,
+            devices=tuple(sorted(names)),
+            sandbox=sandbox,
+            config=common,
+            device_config=by_device,
         )
-        reply = await self._bus.ask(ATTACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        reply = await self._bus.ask(
+            ATTACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
+        )
         return reply.result
 
-    async def detach(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], sandbox: Sandbox) -> Refusal | None:
+    async def detach(
+        self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], sandbox: Sandbox
+    ) -> Refusal | None:
         """Undo attach; None is done."""
         request = DetachRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)), sandbox=sandbox)
-        reply = await self._bus.ask(DETACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        reply = await self._bus.ask(
+            DETACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
+        )
         return reply.refusal
 
     async def adjust(
@@ -235,9 +280,14 @@ class NodeAsks:
         config: Mapping[str, tuple[dict[str, Any], ...]],
         timeout_s: float,
     ) -> Adjusted | Refusal:
-        """Ask what one container gets of its devices; refused, too, when it is anything that devices of this class may not bring."""
+        """Ask what one container gets of its devices.
+
+        Refused, too, when it is anything that devices of this class may not bring.
+        """
         common, by_device = configured(names, config)
-        request = AdjustRequest(op_id=op_id, owner=owner, devices=tuple(names), container=container, config=common, device_config=by_device)
+        request = AdjustRequest(
+            op_id=op_id, owner=owner, devices=tuple(names), container=container, config=common, device_config=by_device
+        )
         reply = await self._bus.ask(ADJUST, request, timeout_s=timeout_s, node=self._node, device_class=device_class)
         if isinstance(reply.result, Refusal):
             return reply.result
@@ -246,7 +296,9 @@ class NodeAsks:
     async def unprepare(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
         """Undo prepare; None is done."""
         request = UnprepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)))
-        reply = await self._bus.ask(UNPREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        reply = await self._bus.ask(
+            UNPREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
+        )
         return reply.refusal
 
 

@@ -1,7 +1,8 @@
 """Reads the id of the machine's current boot.
 
-After a reboot devices may be numbered differently and nothing is prepared any more, so records of an earlier boot do not hold. A container shares the host's
-boot id; it is read from /proc of this machine and not from the recorded machine's root.
+After a reboot devices may be numbered differently and nothing is prepared any more, so records of
+an earlier boot do not hold. A container shares the host's boot id; it is read from /proc of this
+machine and not from the recorded machine's root.
 """
 
 from __future__ import annotations

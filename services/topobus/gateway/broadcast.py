@@ -9,7 +9,10 @@ __all__ = ["Broadcast", "first_of"]
 
 
 class Broadcast:
-    """Wakes every waiter at once; a waiter takes the ticket first, then looks, then waits, so it misses nothing."""
+    """Wakes every waiter at once.
+
+    A waiter takes the ticket first, then looks, then waits, so it misses nothing.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

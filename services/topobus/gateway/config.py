@@ -1,4 +1,6 @@
-"""Settings of the gateway: kubelet's folders, where its own files go, how devices are offered, and how long it waits for whom."""
+"""Settings of the gateway: kubelet's folders, where its own files go, how devices are offered, and
+how long it waits for whom.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from topobus.values.device import Device, driver_name
 from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
 from topobus.values.names import is_dns_label, is_extended_resource_name
-from topobus.values.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
+from topobus.values.vendor_profiles import (
+    IdProfile,
+    VendorProfile,
+    ids_of_profile,
+    pool_in,
+    profile_in,
+    resource_in_profile,
+)
 
 __all__ = [
     "SHORT_NAME",
@@ -51,7 +60,10 @@ SHORT_NAME = 16
 
 
 class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where kubelet keeps its sockets. The defaults are kubelet's own, which it does not move with --root-dir."""
+    """Where kubelet keeps its sockets.
+
+    The defaults are kubelet's own, which it does not move with --root-dir.
+    """
 
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
     """kubelet.sock stands here, and our device plugin sockets beside it."""
@@ -62,20 +74,26 @@ class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long the gateway waits, in seconds. kubelet sets no deadline for Allocate and 45 s for claims, so ours are what ends a hang."""
+    """How long the gateway waits, in seconds. kubelet sets no deadline for Allocate and 45 s for
+    claims, so ours are what ends a hang.
+    """
 
     first_list_s: Seconds = 5.0
-    """Between Register and kubelet's ListAndWatch; later we register again (kubelets before 1.36 lose a plugin that replaces another)."""
+    """Between Register and kubelet's ListAndWatch; later we register again (kubelets before 1.36
+    lose a plugin that replaces another)."""
     retry_s: Seconds = 1.0
     """Pause after a registration that failed."""
     watchdog_s: Seconds = 1.0
     """How often sockets are looked at, besides the file system's own events."""
     prefer_s: Seconds = 0.04
-    """The topology service's choice of devices; later the gateway chooses by name. It takes a few milliseconds, and an answer within 50 ms is promised."""
+    """The topology service's choice of devices; later the gateway chooses by name. It takes a few
+    milliseconds, and an answer within 50 ms is promised."""
     allocate_s: Seconds = 20.0
-    """All of Allocate: `adopt_s`, `prepare_s` and, when preparing fails, `adopt_s` again to give back. kubelet waits for ever, with all other pods."""
+    """All of Allocate: `adopt_s`, `prepare_s` and, when preparing fails, `adopt_s` again to give
+    back. kubelet waits for ever, with all other pods."""
     pre_start_s: Seconds = 25.0
-    """All of PreStartContainer; below kubelet's 30 s, so that our error arrives and not a broken call."""
+    """All of PreStartContainer; below kubelet's 30 s, so that our error arrives and not a broken
+    call."""
     adopt_s: Seconds = 3.0
     """Writing the ledger."""
     prepare_s: Seconds = 10.0
@@ -83,26 +101,33 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     claim_s: Seconds = 40.0
     """All of one claim; below kubelet's 45 s, so that our error arrives and not a broken call."""
     claim_retry_s: Annotated[float, Meta(ge=0)] = 10.0
-    """How long a claim is tried again while somebody it needs is not there: a service that restarts, NATS, the API server. kubelet itself would come
-    back only after a minute and more; a peer that hangs uses this up with its first answer that does not come."""
+    """How long a claim is tried again while somebody it needs is not there: a service that
+    restarts, NATS, the API server. kubelet itself would come back only after a minute and more; a
+    peer that hangs uses this up with its first answer that does not come."""
     health_refresh_s: Annotated[float, Meta(gt=0, lt=30)] = 10.0
     """How often DRA health is sent again without news. kubelet calls a device Unknown after 30 s."""
     reconcile_s: Seconds = 10.0
-    """How often kubelet's PodResources are compared with what device plugin allocations hold: that API has no deallocate."""
+    """How often kubelet's PodResources are compared with what device plugin allocations hold: that
+    API has no deallocate."""
     forgotten_s: Seconds = 60.0
-    """How often prepared claims are looked at of which kubelet lists no container; two looks that find them deallocated, too, undo them."""
+    """How often prepared claims are looked at of which kubelet lists no container; two looks that
+    find them deallocated, too, undo them."""
     kubelet_grace_s: Annotated[float, Meta(ge=0)] = 60.0
-    """How long after kubelet's start only allocations that it has listed since are released: at first it lists no pods at all."""
+    """How long after kubelet's start only allocations that it has listed since are released: at
+    first it lists no pods at all."""
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A Kubernetes API server to read claims from and to publish ResourceSlices to. Off: claims come from the stand-alone store.
+    """A Kubernetes API server to read claims from and to publish ResourceSlices to.
 
-    With a NATS server of the node's own (`nats.provisioner` is `topology`) there is no such store, and no claim is prepared while this is off.
+    Off: claims come from the stand-alone store. With a NATS server of the node's
+    own (`nats.provisioner` is `topology`) there is no such store, and no claim
+    is prepared while this is off.
     """
 
     mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
-    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file says."""
+    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file
+    says."""
     kubeconfig: str = ""
     """Path of the file, with mode `kubeconfig`."""
     context: str = ""
@@ -112,16 +137,20 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retry_s: Seconds = 1.0
     """First pause after a call that failed, in seconds; doubled up to ten."""
     publish_delay_s: Annotated[float, Meta(ge=0)] = 0.2
-    """How long changes are collected before slices are written, in seconds: a burst becomes one write."""
+    """How long changes are collected before slices are written, in seconds: a burst becomes one
+    write."""
     silence_effect: Literal["NoSchedule", "NoExecute", "none"] = "NoSchedule"
-    """What the taint on the devices of a silent device service does; none: no taint. Silence is no evidence of a fault, so it evicts nobody by itself."""
+    """What the taint on the devices of a silent device service does; none: no taint. Silence is no
+    evidence of a fault, so it evicts nobody by itself."""
     retries_pods: bool = True
-    """Whether a pod whose claims could not be prepared is annotated (`topobus.dev/prepare-again`) when what stood in the way is over. kubelet then looks at
-    once; by itself it comes back after 60 to 90 s. Needs the right to patch pods."""
+    """Whether a pod whose claims could not be prepared is annotated (`topobus.dev/prepare-again`)
+    when what stood in the way is over. kubelet then looks at once; by itself it comes back after 60
+    to 90 s. Needs the right to patch pods."""
     evict_after_s: Annotated[float, Meta(ge=0)] = 0.0
-    """How long a pod waits for a device that somebody else holds before it is evicted, in seconds, when a controller makes it anew: its claim is then
-    allocated afresh. As long does a pod keep a device that is sick when it names a resource that claims serve: the cluster evicts pods that name their claims, and not these.
-    0: never. Needs the right to create evictions."""
+    """How long a pod waits for a device that somebody else holds before it is evicted, in seconds,
+    when a controller makes it anew: its claim is then allocated afresh. As long does a pod keep a
+    device that is sick when it names a resource that claims serve: the cluster evicts pods that
+    name their claims, and not these. 0: never. Needs the right to create evictions."""
     resync_s: Seconds = 300.0
     """How often slices are compared without news, in seconds."""
 
@@ -130,9 +159,11 @@ class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Device plugins of others, which register with us as they would with kubelet."""
 
     dir: str = ""
-    """A folder of our own in which kubelet.sock is served; mount it into the plugin's container in place of kubelet's. Empty: none."""
+    """A folder of our own in which kubelet.sock is served; mount it into the plugin's container in
+    place of kubelet's. Empty: none."""
     dial_s: Seconds = 10.0
-    """How long a plugin's socket may take to answer when it registers, in seconds; kubelet's own limit."""
+    """How long a plugin's socket may take to answer when it registers, in seconds; kubelet's own
+    limit."""
     allocate_s: Seconds = 4.0
     """How long its Allocate may take, in seconds. Twice this must fit into `deadlines.prepare_s`."""
     look_s: Seconds = 0.5
@@ -143,36 +174,46 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Which CPUs Topobus gives to containers for themselves, and by which door."""
 
     owned: str = ""
-    """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or `all`. Empty: none; a claim of class cpu then tells its container
-    which CPUs were chosen and pins nothing, since the node's CPUs are kubelet's. With kubelet's static CPU manager name only CPUs that it does not give (its reserved ones)."""
+    """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or
+    `all`. Empty: none; a claim of class cpu then tells its container which CPUs were chosen and
+    pins nothing, since the node's CPUs are kubelet's. With kubelet's static CPU manager name only
+    CPUs that it does not give (its reserved ones)."""
 
 
 class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The container runtime's plugin interface (NRI).
 
-    It tells when a container has ended, so that nobody else gets its devices before; by it claims get CPUs for themselves, and devices reach a pod's sandbox.
+    It tells when a container has ended, so that nobody else gets its devices before; by it claims
+    get CPUs for themselves, and devices reach a pod's sandbox.
     """
 
     socket: str = "/var/run/nri/nri.sock"
-    """The runtime's socket for plugins, where containerd and CRI-O have it. A claim that needs it for its CPUs or interfaces is refused while it does not answer; where it is
-    not there at all, kubelet's word that a pod is over is believed (docs/explanation/double-hand-out.md). Whoever has the socket may change every container of the node; empty: it
-    is not opened, and no CPUs may be owned."""
+    """The runtime's socket for plugins, where containerd and CRI-O have it. A claim that needs it
+    for its CPUs or interfaces is refused while it does not answer; where it is not there at all,
+    kubelet's word that a pod is over is believed (docs/explanation/double-hand-out.md). Whoever has
+    the socket may change every container of the node; empty: it is not opened, and no CPUs may be
+    owned."""
     attach_s: Annotated[float, Meta(gt=0, lt=2)] = 1.5
-    """How long a new sandbox waits for the devices of its claims, in seconds. The runtime disconnects a plugin after 2 s, and starts nothing else on the node meanwhile;
-    what takes longer goes on, and the pod's containers wait for it."""
+    """How long a new sandbox waits for the devices of its claims, in seconds. The runtime
+    disconnects a plugin after 2 s, and starts nothing else on the node meanwhile; what takes longer
+    goes on, and the pod's containers wait for it."""
     adjust_s: Annotated[float, Meta(gt=0, lt=2)] = 1.0
-    """How long a new container waits for its device services to say what it gets, in seconds; less where attaching has used up the runtime's 2 s. Then it is refused,
-    and kubelet tries again."""
+    """How long a new container waits for its device services to say what it gets, in seconds; less
+    where attaching has used up the runtime's 2 s. Then it is refused, and kubelet tries again."""
 
 
 class MetadataSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Files in containers that describe the devices of their claims (KEP-5304), below /var/run/kubernetes.io/dra-device-attributes."""
+    """Files in containers that describe the devices of their claims (KEP-5304), below
+    /var/run/kubernetes.io/dra-device-attributes.
+    """
 
     versions: tuple[MetadataVersion, ...] = ()
-    """Which versions of metadata.resource.k8s.io a file has, newest first: `["v1alpha1"]`. Empty: claims get no files, as Kubernetes' own library does without a version: the format
-    is alpha, and a container cannot be made that has /var/run mounted read-only."""
+    """Which versions of metadata.resource.k8s.io a file has, newest first: `["v1alpha1"]`. Empty:
+    claims get no files, as Kubernetes' own library does without a version: the format is alpha, and
+    a container cannot be made that has /var/run mounted read-only."""
     dir: str = ""
-    """Where the files are, on the host as in the gateway; must survive a reboot. Empty: `device-metadata` beside the checkpoint."""
+    """Where the files are, on the host as in the gateway; must survive a reboot. Empty:
+    `device-metadata` beside the checkpoint."""
 
 
 class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,43 +228,58 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     metadata: MetadataSettings = MetadataSettings()
     silence: SilenceSettings = SilenceSettings()
     hardware: HardwareSettings = HardwareSettings()
-    """Where the kernel is asked which CPUs containers have: their control groups below `sys/fs/cgroup` of `root`."""
+    """Where the kernel is asked which CPUs containers have: their control groups below
+    `sys/fs/cgroup` of `root`."""
     instance: str = ""
-    """Names this gateway's DRA sockets, so that two stand side by side while one replaces the other: the pod's uid, from the downward API.
-    Empty: another name at each start."""
+    """Names this gateway's DRA sockets, so that two stand side by side while one replaces the
+    other: the pod's uid, from the downward API. Empty: another name at each start."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """kubelet's PodResources service."""
     cdi_dir: str = "/var/run/cdi"
-    """Where CDI files of claims are written: the folder of highest priority, emptied at boot and then written again from the checkpoint."""
+    """Where CDI files of claims are written: the folder of highest priority, emptied at boot and
+    then written again from the checkpoint."""
     checkpoint_path: str = "/var/lib/topobus/gateway/checkpoint.json"
     """What is prepared on this node; must survive a reboot."""
     resource_prefix: str = "topobus.dev"
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
-    """How a class or one of its pools is offered: `{"cpu": "both", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class. Class `cpu` has
-    no device plugin unless it is named here: such a plugin can pin nothing, so a pod would have CPUs that everybody else runs on, too."""
+    """How a class or one of its pools is offered: `{"cpu": "both", "gpu": "none", "gpu-h100":
+    "both"}`. A pool that is not named goes with its class. Class `cpu` has no device plugin unless
+    it is named here: such a plugin can pin nothing, so a pod would have CPUs that everybody else
+    runs on, too."""
     profiles: tuple[VendorProfile, ...] = ()
-    """Whose device plugin is stood in for, as pods and exporters see it: resource names and ids of `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of
-    NICs, `intel.com/…`). That vendor's own plugin must not run on the node: docs/how-to/drop-in.md. Change it while no pod has such a device."""
+    """Whose device plugin is stood in for, as pods and exporters see it: resource names and ids of
+    `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of NICs,
+    `intel.com/…`). That vendor's own plugin must not run on the node: docs/how-to/drop-in.md.
+    Change it while no pod has such a device."""
     ids: dict[str, IdProfile] = field(default_factory=dict)
-    """How devices of a class or one of its pools are named towards kubelet: `topobus` (their name, as by default), `pci`, `uuid` or `card` (`pci`, and parts of a card by their name);
-    `{"nic-vf": "pci", "gpu": "uuid"}`. What is not named here goes by `profiles`.
-    With `pci`, Multus and sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change it while no pod has such a device."""
+    """How devices of a class or one of its pools are named towards kubelet: `topobus` (their name,
+    as by default), `pci`, `uuid` or `card` (`pci`, and parts of a card by their name); `{"nic-vf":
+    "pci", "gpu": "uuid"}`. What is not named here goes by `profiles`. With `pci`, Multus and
+    sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change it while no
+    pod has such a device."""
     device_info_dir: str = "/var/run/k8s.cni.cncf.io/devinfo/dp"
-    """Where the files are written by which Multus learns of a device with `ids` `pci`: its own folder."""
+    """Where the files are written by which Multus learns of a device with `ids` `pci`: its own
+    folder."""
     node_labels_dir: str = ""
-    """A folder of Node Feature Discovery, where a file `topobus` names this node's labels: `/etc/kubernetes/node-feature-discovery/features.d`. Empty: none is written. Labels
-    as the vendors' own feature discovery sets them (`nvidia.com/gpu.product`, `amd.com/gpu.vram`, …): docs/how-to/drop-in.md."""
+    """A folder of Node Feature Discovery, where a file `topobus` names this node's labels:
+    `/etc/kubernetes/node-feature-discovery/features.d`. Empty: none is written. Labels as the
+    vendors' own feature discovery sets them (`nvidia.com/gpu.product`, `amd.com/gpu.vram`, …):
+    docs/how-to/drop-in.md."""
     edits: dict[str, EditRights] = field(default_factory=dict)
-    """What devices of a class may bring into containers, besides what the drivers need that come with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`.
-    Whatever else a device service wants to give is refused, for a container runtime does as root what it is told."""
+    """What devices of a class may bring into containers, besides what the drivers need that come
+    with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`. Whatever else a device service wants
+    to give is refused, for a container runtime does as root what it is told."""
     default_exposure: Exposure = "both"
-    """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger keeps it from being given twice."""
+    """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger
+    keeps it from being given twice."""
 
     resources_by: ResourcesBy = "auto"
-    """How pods that ask for `topobus.dev/gpu: 1` are served, where a class is offered both ways and there is a cluster. `auto`: by claims that kube-scheduler makes, as soon as the
-    API server has a DeviceClass whose `extendedResourceName` is the resource and which selects its devices and no others; else by the device plugin. `claims`, `device-plugin`:
-    always so. Pods that have devices keep them when it changes: docs/explanation/double-hand-out.md."""
+    """How pods that ask for `topobus.dev/gpu: 1` are served, where a class is offered both ways and
+    there is a cluster. `auto`: by claims that kube-scheduler makes, as soon as the API server has a
+    DeviceClass whose `extendedResourceName` is the resource and which selects its devices and no
+    others; else by the device plugin. `claims`, `device-plugin`: always so. Pods that have devices
+    keep them when it changes: docs/explanation/double-hand-out.md."""
 
     def offers_plugin(self, device_class: str, pool: str = "") -> bool:
         """Say whether a pool of a class (or what no pool has) is offered as a device plugin."""
@@ -240,15 +296,24 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         return self.ids.get(pool) or self.ids.get(device_class) or ids_of_profile(profile)
 
     def offers_cpu(self, cpu: int | None) -> bool:
-        """Say whether a device that is a CPU is Topobus' to give; true for all where it gives none for themselves, and for devices that are no CPU."""
+        """Say whether a device that is a CPU is Topobus' to give.
+
+        True for all where it gives none for themselves, and for devices that are no CPU.
+        """
         owned = owned_cpus(self.cpus)
         return cpu is None or owned is None or not owned or cpu in owned
 
     def shown(self, device: Device) -> Device | None:
-        """Show a device as claims may have it; None when they may not: another exposure, or CPUs that are not Topobus' to give."""
+        """Show a device as claims may have it.
+
+        None when they may not: another exposure, or CPUs that are not Topobus' to give.
+        """
         if not self.offers_dra(device.device_class, device.pool) or not self.offers_cpu(device.cpu):
             return None
-        resource = resource_in_profile(device, device.pool, self.profiles) or f"{self.resource_prefix}/{device.pool or device.device_class}"
+        resource = (
+            resource_in_profile(device, device.pool, self.profiles)
+            or f"{self.resource_prefix}/{device.pool or device.device_class}"
+        )
         if self.ids_of(device.device_class, resource) == "pci":
             device = with_attributes(device, resource)
         return cut_group(device, owned_cpus(self.cpus) or None)
@@ -290,21 +355,25 @@ def check(settings: GatewaySettings) -> None:
     """
     if not is_extended_resource_name(f"{settings.resource_prefix}/x"):
         raise ConfigError(
-            f"gateway: resource_prefix: got {settings.resource_prefix!r}, wanted a DNS subdomain that is not Kubernetes' own",
+            f"gateway: resource_prefix: got {settings.resource_prefix!r}, wanted a DNS subdomain that is not "
+            "Kubernetes' own",
             next_step="set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
             key="resource_prefix",
         )
     owned = owned_cpus(settings.cpus)
     if (owned is None or owned) and not settings.runtime.socket:
         raise ConfigError(
-            f"gateway: cpus.owned is {settings.cpus.owned!r} and runtime.socket is empty: containers get CPUs by the container runtime's socket (NRI)",
+            f"gateway: cpus.owned is {settings.cpus.owned!r} and runtime.socket is empty: containers get CPUs "
+            "by the container runtime's socket (NRI)",
             next_step="set TOPOBUS_GATEWAY__RUNTIME__SOCKET, or leave TOPOBUS_GATEWAY__CPUS__OWNED empty",
             key="runtime.socket",
         )
     for key, names in (("exposure", settings.exposure), ("ids", settings.ids)):
         for name in names:
             if not is_dns_label(name):
-                raise ConfigError(f"gateway: {key}: got {name!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key=key)
+                raise ConfigError(
+                    f"gateway: {key}: got {name!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key=key
+                )
     if settings.ids.get("cpu", "topobus") != "topobus":
         raise ConfigError(
             f"gateway: ids: got {settings.ids['cpu']!r} for class cpu: CPUs have neither a PCI address nor a UUID",
@@ -321,13 +390,16 @@ def _check_paths(settings: GatewaySettings) -> None:
     """Refuse folders that cannot be, and those that are another program's."""
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
-            f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
-            next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
+            f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} "
+            "do not go together",
+            next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or "
+            "neither",
             key="cluster",
         )
     if settings.node_labels_dir and not is_plain_path(settings.node_labels_dir):
         raise ConfigError(
-            f"gateway: node_labels_dir: got {settings.node_labels_dir!r}, wanted an absolute path of a folder, without '..'",
+            f"gateway: node_labels_dir: got {settings.node_labels_dir!r}, wanted an absolute path of a "
+            "folder, without '..'",
             next_step="set TOPOBUS_GATEWAY__NODE_LABELS_DIR, or leave it empty",
             key="node_labels_dir",
         )
@@ -343,10 +415,14 @@ def _check_paths(settings: GatewaySettings) -> None:
         settings.kubelet.plugins_dir,
         str(Path(settings.pod_resources_socket).parent),
     )
-    # The folders themselves, however they are written: every socket in `foreign.dir` is removed at the start.
-    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {Path(each_kubelet).resolve() for each_kubelet in kubelets}:
+    # The folders themselves, however they are written: every socket in
+    # `foreign.dir` is removed at the start.
+    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {
+        Path(each_kubelet).resolve() for each_kubelet in kubelets
+    }:
         raise ConfigError(
-            f"gateway: foreign.dir: got {settings.foreign.dir}, which is a folder of kubelet's: its sockets would be removed",
+            f"gateway: foreign.dir: got {settings.foreign.dir}, which is a folder of kubelet's: its sockets "
+            "would be removed",
             next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
             key="foreign.dir",
         )
@@ -354,17 +430,21 @@ def _check_paths(settings: GatewaySettings) -> None:
 
 def _check_sockets(settings: GatewaySettings) -> None:
     """Refuse folders in which the path of a socket would be too long."""
-    # The longest names that we make. Sockets of device plugins have short names; those of DRA drivers have the class in them, in practice a short one.
+    # The longest names that we make. Sockets of device plugins have short names; those of DRA
+    # drivers have the class in them, in practice a short one.
     longest_class = "c" * SHORT_NAME
     kubelet = settings.kubelet
     if not is_instance_name(settings.instance):
         raise ConfigError(
-            f"gateway: instance: got {settings.instance!r}, wanted at most 63 letters, digits, '-', '_' and '.', such as a pod's uid",
+            f"gateway: instance: got {settings.instance!r}, wanted at most 63 letters, digits, '-', '_' and "
+            "'.', such as a pod's uid",
             next_step="set TOPOBUS_GATEWAY__INSTANCE to metadata.uid of the pod, or leave it empty",
             key="instance",
         )
     # The shortest names to which a driver's sockets can fall back.
-    sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, driver_name(longest_class), settings.instance or "00000000")
+    sockets = driver_sockets(
+        kubelet.plugins_dir, kubelet.plugins_registry_dir, driver_name(longest_class), settings.instance or "00000000"
+    )
     for key, path in (
         ("kubelet.device_plugin_dir", f"{kubelet.device_plugin_dir}/topobus-{longest_class}-00000000-00.sock"),
         ("kubelet.plugins_registry_dir", sockets.registration),
@@ -372,7 +452,8 @@ def _check_sockets(settings: GatewaySettings) -> None:
     ):
         if len(path.encode()) > SOCKET_PATH_LIMIT:
             raise ConfigError(
-                f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have {SOCKET_PATH_LIMIT}",
+                f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have "
+                f"{SOCKET_PATH_LIMIT}",
                 next_step="use a shorter folder",
                 key=key,
             )
@@ -382,14 +463,17 @@ def _check_rights(device_class: str, rights: EditRights) -> None:
     """Refuse rights that name no place, or every place."""
     key = f"edits.{device_class}"
     if not is_dns_label(device_class):
-        raise ConfigError(f"gateway: edits: got {device_class!r}, wanted a class such as gpu or widget-acme", key="edits")
+        raise ConfigError(
+            f"gateway: edits: got {device_class!r}, wanted a class such as gpu or widget-acme", key="edits"
+        )
     for name in ("device_nodes", "mounts", "libraries", "writable_mounts"):
         for path in getattr(rights, name):
             # A prefix of nodes may end where a folder's name does.
             plain = path.removesuffix("/") if name == "device_nodes" else path
             if plain in ("", "/") or not is_plain_path(plain):
                 raise ConfigError(
-                    f"gateway: {key}.{name}: got {path!r}, wanted an absolute path of the host without '..', and not all of it",
+                    f"gateway: {key}.{name}: got {path!r}, wanted an absolute path of the host without '..', "
+                    "and not all of it",
                     next_step="name what the driver of this class gives to containers",
                     key=key,
                 )

@@ -1,7 +1,8 @@
 """Serialises writes to one path on disk; a write finishes even if its caller is cancelled.
 
-Flows in: blocking work that runs in a thread. Flows out: its result. A thread cannot be cancelled: when kubelet gives a call up, or a deadline ends it while the
-disk is slow, the write goes on. If the next write could overtake it, the older state might be the last one on the disk.
+Flows in: blocking work that runs in a thread. Flows out: its result. A thread cannot be cancelled:
+when kubelet gives a call up, or a deadline ends it while the disk is slow, the write goes on. If
+the next write could overtake it, the older state might be the last one on the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class DiskWork:
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do a piece of work when all before it has ended; cancelled, the caller goes and the work stays."""
+        """Do a piece of work when all before it has ended.
+
+        Cancelled, the caller goes and the work stays.
+        """
         task = asyncio.create_task(self._in_turn(work))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
@@ -41,5 +45,6 @@ class DiskWork:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            # Whoever still waits has it; nobody else must hear of it as an error that was never looked at.
+            # Whoever still waits has it; nobody else must hear of it as an
+            # error that was never looked at.
             task.exception()

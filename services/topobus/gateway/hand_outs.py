@@ -1,6 +1,8 @@
-"""What was handed out and is not in the ledger yet: an allocated device must not leave kubelet's list between the two.
+"""What was handed out and is not in the ledger yet: an allocated device must not leave kubelet's
+list between the two.
 
-Flows in: devices that were adopted, with the ledger's number that will say so, and ledgers as they come. Flows out: who holds what meanwhile, and the classes in which that changes.
+Flows in: devices that were adopted, with the ledger's number that will say so, and ledgers as they
+come. Flows out: who holds what meanwhile, and the classes in which that changes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ class HandOuts:
         """By device and owner's key."""
         self._times: dict[str, int] = {}
 
-    def add(self, device_class: str, names: Iterable[str], owner: Owner, ledger_sequence: int, shares: Mapping[str, HeldShare]) -> None:
+    def add(
+        self,
+        device_class: str,
+        names: Iterable[str],
+        owner: Owner,
+        ledger_sequence: int,
+        shares: Mapping[str, HeldShare],
+    ) -> None:
         """Remember what was just adopted.
 
         Shapes: shares — of which of the names the owner has a share, and how much.

@@ -1,6 +1,7 @@
 """Locks by key, which exist only while somebody holds or awaits them.
 
-Flows in: keys of claims and devices. Flows out: an async context for the key's holder, first come first served; different keys do not block each other.
+Flows in: keys of claims and devices. Flows out: an async context for the key's holder, first come
+first served; different keys do not block each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where paths of the host lead, as far as this process sees them. All functions block: call them in a thread.
+"""Where paths of the host lead, as far as this process sees them.
 
-In a pod the gateway sees few of the host's folders; a path that it does not see leads to itself, so an operator's prefixes must be folders that only root
-can write.
+All functions block: call them in a thread. In a pod the gateway sees few of the host's
+folders; a path that it does not see leads to itself, so an operator's prefixes must be
+folders that only root can write.
 """
 
 from __future__ import annotations
@@ -21,17 +22,26 @@ __all__ = ["groups_of_nodes", "in_memory", "real_paths", "with_own_hook", "with_
 
 
 def real_paths(paths: Iterable[str]) -> dict[str, str]:
-    """Follow all links in paths; those that lead to themselves, and what cannot be a path, are left out."""
+    """Follow all links in paths.
+
+    Those that lead to themselves, and what cannot be a path, are left out.
+    """
     plain: dict[str, bool] = {"": True}
     return {
         path: target
         for path in paths
-        if "\0" not in path and path.startswith("/") and not _is_plain(path, plain) and (target := os.path.realpath(path)) != path
+        if "\0" not in path
+        and path.startswith("/")
+        and not _is_plain(path, plain)
+        and (target := os.path.realpath(path)) != path
     }
 
 
 def groups_of_nodes(paths: Iterable[str]) -> frozenset[int] | None:
-    """Read which groups device nodes of this host have; None when none of them is here. This does not block, for /dev is in memory."""
+    """Read which groups device nodes of this host have; None when none of them is here.
+
+    This does not block, for /dev is in memory.
+    """
     groups: set[int] = set()
     is_here = False
     for path in paths:
@@ -46,13 +56,17 @@ def groups_of_nodes(paths: Iterable[str]) -> frozenset[int] | None:
 
 
 def in_memory(paths: Iterable[str]) -> tuple[str, ...]:
-    """List the paths that lie in /dev and have no link in them: they lead to themselves. This does not block, for /dev is in memory."""
+    """List the paths that lie in /dev and have no link in them: they lead to themselves.
+
+    This does not block, for /dev is in memory.
+    """
     plain: dict[str, bool] = {"": True}
     return tuple(path for path in paths if path.startswith("/dev/") and "\0" not in path and _is_plain(path, plain))
 
 
 def _is_plain(path: str, plain: dict[str, bool]) -> bool:
-    """Say whether a path is written in its shortest way and no part of it is a link; `plain` remembers folders of the same batch.
+    """Say whether a path is written in its shortest way and no part of it is a link; `plain`
+    remembers folders of the same batch.
 
     `os.path.realpath` gives the same path for those, and takes ten times as long.
     """
@@ -73,7 +87,9 @@ def _is_plain(path: str, plain: dict[str, bool]) -> bool:
 
 
 def with_real_folders(rights: EditRights) -> EditRights:
-    """Add to each prefix the same prefix in the folder where its own leads (`/var/run` is `/run` on most hosts)."""
+    """Add to each prefix the same prefix in the folder where its own leads (`/var/run` is `/run` on
+    most hosts).
+    """
     return msgspec.structs.replace(
         rights,
         device_nodes=_with_real(rights.device_nodes),
@@ -84,13 +100,16 @@ def with_real_folders(rights: EditRights) -> EditRights:
 
 
 def with_own_hook(device_class: str, rights: EditRights) -> EditRights:
-    """Allow class gpu the hook of this installation, which on a host is the one that its gpu service names."""
+    """Allow class gpu the hook of this installation, which on a host is the one that its gpu
+    service names.
+    """
     program = f"{os.path.dirname(sys.executable)}/{HOOK_PROGRAM}"  # noqa: PTH120 - a text, as rights have it
     return msgspec.structs.replace(rights, hooks=(*rights.hooks, program)) if device_class == "gpu" else rights
 
 
 def _with_real(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    # The last part stays as it is: it may be the beginning of a name, and a link there is what must not be followed.
+    # The last part stays as it is: it may be the beginning of a name, and a link
+    # there is what must not be followed.
     parts = [os.path.split(prefix) for prefix in prefixes]
     leads_to = {folder: os.path.realpath(folder).rstrip("/") for folder in {folder for folder, _ in parts}}
     real = (f"{leads_to[folder]}/{name}" for folder, name in parts)

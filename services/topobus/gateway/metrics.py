@@ -1,4 +1,7 @@
-"""What the gateway counts, for Prometheus. Labels are bounded: methods, classes, resources of the settings, outcomes."""
+"""What the gateway counts, for Prometheus.
+
+Labels are bounded: methods, classes, resources of the settings, outcomes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ DEVICES_LEFT_OUT = GaugeDescriptor(
     labels={"resource": "a resource of this node"},
 )
 CLAIMS_PREPARED = GaugeDescriptor(
-    name="topobus_gateway_claims_prepared", meaning="Claims that are prepared on this node now.", labels={"class": _CLASS}
+    name="topobus_gateway_claims_prepared",
+    meaning="Claims that are prepared on this node now.",
+    labels={"class": _CLASS},
 )
 CLAIM_PREPARES = CounterDescriptor(
     name="topobus_gateway_claim_prepares_total",
@@ -45,7 +50,8 @@ CLAIM_PREPARES = CounterDescriptor(
 )
 CLAIM_UNPREPARES = CounterDescriptor(
     name="topobus_gateway_claim_unprepares_total",
-    meaning="Claims that kubelet wanted undone, by how that ended; after `unavailable` kubelet may go on, and it is undone later.",
+    meaning="Claims that kubelet wanted undone, by how that ended; after `unavailable` kubelet may go on, and it is "
+    "undone later.",
     labels={"class": _CLASS, "outcome": ("unprepared", *_OUTCOMES)},
 )
 CLAIM_PREPARE_SECONDS = HistogramDescriptor(
@@ -63,7 +69,8 @@ CDI_WRITE_SECONDS = HistogramDescriptor(
 
 CPUSET_DIFFERENCES = CounterDescriptor(
     name="topobus_gateway_cpuset_differences_total",
-    meaning="Containers that the kernel had on other CPUs than was promised; `shared`: on CPUs that a claim has for itself.",
+    meaning="Containers that the kernel had on other CPUs than was promised; `shared`: on CPUs that a claim has for "
+    "itself.",
     labels={"kind": ("shared", "own")},
 )
 

@@ -1,9 +1,12 @@
-"""Lets one gateway work on a node at a time: the one that holds the lock file beside the checkpoint; others stand by.
+"""Lets one gateway work on a node at a time: the one that holds the lock file beside the
+checkpoint.
 
-Two working gateways would overwrite each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder ends, however it ends. A
-gateway that stands by reports ready as soon as it could take over, because a rolling update waits for that before it ends the old one. A gateway that ends while
-another stands by hands over: it frees the lock first and keeps kubelet's device lists up until the other has registered, so that kubelet sees no device vanish.
-After it has freed the lock it writes nothing to the checkpoint.
+Others stand by. Two working gateways would overwrite each other's checkpoint and forget claims that
+containers use. The kernel frees the lock when its holder ends, however it ends. A gateway that
+stands by reports ready as soon as it could take over, because a rolling update waits for that
+before it ends the old one. A gateway that ends while another stands by hands over: it frees the
+lock first and keeps kubelet's device lists up until the other has registered, so that kubelet sees
+no device vanish. After it has freed the lock it writes nothing to the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from topobus.values.errors import ConfigError
 
 __all__ = ["NodeLock", "open_node_lock"]
 
-# Claims wait as long as nobody has the turn, so this is what a roll-over costs at most; two system calls each time are nothing.
+# Claims wait as long as nobody has the turn, so this is what a roll-over costs at most; two
+# system calls each time are nothing.
 _RETRY_S = 0.05
 _LINE_LIMIT_BYTES = 128
 
@@ -32,7 +36,8 @@ class NodeLock:
 
     def __init__(self, path: Path, lock: int, queue: int, instance: str, readiness: Readiness) -> None:
         self.instance = instance
-        """The name of this gateway's own sockets; another one than was given when the gateway that has the turn goes by that."""
+        """The name of this gateway's own sockets; another one than was given when the gateway that
+        has the turn goes by that."""
         self._path = path
         self._lock = lock
         self._queue = queue
@@ -47,14 +52,17 @@ class NodeLock:
                 # Two of one name would take each other's sockets away, again and again.
                 self.instance = f"{self.instance}-{uuid.uuid4().hex[:8]}".lstrip("-")
                 get_logger().warning(
-                    "instance.renamed", instance=self.instance, why="the gateway that has the turn goes by the name that was set"
+                    "instance.renamed",
+                    instance=self.instance,
+                    why="the gateway that has the turn goes by the name that was set",
                 )
             return False
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()} {self.instance}".encode(), 0)
         except OSError as err:
-            # A full disk takes our name from who stands by, and not the turn from us: what is prepared can still be answered and undone.
+            # A full disk takes our name from who stands by, and not the turn from us: what is
+            # prepared can still be answered and undone.
             get_logger().error("turn.unnamed", lock=str(self._path), error=str(err), next_step="make room on this disk")
         return True
 
@@ -65,8 +73,12 @@ class NodeLock:
         # Whoever waits shares this one, so the holder can tell.
         fcntl.flock(self._queue, fcntl.LOCK_SH)
         process = self._holder()[0]
-        self._readiness.set("lock", is_ready=True, why=f"stands by: another gateway runs on this node (process {process})")
-        get_logger().warning("twin.found", lock=str(self._path), process=process, next_step="this one stands by until the other ends")
+        self._readiness.set(
+            "lock", is_ready=True, why=f"stands by: another gateway runs on this node (process {process})"
+        )
+        get_logger().warning(
+            "twin.found", lock=str(self._path), process=process, next_step="this one stands by until the other ends"
+        )
         while not self.try_begin():  # noqa: ASYNC110  (the kernel tells nobody that a lock is free)
             await asyncio.sleep(_RETRY_S)
         fcntl.flock(self._queue, fcntl.LOCK_UN)
@@ -88,7 +100,10 @@ class NodeLock:
         return False
 
     def end(self) -> None:
-        """Let the next one go on; the checkpoint is no longer ours. A second time, or without the turn, it does nothing."""
+        """Let the next one go on; the checkpoint is no longer ours.
+
+        A second time, or without the turn, it does nothing.
+        """
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
@@ -110,7 +125,8 @@ def open_node_lock(checkpoint: Path, instance: str, readiness: Readiness) -> Ite
         queue = os.open(path.with_suffix(".queue"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as err:
         raise ConfigError(
-            f"gateway: checkpoint_path: cannot make {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+            f"gateway: checkpoint_path: cannot make {path}: {err.strerror}",
+            next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH",
         ) from err
     try:
         yield NodeLock(path, lock, queue, instance, readiness)

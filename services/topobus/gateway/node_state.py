@@ -1,7 +1,9 @@
-"""The gateway's view of its node, kept up to date from the bus: inventories, the ledger, and devices that were handed out but are not in the ledger yet.
+"""The gateway's view of its node, kept up to date from the bus: inventories, the ledger, and
+devices that were handed out but are not in the ledger yet.
 
-Flows in: KV changes. Flows out: the present lists, and a wake-up for those who stream them. When NATS or its store is lost, the last known state stays: a broken
-connection does not mean that devices are gone.
+Flows in: KV changes. Flows out: the present lists, and a wake-up for those who stream
+them. When NATS or its store is lost, the last known state stays: a broken connection does
+not mean that devices are gone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from topobus.gateway.containers.live_containers import LiveContainers
 from topobus.gateway.device_plugins.rules.device_ids import with_kubelet_ids
 from topobus.gateway.device_plugins.rules.holdings import with_lingering
 from topobus.gateway.device_plugins.rules.list_entry import ListEntry
-from topobus.gateway.device_plugins.rules.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
+from topobus.gateway.device_plugins.rules.lists import (
+    HealthEntry,
+    health_list,
+    holders_of,
+    ledgers_by_class,
+    plugin_lists,
+)
 from topobus.gateway.device_plugins.rules.replicas import ShareHolders, share_holders
 from topobus.gateway.hand_outs import HandOuts
 from topobus.gateway.key_locks import KeyLocks
@@ -71,19 +79,25 @@ class NodeState:
         ids: Callable[[str, str], IdProfile] = lambda _class, _resource: "topobus",
         profiles: tuple[VendorProfile, ...] = (),
     ) -> None:
-        """Begin with nothing; `own_resource` names the resource of a class, `ids` says how the devices of a class's resource are named towards kubelet."""
+        """Begin with nothing; `own_resource` names the resource of a class, `ids` says how the
+        devices of a class's resource are named towards kubelet.
+        """
         self.node = node
         self.changed = Broadcast()
         self.ledger_changed = Broadcast()
-        """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
+        """Also when nobody holds anything else than before: a decision, or a pod's name, is another
+        one."""
         self.ledger_went_back = Broadcast()
-        """The ledger that is shown is an older one than before, or was rebuilt, or its store is another one, so that it may be older although its number is not."""
+        """The ledger that is shown is an older one than before, or was rebuilt, or its store is
+        another one, so that it may be older although its number is not."""
         self.hand_overs = KeyLocks()
-        """By class: kubelet is given devices, or they are taken back and cleaned; never both at once."""
+        """By class: kubelet is given devices, or they are taken back and cleaned; never both at
+        once."""
         self.containers = LiveContainers()
         """Those that exist, where the container runtime tells of them."""
         self.lingering: Mapping[str, str] = {}
-        """Allocations of kubelet's that it has forgotten while a container that has them runs on: key of the owner to why nobody else gets them; set by `linger`."""
+        """Allocations of kubelet's that it has forgotten while a container that has them runs on:
+        key of the owner to why nobody else gets them; set by `linger`."""
         self.lingering_changed = Broadcast()
         self.awaited: frozenset[str] = frozenset()
         """Keys of owners that hold what a claim of a pod of this node waits for; set by `wait_for`."""
@@ -93,7 +107,8 @@ class NodeState:
         self._ids = ids
         self._profiles = profiles
         self._names: dict[str, dict[str, str]] = {}
-        """Resource to kubelet's id to name, also of devices that are gone: pods may have them still."""
+        """Resource to kubelet's id to name, also of devices that are gone: pods may have them
+        still."""
         self._inventories: dict[str, Inventory] = {}
         self._ledger: Holders | None = None
         self._ledgers: dict[str, Holders] = {}
@@ -124,7 +139,9 @@ class NodeState:
             await seen.wait()
 
     def classes(self) -> tuple[str, ...]:
-        """Classes with something to give: devices, also such as claims alone may have, or held ones that are gone."""
+        """Classes with something to give: devices, also such as claims alone may have, or held ones
+        that are gone.
+        """
         listed = {resource_list.device_class for resource_list in self._lists.values() if resource_list.entries}
         return tuple(sorted(listed | {name for name, inventory in self._inventories.items() if inventory.devices}))
 
@@ -165,15 +182,19 @@ class NodeState:
         return inventory.device(name) if inventory is not None else None
 
     def withheld(self, device_class: str) -> dict[str, Owner]:
-        """Devices of a class that nobody holds and that are allocated to a claim on this node, with the claim."""
+        """Devices of a class that nobody holds and that are allocated to a claim on this node, with
+        the claim.
+        """
         held = self._holders.get(device_class, {})
         return {name: owner for name, owner in self._withheld.get(device_class, {}).items() if name not in held}
 
     def withhold(self, devices: Mapping[str, Mapping[str, Owner]]) -> None:
-        """Take over which devices are allocated to claims that are not prepared yet: class to device to claim.
+        """Take over which devices are allocated to claims that are not prepared yet: class to
+        device to claim.
 
-        The lists stay as they are. Unhealthy would take the devices out of the node's allocatable and turn a pod away for good that could run on one of them
-        once the claim is gone; a claim's pod waits and is tried again.
+        The lists stay as they are. Unhealthy would take the devices out of the node's allocatable
+        and turn a pod away for good that could run on one of them once the claim is gone; a
+        claim's pod waits and is tried again.
         """
         self._withheld = devices
 
@@ -193,10 +214,12 @@ class NodeState:
         return self._silent.get(device_class, "")
 
     def entries(self, resource: str) -> tuple[ListEntry, ...]:
-        """The device plugin's complete list of a resource; the same value as long as nothing in it has changed.
+        """The device plugin's complete list of a resource.
 
-        A silent service changes nothing here: this API knows only healthy and unhealthy, kubelet takes unhealthy devices out of the node's allocatable and
-        tells the pods that hold them, and silence is no evidence for that. A device of a silent class is refused later, when it is to be prepared.
+        The same value as long as nothing in it has changed. A silent service changes nothing here:
+        this API knows only healthy and unhealthy, kubelet takes unhealthy devices out of the node's
+        allocatable and tells the pods that hold them, and silence is no evidence for that. A device
+        of a silent class is refused later, when it is to be prepared.
         """
         resource_list = self._lists.get(resource)
         return resource_list.entries if resource_list is not None else ()
@@ -207,24 +230,35 @@ class NodeState:
         return resource_list.by_id.get(name) if resource_list is not None else None
 
     def name_of(self, resource: str, wire_id: str) -> str:
-        """Give the name of a device by kubelet's id; the id itself where it is none of ours, or the name of before the setting `ids`."""
+        """Give the name of a device by kubelet's id.
+
+        The id itself where it is none of ours, or the name of before the setting `ids`.
+        """
         return self._names.get(resource, {}).get(wire_id, wire_id)
 
     def wait_for(self, keys: frozenset[str]) -> None:
-        """Say whose devices claims of this node's pods wait for; whoever looks for their end is woken."""
+        """Say whose devices claims of this node's pods wait for.
+
+        Whoever looks for their end is woken.
+        """
         if keys != self.awaited:
             self.awaited = keys
             self.awaited_changed.announce()
 
     def linger(self, lingering: Mapping[str, str]) -> None:
-        """Take over what kubelet has forgotten while a container has it: until that has ended the devices are listed as not healthy, so that no pod is bound for them."""
+        """Take over what kubelet has forgotten while a container has it: until that has ended the
+        devices are listed as not healthy, so that no pod is bound for them.
+        """
         if lingering != self.lingering:
             self.lingering = lingering
             self.lingering_changed.announce()
             self._refresh(list(self._inventories))
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
-        """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""
+        """The DRA health stream's complete list.
+
+        That API knows Unknown, so the devices of a silent service are that.
+        """
         health_entries = self._health.get(device_class)
         if health_entries is None:
             inventory = self._inventories.get(device_class)
@@ -247,7 +281,8 @@ class NodeState:
         ledger_sequence: int,
         shares: Mapping[str, HeldShare] = MappingProxyType({}),
     ) -> None:
-        """Remember what was just adopted until the ledger that says so arrives: an allocated device must not leave the list between the two.
+        """Remember what was just adopted until the ledger that says so arrives: an allocated device
+        must not leave the list between the two.
 
         `shares` says of which of them the owner has a share, and how much.
         """
@@ -255,7 +290,9 @@ class NodeState:
         self._refresh_holders([device_class])
 
     def times_handed_out(self, owner: Owner) -> int:
-        """Count how often this process gave an owner its devices: a new allocation of the same devices looks like the old one otherwise."""
+        """Count how often this process gave an owner its devices: a new allocation of the same
+        devices looks like the old one otherwise.
+        """
         return self._hand_outs.times(owner)
 
     async def follow_inventories(self) -> None:
@@ -277,7 +314,9 @@ class NodeState:
             self._inventories[device_class] = inventory
             illegal = [device.name for device in inventory.devices if not is_dns_label(device.name)]
             if illegal:
-                get_logger().warning("devices.unlistable", device_class=device_class, devices=illegal, wanted="DNS labels")
+                get_logger().warning(
+                    "devices.unlistable", device_class=device_class, devices=illegal, wanted="DNS labels"
+                )
         self._refresh([device_class])
 
     async def follow_ledger(self) -> None:
@@ -293,7 +332,8 @@ class NodeState:
                 is_other_store = False
 
     def take_ledger(self, ledger: Holders, *, is_other_store: bool = False) -> None:
-        """Take over the ledger; `is_other_store`: what was seen before was never stored where it stands now.
+        """Take over the ledger; `is_other_store`: what was seen before was never stored where it
+        stands now.
 
         Cost: O(owners), and O(what they hold) for the classes of those that changed.
         """
@@ -301,9 +341,11 @@ class NodeState:
         before = shown if shown is not None else Holders(node=self.node)
         classes: set[str] = set()
         if ledger.sequence < before.sequence:
-            # The store was lost and the service began anew: no later ledger will confirm what was adopted before. Kept, it would hide that nobody holds it now.
+            # The store was lost and the service began anew: no later ledger will confirm what was
+            # adopted before. Kept, it would hide that nobody holds it now.
             classes |= self._hand_outs.clear()
-        # An older ledger may have been written on past the number that was seen here before it was read: then its epoch, or the store, tells.
+        # An older ledger may have been written on past the number that was seen here before it was
+        # read: then its epoch, or the store, tells.
         if shown is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
             self.ledger_went_back.announce()
         self.ledger_changed.announce()
@@ -312,7 +354,11 @@ class NodeState:
         self._refresh_holders({*classes, *self._hand_outs.drop_confirmed(ledger), *of_classes})
 
     def _refresh_holders(self, classes: Iterable[str]) -> None:
-        """Look anew who holds what; classes where nothing has changed keep their lists, for the ledger is written for each pod and each claim."""
+        """Look anew who holds what.
+
+        Classes where nothing has changed keep their lists, for the ledger is
+        written for each pod and each claim.
+        """
         changed: list[str] = []
         for device_class in sorted(classes):
             shares = self._hand_outs.shares(device_class)
@@ -348,11 +394,14 @@ class NodeState:
                 profiles=self._profiles,
                 sharers=self._sharers.get(device_class, {}),
             )
-            for resource, unnamed_entries in with_lingering(lists, self._ledgers.get(device_class), self.lingering).items():
+            for resource, unnamed_entries in with_lingering(
+                lists, self._ledgers.get(device_class), self.lingering
+            ).items():
                 entries = self._with_ids(resource, device_class, unnamed_entries, previous.get(resource, ()))
                 if entries != previous.get(resource):
                     self._replace_list(resource, _List(device_class, entries))
-        # Health messages are no part of the lists, so everybody looks again: each stream sends only what is new to it.
+        # Health messages are no part of the lists, so everybody looks again: each
+        # stream sends only what is new to it.
         self.changed.announce()
 
     def _with_ids(
@@ -374,5 +423,10 @@ class NodeState:
             self._names.setdefault(resource, {}).update(names)
         if replaced.unnamed and (before is None or before.unnamed != replaced.unnamed):
             reasons = [replaced.by_id[name].reason for name in replaced.unnamed]
-            next_step = "put these devices into a pool of their own with another way of naming, or take the resource out of the setting ids"
-            get_logger().error("ids.unusable", resource=resource, devices=list(replaced.unnamed), reasons=reasons, next_step=next_step)
+            next_step = (
+                "put these devices into a pool of their own with another way of naming, or take the resource out "
+                "of the setting ids"
+            )
+            get_logger().error(
+                "ids.unusable", resource=resource, devices=list(replaced.unnamed), reasons=reasons, next_step=next_step
+            )

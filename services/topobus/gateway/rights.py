@@ -1,4 +1,6 @@
-"""What the gateway needs of the machine: kubelet's folders and the container runtime's, as root, without a capability."""
+"""What the gateway needs of the machine: kubelet's folders and the container runtime's, as root,
+without a capability.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ RIGHTS = (
     _mount("/var/lib/topobus/device-plugins", "device plugins of others register there"),
     _mount(
         "/var/run/nri",
-        "the container runtime's plugin socket: it tells when a container has ended, before which nobody else gets its devices",
+        "the container runtime's plugin socket: it tells when a container has ended, before which nobody "
+        "else gets its devices",
     ),
     _mount(
-        "/sys/fs/cgroup", "what the kernel says of containers' CPUs is compared with what was promised", EXCLUSIVE_CPUS, is_writable=False
+        "/sys/fs/cgroup",
+        "what the kernel says of containers' CPUs is compared with what was promised",
+        EXCLUSIVE_CPUS,
+        is_writable=False,
     ),
     _mount(
         "/etc/kubernetes/node-feature-discovery/features.d",

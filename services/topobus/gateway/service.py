@@ -1,7 +1,9 @@
-"""Runs the gateway: starts a task for each duty, and plugins for each class as soon as it has devices.
+"""Runs the gateway: starts a task for each duty, and plugins for each class as soon as it has
+devices.
 
-Flows in: settings and the bus. Flows out: served kubelet sockets. The gateway is ready when it has seen inventories and ledger once; registration with kubelet
-counts for readiness only on a node where kubelet runs.
+Flows in: settings and the bus. Flows out: served kubelet sockets. The gateway is ready
+when it has seen inventories and ledger once; registration with kubelet counts for
+readiness only on a node where kubelet runs.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ __all__ = ["serve"]
 
 # Where installers put CDI files; of lower priority than our own folder.
 _STATIC_CDI_DIR = Path("/etc/cdi")
-# How long a gateway that stands by waits for its drivers to be registered before it is ready; kubelet looks every second.
+# How long a gateway that stands by waits for its drivers to be registered before it is
+# ready; kubelet looks every second.
 _STAND_BY_S = 15.0
 
 
@@ -72,10 +75,12 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
 
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
-    # First of all: NATS is ready already, and a gateway that counts as ready before it stands by would let a roll-over end the other one too early.
+    # First of all: NATS is ready already, and a gateway that counts as ready before it stands by
+    # would let a roll-over end the other one too early.
     runtime.readiness.set("inventories", is_ready=False, why="starting")
     check(settings)
-    # Of this process alone where no pod's uid is given: a socket of an earlier one may still be in kubelet's hands.
+    # Of this process alone where no pod's uid is given: a socket of an earlier one
+    # may still be in kubelet's hands.
     instance = settings.instance or uuid.uuid4().hex[:8]
     with open_node_lock(Path(settings.checkpoint_path), instance, runtime.readiness) as lock:
         async with _opened(settings) as cluster:
@@ -88,7 +93,8 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
     if settings.cluster.mode == "off":
         yield None
         return
-    # The client library costs memory and start-up time, so a gateway without a cluster never loads it.
+    # The client library costs memory and start-up time, so a gateway
+    # without a cluster never loads it.
     with needing_extra("gateway"):
         from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
@@ -129,7 +135,9 @@ class _Gateway:
             classes=self._state.inventories,
             on_change=lambda: self._state.note_silence(dict(self._liveness.silent)),
         )
-        self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of, owned_cpus(settings.cpus) or None)
+        self._asks = NodeAsks(
+            runtime.bus, runtime.node, settings.deadlines, self._rights_of, owned_cpus(settings.cpus) or None
+        )
         self._metrics = CallMetrics(runtime.registry)
         self._claim_metrics = ClaimMetrics(runtime.registry)
         self._cpuset_metrics = CpusetMetrics(runtime.registry)
@@ -147,7 +155,12 @@ class _Gateway:
         if settings.foreign.dir:
             folders = (_STATIC_CDI_DIR, Path(settings.cdi_dir))
             self._foreign = ForeignPlugins(
-                settings.foreign, runtime, folders, watchdog_s, own_prefix=settings.resource_prefix, profiles=settings.profiles
+                settings.foreign,
+                runtime,
+                folders,
+                watchdog_s,
+                own_prefix=settings.resource_prefix,
+                profiles=settings.profiles,
             )
         self._claimed: ServedByClaims | None = None
         if cluster is not None and settings.resources_by != "device-plugin":
@@ -171,10 +184,12 @@ class _Gateway:
     async def run(self) -> None:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
         self._stands_by_until = 0.0
-        # After a reboot all files are there again before anybody is served; who stands by leaves them to the one that has the turn.
+        # After a reboot all files are there again before anybody is served; who stands by leaves
+        # them to the one that has the turn.
         work = await self._begin() if self._lock.try_begin() else None
         if work is None:
-            # What could not be taken over must be known before we are ready: a roll-over then ends the gateway that works.
+            # What could not be taken over must be known before we are ready: a roll-over
+            # then ends the gateway that works.
             await asyncio.to_thread(Checkpoint.load, Path(self._settings.checkpoint_path))
         # What kubelet's lists come from ends last, after the lock was let go: see `lock`.
         async with asyncio.TaskGroup() as lists:
@@ -183,10 +198,12 @@ class _Gateway:
             finally:
                 self._is_awaited = self._lock.is_awaited()
                 if self._is_awaited:
-                    # Else the next one finds that somebody answers already, and says so to the operator.
+                    # Else the next one finds that somebody answers
+                    # already, and says so to the operator.
                     await self._runtime.bus.stop_answering()
                 if self._work is not None:
-                    # A write that nobody waits for any more must not fall upon the next one's files.
+                    # A write that nobody waits for any more must not
+                    # fall upon the next one's files.
                     await self._work.preparer.finish()
                     await self._work.record.finish()
                     if self._work.reports is not None:
@@ -200,7 +217,8 @@ class _Gateway:
         """
         settings = self._settings
         path = Path(settings.checkpoint_path)
-        # In threads: when the turn comes from another gateway, kubelet is served already. What must survive a reboot is beside the checkpoint.
+        # In threads: when the turn comes from another gateway, kubelet is served already. What must
+        # survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = stored_claims(self._runtime.bus, settings.nats)
@@ -208,7 +226,9 @@ class _Gateway:
         reports: ClusterReports | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
-            reports = await ClusterReports.open(self._cluster, path.with_name("reports.json"), self._runtime, self._state, checkpoint)
+            reports = await ClusterReports.open(
+                self._cluster, path.with_name("reports.json"), self._runtime, self._state, checkpoint
+            )
             releaser = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
         elif settings.nats.is_nodes_own and settings.offers_any_dra:
             # Not refused: device plugins need no claims.
@@ -271,13 +291,19 @@ class _Gateway:
             profiles=self._settings.profiles,
         )
 
-    def _runtime_door(self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClaimReports) -> RuntimeDoor | None:
-        """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""
+    def _runtime_door(
+        self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClaimReports
+    ) -> RuntimeDoor | None:
+        """Make the plugin of the container runtime.
+
+        None where nothing needs one: such a gateway does without the runtime's messages.
+        """
         if not self._settings.runtime.socket:
             return None
         from topobus.gateway.containers.runtime_events import RuntimeDoor
 
-        # Ready all the same: device plugins and claims of other classes need no door of the runtime's.
+        # Ready all the same: device plugins and claims of other classes
+        # need no door of the runtime's.
         door = RuntimeDoor.of(
             self._settings,
             self._state,
@@ -302,7 +328,8 @@ class _Gateway:
             self._readiness.set("inventories", is_ready=True)
             group.create_task(self._plugin_watch.run())
             group.create_task(self._registry_watch.run())
-            # The drivers first, for the report must not say that none is missing before there is any.
+            # The drivers first, for the report must not say that none
+            # is missing before there is any.
             group.create_task(self._open_drivers(group))
             group.create_task(self._report_registration())
             group.create_task(self._liveness.run())
@@ -312,7 +339,8 @@ class _Gateway:
             if work is None:
                 await self._lock.begin()
                 work = await self._begin()
-                # The lists first: the gateway that had the turn leaves its own up until then, and not longer than three seconds.
+                # The lists first: the gateway that had the turn leaves its own up until then, and
+                # not longer than three seconds.
                 plugins = group.create_task(self._plugins.run(lists, work.record))
                 for driver in tuple(self._drivers.values()):
                     await driver.take_over()
@@ -358,14 +386,20 @@ class _Gateway:
         group.create_task(forgotten.run())
         attempts, settings = work.preparer.attempts, self._settings.cluster
         clock, reports = self._runtime.clock, work.reports
-        group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, reports).run())
+        group.create_task(
+            PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, reports).run()
+        )
 
     async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
-        """Serve each class as a DRA driver from its first device on (or its first claim still to be undone), also while we stand by."""
+        """Serve each class as a DRA driver from its first device on (or its first claim still to be
+        undone), also while we stand by.
+        """
         while True:
             ticket = self._state.changed.ticket()
             with_devices = set(self._state.classes())
-            with_claims = {entry.device_class for entry in self._checkpoint.entries()} if self._checkpoint is not None else set()
+            with_claims = (
+                {entry.device_class for entry in self._checkpoint.entries()} if self._checkpoint is not None else set()
+            )
             for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
                 # A class no longer offered must still let go of what was prepared.
                 if self._offers_dra(device_class) or device_class in with_claims:
@@ -374,7 +408,10 @@ class _Gateway:
             await ticket.wait()
 
     def _own_resource(self, device_class: str) -> str:
-        """Name the resource of a class; somebody else's keeps its name, so that pods need not change."""
+        """Name the resource of a class.
+
+        Somebody else's keeps its name, so that pods need not change.
+        """
         foreign = self._foreign.resource_of(device_class) if self._foreign is not None else ""
         return foreign or f"{self._settings.resource_prefix}/{device_class}"
 
@@ -384,7 +421,9 @@ class _Gateway:
         return rights_of(device_class, self._settings.edits.get(device_class, NO_RIGHTS), is_foreign=is_foreign)
 
     def _offers_dra(self, device_class: str) -> bool:
-        """Say whether a class has anything for its DRA driver: what no pool has, or one of its pools."""
+        """Say whether a class has anything for its DRA driver: what no pool has, or one of its
+        pools.
+        """
         inventory = self._state.inventories().get(device_class)
         pools = {"", *(device.pool for device in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
@@ -417,16 +456,23 @@ class _Gateway:
         while True:
             registrations = self._registrations()
             here = registrations.has_kubelet
-            missing = [f"{resource}: {status}" for resource, status in registrations.plugins.items() if status != "registered"]
-            # A kubelet without DRA is an ordinary one, so a driver counts only where its class is offered in no other way. Who stands by waits for all of them
-            # at first: once it is ready, the one that kubelet has is ended.
+            missing = [
+                f"{resource}: {status}" for resource, status in registrations.plugins.items() if status != "registered"
+            ]
+            # A kubelet without DRA is an ordinary one, so a driver counts only where its class is
+            # offered in no other way. Who stands by waits for all of them at first: once it is
+            # ready, the one that kubelet has is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
             missing += [
                 f"{driver.driver}: {driver.status}"
                 for name, driver in self._drivers.items()
                 if driver.status != "registered" and (is_patient or not self._plugins.offers(name))
             ]
-            remark = "device plugins are registered when it is our turn" if self._checkpoint is None else self._plugins.remarks()
+            remark = (
+                "device plugins are registered when it is our turn"
+                if self._checkpoint is None
+                else self._plugins.remarks()
+            )
             news = (not missing, "; ".join(missing) or remark) if here else (True, "no kubelet here")
             if news != said and (here or said is not None or is_patient):
                 said = news

@@ -1,4 +1,6 @@
-"""Settings of the gpu service: those of every device service, what is done about what an owner left on a GPU, and who runs the control daemons of MPS."""
+"""Settings of the gpu service: those of every device service, what is done about what an owner left
+on a GPU, and who runs the control daemons of MPS.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +17,41 @@ class LeftoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """When a GPU is clean after its last owner."""
 
     check: bool = True
-    """Whether a GPU is looked at after its last owner. It needs a folder for the journal, and to see the host's processes; without, false."""
+    """Whether a GPU is looked at after its last owner. It needs a folder for the journal, and to
+    see the host's processes; without, false."""
     wait_s: Annotated[float, Meta(gt=0, le=20)] = 5.0
-    """Seconds that what is left may take to end by itself, and once more after a kill. 5 s: the driver gives 80 GiB of a killed process back in two. At most 20,
-    for a try has `cleaning.limit_s` in all."""
+    """Seconds that what is left may take to end by itself, and once more after a kill. 5 s: the
+    driver gives 80 GiB of a killed process back in two. At most 20, for a try has
+    `cleaning.limit_s` in all."""
     kill: bool = False
-    """Whether processes that pods left on a GPU are killed then; those of the host never are. False: a person decides. It needs the host's pid namespace and
-    CAP_KILL."""
+    """Whether processes that pods left on a GPU are killed then; those of the host never are.
+    False: a person decides. It needs the host's pid namespace and CAP_KILL."""
     idle_memory_mib: Annotated[int, Meta(ge=0)] = 1024
-    """MiB that may be in use where nobody knows what was before (the service restarted meanwhile). 1024: an idle GPU of 80 GiB shows about 500."""
+    """MiB that may be in use where nobody knows what was before (the service restarted meanwhile).
+    1024: an idle GPU of 80 GiB shows about 500."""
 
 
 class MpsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who runs the control daemons of NVIDIA's MPS, and how: docs/reference/mps.md."""
 
     owned: bool = False
-    """Whether this service starts, watches and ends a control daemon for each GPU that is shared by MPS. It needs rights that it has not by default (overlay
-    kubernetes-gpu-mps). False: MPS is served where an operator runs a daemon."""
+    """Whether this service starts, watches and ends a control daemon for each GPU that is shared by
+    MPS. It needs rights that it has not by default (overlay kubernetes-gpu-mps). False: MPS is
+    served where an operator runs a daemon."""
     state_dir: str = "/run/topobus/mps"
-    """Folder with a folder for each daemon: its pipes, which containers get mounted, its logs, and what the next start must know. The same path here and on the host; it
-    need not survive a reboot. The gateway must allow another one, too: `edits`."""
+    """Folder with a folder for each daemon: its pipes, which containers get mounted, its logs, and
+    what the next start must know. The same path here and on the host; it need not survive a reboot.
+    The gateway must allow another one, too: `edits`."""
     shared_memory: str = "/dev/shm"
-    """The host's folder that this service has at /dev/shm, where daemon and clients exchange data; clients get it at /dev/shm. In a pod a folder of its own, for the
-    container's own /dev/shm is nobody else's."""
+    """The host's folder that this service has at /dev/shm, where daemon and clients exchange data;
+    clients get it at /dev/shm. In a pod a folder of its own, for the container's own /dev/shm is
+    nobody else's."""
     exclusive_process: bool = True
-    """Whether a GPU is in compute mode EXCLUSIVE_PROCESS as long as its daemon runs, so that no process gets past it (`nvidia-smi -c`, which only root may). The mode from before comes back."""
+    """Whether a GPU is in compute mode EXCLUSIVE_PROCESS as long as its daemon runs, so that no
+    process gets past it (`nvidia-smi -c`, which only root may). The mode from before comes back."""
     start_s: Annotated[float, Meta(gt=0, le=120)] = 20.0
-    """Seconds that a daemon's start may take, compute modes included. 20 s: nvidia-smi takes two on a node with eight GPUs that no daemon keeps initialised."""
+    """Seconds that a daemon's start may take, compute modes included. 20 s: nvidia-smi takes two on
+    a node with eight GPUs that no daemon keeps initialised."""
 
 
 class GpuSettings(DeviceServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,8 @@
-"""Container edits for a GPU that the kernel's DRM serves: its card and render node with their groups, and the variable that names it.
+"""Container edits for a GPU that the kernel's DRM serves: its card and render node with their
+groups, and the variable that names it.
 
-The names below /dev/dri/by-path, by which media libraries find the GPU of an address, are nodes of their own in the container: CDI knows no links.
+The names below /dev/dri/by-path, by which media libraries find the GPU of an address, are nodes of
+their own in the container: CDI knows no links.
 """
 
 from __future__ import annotations
@@ -22,27 +24,37 @@ __all__ = ["by_path_nodes", "drm_edits", "groups_of", "node_edits", "parent_edit
 
 
 def drm_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
-    """Make each GPU's edits, by device name; refused when one of the cards has left the bus or cannot be used any more."""
+    """Make each GPU's edits, by device name.
+
+    Refused when one of the cards has left the bus or cannot be used any more.
+    """
     if (refusal := unusable(tree, devices)) is not None:
         return refusal
     return node_edits(tree, devices, owner)
 
 
 def parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
-    """Make the edits of physical functions that are offered beside their virtual ones; refused when one has none any more."""
+    """Make the edits of physical functions that are offered beside their virtual ones.
+
+    Refused when one has none any more.
+    """
     if (refusal := gone(tree, devices)) is not None:
         return refusal
     for device in devices:
         if device.pci is not None and function_role(tree, device.pci)[0] is not DeviceRole.PARTITION_PARENT:
             text = f"{device.name}: it was offered with virtual functions on, and has none now"
-            return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
+            return Refusal(
+                reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),)
+            )
     return node_edits(tree, devices, owner)
 
 
 def node_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits]:
     """Make the edits of GPUs, whatever they are for."""
     edits: dict[str, ContainerEdits] = {}
-    for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
+    for address, device in sorted(
+        ((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]
+    ):
         drm = function_drm_nodes(tree, address)
         edits[device.name] = ContainerEdits(
             env={own_variable(device): str(address)},
@@ -53,7 +65,10 @@ def node_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str,
 
 
 def groups_of(tree: Tree, names: Sequence[str], owner: Owner) -> tuple[int, ...]:
-    """Give the groups (video, render) that a container's processes need to open nodes; none by a device plugin, whose API has no words for groups."""
+    """Give the groups (video, render) that a container's processes need to open nodes.
+
+    None by a device plugin, whose API has no words for groups.
+    """
     return node_groups(tree, names) if owner.kind is OwnerKind.CLAIM else ()
 
 

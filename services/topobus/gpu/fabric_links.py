@@ -1,4 +1,5 @@
-"""NVLink between GPUs as their devices tell it: direct peers, and all that are on the same switches.
+"""NVLink between GPUs as their devices tell it: direct peers, and all that are on the same
+switches.
 
 Flows in: what NVML says of each GPU. Flows out: links to GPUs that are there.
 """

@@ -1,8 +1,10 @@
 """Reads from KFD which processes compute on an AMD GPU.
 
-Flows in: numbers of KFD's nodes (a GPU in parts has several). Flows out: pid to bytes of the GPU's memory. KFD has a file for each GPU in each process that has opened it,
-with 0 for a GPU that the process does not use.
-Source: drivers/gpu/drm/amd/amdkfd/kfd_process.c, sysfs files `vram_<gpu id>`; gpu_id in kfd_topology.c.
+Flows in: numbers of KFD's nodes (a GPU in parts has several). Flows out: pid to bytes of the
+GPU's memory. KFD has a file for each GPU in each process that has opened it, with 0 for a GPU
+that the process does not use.
+Source: drivers/gpu/drm/amd/amdkfd/kfd_process.c, sysfs files `vram_<gpu
+id>`; gpu_id in kfd_topology.c.
 """
 
 from __future__ import annotations

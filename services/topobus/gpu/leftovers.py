@@ -1,11 +1,15 @@
-"""Decides when a GPU is clean after its last owner: no process of the owner's is left on it, and its memory is back where it was.
+"""Decides when a GPU is clean after its last owner: no process of the owner's is left on it, and
+its memory is back where it was.
 
-Flows in: what a driver sees of a GPU's use, before an owner came and after it left. Flows out: None when it is clean, else a refusal that names process and pod. What is left
-is waited for, then killed where an operator wants that (`leftovers.kill`), and only what runs in a pod: a process of the host's is never ended. The time is bounded; the kit
-asks again later, and meanwhile nobody gets the device.
+Flows in: what a driver sees of a GPU's use, before an owner came and after it left. Flows out:
+None when it is clean, else a refusal that names process and pod. What is left is waited for,
+then killed where an operator wants that (`leftovers.kill`), and only what runs in a pod: a
+process of the host's is never ended. The time is bounded; the kit asks again later, and
+meanwhile nobody gets the device.
 
-What ran on a GPU before its owner came (a display server, a monitor) is no leftover. After a restart of this service with the GPU in use nobody knows what that was: then
-processes outside pods are passed over, and `leftovers.idle_memory_mib` stands for the memory.
+What ran on a GPU before its owner came (a display server, a monitor) is no leftover. After a
+restart of this service with the GPU in use nobody knows what that was: then processes outside pods
+are passed over, and `leftovers.idle_memory_mib` stands for the memory.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ __all__ = ["ChecksLeftovers", "GpuUse", "Leftovers"]
 
 _LOOK_S = 0.1
 _MIB = 1 << 20
-# By which a clean GPU's memory may exceed what was in use before its owner came: the driver keeps some for what it did.
+# By which a clean GPU's memory may exceed what was in use before its owner came: the
+# driver keeps some for what it did.
 _MEMORY_SLACK_MIB = 256
-# The control daemon of MPS and its servers stay for the next client; the kernel cuts a program's name to 15 characters.
+# The control daemon of MPS and its servers stay for the next client; the kernel cuts a
+# program's name to 15 characters.
 _DAEMONS = ("nvidia-cuda-mps",)
 
 
@@ -68,7 +74,8 @@ class Leftovers:
     def before(self, context: PrepareContext, devices: Sequence[Device], look: Callable[[Device], GpuUse]) -> None:
         """Remember what those GPUs look like that nobody has yet.
 
-        kubelet's Allocate waits for nothing, and is repeated before each start of a container, so there what was found at the last cleaning is enough.
+        kubelet's Allocate waits for nothing, and is repeated before each start of a container, so
+        there what was found at the last cleaning is enough.
         """
         is_known = self.settings.check and context.owner.kind is not OwnerKind.DEVICE_PLUGIN
         for device in devices if is_known else ():
@@ -76,10 +83,13 @@ class Leftovers:
                 self.note_idle(device.name, look(device))
 
     def note_idle(self, device: str, use: GpuUse) -> None:
-        """Remember what a GPU looks like that nobody has: called before an owner gets it, and when it was found clean."""
+        """Remember what a GPU looks like that nobody has: called before an owner gets it, and when
+        it was found clean.
+        """
         if not use.blind:
             self._idle[device] = _Idle(
-                processes=frozenset((process.pid, process.started) for process in use.processes), used_bytes=use.used_bytes
+                processes=frozenset((process.pid, process.started) for process in use.processes),
+                used_bytes=use.used_bytes,
             )
 
     def clean(self, tree: Tree, device: str, look: Callable[[], GpuUse]) -> Refusal | None:
@@ -88,7 +98,9 @@ class Leftovers:
         if left and self.settings.kill:
             for process in left:
                 if process.pod_uid:
-                    get_logger().warning("leftover.killed", device=device, process=str(process), error=end_process(tree, process))
+                    get_logger().warning(
+                        "leftover.killed", device=device, process=str(process), error=end_process(tree, process)
+                    )
             use, left = self._wait(tree, device, look, self.settings.wait_s)
         why = self._why(device, use, left)
         if not why:
@@ -99,9 +111,15 @@ class Leftovers:
             "pods": ",".join(sorted({process.pod_name or process.pod_uid for process in left if process.pod_uid})),
             "used_bytes": "" if use.used_bytes is None else str(use.used_bytes),
         }
-        return Refusal(reasons=(Reason(code="leftovers", message=why, facts={key: value for key, value in facts.items() if value}),))
+        return Refusal(
+            reasons=(
+                Reason(code="leftovers", message=why, facts={key: value for key, value in facts.items() if value}),
+            )
+        )
 
-    def _wait(self, tree: Tree, device: str, look: Callable[[], GpuUse], limit_s: float) -> tuple[GpuUse, tuple[GpuProcess, ...]]:
+    def _wait(
+        self, tree: Tree, device: str, look: Callable[[], GpuUse], limit_s: float
+    ) -> tuple[GpuUse, tuple[GpuProcess, ...]]:
         deadline = self._pauses.now() + limit_s
         while True:
             use = look()
@@ -147,7 +165,9 @@ class Leftovers:
 
 
 class ChecksLeftovers(DeviceDriver):
-    """What a GPU driver inherits to be a driver that cleans: it says `use` of one GPU, and calls `self.leftovers.before` when it prepares."""
+    """What a GPU driver inherits to be a driver that cleans: it says `use` of one GPU, and calls
+    `self.leftovers.before` when it prepares.
+    """
 
     leftovers: Leftovers
 

@@ -17,7 +17,10 @@ def information_path(address: PciAddress) -> str:
 
 
 def information(tree: Tree, address: PciAddress) -> dict[str, str]:
-    """Read the kernel module's page of a GPU: `Model: NVIDIA H100`; empty when the module is not loaded."""
+    """Read the kernel module's page of a GPU: `Model: NVIDIA H100`.
+
+    Empty when the module is not loaded.
+    """
     text = tree.read(information_path(address)) or ""
     lines = (line.partition(":") for line in text.splitlines())
     return {key.strip(): value.strip() for key, colon, value in lines if colon}
@@ -33,7 +36,9 @@ def information_if_readable(tree: Tree, address: PciAddress) -> dict[str, str]:
 
 
 def driver_version(tree: Tree) -> str:
-    """Read the module's version: the first word with a dot after `Kernel Module` in /proc/driver/nvidia/version."""
+    """Read the module's version: the first word with a dot after `Kernel Module` in
+    /proc/driver/nvidia/version.
+    """
     try:
         text = tree.read(f"{PROC}/version") or ""
     except HardwareError:

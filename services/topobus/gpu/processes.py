@@ -1,8 +1,11 @@
 """Reads from /proc which processes use a GPU, whose they are, and ends one that a pod left behind.
 
-Flows in: the node names of a GPU, or pids that a driver names. Flows out: processes with their pod, program and start time, by which a pid that was given out again is
-told from the one before. A process whose open files we may not read is counted, not guessed: whoever asks says that it was blind.
-Source: proc(5): fd, comm, stat (field 22, starttime), cgroup, environ; the kubelet's cgroup names, pkg/kubelet/cm/pod_container_manager_linux.go.
+Flows in: the node names of a GPU, or pids that a driver names. Flows out: processes with
+their pod, program and start time, by which a pid that was given out again is told from
+the one before. A process whose open files we may not read is counted, not guessed:
+whoever asks says that it was blind.
+Source: proc(5): fd, comm, stat (field 22, starttime), cgroup, environ; the kubelet's cgroup names,
+pkg/kubelet/cm/pod_container_manager_linux.go.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from topobus.values.errors import HardwareError
 
 __all__ = ["GpuProcess", "Holders", "end_process", "holders_of", "own_processes", "pod_of", "process_of"]
 
-# kubelet names a pod's cgroup `pod<uid>` with cgroupfs and `kubepods-…-pod<uid>.slice` with systemd, dashes as underscores there.
+# kubelet names a pod's cgroup `pod<uid>` with cgroupfs and `kubepods-…-pod<uid>.slice` with
+# systemd, dashes as underscores there.
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 # The name stands after what kubelet and the runtime set, within the first few variables.
 _ENVIRONMENT_BYTES = 1 << 16
@@ -31,7 +35,8 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
     pid: int
     started: str = ""
-    """Start time in clock ticks since boot; empty for a process that we cannot see (it has ended, or is in another namespace)."""
+    """Start time in clock ticks since boot; empty for a process that we cannot see (it has ended,
+    or is in another namespace)."""
     program: str = ""
     pod_uid: str = ""
     """Empty: it is in no pod."""
@@ -55,7 +60,8 @@ class Holders(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(tree: Tree, nodes: Collection[str]) -> Holders:
-    """Find the processes that have one of these nodes open, by the last part of its name (`nvidia0`, `renderD128`).
+    """Find the processes that have one of these nodes open, by the last part of its name
+    (`nvidia0`, `renderD128`).
 
     Cost: one readlink for each open file of the node: a tenth of a second and more.
     """
@@ -95,13 +101,18 @@ def process_of(tree: Tree, pid: int, used_bytes: int | None = None) -> GpuProces
 
 
 def pod_of(tree: Tree, pid: int | str) -> str:
-    """Name the pod that a process is in, by its uid; empty when it is in none, or cannot be seen."""
+    """Name the pod that a process is in, by its uid.
+
+    Empty when it is in none, or cannot be seen.
+    """
     uid = _POD.search(_text(tree, pid, "cgroup"))
     return uid.group(1).replace("_", "-") if uid is not None else ""
 
 
 def own_processes(tree: Tree, processes: Collection[GpuProcess]) -> frozenset[int]:
-    """Name those that are this service, or run in its pod: NVML itself opens the nodes, and so does a daemon that the service started."""
+    """Name those that are this service, or run in its pod: NVML itself opens the nodes, and so does
+    a daemon that the service started.
+    """
     tree = Tree(tree.settings)
     if tree.is_recorded:
         return frozenset()
@@ -115,7 +126,10 @@ def own_processes(tree: Tree, processes: Collection[GpuProcess]) -> frozenset[in
 
 
 def end_process(tree: Tree, process: GpuProcess) -> str:
-    """Kill a process; why not, or nothing. Only the very process that was seen is meant, never another one with its pid."""
+    """Kill a process; why not, or nothing.
+
+    Only the very process that was seen is meant, never another one with its pid.
+    """
     if tree.is_recorded:
         return "it is a recorded machine's"
     try:
@@ -127,7 +141,8 @@ def end_process(tree: Tree, process: GpuProcess) -> str:
             stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             stat = ""
-        # Also when this process has a pid namespace of its own: then the number means somebody else here.
+        # Also when this process has a pid namespace of its own: then the
+        # number means somebody else here.
         if not process.started or _started(stat) != process.started:
             return "the pid is another process here (the service needs the host's pid namespace)"
         signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""Names and memory sizes of GPUs whose kernel driver does not publish them, from the table `products.toml` beside this module."""
+"""Names and memory sizes of GPUs whose kernel driver does not publish them, from the table
+`products.toml` beside this module.
+"""
 
 from __future__ import annotations
 
@@ -33,4 +35,8 @@ class ProductTable:
     def product(self, function: PciDevice) -> Product:
         """Look a function up by vendor and device id."""
         row = self._rows.get(f"{function.vendor:04x}", {}).get(f"{function.device:04x}", {})
-        return Product(name=row.get("name", ""), memory_bytes=row.get("memory_gib", 0) * _GIB, compute_dies=row.get("compute_dies", 0))
+        return Product(
+            name=row.get("name", ""),
+            memory_bytes=row.get("memory_gib", 0) * _GIB,
+            compute_dies=row.get("compute_dies", 0),
+        )

@@ -1,4 +1,7 @@
-"""What the gpu service needs of the machine: to read it; and what Linux wants for each feature of its own that an operator switches on."""
+"""What the gpu service needs of the machine: to read it.
+
+And what Linux wants for each feature of its own that an operator switches on.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_righ
 __all__ = ["DRIVER_FILES", "MPS", "NVML", "PARTITIONS", "RIGHTS"]
 
 NVML = "nvml"
-"""NVML is used (XIDs, ECC, NVLinks), and each GPU is looked at after its last tenant (setting `leftovers`)."""
+"""NVML is used (XIDs, ECC, NVLinks), and each GPU is looked at after its last tenant (setting
+`leftovers`)."""
 
 DRIVER_FILES = "driver-files"
-"""Containers get the files of the host's driver from this service, which runs in a container itself (setting `hardware.driver_files.host_root`)."""
+"""Containers get the files of the host's driver from this service, which runs in a container itself
+(setting `hardware.driver_files.host_root`)."""
 
 MPS = "mps"
 """The control daemons of MPS are this service's own (setting `mps.owned`)."""
 
 PARTITIONS = "partitions"
-"""Cards are cut when claims get parts of them (settings `partitions.on_demand` and `partitions.virtual_functions`)."""
+"""Cards are cut when claims get parts of them (settings `partitions.on_demand` and
+`partitions.virtual_functions`)."""
 
 
 def _of_mps(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False) -> Right:
@@ -32,9 +38,13 @@ RIGHTS = (
     *kit_rights("gpu"),
     _of_nvml(
         RightKind.PRIVILEGED,
-        "Kubernetes has no narrower word for a container that may open /dev/nvidia*, which NVML does; as nobody it has no capability and opens what everybody may",
+        "Kubernetes has no narrower word for a container that may open /dev/nvidia*, which NVML does; as "
+        "nobody it has no capability and opens what everybody may",
     ),
-    _of_nvml(RightKind.HOST_PIDS, "NVML names processes by their numbers on the host, and what is left on a GPU is told by its pod"),
+    _of_nvml(
+        RightKind.HOST_PIDS,
+        "NVML names processes by their numbers on the host, and what is left on a GPU is told by its pod",
+    ),
     _of_nvml(
         RightKind.MOUNT,
         "what a tenant left must be known after the pod and a reboot, before the next one comes",
@@ -49,18 +59,21 @@ RIGHTS = (
     Right(
         kind=RightKind.MOUNT,
         what="/usr",
-        why="a driver of packages, of NVIDIA's installer or in /usr/local/nvidia lies there, and containers get its files",
+        why="a driver of packages, of NVIDIA's installer or in /usr/local/nvidia lies there, and containers get "
+        "its files",
         feature=DRIVER_FILES,
     ),
     Right(
         kind=RightKind.MOUNT,
         what="/run/nvidia",
-        why="a driver container shows its driver there when it is ready, and containers get its files; write your nodes' folder here when it is another one",
+        why="a driver container shows its driver there when it is ready, and containers get its files; write "
+        "your nodes' folder here when it is another one",
         feature=DRIVER_FILES,
         propagates=True,
     ),
     _of_mps(
-        RightKind.ROOT, "a daemon of MPS serves clients of any user only when it is root's, and only root may set a GPU's compute mode"
+        RightKind.ROOT,
+        "a daemon of MPS serves clients of any user only when it is root's, and only root may set a GPU's compute mode",
     ),
     _of_mps(
         RightKind.MOUNT,
@@ -76,13 +89,15 @@ RIGHTS = (
     ),
     Right(
         kind=RightKind.ROOT,
-        why="the kernel has a card's mode and its number of virtual functions changed by root alone, and NVML makes MIG instances for root",
+        why="the kernel has a card's mode and its number of virtual functions changed by root alone, and NVML "
+        "makes MIG instances for root",
         feature=PARTITIONS,
     ),
     Right(
         kind=RightKind.MOUNT,
         what="/sys/devices",
-        why="current_compute_partition and sriov_numvfs of a card are written there; the kernel has no narrower folder that outlives a card",
+        why="current_compute_partition and sriov_numvfs of a card are written there; the kernel has no narrower "
+        "folder that outlives a card",
         feature=PARTITIONS,
         is_writable=True,
     ),

@@ -1,7 +1,10 @@
-"""Judges what kernel drivers of GPUs publish in sysfs: temperatures of hwmon, AMD's RAS error counts, the survivability mode and health indicator of Intel's xe.
+"""Judges what kernel drivers of GPUs publish in sysfs: temperatures of hwmon, AMD's RAS error
+counts, the survivability mode and health indicator of Intel's xe.
 
-Flows in: the folder of a PCI function. Flows out: observations; what a driver does not publish says nothing.
-Source: Documentation/hwmon/sysfs-interface; Documentation/gpu/amdgpu/ras.rst (`ras/*_err_count`: lines `ue: N` and `ce: N`); Documentation/gpu/xe/xe_survivability;
+Flows in: the folder of a PCI function. Flows out: observations; what a driver
+does not publish says nothing.
+Source: Documentation/hwmon/sysfs-interface; Documentation/gpu/amdgpu/ras.rst (`ras/*_err_count`:
+lines `ue: N` and `ce: N`); Documentation/gpu/xe/xe_survivability;
 Documentation/ABI/testing/sysfs-driver-intel-xe-ras (`gpu_health`, since Linux 7.3).
 """
 
@@ -39,7 +42,9 @@ def temperature_sign(tree: Tree, folder: str) -> Observation | None:
 
 
 def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | None:
-    """Compare the uncorrected errors of each block of an AMD GPU (umc is its memory) with the last look."""
+    """Compare the uncorrected errors of each block of an AMD GPU (umc is its memory) with the last
+    look.
+    """
     for name in tree.names(f"{folder}/ras"):
         block = name.removesuffix("_err_count")
         if block == name:
@@ -61,7 +66,9 @@ def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | N
 
 
 def survivability_sign(tree: Tree, folder: str) -> Observation | None:
-    """See whether xe runs a card only so far that its firmware can be mended: the file is there in this mode alone."""
+    """See whether xe runs a card only so far that its firmware can be mended: the file is there in
+    this mode alone.
+    """
     path = f"{folder}/survivability_mode"
     text = tree.read(path)
     if text is None:
@@ -77,7 +84,10 @@ def survivability_sign(tree: Tree, folder: str) -> Observation | None:
 
 
 def health_indicator_sign(tree: Tree, folder: str) -> Observation | None:
-    """See what xe and the card's firmware say of the card as a whole: `ok`, `warning` or `critical`; older kernels and cards say nothing.
+    """See what xe and the card's firmware say of the card as a whole: `ok`, `warning` or
+    `critical`.
+
+    Older kernels and cards say nothing.
 
     Errors: raises HardwareError for another word.
     """
@@ -86,7 +96,9 @@ def health_indicator_sign(tree: Tree, folder: str) -> Observation | None:
     if text in (None, "ok"):
         return None
     if text not in ("warning", "critical"):
-        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted ok, warning or critical", path=path, raw=text[:200])
+        raise HardwareError(
+            f"{path} under {tree.root}: got {text[:60]!r}, wanted ok, warning or critical", path=path, raw=text[:200]
+        )
     return Observation(
         dimension=Dimension.COMPUTE,
         state=HealthState.UNHEALTHY if text == "critical" else HealthState.DEGRADED,

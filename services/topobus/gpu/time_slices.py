@@ -1,9 +1,13 @@
-"""Sets the time slice of NVIDIA GPUs by `nvidia-smi compute-policy`, and sets back what was before when the last owner that asked leaves.
+"""Sets the time slice of NVIDIA GPUs by `nvidia-smi compute-policy`, and sets back what was before
+when the last owner that asked leaves.
 
-Flows in: the strategy that an owner asks for, its GPUs, who else has them. Flows out: nothing, or a Refusal. The journal's step `time-slice` has the slice of before, written before
-the act; owners of one GPU that ask for the same slice each have a step with the same `before`, and the last one undoes it.
-Source: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go, setTimeSlice (`nvidia-smi compute-policy -i UUID --set-timeslice N`, libnvidia-ml.so.1 by LD_PRELOAD where the driver root is another);
-numbers of the slices: api/nvidia.com/resource, TimeSliceInterval.Int.
+Flows in: the strategy that an owner asks for, its GPUs, who else has them. Flows out:
+nothing, or a Refusal. The journal's step `time-slice` has the slice of before, written before
+the act; owners of one GPU that ask for the same slice each have a step with the same
+`before`, and the last one undoes it.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go, setTimeSlice (`nvidia-smi compute-policy -i
+UUID --set-timeslice N`, libnvidia-ml.so.1 by LD_PRELOAD where the driver root is another); numbers
+of the slices: api/nvidia.com/resource, TimeSliceInterval.Int.
 """
 
 from __future__ import annotations
@@ -56,10 +60,15 @@ class TimeSlicePlan(Struct, frozen=True, kw_only=True):
 
 
 class TimeSlices:
-    """The time slices of a driver's GPUs, as their owners need them. What was done stands in the journal."""
+    """The time slices of a driver's GPUs, as their owners need them.
+
+    What was done stands in the journal.
+    """
 
     def __init__(self) -> None:
-        """Begin with nothing set by this process: after a reboot, or a restart of this service, a slice is set once more."""
+        """Begin with nothing set by this process: after a reboot, or a restart of this service, a
+        slice is set once more.
+        """
         self._set: set[str] = set()
 
     def plan(
@@ -74,20 +83,29 @@ class TimeSlices:
     ) -> TimeSlicePlan | Refusal | None:
         """Say what an owner needs; None: the GPUs' slices stay as they are. Nothing is begun.
 
-        Shapes: version — of the loaded driver; partitions — those of the devices that are parts of GPUs, or GPUs that are cut into parts.
+        Shapes: version — of the loaded driver; partitions — those of the devices that are parts of
+        GPUs, or GPUs that are cut into parts.
         """
         config = sharing.time_slicing_config
         interval = config.interval if sharing.strategy == TIME_SLICING and config is not None else _DEFAULT
         if interval == _DEFAULT:
             return None
         if partitions:
-            text = f"a time slice of {interval} is a setting of a whole GPU: {', '.join(partitions)} are parts, or are cut into parts"
+            text = (
+                f"a time slice of {interval} is a setting of a whole GPU: {', '.join(partitions)} are parts, or "
+                "are cut into parts"
+            )
             return _refuse("time-slice-unsupported", text, interval=interval)
         for device in devices:
             for other in context.others.get(device.name, ()):
-                present = next((str(step.before.get("wanted", "")) for step in other.steps if step.name == STEP), interval)
+                present = next(
+                    (str(step.before.get("wanted", "")) for step in other.steps if step.name == STEP), interval
+                )
                 if present != interval:
-                    text = f"{device.name} has a time slice of {present} for {other.owner}, and a GPU has one: ask for {present}, or for Default, which takes what is there"
+                    text = (
+                        f"{device.name} has a time slice of {present} for {other.owner}, and a GPU has one: ask "
+                        f"for {present}, or for Default, which takes what is there"
+                    )
                     return _refuse("time-slice-differs", text, device=device.name, interval=interval, present=present)
         program = _find_program(settings, version)
         if isinstance(program, Refusal):
@@ -97,15 +115,26 @@ class TimeSlices:
     def begin(self, plan: TimeSlicePlan, context: PrepareContext) -> Refusal | None:
         """Set the slices; None is done. Asked again, it changes nothing that is set.
 
-        Errors: raises HardwareError when a program does not end in time: then the slice may be set or not, and is undone.
+        Errors: raises HardwareError when a program does not end in time: then the slice
+        may be set or not, and is undone.
         """
         until = time.monotonic() + _LIMIT_S
         for device in plan.devices:
             record = context.records.get(device.name, DeviceRecord())
             step = record.step(STEP)
-            if step is not None and step.is_done and step.before.get("wanted") == plan.interval and device.name in self._set:
+            if (
+                step is not None
+                and step.is_done
+                and step.before.get("wanted") == plan.interval
+                and device.name in self._set
+            ):
                 continue
-            others = [other_step for other in context.others.get(device.name, ()) for other_step in other.steps if other_step.name == STEP]
+            others = [
+                other_step
+                for other in context.others.get(device.name, ())
+                for other_step in other.steps
+                if other_step.name == STEP
+            ]
             # What was before the first of them is before all of them.
             if step is None:
                 before = str(others[0].before.get("slice", _DEFAULT)) if others else _read(plan.program, device, until)
@@ -116,12 +145,16 @@ class TimeSlices:
                     if step is None:
                         # It ended and says that it has not set it, so there is nothing to undo.
                         record.undone(STEP)
-                    return _refuse("time-slice-failed", f"{device.name}: {said}", device=device.name, interval=plan.interval)
+                    return _refuse(
+                        "time-slice-failed", f"{device.name}: {said}", device=device.name, interval=plan.interval
+                    )
             self._set.add(device.name)
             record.done(STEP)
         return None
 
-    def undo(self, devices: Sequence[Device], context: PrepareContext, settings: DriverFilesSettings, version: str) -> None:
+    def undo(
+        self, devices: Sequence[Device], context: PrepareContext, settings: DriverFilesSettings, version: str
+    ) -> None:
         """Set back what was before, unless others go on with it.
 
         Errors: raises HardwareError for what cannot be set back now; it is tried again.
@@ -132,11 +165,14 @@ class TimeSlices:
             step = record.step(STEP) if record is not None else None
             if record is None or step is None:
                 continue
-            if not any(other_step.name == STEP for other in context.others.get(device.name, ()) for other_step in other.steps):
+            if not any(
+                other_step.name == STEP for other in context.others.get(device.name, ()) for other_step in other.steps
+            ):
                 program = _find_program(settings, version)
                 if isinstance(program, Refusal):
                     raise HardwareError(
-                        f"{device.name}: its time slice cannot be set back: {program.reasons[0].message}", device=device.name
+                        f"{device.name}: its time slice cannot be set back: {program.reasons[0].message}",
+                        device=device.name,
                     )
                 said = _set(program, device, str(step.before.get("slice", _DEFAULT)), until)
                 if said:
@@ -156,7 +192,10 @@ def slice_of(said: str) -> str:
 
 
 def _read(program: _Program, device: Device, until: float) -> str:
-    """Ask for the present slice; a program that cannot list it leaves the default, which every GPU has after a start."""
+    """Ask for the present slice.
+
+    A program that cannot list it leaves the default, which every GPU has after a start.
+    """
     status, said = _run(program, ["-i", _id(device), "--list"], until)
     return slice_of(said) if status == 0 else _DEFAULT
 
@@ -166,7 +205,11 @@ def _set(program: _Program, device: Device, interval: str, until: float) -> str:
     arguments = ["-i", _id(device), "--set-timeslice", str(TIME_SLICES.index(interval))]
     status, said = _run(program, arguments, until)
     text = " ".join(said.split())[-_SAID:] or "nothing"
-    return f"{program.path} compute-policy {' '.join(arguments)} ended with {status} and said: {text}" if status != 0 else ""
+    return (
+        f"{program.path} compute-policy {' '.join(arguments)} ended with {status} and said: {text}"
+        if status != 0
+        else ""
+    )
 
 
 def _run(program: _Program, arguments: Sequence[str], until: float) -> tuple[int, str]:
@@ -196,8 +239,12 @@ def _id(device: Device) -> str:
 
 
 def _find_program(settings: DriverFilesSettings, version: str) -> _Program | Refusal:
-    """Find nvidia-smi in the root that is set, in that of the driver's files, or in the first of the usual ones that has it."""
-    searched = find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
+    """Find nvidia-smi in the root that is set, in that of the driver's files, or in the first of
+    the usual ones that has it.
+    """
+    searched = (
+        find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
+    )
     files = searched if isinstance(searched, DriverFiles) else None
     roots = (settings.root,) if settings.root else (files.root,) if files is not None else SEARCHED_ROOTS
     host = settings.host_root.rstrip("/")
@@ -209,7 +256,10 @@ def _find_program(settings: DriverFilesSettings, version: str) -> _Program | Ref
             libraries = files.libraries if files is not None and not is_own else ()
             preload = next((host + library.host_path for library in libraries if _NVML in library.names), "")
             return _Program(path=host + path, preload=preload)
-    text = f"{_PROGRAM} sets time slices, and is not below {', '.join(roots)}: install the driver's programs on the node, or name their folder in hardware.driver_files.root"
+    text = (
+        f"{_PROGRAM} sets time slices, and is not below {', '.join(roots)}: install the driver's programs on the "
+        "node, or name their folder in hardware.driver_files.root"
+    )
     return _refuse("time-slice-unsupported", text, missing=_PROGRAM)
 
 

@@ -1,8 +1,11 @@
-"""Hears from the kernel which GPUs their drivers gave up (wedged): nothing in sysfs says so, only one uevent at the moment when it happens.
+"""Hears from the kernel which GPUs their drivers gave up (wedged): nothing in sysfs says so, only
+one uevent at the moment when it happens.
 
-Flows in: uevents of subsystem drm with `WEDGED=…` (Linux 6.15 on; xe and i915 send them), taken at each look without waiting. Flows out: an observation for each GPU that was given up,
-until its driver is bound anew. The service's own uevent socket needs no right and no network of the host's, so no other service has to pass the event on. What is sent while no service
-listens is lost, as is what does not fit into the socket's MiB: the sign is sticky, for nothing tells of it later.
+Flows in: uevents of subsystem drm with `WEDGED=…` (Linux 6.15 on; xe and i915 send them), taken at
+each look without waiting. Flows out: an observation for each GPU that was given up, until its
+driver is bound anew. The service's own uevent socket needs no right and no network of the host's,
+so no other service has to pass the event on. What is sent while no service listens is lost, as is
+what does not fit into the socket's MiB: the sign is sticky, for nothing tells of it later.
 
 `WEDGED=none` is no fault: the driver reset the device, which works again.
 Source: Documentation/gpu/drm-uapi.rst (Device Wedging), Documentation/gpu/xe/xe_device.rst.
@@ -22,10 +25,12 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["PendingEvents", "WedgeEvents"]
 
-# The folder of a card below its PCI function: /devices/pci0000:00/0000:00:01.0/0000:03:00.0/drm/card1
+# The folder of a card below its PCI function:
+# /devices/pci0000:00/0000:00:01.0/0000:03:00.0/drm/card1
 _CARD = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])/drm/card\d+$")
 _HELPED_ITSELF = "none"
-# What a driver bound anew, or a reset of the function, brings back; the other methods (firmware, a cold reset, unknown ones) take a person.
+# What a driver bound anew, or a reset of the function, brings back; the other methods (firmware, a
+# cold reset, unknown ones) take a person.
 _BY_RESET = frozenset({"rebind", "bus-reset"})
 
 
@@ -44,7 +49,8 @@ class WedgeEvents:
         self._open_source = open_source
         self._source: PendingEvents | UeventsUnavailable | None = None
         self._given_up: dict[PciAddress, tuple[str, str]] = {}
-        """By function: the methods that the kernel told, and the identity of the folder of its cards then; a driver that is bound anew makes another one."""
+        """By function: the methods that the kernel told, and the identity of the folder of its
+        cards then; a driver that is bound anew makes another one."""
         self.blind = ""
         """Why nothing is heard, where there is a kernel that would tell; empty otherwise."""
 

@@ -1,4 +1,6 @@
-"""Settings of the nic service: those of every device service, and which interfaces without a PCI function are offered."""
+"""Settings of the nic service: those of every device service, and which interfaces without a PCI
+function are offered.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,19 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Interfaces that are offered, by name and kind; both must fit."""
 
     name: str = "*"
-    """The interface's name, or a pattern of the shell's kind: `tenant-*`. Only a name without a pattern offers an interface over which the node has an
-    address or a route of its own, and one that is a port of a bridge or bond, as the ends of the node's other pods are."""
+    """The interface's name, or a pattern of the shell's kind: `tenant-*`. Only a name without a
+    pattern offers an interface over which the node has an address or a route of its own, and one
+    that is a port of a bridge or bond, as the ends of the node's other pods are."""
     kind: str = ""
-    """What the interface is: `veth`, `bridge`, `bond`, `vlan`, `tun`, `tap`, `scalable-function` …; a pattern too. Empty: any kind."""
+    """What the interface is: `veth`, `bridge`, `bond`, `vlan`, `tun`, `tap`, `scalable-function` …;
+    a pattern too. Empty: any kind."""
 
     def __post_init__(self) -> None:
         """Refuse a rule that offers everything."""
         if not self.name.strip("*") and not self.kind.strip("*"):
             raise ValueError(
-                "an interface rule offers every interface of the node; wanted a name or a kind, such as {name = 'tenant-*', kind = 'veth'}"
+                "an interface rule offers every interface of the node; wanted a name or a kind, such as "
+                "{name = 'tenant-*', kind = 'veth'}"
             )
 
     @property
@@ -46,14 +51,18 @@ class SharedInterface(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """An interface that several pods may have at once, each a child of it."""
 
     name: str
-    """The interface's name, exactly; of a PCI function's too, which is then offered for sharing and no more as a whole. The interface below the node's default
-    route is allowed here, for it stays where it is."""
+    """The interface's name, exactly; of a PCI function's too, which is then offered for sharing and
+    no more as a whole. The interface below the node's default route is allowed here, for it stays
+    where it is."""
     mode: Literal["macvlan", "ipvlan"] = "macvlan"
-    """What a child is: `macvlan` has a MAC of its own, `ipvlan` its parent's, for switches and clouds that accept one MAC a port."""
+    """What a child is: `macvlan` has a MAC of its own, `ipvlan` its parent's, for switches and
+    clouds that accept one MAC a port."""
     submode: str = ""
-    """macvlan: `bridge` (empty means this), `private`, `vepa` or `passthru`; ipvlan: `l2` (empty means this), `l3` or `l3s`."""
+    """macvlan: `bridge` (empty means this), `private`, `vepa` or `passthru`; ipvlan: `l2` (empty
+    means this), `l3` or `l3s`."""
     shares: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """How many pods may have one. 16: what a switch port that counts MAC addresses usually accepts, with room for the node's own."""
+    """How many pods may have one. 16: what a switch port that counts MAC addresses usually accepts,
+    with room for the node's own."""
 
     def __post_init__(self) -> None:
         """Refuse names that are patterns, and submodes that do not fit."""
@@ -70,12 +79,16 @@ class InterfaceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which interfaces that are no PCI function of their own are offered."""
 
     offer: tuple[InterfaceRule, ...] = ()
-    """Interfaces that pods may have for themselves. Empty, as by default: none, for the node's own bridges and its pods' veths look like any other."""
+    """Interfaces that pods may have for themselves. Empty, as by default: none, for the node's own
+    bridges and its pods' veths look like any other."""
     share: tuple[SharedInterface, ...] = ()
-    """Interfaces that pods share: each claim gets a child of its own, which is deleted when the pod ends."""
+    """Interfaces that pods share: each claim gets a child of its own, which is deleted when the pod
+    ends."""
     kept_namespaces_dir: str = "/run/topobus/netns"
-    """Where the network namespace of a pod is kept (bind-mounted) until its interface is back on the host, so that a virtual interface outlives a pod that ends while services are
-    away. Below /run, for no namespace outlives a reboot. In a container it lasts as long as the container does, unless the folder is mounted with Bidirectional propagation."""
+    """Where the network namespace of a pod is kept (bind-mounted) until its interface is back on
+    the host, so that a virtual interface outlives a pod that ends while services are away. Below
+    /run, for no namespace outlives a reboot. In a container it lasts as long as the container does,
+    unless the folder is mounted with Bidirectional propagation."""
 
     def __post_init__(self) -> None:
         """Refuse an interface that is to be shared in two ways."""
@@ -95,16 +108,19 @@ class VirtualFunctions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     address: str
     """PCI address of the physical function: `0000:3b:00.0`."""
     count: Annotated[int, Meta(ge=0, le=65535)]
-    """0: none, and the physical function itself is offered. What the card can have stands in its sriov_totalvfs."""
+    """0: none, and the physical function itself is offered. What the card can have stands in its
+    sriov_totalvfs."""
 
 
 class NicSettings(DeviceServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the nic service."""
 
     interfaces: InterfaceSettings = InterfaceSettings()
-    """Interfaces without a PCI function of their own (plugin `linux-netdev`); docs/how-to/put-a-nic-into-a-pod.md has an example."""
+    """Interfaces without a PCI function of their own (plugin `linux-netdev`);
+    docs/how-to/put-a-nic-into-a-pod.md has an example."""
     cni: CniSettings = CniSettings()
     """Attaching through CNI plugins; docs/how-to/attach-through-cni.md."""
     virtual_functions: tuple[VirtualFunctions, ...] = ()
-    """Physical functions whose number of virtual functions this service keeps, whenever nobody uses them; it needs a /sys that can be written. Empty: none, for on most
-    nodes an operator of the cluster or the boot does it, and two that do it would undo each other."""
+    """Physical functions whose number of virtual functions this service keeps, whenever nobody uses
+    them; it needs a /sys that can be written. Empty: none, for on most nodes an operator of the
+    cluster or the boot does it, and two that do it would undo each other."""

@@ -1,4 +1,5 @@
-"""Says how the node itself uses a PCI function's interfaces: what must not be cut, whoever asks for it.
+"""Says how the node itself uses a PCI function's interfaces: what must not be cut, whoever asks for
+it.
 
 Flows in: a tree. Flows out: sentences for people; none for a function that the node does not use.
 Source: Documentation/ABI/testing/sysfs-class-net (master, upper_*), proc(5) route tables.
@@ -19,7 +20,8 @@ __all__ = ["function_users", "host_uses", "lacks_interface"]
 
 
 def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Say how the node uses a function: its default route, an address or a route, a bridge or bond, an interface on top of it.
+    """Say how the node uses a function: its default route, an address or a route, a bridge or bond,
+    an interface on top of it.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
@@ -31,7 +33,9 @@ def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
     for interface in interfaces:
         name = interface.name
         master = tree.link_name(f"{interface.path}/master")
-        above = sorted(entry.removeprefix("upper_") for entry in tree.names(interface.path) if entry.startswith("upper_"))
+        above = sorted(
+            entry.removeprefix("upper_") for entry in tree.names(interface.path) if entry.startswith("upper_")
+        )
         if name in routed:
             uses.append(f"the default route of this node goes over {name}")
         elif name in addressed:
@@ -44,17 +48,21 @@ def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
 
 
 def function_users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> tuple[str, ...]:
-    """Say who uses a physical function, or one of its virtual ones, though no device of ours is held."""
+    """Say who uses a physical function, or one of its virtual ones, though no device of ours is
+    held.
+    """
     fresh = Tree(tree.settings)
     virtual_users = functions_in_use(fresh.path(pci_folder(address))) if virtual else []
     return (*host_uses(fresh, address), *virtual_users)
 
 
 def lacks_interface(tree: Tree, address: PciAddress) -> str:
-    """Say what a new virtual function lacks: its driver comes a moment after the function, and makes the interface a moment later.
+    """Say what a new virtual function lacks: its driver comes a moment after the function, and
+    makes the interface a moment later.
 
-    Ready without one are a function whose interface is in another namespace, one that VFIO has, one that no driver binds to by itself, and one with an RDMA device
-    whose physical function has no interface either (InfiniBand without IPoIB).
+    Ready without one are a function whose interface is in another namespace, one that VFIO has, one
+    that no driver binds to by itself, and one with an RDMA device whose physical function has no
+    interface either (InfiniBand without IPoIB).
     """
     folder = pci_folder(address)
     if awaits := awaits_driver(tree, address):

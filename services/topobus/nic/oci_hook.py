@@ -1,9 +1,12 @@
-"""Console script `topobus-nic-hook`: hands an interface to a container by an OCI runtime's own hooks, for runc alone, without a gateway, a kubelet or NRI.
+"""Console script `topobus-nic-hook`: hands an interface to a container by an OCI runtime's own
+hooks, for runc alone, without a gateway, a kubelet or NRI.
 
-Flows in: the container's state as the runtime writes it to a hook's standard input, the interface's name on the host, and the configuration of nic.topobus.dev. Flows out:
-the interface inside the container (hook createRuntime), and on the host as it was before (hook poststop). By poststop the container's process is gone, and with it its
-network namespace and every virtual interface in it; so the namespace is kept by a bind mount beside the record until the interface is taken back. Both lie below /run: after a reboot
-there is neither a namespace nor anything to undo.
+Flows in: the container's state as the runtime writes it to a hook's standard input, the interface's
+name on the host, and the configuration of nic.topobus.dev. Flows out: the interface inside the
+container (hook createRuntime), and on the host as it was before (hook poststop). By poststop the
+container's process is gone, and with it its network namespace and every virtual interface in it; so
+the namespace is kept by a bind mount beside the record until the interface is taken back. Both lie
+below /run: after a reboot there is neither a namespace nor anything to undo.
 Source: OCI runtime specification 1.0.2, runtime.md (state) and config.md (POSIX-platform hooks).
 """
 
@@ -51,14 +54,19 @@ class ContainerState(Struct, frozen=True, kw_only=True):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the container's state from standard input and do the work; ends with 1 and a line of why when it cannot be done."""
+    """Read the container's state from standard input and do the work.
+
+    Ends with 1 and a line of why when it cannot be done.
+    """
     parser = argparse.ArgumentParser(
         prog="topobus-nic-hook",
         description="OCI hook (createRuntime, poststop): hand an interface to a container, and take it back.",
     )
     parser.add_argument("stage", choices=("attach", "detach"), help="attach at createRuntime, detach at poststop")
     parser.add_argument("--interface", required=True, help="the interface's name on the host")
-    parser.add_argument("--parameters", default="[]", help="its configuration as JSON: an object of nic.topobus.dev, or a list of them")
+    parser.add_argument(
+        "--parameters", default="[]", help="its configuration as JSON: an object of nic.topobus.dev, or a list of them"
+    )
     parser.add_argument("--state-dir", type=Path, default=FOLDER, help=f"where records are kept; default: {FOLDER}")
     options = parser.parse_args(arguments)
     try:
@@ -88,18 +96,32 @@ def read_state(data: bytes) -> ContainerState:
 
 
 def attach(
-    state: ContainerState, interface: str, parameters: Sequence[Mapping[str, Any]], *, folder: Path = FOLDER, places: Places | None = None
+    state: ContainerState,
+    interface: str,
+    parameters: Sequence[Mapping[str, Any]],
+    *,
+    folder: Path = FOLDER,
+    places: Places | None = None,
 ) -> AttachedInterface | Refusal:
-    """Put an interface into a container that is being created; asked again, what was begun is undone first.
+    """Put an interface into a container that is being created.
+
+    Asked again, what was begun is undone first.
 
     Shapes: parameters — opaque configurations, the last one wins field by field, as in a claim.
-    Errors: refuses with the field, before anything is changed; what the kernel refuses later is undone. Raises HardwareError when that fails.
+    Errors: refuses with the field, before anything is changed; what the kernel refuses later is
+    undone. Raises HardwareError when that fails.
     """
     places = places or Places()
     if not is_interface_name(interface):
-        return _refuse("interface-gone", f"--interface is {interface!r}, wanted the name of an interface", interface=interface)
+        return _refuse(
+            "interface-gone", f"--interface is {interface!r}, wanted the name of an interface", interface=interface
+        )
     if state.pid == 0:
-        return _refuse("namespace-gone", "state on standard input: pid is missing: at createRuntime a runtime tells it", container=state.id)
+        return _refuse(
+            "namespace-gone",
+            "state on standard input: pid is missing: at createRuntime a runtime tells it",
+            container=state.id,
+        )
     config = read_interface_config(list(parameters))
     if isinstance(config, Refusal):
         return config
@@ -116,12 +138,17 @@ def attach(
 
 
 def detach(state: ContainerState, interface: str, *, folder: Path = FOLDER, places: Places | None = None) -> TakenBack:
-    """Take an interface back from a container that has ended; nothing for one that was never attached.
+    """Take an interface back from a container that has ended.
 
-    Errors: raises HardwareError when it could not be restored; the record and the namespace stay, and the next call goes on.
+    Nothing for one that was never attached.
+
+    Errors: raises HardwareError when it could not be restored; the record and the namespace
+    stay, and the next call goes on.
     """
     namespace = _namespace_file(state, interface, folder)
-    taken = take_back(places or Places(), str(namespace) if namespace.exists() else "", _record(state, interface, folder))
+    taken = take_back(
+        places or Places(), str(namespace) if namespace.exists() else "", _record(state, interface, folder)
+    )
     if namespace.exists():
         unmount_namespace(namespace)
         namespace.unlink()
@@ -152,7 +179,9 @@ def _write(folder: Path, name: str, state: RecordState) -> None:
 
 
 def _keep_namespace(state: ContainerState, interface: str, folder: Path) -> Path:
-    """Mount the container's network namespace over a file, so that it outlives the container's process."""
+    """Mount the container's network namespace over a file, so that it outlives the container's
+    process.
+    """
     file = _namespace_file(state, interface, folder)
     try:
         mount_namespace(f"/proc/{state.pid}/ns/net", file)

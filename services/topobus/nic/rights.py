@@ -1,4 +1,7 @@
-"""What the nic service needs of the machine: to read it; and to hand interfaces over to pods, where an operator switches that on, what Linux wants for it."""
+"""What the nic service needs of the machine: to read it.
+
+And to hand interfaces over to pods, where an operator switches that on, what Linux wants for it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_righ
 __all__ = ["HAND_OVER", "RIGHTS", "VIRTUAL_FUNCTIONS"]
 
 HAND_OVER = "hand-over"
-"""Interfaces are moved into pods and back (docs/reference/nic-configuration.md), also by CNI plugins."""
+"""Interfaces are moved into pods and back (docs/reference/nic-configuration.md), also by CNI
+plugins."""
 VIRTUAL_FUNCTIONS = "virtual-functions"
-"""The number of virtual functions is kept (setting `virtual_functions`), or made when a claim gets one (`partitions.virtual_functions`)."""
+"""The number of virtual functions is kept (setting `virtual_functions`), or made when a claim gets
+one (`partitions.virtual_functions`)."""
 
 
-def _of_hand_over(kind: RightKind, why: str, what: str = "", *, is_writable: bool = False, propagates: bool = False) -> Right:
+def _of_hand_over(
+    kind: RightKind, why: str, what: str = "", *, is_writable: bool = False, propagates: bool = False
+) -> Right:
     return Right(kind=kind, what=what, why=why, feature=HAND_OVER, is_writable=is_writable, propagates=propagates)
 
 
@@ -20,14 +27,22 @@ RIGHTS = (
     *HARDWARE_RIGHTS,
     *kit_rights("nic"),
     _of_hand_over(RightKind.ROOT, "a capability of another user is lost when the program is started"),
-    _of_hand_over(RightKind.CAPABILITY, "interfaces, addresses, routes and virtual functions are changed by netlink", "NET_ADMIN"),
+    _of_hand_over(
+        RightKind.CAPABILITY, "interfaces, addresses, routes and virtual functions are changed by netlink", "NET_ADMIN"
+    ),
     _of_hand_over(RightKind.CAPABILITY, "a pod's network namespace is entered by setns", "SYS_ADMIN"),
     _of_hand_over(RightKind.HOST_NETWORK, "an interface leaves from, and returns to, the node's network namespace"),
     _of_hand_over(
-        RightKind.MOUNT, "the runtime keeps the network namespaces of pods there, and mounts new ones later", "/run/netns", propagates=True
+        RightKind.MOUNT,
+        "the runtime keeps the network namespaces of pods there, and mounts new ones later",
+        "/run/netns",
+        propagates=True,
     ),
     _of_hand_over(
-        RightKind.MOUNT, "sysctls of an interface are set there; the rest of /proc stays read-only", "/proc/sys/net", is_writable=True
+        RightKind.MOUNT,
+        "sysctls of an interface are set there; the rest of /proc stays read-only",
+        "/proc/sys/net",
+        is_writable=True,
     ),
     _of_hand_over(
         RightKind.MOUNT,
@@ -36,11 +51,17 @@ RIGHTS = (
         is_writable=True,
     ),
     _of_hand_over(RightKind.MOUNT, "CNI plugins that a network names are run from there", "/opt/cni/bin"),
-    _of_hand_over(RightKind.MOUNT, "the address plugin host-local keeps there which addresses are taken", "/var/lib/cni", is_writable=True),
+    _of_hand_over(
+        RightKind.MOUNT,
+        "the address plugin host-local keeps there which addresses are taken",
+        "/var/lib/cni",
+        is_writable=True,
+    ),
     Right(
         kind=RightKind.MOUNT,
         what="/sys/devices",
-        why="a physical function's sriov_numvfs is written there; the kernel has no narrower folder that outlives a card",
+        why="a physical function's sriov_numvfs is written there; the kernel has no narrower folder that "
+        "outlives a card",
         feature=VIRTUAL_FUNCTIONS,
         is_writable=True,
     ),

@@ -27,7 +27,8 @@ _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 
 
 def check(settings: NicSettings) -> None:
-    """Refuse names of plugins that are not installed, pools that cannot be, and addresses that are none.
+    """Refuse names of plugins that are not installed, pools that cannot be, and addresses that are
+    none.
 
     Errors: raises ConfigError that names the key.
     """
@@ -45,7 +46,9 @@ async def serve(settings: NicSettings, runtime: Runtime) -> None:
         get_logger().info("interfaces.kept", why=f"claims that configure an interface are refused: {why_not}")
     hands = None if why_not else _make_hands(settings, cni)
     if not settings.interfaces.offer and not settings.interfaces.share:
-        get_logger().info("interfaces.unlisted", why="interfaces.offer and interfaces.share are empty: only PCI functions are offered")
+        get_logger().info(
+            "interfaces.unlisted", why="interfaces.offer and interfaces.share are empty: only PCI functions are offered"
+        )
     async with asyncio.TaskGroup() as group:
         if hands is not None:
             # Beside the service: a plugin that hangs must not keep the node from its devices.
@@ -61,7 +64,11 @@ async def serve(settings: NicSettings, runtime: Runtime) -> None:
 
 
 def _tell_networks(cni: CniAttachment) -> None:
-    """Say at the start which networks cannot be used: else the first pod that names one would find out. The others go on."""
+    """Say at the start which networks cannot be used: else the first pod that names one would find
+    out.
+
+    The others go on.
+    """
     for name, refusal in cni.check_networks().items():
         get_logger().error("network.unusable", network=name, reasons=[reason.message for reason in refusal.reasons])
 
@@ -69,7 +76,8 @@ def _tell_networks(cni: CniAttachment) -> None:
 def _why_not(settings: NicSettings) -> str:
     """Say why this process cannot hand interfaces over; empty when it can.
 
-    A recorded tree's names must not be looked for in this kernel. The rights: CAP_NET_ADMIN changes interfaces, CAP_SYS_ADMIN enters a pod's network namespace (setns(2)).
+    A recorded tree's names must not be looked for in this kernel. The rights: CAP_NET_ADMIN changes
+    interfaces, CAP_SYS_ADMIN enters a pod's network namespace (setns(2)).
     """
     sys = str(Path(settings.hardware.root, settings.hardware.sys))
     if not _is_of_this_kernel(sys):
@@ -85,7 +93,9 @@ def _is_of_this_kernel(sys: str) -> bool:
 def _make_hands(settings: NicSettings, cni: CniAttachment) -> InterfaceHands:
     hardware = settings.hardware
     sys, proc = (str(Path(hardware.root, top)) for top in (hardware.sys, hardware.proc))
-    return InterfaceHands(Places(namespaces=hardware.root, proc=proc, sys=sys, kept=settings.interfaces.kept_namespaces_dir), cni)
+    return InterfaceHands(
+        Places(namespaces=hardware.root, proc=proc, sys=sys, kept=settings.interfaces.kept_namespaces_dir), cni
+    )
 
 
 def _own_capabilities() -> set[str]:

@@ -1,7 +1,9 @@
-"""Says every event of one stream of the node's own server to the hub, in the stream's order, each after the acknowledgement of the one before.
+"""Says every event of one stream of the node's own server to the hub, in the stream's order, each
+after the acknowledgement of the one before.
 
-Flows in: stored events, as bytes. Flows out: the same events at the hub, with their ids and an ending that nobody else knows, and how far they are (`HubLink.note`). Nothing is passed over but what no subject can
-hold and what the hub's stream refuses for good; both are logged and counted.
+Flows in: stored events, as bytes. Flows out: the same events at the hub, with their ids and an
+ending that nobody else knows, and how far they are (`HubLink.note`). Nothing is passed over but
+what no subject can hold and what the hub's stream refuses for good; both are logged and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class EventFollower:
         self._created = ""
 
     async def run(self) -> None:
-        """Say what the hub does not have according to its note, then what comes; ends never, and begins again after a loss of the node's store."""
+        """Say what the hub does not have according to its note, then what comes.
+
+        Ends never, and begins again after a loss of the node's store.
+        """
         while True:
             await self._link.joined.wait()
             try:
@@ -81,7 +86,9 @@ class EventFollower:
                     self._pass_over(delivery, err.message)
                     return
                 if attempt == 0:
-                    get_logger().error("event.refused", subject=delivery.subject, error=err.message, next_step=err.next_step)
+                    get_logger().error(
+                        "event.refused", subject=delivery.subject, error=err.message, next_step=err.next_step
+                    )
                 await self._runtime.clock.sleep(full_jitter(attempt, least_s=1.0, most_s=_REFUSED_MOST_S))
                 attempt += 1
             except PeerUnavailable as err:
@@ -89,8 +96,13 @@ class EventFollower:
                 self._link.lose(err)
             else:
                 before = self._link.note.events.get(self._event.name)
-                if before is not None and not acknowledged.is_duplicate and acknowledged.sequence <= before.hub_sequence:
-                    # The hub's stream begins anew: what it had before must be said again, from where the note tells it.
+                if (
+                    before is not None
+                    and not acknowledged.is_duplicate
+                    and acknowledged.sequence <= before.hub_sequence
+                ):
+                    # The hub's stream begins anew: what it had before must be said
+                    # again, from where the note tells it.
                     self._link.lose(AmbiguousWrite(f"the hub's stream {self._event.stream} has gone back"))
                     continue
                 self._link.said.labels(self._event.name, "duplicate" if acknowledged.is_duplicate else "written").inc()
@@ -98,7 +110,9 @@ class EventFollower:
                 return
 
     async def _store(self, delivery: Delivery) -> Acknowledged:
-        """Store an event, also where somebody else has used its id: the hub calls it a repetition then, and has nothing so new under the event's own subject."""
+        """Store an event, also where somebody else has used its id: the hub calls it a repetition
+        then, and has nothing so new under the event's own subject.
+        """
         ending = self._link.note.id_ending
         acknowledged = await self._uplink.store_event(self._event, delivery, id_ending=ending)
         if not acknowledged.is_duplicate:
@@ -123,7 +137,12 @@ class EventFollower:
         event, created = self._event.name, self._created
         self._link.change_note(
             lambda note: advanced(
-                note, event, created=created, sequence=delivery.sequence, subject=delivery.subject, hub_sequence=hub_sequence
+                note,
+                event,
+                created=created,
+                sequence=delivery.sequence,
+                subject=delivery.subject,
+                hub_sequence=hub_sequence,
             )
         )
 

@@ -1,7 +1,9 @@
-"""Keeps the hub's copies of this node's states equal to what the node's own server has: one key after the other, each write over the sequence that it replaces.
+"""Keeps the hub's copies of this node's states equal to what the node's own server has: one key
+after the other, each write over the sequence that it replaces.
 
-Flows in: values as the node's server stores them (`keep`, `reset`, `note_whole`). Flows out: reads, comparisons and writes at the hub. A failure is raised to the caller, who
-tries again; nothing is believed of a key whose write was not answered.
+Flows in: values as the node's server stores them (`keep`, `reset`, `note_whole`). Flows out: reads,
+comparisons and writes at the hub. A failure is raised to the caller, who tries again; nothing is
+believed of a key whose write was not answered.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Key(Struct, frozen=True, order=True):
 class HubCopies:
     """The hub's copies of one node's states."""
 
-    def __init__(self, states: tuple[State[Any], ...], link: HubLink, uplink: Uplink, runtime: Runtime, *, forget_after_s: float) -> None:
+    def __init__(
+        self, states: tuple[State[Any], ...], link: HubLink, uplink: Uplink, runtime: Runtime, *, forget_after_s: float
+    ) -> None:
         self._states = {state.name: state for state in states}
         self._link = link
         self._uplink = uplink
@@ -61,7 +65,10 @@ class HubCopies:
     # what the node's server has
 
     def keep(self, state: State[Any], key: str, data: bytes | None, written_by: str) -> None:
-        """Take a value of the node's server, and the release that wrote it; None: it was deleted there."""
+        """Take a value of the node's server, and the release that wrote it.
+
+        None: it was deleted there.
+        """
         self._kept[Key(state.name, key)] = data
         self._written_by[Key(state.name, key)] = written_by
         self._link.wake.set()
@@ -91,7 +98,10 @@ class HubCopies:
     # what the hub has
 
     async def read_note(self) -> bool:
-        """Bring the note in step with the hub's copy of it; True when the hub has another one than it acknowledged last."""
+        """Bring the note in step with the hub's copy of it.
+
+        True when the hub has another one than it acknowledged last.
+        """
         copy = self._copies.get(self._note_key)
         if copy is not None and await self._uplink.sequence_at_hub(RELAY, node=self._node) == copy.sequence:
             return False
@@ -105,17 +115,27 @@ class HubCopies:
                 note = decode(entry.data, NodeRelay, where=str(self._note_key))
                 RELAY.check_place(note, {"node": self._node})
             except ContractError as err:
-                get_logger().warning("note.misread", error=str(err), effect="all events that are stored here are said again")
+                get_logger().warning(
+                    "note.misread", error=str(err), effect="all events that are stored here are said again"
+                )
                 note = NodeRelay(node=self._node)
         # Keys that we know of and an older note does not: the hub may have them still.
-        for key in (*self._link.note.keys, *(str(key) for key in self._kept if key != self._note_key and self._is_listed(key))):
+        for key in (
+            *self._link.note.keys,
+            *(str(key) for key in self._kept if key != self._note_key and self._is_listed(key)),
+        ):
             note = with_key(note, key)
         self._link.note = note
         return True
 
     def doubt(self) -> None:
-        """Believe nothing of the hub's copies before their sequences were asked for: there was a cut."""
-        self._copies = {key: Copy(sequence=copy.sequence, digest=copy.digest, is_certain=False) for key, copy in self._copies.items()}
+        """Believe nothing of the hub's copies before their sequences were asked for: there was a
+        cut.
+        """
+        self._copies = {
+            key: Copy(sequence=copy.sequence, digest=copy.digest, is_certain=False)
+            for key, copy in self._copies.items()
+        }
         self._refused.clear()
 
     async def settle(self) -> None:
@@ -135,10 +155,16 @@ class HubCopies:
             await self._write(self._note_key, data, copy.sequence)
 
     async def look(self) -> bool:
-        """Ask for the sequences of two keys: the one that was acknowledged last, and the next in turn. False when the hub has another one than it acknowledged."""
+        """Ask for the sequences of two keys: the one that was acknowledged last, and the next in
+        turn.
+
+        False when the hub has another one than it acknowledged.
+        """
         turn = sorted(self._copies)
         self._rotation += 1
-        for key in dict.fromkeys((self._newest or self._note_key, *turn[self._rotation % len(turn) :][:1])) if turn else ():
+        for key in (
+            dict.fromkeys((self._newest or self._note_key, *turn[self._rotation % len(turn) :][:1])) if turn else ()
+        ):
             copy = self._copies.get(key)
             state, parts = self._place(key)
             if copy is not None and await self._uplink.sequence_at_hub(state, **parts) != copy.sequence:
@@ -155,18 +181,28 @@ class HubCopies:
         return digest_of(data, self._release_of(key))
 
     def _wanted(self) -> list[Key]:
-        """Give the keys to look at: what the node's server has or deleted, and what the hub may have besides."""
+        """Give the keys to look at: what the node's server has or deleted, and what the hub may
+        have besides.
+        """
         listed = [Key(*text.split("/", 1)) for text in self._link.note.keys]
         return sorted({*self._kept, *(key for key in listed if self._is_wanted(key))})
 
     def _is_wanted(self, key: Key) -> bool:
-        """Say whether it is known what the hub is to have of a key: a store that was lost while the hub is asked says nothing of it, and no deletion."""
+        """Say whether it is known what the hub is to have of a key: a store that was lost while the
+        hub is asked says nothing of it, and no deletion.
+        """
         return key in self._kept or (str(key) in self._link.note.keys and self._is_forgotten(key))
 
     def _is_forgotten(self, key: Key) -> bool:
-        """Say whether a key has been absent from the node's server for so long that it is taken as deleted."""
+        """Say whether a key has been absent from the node's server for so long that it is taken as
+        deleted.
+        """
         since = self._whole_since.get(key.noun)
-        return key.noun in self._states and since is not None and self._runtime.clock.monotonic() - since >= self._forget_after_s
+        return (
+            key.noun in self._states
+            and since is not None
+            and self._runtime.clock.monotonic() - since >= self._forget_after_s
+        )
 
     def _is_open(self, key: Key) -> bool:
         digest = self._digest(key, self._kept.get(key))
@@ -206,7 +242,12 @@ class HubCopies:
                     self._refused[key] = digest
                     self._link.said.labels(state.name, "refused").inc()
                     get_logger().error("state.refused", key=str(key), error=err.message, next_step=err.next_step)
-        if self._is_wanted(key) and self._is_listed(key) and self._kept.get(key) is None and str(key) in self._link.note.keys:
+        if (
+            self._is_wanted(key)
+            and self._is_listed(key)
+            and self._kept.get(key) is None
+            and str(key) in self._link.note.keys
+        ):
             self._link.change_note(lambda note: without_key(note, str(key)))
 
     async def _write(self, key: Key, data: bytes | None, expected: int) -> None:

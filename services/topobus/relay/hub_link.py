@@ -1,7 +1,9 @@
-"""Whether the hub is there, and the note that it keeps for this node: how far its copies of our events are.
+"""Whether the hub is there, and the note that it keeps for this node: how far its copies of our
+events are.
 
-Flows in: what succeeded and what failed at the hub. Flows out: `joined`, a remark for the readiness report, the note. Being cut off is a remark and never unreadiness:
-the node works on, and what waits here is safe in the node's own server.
+Flows in: what succeeded and what failed at the hub. Flows out: `joined`, a remark for the readiness
+report, the note. Being cut off is a remark and never unreadiness: the node works on, and what waits
+here is safe in the node's own server.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class HubLink:
         """Note that the hub did not take something: all that is known of it is asked for again."""
         if self.joined.is_set():
             self._cut_since = rfc3339(self._runtime.clock.now())
-            get_logger().warning("hub.lost", error=err.message, next_step="nothing to do: what is stored here is said when it is back")
+            get_logger().warning(
+                "hub.lost", error=err.message, next_step="nothing to do: what is stored here is said when it is back"
+            )
         self._why = err.message
         self.joined.clear()
         self._is_joined.set(0)
@@ -70,6 +74,8 @@ class HubLink:
         self._waiting.labels("event").set(events)
         waits = f"{states} states and {events} events wait"
         if not self.joined.is_set():
-            self._runtime.readiness.set(_PART, is_ready=True, why=f"cut off since {self._cut_since}: {self._why}; {waits}")
+            self._runtime.readiness.set(
+                _PART, is_ready=True, why=f"cut off since {self._cut_since}: {self._why}; {waits}"
+            )
         else:
             self._runtime.readiness.set(_PART, is_ready=True, why=waits if states or events else "")

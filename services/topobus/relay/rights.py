@@ -1,4 +1,7 @@
-"""What the relay needs of the machine: nothing. It reads its node's NATS server and writes to the hub through it."""
+"""What the relay needs of the machine: nothing.
+
+It reads its node's NATS server and writes to the hub through it.
+"""
 
 from topobus.devicekit.rights import Right
 

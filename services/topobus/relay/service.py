@@ -1,8 +1,10 @@
-"""Says to the hub what this node's own server stores: the states as they are now, and every event once.
+"""Says to the hub what this node's own server stores: the states as they are now, and every event
+once.
 
-Flows in: the node's streams, read as they are (`bus.streams.uplink`). Flows out: the hub's copies (`hub_copies`), the events (`event_follower`), and a note at the hub of how far
-they are. After a cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or an empty store, it asks what the hub has before it
-writes anything. Source: docs/adr/0030.
+Flows in: the node's streams, read as they are (`bus.streams.uplink`). Flows out: the hub's copies
+(`hub_copies`), the events (`event_follower`), and a note at the hub of how far they are. After a
+cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or
+an empty store, it asks what the hub has before it writes anything. Source: docs/adr/0030.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 __all__ = ["serve", "serve_node"]
 
-# Events come in bursts: the note follows a burst, not each event. What a death in between repeats has the same id, and the hub's stream drops it (two minutes).
+# Events come in bursts: the note follows a burst, not each event. What a death in between repeats
+# has the same id, and the hub's stream drops it (two minutes).
 _NOTE_AFTER_S = 0.25
 
 
@@ -47,8 +50,10 @@ async def serve(settings: RelaySettings, runtime: Runtime) -> None:
     if runtime.bus.server_version < OLDEST_LEAF:
         version = ".".join(map(str, runtime.bus.server_version))
         raise ConfigError(
-            f"nats.url is a node's own server, and it is {version}: before 2.10 an acknowledged write is not on the disk, and the node keeps the only ledger",
-            next_step="use nats-server 2.10 or later on the node, or one central server (docs/how-to/choose-a-nats-shape.md)",
+            f"nats.url is a node's own server, and it is {version}: before 2.10 an acknowledged write is not "
+            "on the disk, and the node keeps the only ledger",
+            next_step="use nats-server 2.10 or later on the node, or one central server "
+            "(docs/how-to/choose-a-nats-shape.md)",
         )
     await serve_node(settings, runtime)
 
@@ -116,7 +121,9 @@ class _Relay:
         self._noted_ending = ""
 
     async def run(self) -> None:
-        """Say what there is to say, look now and then whether the hub still has it, and find the hub again after each loss."""
+        """Say what there is to say, look now and then whether the hub still has it, and find the
+        hub again after each loss.
+        """
         beat = self._runtime.beats.loop("relay")
         attempt = 0
         while True:
@@ -128,7 +135,8 @@ class _Relay:
                 pause_s = max(min(self._look_due_at, self._note_due_at) - self._clock.monotonic(), 0.0)
             except PeerUnavailable as err:
                 self._link.lose(err)
-                # Asked of the node's own server, which says at once that nobody is there: a thousand nodes that look for the hub do not disturb it.
+                # Asked of the node's own server, which says at once that nobody is there: a
+                # thousand nodes that look for the hub do not disturb it.
                 pause_s = full_jitter(attempt, least_s=0.2, most_s=self._settings.retry_s)
                 attempt += 1
                 await self._count_waiting()
@@ -157,7 +165,10 @@ class _Relay:
             await self._count_waiting()
 
     async def _join(self) -> None:
-        """Find out what the hub has; events are said again from where its note tells, when that is another one than ours."""
+        """Find out what the hub has.
+
+        Events are said again from where its note tells, when that is another one than ours.
+        """
         is_other = await self._copies.read_note()
         self._copies.doubt()
         await self._settle_ending()
@@ -171,13 +182,17 @@ class _Relay:
             if self._followers:
                 await asyncio.wait(self._followers)
             self._followers = [
-                self._tasks.create_task(EventFollower(event, self._link, self._uplink, self._runtime).run(), name=f"follow-{name}")
+                self._tasks.create_task(
+                    EventFollower(event, self._link, self._uplink, self._runtime).run(), name=f"follow-{name}"
+                )
                 for name, event in self._events.items()
             ]
         self._link.join()
 
     async def _settle_ending(self) -> None:
-        """Make the ending of our events' ids, and note it before the first event is said with it: who says them after us must say them with the same one."""
+        """Make the ending of our events' ids, and note it before the first event is said with it:
+        who says them after us must say them with the same one.
+        """
         if not self._link.note.id_ending:
             self._link.change_note(lambda note: replace(note, id_ending=new_token()))
         if self._link.note.id_ending != self._noted_ending:
@@ -205,13 +220,17 @@ class _Relay:
         return is_kept(position, await self._uplink.sequence_at_hub(event, **parts))
 
     async def _count_waiting(self) -> None:
-        """Count the events that the hub has not acknowledged; what cannot be counted now is as it was."""
+        """Count the events that the hub has not acknowledged.
+
+        What cannot be counted now is as it was.
+        """
         try:
             spans = {name: await self._runtime.bus.span(event) for name, event in self._events.items()}
         except PeerUnavailable:
             return
         positions = self._link.note.events
         self._waiting_events = sum(
-            span.newest - (positions[name].sequence if name in positions and positions[name].created == span.created else 0)
+            span.newest
+            - (positions[name].sequence if name in positions and positions[name].created == span.created else 0)
             for name, span in spans.items()
         )

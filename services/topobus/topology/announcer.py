@@ -1,9 +1,12 @@
-"""Publishes each decision event exactly once, even when the process dies between the ledger's write and the event.
+"""Publishes each decision event exactly once, even when the process dies between the ledger's write
+and the event.
 
-The ledger keeps what an event needs until the event is marked as published. At start, and after every decision, unpublished events go out in order; an event that
-the stream has already (the process died between event and mark) is only marked. With the event of a placement goes a notice for each class with the hints that topology gave, once and
-without an acknowledgement. Marks are written with the next decision, or alone when none comes for a while,
-because every write of the ledger is delivered to all services of the node.
+The ledger keeps what an event needs until the event is marked as published. At start, and after
+every decision, unpublished events go out in order; an event that the stream has already (the
+process died between event and mark) is only marked. With the event of a placement goes a notice for
+each class with the hints that topology gave, once and without an acknowledgement. Marks are written
+with the next decision, or alone when none comes for a while, because every write of the ledger is
+delivered to all services of the node.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from topobus.values.outcome import Refusal
 
 __all__ = ["Announcer"]
 
-# Events read back at start to find those that are out already; far more than one process can leave unmarked.
+# Events read back at start to find those that are out already; far more than
+# one process can leave unmarked.
 _LOOK_BACK = 64
 _RETRY_S = 1.0
-# Without a decision for so long, marks are written alone. The stream knows an event for two minutes, so a crash before that repeats none.
+# Without a decision for so long, marks are written alone. The stream knows an event for two
+# minutes, so a crash before that repeats none.
 _QUIET_S = 1.0
 
 
@@ -48,7 +53,10 @@ class Announcer:
         self._wake.set()
 
     def publish_dry_run(self, event: DecisionEvent) -> None:
-        """Publish a dry run's event when there is time; nothing rests on it, so a crash may lose it."""
+        """Publish a dry run's event when there is time.
+
+        Nothing rests on it, so a crash may lose it.
+        """
         self._dry_runs.append(event)
         self._wake.set()
 
@@ -65,13 +73,17 @@ class Announcer:
                     await self._publish_all()
                 self._metrics.unannounced.set(self._count_waiting())
             except (PeerUnavailable, ContractError) as err:
-                # Also when the store holds no ledger any more: an event that waits must not end the service that can write it back.
+                # Also when the store holds no ledger any more: an event that waits must not end the
+                # service that can write it back.
                 get_logger().warning("decision.event-delayed", error=str(err))
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)
 
     async def _wait(self) -> bool:
-        """Wait for something to announce; False: nothing came for a while, and there are marks to be written."""
+        """Wait for something to announce.
+
+        False: nothing came for a while, and there are marks to be written.
+        """
         try:
             async with asyncio.timeout(_QUIET_S if self._store.has_marks else None):
                 await self._wake.wait()
@@ -114,5 +126,7 @@ class Announcer:
     async def _publish(self, event: DecisionEvent) -> None:
         await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)
         # A refusal is planned once more to have the lists.
-        given = await asyncio.to_thread(given_hints, event) if isinstance(event.outcome, Refusal) else given_hints(event)
+        given = (
+            await asyncio.to_thread(given_hints, event) if isinstance(event.outcome, Refusal) else given_hints(event)
+        )
         await self._bus.notify(HINTS, {f"{event.id}.{hints.device_class}": hints for hints in given})

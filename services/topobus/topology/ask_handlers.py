@@ -1,4 +1,7 @@
-"""The five asks that topology answers: place, prefer, adopt, commit, release. Expected answers are values; only a silent peer is an error."""
+"""The five asks that topology answers: place, prefer, adopt, commit, release.
+
+Expected answers are values; only a silent peer is an error.
+"""
 
 from __future__ import annotations
 
@@ -79,13 +82,18 @@ class AskHandlers:
         self._clock = clock
         self._metrics = metrics
         self._hint_timeout_s = hint_timeout_s
-        # One plan at a time, before the ledger's turn: who releases, adopts or commits then waits for two plans at most, the one that is made and the one that is next.
+        # One plan at a time, before the ledger's turn: who releases, adopts or commits then waits
+        # for two plans at most, the one that is made and the one that is next.
         self._planning = asyncio.Lock()
 
     async def place(self, asked: PlaceRequest) -> PlaceReply:
         """Place a pod, or say why not; a dry run writes nothing."""
         began = self._clock.monotonic()
-        _accept(complaint_of_operation(asked.op_id, asked.pod.owner) or complaint_of_pod(asked.pod) or complaint_of_devices(asked.besides))
+        _accept(
+            complaint_of_operation(asked.op_id, asked.pod.owner)
+            or complaint_of_pod(asked.pod)
+            or complaint_of_devices(asked.besides)
+        )
         if asked.is_dry_run:
             return await self._dry_run(asked, began)
 
@@ -96,7 +104,13 @@ class AskHandlers:
             pending = self._pending(ledger, asked.pod.owner, asked.pod, view)
             if isinstance(outcome, Refusal):
                 return transitions.record_refusal(
-                    ledger, op_id=asked.op_id, verb="place", owner=asked.pod.owner, decision_id=made, refusal=outcome, pending=pending
+                    ledger,
+                    op_id=asked.op_id,
+                    verb="place",
+                    owner=asked.pod.owner,
+                    decision_id=made,
+                    refusal=outcome,
+                    pending=pending,
                 )
             return transitions.reserve(
                 ledger,
@@ -113,7 +127,9 @@ class AskHandlers:
         record = step.record
         reused = _reused(asked.op_id, record, "place", asked.pod.owner)
         outcome = reused or transitions.placed_by(self._store.ledger, record)
-        return PlaceReply(decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._store.ledger.sequence)
+        return PlaceReply(
+            decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._store.ledger.sequence
+        )
 
     async def prefer(self, asked: PreferRequest) -> PreferReply:
         """Choose the best devices of those available; never refuses."""
@@ -121,7 +137,8 @@ class AskHandlers:
         try:
             view = self._inputs.view(self._store.ledger)
         except PeerUnavailable:
-            # kubelet treats an error as fatal for the pod, so an uninformed choice is better than none: by name.
+            # kubelet treats an error as fatal for the pod, so an uninformed
+            # choice is better than none: by name.
             rest = sorted(set(asked.available) - set(asked.must_include), reverse=asked.is_from_end)
             rest.sort(key=lambda name: name in asked.withheld)
             chosen = (*asked.must_include, *rest)[: max(asked.size, len(asked.must_include))]
@@ -136,11 +153,16 @@ class AskHandlers:
             is_from_end=asked.is_from_end,
         )
         self._count("prefer", "placed", began)
-        get_logger().debug("devices.preferred", device_class=asked.device_class, size=asked.size, devices=devices, reason=reason)
+        get_logger().debug(
+            "devices.preferred", device_class=asked.device_class, size=asked.size, devices=devices, reason=reason
+        )
         return PreferReply(devices=devices, reason=reason)
 
     async def adopt(self, asked: AdoptRequest) -> AdoptReply:
-        """Write down what kubelet or a claim decided; refused when a live pod or claim holds one of the devices."""
+        """Write down what kubelet or a claim decided.
+
+        Refused when a live pod or claim holds one of the devices.
+        """
         began = self._clock.monotonic()
         _accept(
             complaint_of_operation(asked.op_id, asked.owner)
@@ -152,20 +174,32 @@ class AskHandlers:
 
         async def decide(ledger: Ledger) -> Step:
             if asked.names_pods_of:
-                return transitions.name_pods(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.names_pods_of, pods=asked.pods)
+                return transitions.name_pods(
+                    ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.names_pods_of, pods=asked.pods
+                )
             made = decision_id(ledger, asked.op_id)
-            request = request_of_devices(asked.owner, asked.devices, asked.shared, asked.shares, is_shared=asked.is_shared)
+            request = request_of_devices(
+                asked.owner, asked.devices, asked.shared, asked.shares, is_shared=asked.is_shared
+            )
             pending = self._pending(ledger, asked.owner, request, None)
             view, cpus = self._inputs.bare_view(), self._inputs.inventories.get(CPU_CLASS)
             taken = read_adoption(asked, ledger, view, cpus.devices if cpus is not None else ())
             step: Step | Refusal = (
                 taken
                 if isinstance(taken, Refusal)
-                else transitions.adopt(ledger, taken.adoption, op_id=asked.op_id, decision_id=made, groups=taken.groups, pending=pending)
+                else transitions.adopt(
+                    ledger, taken.adoption, op_id=asked.op_id, decision_id=made, groups=taken.groups, pending=pending
+                )
             )
             if isinstance(step, Refusal):
                 return transitions.record_refusal(
-                    ledger, op_id=asked.op_id, verb="adopt", owner=asked.owner, decision_id=made, refusal=step, pending=pending
+                    ledger,
+                    op_id=asked.op_id,
+                    verb="adopt",
+                    owner=asked.owner,
+                    decision_id=made,
+                    refusal=step,
+                    pending=pending,
                 )
             return step
 
@@ -175,7 +209,10 @@ class AskHandlers:
         if isinstance(cpus, Refusal):
             return AdoptReply(result=cpus)
         adopted = Adopted(
-            decision_id=record.decision_id, ledger_sequence=self._store.ledger.sequence, displaced=record.displaced, cpus=cpus
+            decision_id=record.decision_id,
+            ledger_sequence=self._store.ledger.sequence,
+            displaced=record.displaced,
+            cpus=cpus,
         )
         return AdoptReply(result=adopted)
 
@@ -189,7 +226,13 @@ class AskHandlers:
             step = transitions.commit(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=made, pending=pending)
             if isinstance(step, Refusal):
                 return transitions.record_refusal(
-                    ledger, op_id=asked.op_id, verb="commit", owner=asked.owner, decision_id=made, refusal=step, pending=pending
+                    ledger,
+                    op_id=asked.op_id,
+                    verb="commit",
+                    owner=asked.owner,
+                    decision_id=made,
+                    refusal=step,
+                    pending=pending,
                 )
             return step
 
@@ -206,7 +249,9 @@ class AskHandlers:
 
         async def decide(ledger: Ledger) -> Step:
             held = ledger.allocations.get(asked.owner.key)
-            pending = structs.replace(self._pending(ledger, asked.owner, None, None), user=held.user if held is not None else None)
+            pending = structs.replace(
+                self._pending(ledger, asked.owner, None, None), user=held.user if held is not None else None
+            )
             step = transitions.release(
                 ledger,
                 op_id=asked.op_id,
@@ -218,8 +263,13 @@ class AskHandlers:
                 pending=pending,
             )
             if isinstance(step, Refusal):
-                # Not stored: it has no effect, and the same operation goes through as soon as the preparation is undone.
-                return Step(ledger=ledger, record=OperationRecord(verb="release", owner_key=asked.owner.key, outcome=step), is_repeat=True)
+                # Not stored: it has no effect, and the same operation goes through as
+                # soon as the preparation is undone.
+                return Step(
+                    ledger=ledger,
+                    record=OperationRecord(verb="release", owner_key=asked.owner.key, outcome=step),
+                    is_repeat=True,
+                )
             return step
 
         record = (await self._change("release", asked.op_id, asked.owner, decide, began)).record
@@ -233,10 +283,13 @@ class AskHandlers:
         ledger = self._store.ledger
         who = asked.pod.owner
         view = with_devices(
-            await self._view(ledger, asked.pod, asked.op_id), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides
+            await self._view(ledger, asked.pod, asked.op_id),
+            f"claim/{who.namespace}/claims-of-{who.name}/-",
+            asked.besides,
         )
         async with self._planning:
-            # Threads are few, and a plan that nobody will keep must not take the one that a decision needs.
+            # Threads are few, and a plan that nobody will keep must not take
+            # the one that a decision needs.
             outcome = await asyncio.to_thread(place, view, asked.pod)
         made = decision_id(ledger, asked.op_id, is_dry_run=True)
         self._announcer.publish_dry_run(
@@ -262,7 +315,11 @@ class AskHandlers:
 
         async def decide_once(ledger: Ledger) -> Step:
             operation_record = transitions.recorded_operation(ledger, op_id)
-            return await decide(ledger) if operation_record is None else Step(ledger=ledger, record=operation_record, is_repeat=True)
+            return (
+                await decide(ledger)
+                if operation_record is None
+                else Step(ledger=ledger, record=operation_record, is_repeat=True)
+            )
 
         step = await self._store.change(decide_once)
         if step.is_repeat:
@@ -285,7 +342,9 @@ class AskHandlers:
             codes = [reason.code for reason in record.outcome.reasons]
             self._metrics.refusals.labels(verb, codes[0] if codes else "").inc()
             get_logger().info(
-                {"place": "pod.refused", "adopt": "adoption.refused"}.get(verb, "reservation.refused"), reasons=codes, **facts
+                {"place": "pod.refused", "adopt": "adoption.refused"}.get(verb, "reservation.refused"),
+                reasons=codes,
+                **facts,
             )
         elif isinstance(record.outcome, Placement):
             placed = [
@@ -309,9 +368,15 @@ class AskHandlers:
         self._metrics.decisions.labels(verb, outcome).inc()
         self._metrics.decision_s.labels(verb).observe(self._clock.monotonic() - began)
 
-    def _pending(self, ledger: Ledger, owner: Owner, request: PodRequest | None, view: NodeView | None) -> PendingDecision:
+    def _pending(
+        self, ledger: Ledger, owner: Owner, request: PodRequest | None, view: NodeView | None
+    ) -> PendingDecision:
         return PendingDecision(
-            owner=owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1, request=request, view=view
+            owner=owner,
+            time=rfc3339(self._clock.now()),
+            ledger_sequence=ledger.sequence + 1,
+            request=request,
+            view=view,
         )
 
     async def _view(self, ledger: Ledger, pod: PodRequest, op_id: str) -> NodeView:
@@ -323,7 +388,9 @@ class AskHandlers:
                 (device.device_class, device.count)
                 for container in pod.containers
                 for device in container.devices
-                if not device.names and device.count > 0 and self._has_custom_hints(class_of_resource(view, device.device_class))
+                if not device.names
+                and device.count > 0
+                and self._has_custom_hints(class_of_resource(view, device.device_class))
             }
         )
         if not asks:
@@ -344,7 +411,9 @@ class AskHandlers:
         inventory = self._inputs.inventories.get(device_class)
         return inventory is not None and inventory.has_custom_hints
 
-    async def _hints(self, view: NodeView, op_id: str, resource: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:
+    async def _hints(
+        self, view: NodeView, op_id: str, resource: str, count: int
+    ) -> tuple[tuple[NodeSet | None, bool], ...] | None:
         """Ask one service; None when it did not answer in time."""
         device_class = class_of_resource(view, resource)
         held = view.held_devices.get(device_class, {})
@@ -372,8 +441,15 @@ def _accept(complaint: str) -> None:
 
 
 def _reused(op_id: str, record: OperationRecord, verb: str, owner: Owner) -> Refusal | None:
-    """Refuse an operation id that stands for something else already: its stored answer would hand one owner's devices to another."""
+    """Refuse an operation id that stands for something else already: its stored answer would hand
+    one owner's devices to another.
+    """
     if (record.verb, record.owner_key) == (verb, owner.key):
         return None
-    message = f"operation {op_id} was a {record.verb} for {record.owner_key}, not a {verb} for {owner.key}: choose another op_id"
-    return Refusal(reasons=(Reason(code="operation-reused", message=message, facts={"op_id": op_id, "verb": record.verb}),))
+    message = (
+        f"operation {op_id} was a {record.verb} for {record.owner_key}, not a {verb} for {owner.key}: choose "
+        "another op_id"
+    )
+    return Refusal(
+        reasons=(Reason(code="operation-reused", message=message, facts={"op_id": op_id, "verb": record.verb}),)
+    )

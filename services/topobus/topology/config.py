@@ -13,7 +13,14 @@ from topobus.values.idset import CpuSet
 from topobus.values.request import Policy, Scope
 from topobus.values.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 
-__all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "MemorySettings", "ReservationSettings", "TopologySettings"]
+__all__ = [
+    "AlignmentSettings",
+    "CpuSettings",
+    "HintSettings",
+    "MemorySettings",
+    "ReservationSettings",
+    "TopologySettings",
+]
 
 
 # kubelet refuses a smaller limit (topologymanager/policy_options.go, defaultMaxAllowableNUMANodes).
@@ -21,7 +28,10 @@ _FEWEST_ALLOWABLE = 8
 
 
 class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The CPU manager's static policy options, by kubelet's names with underscores; all off, as in kubelet."""
+    """The CPU manager's static policy options, by kubelet's names with underscores.
+
+    All off, as in kubelet.
+    """
 
     full_pcpus_only: bool = False
     """Only whole cores: a request that is no multiple of the threads a core is refused."""
@@ -36,7 +46,8 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     strict_cpu_reservation: bool = False
     """Keep the reserved CPUs out of the shared pool."""
     is_corrected: bool = False
-    """False: kubelet 1.36 to the bit. True: without its known defects; docs/knowledge/kubelet-defects.md lists them."""
+    """False: kubelet 1.36 to the bit. True: without its known defects;
+    docs/knowledge/kubelet-defects.md lists them."""
 
     def __post_init__(self) -> None:
         """Refuse pairs of options that kubelet refuses."""
@@ -61,9 +72,11 @@ class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How memory is aligned."""
 
     policy: Literal["none", "static"] = "none"
-    """kubelet's memory manager policy: `static` aligns memory and huge pages of containers that ask for them. The default is kubelet's."""
+    """kubelet's memory manager policy: `static` aligns memory and huge pages of containers that ask
+    for them. The default is kubelet's."""
     reserved_bytes: dict[str, Annotated[int, Meta(ge=0)]] = {}
-    """Bytes of ordinary memory by NUMA node that are never handed out: kubelet's --reserved-memory. Keys are node ids: `{"0" = 1073741824}`."""
+    """Bytes of ordinary memory by NUMA node that are never handed out: kubelet's --reserved-memory.
+    Keys are node ids: `{"0" = 1073741824}`."""
 
     def __post_init__(self) -> None:
         """Refuse keys that are no node ids."""
@@ -76,28 +89,37 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How this node aligns pods that do not say otherwise."""
 
     policy: Policy = Policy.BEST_EFFORT
-    """`none`, `best-effort`, `restricted` or `single-numa-node`. The default aligns where it can and turns no pod away."""
+    """`none`, `best-effort`, `restricted` or `single-numa-node`. The default aligns where it can
+    and turns no pod away."""
     scope: Scope = Scope.CONTAINER
     """Whether each `container` or the `pod` as a whole is aligned; kubelet's default."""
     prefer_closest_numa_nodes: bool = False
-    """Among equally wide node sets take the nearest by distance; kubelet's default is the lowest ids."""
+    """Among equally wide node sets take the nearest by distance; kubelet's default is the lowest
+    ids."""
     reserved_cpus: str = ""
-    """CPUs never handed out exclusively, as a cpulist (`0,112`): kubelet's --reserved-cpus. Empty: none is reserved."""
+    """CPUs never handed out exclusively, as a cpulist (`0,112`): kubelet's --reserved-cpus. Empty:
+    none is reserved."""
     kubelet: KubeletVersion = KubeletVersion.V1_36
-    """Whose semantics to have, where releases differ: `1.35`, `1.36` or `1.37`. The node's kubelet's; the default is the newest that we could compare with."""
+    """Whose semantics to have, where releases differ: `1.35`, `1.36` or `1.37`. The node's
+    kubelet's; the default is the newest that we could compare with."""
     max_allowable_numa_nodes: Annotated[int, Meta(ge=0)] = 0
-    """kubelet's option of that name: machines with more NUMA nodes are refused. 0: no limit; kubelet needs one because its merge is exponential."""
+    """kubelet's option of that name: machines with more NUMA nodes are refused. 0: no limit;
+    kubelet needs one because its merge is exponential."""
     cpu: CpuSettings = CpuSettings()
     """How exclusive CPUs are taken."""
     memory: MemorySettings = MemorySettings()
     """How memory is aligned."""
     mode: PlanMode = PlanMode.COMPATIBLE
-    """`compatible`: a pod that kubelet's order of containers and choices refuses is refused. `corrected`: other hints, devices and ways to share among its
-    containers are searched first. What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0009 says why."""
+    """`compatible`: a pod that kubelet's order of containers and choices refuses is refused.
+    `corrected`: other hints, devices and ways to share among its containers are searched first.
+    What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0009
+    says why."""
     search_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 2000
-    """Tries of one container that mode `corrected` spends on a pod before it answers `gave-up`. 2000 take about half a second of one core."""
+    """Tries of one container that mode `corrected` spends on a pod before it answers `gave-up`.
+    2000 take about half a second of one core."""
     allow_request_policy: bool = True
-    """Whether pods may ask for a policy, scope or locality of their own; false refuses those that ask for another with `policy-forbidden`."""
+    """Whether pods may ask for a policy, scope or locality of their own; false refuses those that
+    ask for another with `policy-forbidden`."""
 
     def __post_init__(self) -> None:
         """Refuse a cpulist that is none, and an option that cannot go with the policy."""
@@ -107,7 +129,8 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"reserved_cpus is {err}, wanted a cpulist such as 0-1,112-113") from err
         if 0 < self.max_allowable_numa_nodes < _FEWEST_ALLOWABLE:
             raise ValueError(
-                f"max_allowable_numa_nodes is {self.max_allowable_numa_nodes}, wanted 0 or at least {_FEWEST_ALLOWABLE}, as kubelet does"
+                f"max_allowable_numa_nodes is {self.max_allowable_numa_nodes}, wanted 0 or at least "
+                f"{_FEWEST_ALLOWABLE}, as kubelet does"
             )
         if self.cpu.align_by_socket and self.policy is Policy.SINGLE_NUMA_NODE:
             raise ValueError("cpu.align_by_socket cannot go with policy single-numa-node: turn one of them off")
@@ -132,14 +155,16 @@ class ReservationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long devices are held for an owner that has not committed."""
 
     expire_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds until a reservation that nobody commits is let go, counted anew when the service starts. 60 s: longer than any asker keeps trying."""
+    """Seconds until a reservation that nobody commits is let go, counted anew when the service
+    starts. 60 s: longer than any asker keeps trying."""
 
 
 class HintSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long device services with hints of their own may think."""
 
     timeout_s: Annotated[float, Meta(gt=0, le=5)] = 0.02
-    """Seconds until silence counts as "no opinion" (and is recorded). 20 ms: a kubelet call has 10 ms to spare at its 99th percentile."""
+    """Seconds until silence counts as "no opinion" (and is recorded). 20 ms: a kubelet call has 10
+    ms to spare at its 99th percentile."""
 
 
 class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

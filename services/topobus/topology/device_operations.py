@@ -1,8 +1,10 @@
-"""Answers `operate`: decides what an operator wants with one device, has the device service perform it, and says both in decision events.
+"""Answers `operate`: decides what an operator wants with one device, has the device service perform
+it, and says both in decision events.
 
-The decision is in the ledger, with who and why, before anything is performed: so its event goes out exactly once, whatever dies meanwhile. Asked again with the same id
-it is performed again, which the device service does once. What the service has then done or refused is a second decision, `<op_id>:outcome`: the first alone says that it
-was begun.
+The decision is in the ledger, with who and why, before anything is performed: so its event goes out
+exactly once, whatever dies meanwhile. Asked again with the same id it is performed again, which the
+device service does once. What the service has then done or refused is a second decision,
+`<op_id>:outcome`: the first alone says that it was begun.
 """
 
 from __future__ import annotations
@@ -38,18 +40,23 @@ _SHOWN_S = 0.5
 
 
 def operator_of(operation: DeviceOperation) -> Owner:
-    """Give the name under which an operation stands in the ledger and in its event: who wants it, of which device.
+    """Give the name under which an operation stands in the ledger and in its event: who wants it,
+    of which device.
 
     >>> operator_of(DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.RESET, who="ada")).key
     'operator//ada/gpu:gpu-0'
     """
-    return Owner(kind=OwnerKind.OPERATOR, namespace="", name=operation.who, uid=f"{operation.device_class}:{operation.device}")
+    return Owner(
+        kind=OwnerKind.OPERATOR, namespace="", name=operation.who, uid=f"{operation.device_class}:{operation.device}"
+    )
 
 
 class DeviceOperations:
     """Handler of `operate`."""
 
-    def __init__(self, bus: Bus, *, node: str, inputs: NodeInputs, store: LedgerStore, announcer: Announcer, clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, *, node: str, inputs: NodeInputs, store: LedgerStore, announcer: Announcer, clock: Clock
+    ) -> None:
         self._bus = bus
         self._node = node
         self._inputs = inputs
@@ -60,8 +67,8 @@ class DeviceOperations:
     async def operate(self, asked: OperateRequest) -> OperateReply:
         """Do what an operator wants, or say why not.
 
-        Errors: raises ContractError for a request out of bounds, PeerUnavailable when the device service is not there: then it is decided, and asking again with the
-        same id performs it.
+        Errors: raises ContractError for a request out of bounds, PeerUnavailable when the device
+        service is not there: then it is decided, and asking again with the same id performs it.
         """
         operation, owner = asked.operation, operator_of(asked.operation)
         complaint = (
@@ -72,7 +79,9 @@ class DeviceOperations:
         if complaint:
             raise ContractError(complaint)
         inventory = self._inputs.inventories.get(operation.device_class)
-        record = await self._record(asked.op_id, operation, inventory, lambda ledger: fault_of_operation(operation, inventory, ledger))
+        record = await self._record(
+            asked.op_id, operation, inventory, lambda ledger: fault_of_operation(operation, inventory, ledger)
+        )
         if (record.verb, record.owner_key) != (str(operation.verb), owner.key):
             text = f"operation {asked.op_id} was a {record.verb} for {record.owner_key}: choose another op_id"
             return self._reply(record, _refuse("operation-reused", text, op_id=asked.op_id))
@@ -87,7 +96,10 @@ class DeviceOperations:
         return self._reply(record, reply.result)
 
     async def _wait_shown(self, operation: DeviceOperation, result: Operated) -> None:
-        """Answer when nothing is planned any more with what was before; not for longer than an operator waits, for it is done."""
+        """Answer when nothing is planned any more with what was before.
+
+        Not for longer than an operator waits, for it is done.
+        """
         try:
             async with self._clock.timeout(_SHOWN_S):
                 await self._inputs.wait_shown(operation.device_class, operation.device, result.maintenance)
@@ -95,9 +107,15 @@ class DeviceOperations:
             get_logger().warning("operation.unseen", device=operation.device, waited_s=_SHOWN_S)
 
     async def _record(
-        self, op_id: str, operation: DeviceOperation, inventory: Inventory | None, refusal_in: Callable[[Ledger], Refusal | None]
+        self,
+        op_id: str,
+        operation: DeviceOperation,
+        inventory: Inventory | None,
+        refusal_in: Callable[[Ledger], Refusal | None],
     ) -> OperationRecord:
-        """Write a decision down, unless it is known already: a refusal where `refusal_in` finds one in the ledger that is written."""
+        """Write a decision down, unless it is known already: a refusal where `refusal_in` finds one
+        in the ledger that is written.
+        """
         owner = operator_of(operation)
         device = inventory.device(operation.device) if inventory is not None else None
 
@@ -132,7 +150,9 @@ class DeviceOperations:
                 why=operation.why,
                 op_id=op_id,
                 decision_id=step.record.decision_id,
-                reasons=[reason.code for reason in step.record.outcome.reasons] if isinstance(step.record.outcome, Refusal) else [],
+                reasons=[reason.code for reason in step.record.outcome.reasons]
+                if isinstance(step.record.outcome, Refusal)
+                else [],
             )
         return step.record
 

@@ -1,12 +1,16 @@
-"""Holds the ledger in memory and in its bucket: loads it at start, and applies one change at a time by compare-and-set.
+"""Holds the ledger in memory and in its bucket: loads it at start, and applies one change at a time
+by compare-and-set.
 
-Memory equals what the bucket is known to hold. When the fate of a write is unknown, the bucket is read again, and the operation id in it shows whether the write
-happened. When another writer was first, the decision is made again on what it wrote.
+Memory equals what the bucket is known to hold. When the fate of a write is unknown, the bucket is
+read again, and the operation id in it shows whether the write happened. When another writer was
+first, the decision is made again on what it wrote.
 
-The store may lose data: it may be emptied, restored from an old copy, or hold bytes that are no ledger or a ledger that no instance of this service wrote
-(`core.ledger_check`). Answers were given on what memory holds, so it is written back under a new epoch, at the next decision or by `repair_loop`. Epoch and sequence
-never go back by themselves. At start memory is empty: the revisions that the bucket has kept are checked from old to new, the last plausible one is restored, and
-without one the service does not start.
+The store may lose data: it may be emptied, restored from an old copy, or hold bytes that are no
+ledger or a ledger that no instance of this service wrote (`core.ledger_check`). Answers were given
+on what memory holds, so it is written back under a new epoch, at the next decision or by
+`repair_loop`. Epoch and sequence never go back by themselves. At start memory is empty: the
+revisions that the bucket has kept are checked from old to new, the last plausible one is restored,
+and without one the service does not start.
 """
 
 from __future__ import annotations
@@ -38,10 +42,12 @@ __all__ = ["Decide", "LedgerStore"]
 Decide = Callable[[Ledger], Awaitable[Step]]
 """Makes a decision on a ledger; called again when the ledger turned out to be another one."""
 
-# Compare-and-sets lost in a row before the asker is told to come again; two instances that run side by side lose one now and then.
+# Compare-and-sets lost in a row before the asker is told to come again; two instances that run side
+# by side lose one now and then.
 _ROUNDS = 16
 _RETRY_S = 1.0
-# Between two looks at the bucket: a store lost while nothing is decided must be written back before this process, too, ends.
+# Between two looks at the bucket: a store lost while nothing is decided must be written back
+# before this process, too, ends.
 _LOOK_S = 5.0
 
 
@@ -64,7 +70,8 @@ class LedgerStore:
     async def open(self) -> None:
         """Load the ledger, or begin one; waits until the bucket can be read.
 
-        Errors: raises ContractError when what stands there is no ledger, and none of the older revisions is.
+        Errors: raises ContractError when what stands there is no ledger, and
+        none of the older revisions is.
         """
         while not self._is_known:
             try:
@@ -74,12 +81,17 @@ class LedgerStore:
                 get_logger().warning("ledger.waiting", error=str(err))
                 await asyncio.sleep(_RETRY_S)
         self._readiness.set("ledger", is_ready=True)
-        get_logger().info("ledger.opened", epoch=self.ledger.epoch, sequence=self.ledger.sequence, owners=len(self.ledger.allocations))
+        get_logger().info(
+            "ledger.opened", epoch=self.ledger.epoch, sequence=self.ledger.sequence, owners=len(self.ledger.allocations)
+        )
 
     async def change(self, decide: Decide) -> Step:
-        """Decide and write; the answer is in the bucket when this returns. A repeated operation writes nothing.
+        """Decide and write; the answer is in the bucket when this returns.
 
-        Errors: raises PeerUnavailable when the fate of the write is unknown still, or others keep writing; asking again is safe.
+        A repeated operation writes nothing.
+
+        Errors: raises PeerUnavailable when the fate of the write is unknown still, or others keep
+        writing; asking again is safe.
         """
         async with self._lock:
             for _ in range(_ROUNDS):
@@ -90,7 +102,8 @@ class LedgerStore:
                     annotate(decision_id=step.record.decision_id)
                     return step
             raise PeerUnavailable(
-                f"ledger of {self._node}: others wrote {_ROUNDS} times in a row", next_step="run one topology service a node"
+                f"ledger of {self._node}: others wrote {_ROUNDS} times in a row",
+                next_step="run one topology service a node",
             )
 
     @property
@@ -111,7 +124,9 @@ class LedgerStore:
                 await self._reload()
 
     async def repair_loop(self, beat: Heartbeat) -> None:
-        """Look at the bucket now and then, for ever: what was lost there is written back, what another instance wrote is taken in."""
+        """Look at the bucket now and then, for ever: what was lost there is written back, what
+        another instance wrote is taken in.
+        """
         while True:
             beat.rest()
             await asyncio.sleep(until_tick(asyncio.get_running_loop().time(), _LOOK_S))
@@ -124,7 +139,9 @@ class LedgerStore:
                 get_logger().debug("ledger.unseen", error=str(err))
 
     async def _write(self, ledger: Ledger) -> bool:
-        """Write by compare-and-set, the announcements with it; False when the decision must be made again.
+        """Write by compare-and-set, the announcements with it.
+
+        False when the decision must be made again.
 
         Errors: raises ContractError for a ledger that is too large even without what only explains.
         """
@@ -135,7 +152,9 @@ class LedgerStore:
                 with span("write ledger", sequence=new.sequence):
                     outcome = await self._compare_and_set(new, self._revision)
             except ContractError as err:
-                get_logger().warning("ledger.shed", sequence=new.sequence, operations=len(new.operations), why=err.message)
+                get_logger().warning(
+                    "ledger.shed", sequence=new.sequence, operations=len(new.operations), why=err.message
+                )
                 new = shed(new)
                 outcome = await self._compare_and_set(new, self._revision)
         except AmbiguousWrite:
@@ -166,9 +185,13 @@ class LedgerStore:
             self._metrics.ledger_write_s.observe(time.monotonic() - began_s)
 
     async def _reload(self) -> None:
-        """Read the bucket; write back what is known when what stands there cannot have come from a topology service after us.
+        """Read the bucket.
 
-        Errors: raises ContractError when nothing is known yet and none of the revisions that the bucket has kept is a ledger.
+        Write back what is known when what stands there cannot have come
+        from a topology service after us.
+
+        Errors: raises ContractError when nothing is known yet and none of the revisions that
+        the bucket has kept is a ledger.
         """
         ledger: Ledger | None = None
         trouble: ContractError | None = None
@@ -192,14 +215,20 @@ class LedgerStore:
             return
         await self._write_back(revision, checked.ledger, why=str(checked.discrepancy))
 
-    async def _check_revision(self, revision: int, ledger: Ledger | None, trouble: ContractError | None) -> CheckedLedger:
-        """Walk from what memory knows to what stands there now, one revision after the other; at the start from the oldest that the bucket has kept.
+    async def _check_revision(
+        self, revision: int, ledger: Ledger | None, trouble: ContractError | None
+    ) -> CheckedLedger:
+        """Walk from what memory knows to what stands there now, one revision after the other.
 
-        Shapes: found — None when what stands at the revision is no ledger, of which `trouble` tells.
+        At the start from the oldest that the bucket has kept.
+
+        Shapes: found — None when what stands at the revision is no
+        ledger, of which `trouble` tells.
         """
         kept: tuple[Entry[Ledger], ...] = ()
         if revision != self._revision + 1:
-            # A store that was put back counts its revisions anew, so all that it has may be new to us.
+            # A store that was put back counts its revisions anew, so
+            # all that it has may be new to us.
             after = self._revision if self._revision < revision else 0
             kept = await self._bus.history(LEDGER, node=self._node)
             is_next = any(older.revision == self._revision for older in kept)
@@ -210,7 +239,9 @@ class LedgerStore:
         refused = {number for older in kept for number in older.value.disbelieved if number < older.revision}
         for older in kept:
             is_beginning = held is None and older.revision not in refused and is_plausible(older.value)
-            if is_beginning or (held is not None and check_stored_ledger(held, older.value, is_next=is_next).discrepancy is None):
+            if is_beginning or (
+                held is not None and check_stored_ledger(held, older.value, is_next=is_next).discrepancy is None
+            ):
                 held, held_at, is_next = older.value, older.revision, True
         if held is None and ledger is not None and is_plausible(ledger):
             return CheckedLedger(ledger=ledger)
@@ -231,18 +262,32 @@ class LedgerStore:
                 sequence=checked.ledger.sequence,
                 owners=len(checked.ledger.allocations),
                 error=trouble.message if trouble is not None else "",
-                next_step="see who writes this bucket besides topology; what was decided after the recalled revision is not known",
+                next_step="see who writes this bucket besides topology; what was decided after the recalled revision "
+                "is not known",
             )
         return checked
 
     def _unrecallable(self, revision: int, trouble: ContractError | None) -> ContractError:
-        """Say that a start is impossible. A node whose devices are in use must never begin with an empty ledger."""
+        """Say that a start is impossible.
+
+        A node whose devices are in use must never begin with an empty ledger.
+        """
         key = f"{LEDGER.bucket} {self._node}"
-        what = trouble.message if trouble is not None else f"{key}: two owners hold the same, or its epoch or sequence is out of range"
+        what = (
+            trouble.message
+            if trouble is not None
+            else f"{key}: two owners hold the same, or its epoch or sequence is out of range"
+        )
         return ContractError(
             f"{what}; none of the bucket's older revisions is a ledger either",
-            next_step=f"put a backup back (nats kv put {key} < FILE); only when nothing runs on the node's devices begin anew (nats kv del {key})",
-            **{**(trouble.facts if trouble is not None else {}), "bucket": LEDGER.bucket, "key": self._node, "revision": revision},
+            next_step=f"put a backup back (nats kv put {key} < FILE); only when nothing runs on the node's devices "
+            f"begin anew (nats kv del {key})",
+            **{
+                **(trouble.facts if trouble is not None else {}),
+                "bucket": LEDGER.bucket,
+                "key": self._node,
+                "revision": revision,
+            },
         )
 
     async def _begin(self) -> None:
@@ -252,17 +297,26 @@ class LedgerStore:
             self._take(self.ledger, outcome.revision)
 
     async def _write_back(self, expected_revision: int, restored: Ledger, *, why: str) -> None:
-        """Write what is known over what the store, or somebody, has made of it; it is of a new epoch."""
+        """Write what is known over what the store, or somebody, has made of it.
+
+        It is of a new epoch.
+        """
         self._is_known = False
         self._metrics.rewrites.labels(why).inc()
         if expected_revision:
-            restored = structs.replace(restored, disbelieved=(*restored.disbelieved, expected_revision)[-LEDGER.history :])
+            restored = structs.replace(
+                restored, disbelieved=(*restored.disbelieved, expected_revision)[-LEDGER.history :]
+            )
         outcome = await self._compare_and_set(restored, expected_revision)
         if isinstance(outcome, Conflict):
             # Another instance was faster; the next look reads what it wrote.
             return
         get_logger().warning(
-            "ledger.written-back", why=why, epoch=restored.epoch, sequence=restored.sequence, owners=len(restored.allocations)
+            "ledger.written-back",
+            why=why,
+            epoch=restored.epoch,
+            sequence=restored.sequence,
+            owners=len(restored.allocations),
         )
         self._take(restored, outcome.revision)
 

@@ -1,4 +1,7 @@
-"""What the topology service counts, for Prometheus. Labels are bounded: verbs, outcomes, reason codes, classes."""
+"""What the topology service counts, for Prometheus.
+
+Labels are bounded: verbs, outcomes, reason codes, classes.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescripto
 
 __all__ = ["TopologyMetrics"]
 
-# Seconds; from a plan in process (under 1 ms) to the search of what would have to be freed on a crowded node.
+# Seconds; from a plan in process (under 1 ms) to the search of what would have
+# to be freed on a crowded node.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _CLASS = "a device class"
 _VERB = ("place", "dry-run", "prefer", "adopt", "commit", "release")
 
 DECISIONS = CounterDescriptor(
-    name="topobus_topology_decisions_total", meaning="Decisions.", labels={"verb": _VERB, "outcome": ("done", "placed", "refused")}
+    name="topobus_topology_decisions_total",
+    meaning="Decisions.",
+    labels={"verb": _VERB, "outcome": ("done", "placed", "refused")},
 )
 REFUSALS = CounterDescriptor(
     name="topobus_topology_refusals_total",
@@ -22,13 +28,18 @@ REFUSALS = CounterDescriptor(
     labels={"verb": _VERB, "reason": "a code of docs/reference/reasons.md"},
 )
 DECISION_SECONDS = HistogramDescriptor(
-    name="topobus_topology_decision_seconds", meaning="From request to answer.", labels={"verb": _VERB}, buckets=_BUCKETS
+    name="topobus_topology_decision_seconds",
+    meaning="From request to answer.",
+    labels={"verb": _VERB},
+    buckets=_BUCKETS,
 )
 SILENT_HINTS = CounterDescriptor(
     name="topobus_topology_silent_hints_total", meaning="Services that gave no hint in time.", labels={"class": _CLASS}
 )
 SILENT_CLASSES = GaugeDescriptor(
-    name="topobus_topology_silent_classes", meaning="1 for a device class whose service is silent now.", labels={"class": _CLASS}
+    name="topobus_topology_silent_classes",
+    meaning="1 for a device class whose service is silent now.",
+    labels={"class": _CLASS},
 )
 LEDGER_WRITES = CounterDescriptor(
     name="topobus_topology_ledger_writes_total",
@@ -44,8 +55,12 @@ LEDGER_REWRITES = CounterDescriptor(
     labels={"reason": "`conflict`, `ambiguous`, `lost`, or what was wrong with what stood there"},
 )
 LEDGER_SEQUENCE = GaugeDescriptor(name="topobus_topology_ledger_sequence", meaning="The ledger's sequence.")
-HELD_DEVICES = GaugeDescriptor(name="topobus_topology_held_devices", meaning="Devices held now.", labels={"class": _CLASS})
-UNANNOUNCED = GaugeDescriptor(name="topobus_topology_unannounced_decisions", meaning="Decisions whose event is not out yet.")
+HELD_DEVICES = GaugeDescriptor(
+    name="topobus_topology_held_devices", meaning="Devices held now.", labels={"class": _CLASS}
+)
+UNANNOUNCED = GaugeDescriptor(
+    name="topobus_topology_unannounced_decisions", meaning="Decisions whose event is not out yet."
+)
 
 
 class TopologyMetrics:

@@ -1,4 +1,6 @@
-"""The inputs that other services publish about this node, the machine and the inventories, kept in memory by watches."""
+"""The inputs that other services publish about this node, the machine and the inventories, kept in
+memory by watches.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class NodeInputs:
             group.create_task(self._watch_inventories())
 
     def note_silence(self, unheard_classes: Mapping[str, str]) -> None:
-        """Take over which classes' services are silent, with since when: from now on their devices are Unknown to a plan."""
+        """Take over which classes' services are silent, with since when: from now on their devices
+        are Unknown to a plan.
+        """
         self._unheard, self._static = unheard_classes, None
 
     def view(self, ledger: Ledger) -> NodeView:
@@ -82,7 +86,8 @@ class NodeInputs:
         if self.machine is None or not self._has_inventories:
             what = "the machine" if self.machine is None else "the inventories"
             raise PeerUnavailable(
-                f"node {self._node}: {what} has not been published yet", next_step="see whether discovery and the device services run"
+                f"node {self._node}: {what} has not been published yet",
+                next_step="see whether discovery and the device services run",
             )
         if self._static is None:
             self._static = node_view(
@@ -98,8 +103,14 @@ class NodeInputs:
         return self._static
 
     def _without_strays(self, machine: Machine) -> dict[str, Inventory]:
-        """Set devices aside that name NUMA nodes which the machine lacks, and name them when they are others than before."""
-        strays = tuple(sorted(device.name for inventory in self.inventories.values() for device in stray_devices(inventory, machine)))
+        """Set devices aside that name NUMA nodes which the machine lacks, and name them when they
+        are others than before.
+        """
+        strays = tuple(
+            sorted(
+                device.name for inventory in self.inventories.values() for device in stray_devices(inventory, machine)
+            )
+        )
         if strays and strays != self._strays:
             get_logger().warning(
                 "devices.set-aside",
@@ -118,10 +129,15 @@ class NodeInputs:
                 if change.kind is ChangeKind.PUT and change.value is not None:
                     self.machine, self._static = change.value, None
                     self._readiness.set("machine", is_ready=True)
-                    get_logger().info("machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set))
+                    get_logger().info(
+                        "machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set)
+                    )
 
     async def wait_shown(self, device_class: str, device: str, maintenance: Maintenance | None) -> None:
-        """Wait until plans are made with what an operator has said of a device; a device that is not there is seen like that."""
+        """Wait until plans are made with what an operator has said of a device.
+
+        A device that is not there is seen like that.
+        """
         while True:
             changed, inventory = self._changed, self.inventories.get(device_class)
             listed = inventory.device(device) if inventory is not None else None
@@ -133,7 +149,8 @@ class NodeInputs:
         async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
             async for change in changes:
                 if change.kind is ChangeKind.RESET:
-                    # The store lost its history: that says nothing about devices. What was known stays until its service tells it anew.
+                    # The store lost its history: that says nothing about devices. What was known
+                    # stays until its service tells it anew.
                     get_logger().warning("inventories.reset", kept=sorted(self.inventories))
                 elif change.kind is ChangeKind.SNAPSHOT_END:
                     self._has_inventories = True
@@ -148,7 +165,10 @@ class NodeInputs:
         if change.kind is not ChangeKind.PUT or change.value is None:
             return {name: inventory for name, inventory in self.inventories.items() if name != device_class}
         get_logger().debug(
-            "inventory.heard", device_class=device_class, generation=change.value.generation, devices=len(change.value.devices)
+            "inventory.heard",
+            device_class=device_class,
+            generation=change.value.generation,
+            devices=len(change.value.devices),
         )
         return {**self.inventories, device_class: change.value}
 
@@ -157,4 +177,6 @@ class NodeInputs:
         for core in view.cores:
             online |= core.cpus
         if not self._reserved <= online:
-            get_logger().warning("reserved-cpus.missing", reserved=str(self._reserved), missing=str(self._reserved - online))
+            get_logger().warning(
+                "reserved-cpus.missing", reserved=str(self._reserved), missing=str(self._reserved - online)
+            )

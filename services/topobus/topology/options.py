@@ -1,7 +1,9 @@
-"""Publishes the node's alignment options and which device services are silent, so that others decide as this node would, and who only reads the bus sees silence.
+"""Publishes the node's alignment options and which device services are silent, so that others
+decide as this node would, and who only reads the bus sees silence.
 
-Flows in: settings, and the silent classes as they change. Flows out: one state of the catalogue, written anew now and then: when that ends, this service has. During a
-rolling update two instances may have different settings; the one that started last wins and the other does not write again.
+Flows in: settings, and the silent classes as they change. Flows out: one state of the catalogue,
+written anew now and then: when that ends, this service has. During a rolling update two instances
+may have different settings; the one that started last wins and the other does not write again.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class AlignmentPublisher:
         self._news.set()
 
     async def run(self) -> None:
-        """Write at the start when something else stands there, when silence begins or ends, when it was lost, and each `SAID_EVERY_S`."""
+        """Write at the start when something else stands there, when silence begins or ends, when it
+        was lost, and each `SAID_EVERY_S`.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._say_news())
@@ -63,10 +67,12 @@ class AlignmentPublisher:
                         pass
                     case ChangeKind.PUT:
                         self._revision = change.revision
-                        # What another release wrote is written again, so that nobody takes it for the one that runs.
+                        # What another release wrote is written again, so that nobody
+                        # takes it for the one that runs.
                         self._stored = change.value if change.origin.release == self._bus.release else None
                     case ChangeKind.UNREADABLE:
-                        # Somebody wrote over it. Whose words stood there last says them again; where that cannot be told any more, everybody does.
+                        # Somebody wrote over it. Whose words stood there last says them again;
+                        # where that cannot be told any more, everybody does.
                         self._revision = change.revision
                         self._stored = change.value or self._wanted
                         if self._is_ours:
@@ -94,7 +100,9 @@ class AlignmentPublisher:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether this instance's settings stand there: another instance that started later is not spoken over."""
+        """Whether this instance's settings stand there: another instance that started later is not
+        spoken over.
+        """
         return (
             self._is_settled
             and self._stored is not None
@@ -114,7 +122,10 @@ class AlignmentPublisher:
                 return
 
     async def _write_again(self) -> None:
-        """Write over what stands there and nothing else: an instance that has just started wins. What cannot be written now is written at the next time."""
+        """Write over what stands there and nothing else: an instance that has just started wins.
+
+        What cannot be written now is written at the next time.
+        """
         written = self._wanted
         try:
             answer = await self._bus.compare_and_set(ALIGNMENT, written, self._revision, node=written.node)

@@ -1,7 +1,9 @@
-"""Releases reservations that nobody commits, so that a requester that dies between reserve and commit leaks nothing.
+"""Releases reservations that nobody commits, so that a requester that dies between reserve and
+commit leaks nothing.
 
-A reservation's age counts from when this process first saw it, by its monotonic clock: a restart begins anew, and a jump of the wall clock changes nothing. The
-release is an ordinary one whose operation id comes from the reservation's decision, so it happens and is announced once.
+A reservation's age counts from when this process first saw it, by its monotonic clock: a restart
+begins anew, and a jump of the wall clock changes nothing. The release is an ordinary one whose
+operation id comes from the reservation's decision, so it happens and is announced once.
 """
 
 from __future__ import annotations
@@ -65,8 +67,12 @@ class Reservations:
                 # It was committed or released while we were waiting for our turn.
                 nothing = OperationRecord(verb="release", owner_key=reserved.owner.key)
                 return Step(ledger=ledger, record=nothing, is_repeat=True)
-            pending = PendingDecision(owner=reserved.owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1)
-            step = transitions.release(ledger, op_id=op_id, owner=reserved.owner, decision_id=decision_id(ledger, op_id), pending=pending)
+            pending = PendingDecision(
+                owner=reserved.owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1
+            )
+            step = transitions.release(
+                ledger, op_id=op_id, owner=reserved.owner, decision_id=decision_id(ledger, op_id), pending=pending
+            )
             if isinstance(step, Refusal):
                 raise InvariantError(f"a reservation of {reserved.owner} is prepared: an adoption commits it first")
             return step

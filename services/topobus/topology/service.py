@@ -53,10 +53,14 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         hint_timeout_s=settings.hints.timeout_s,
     )
     operations = DeviceOperations(bus, node=node, inputs=inputs, store=store, announcer=announcer, clock=runtime.clock)
-    reservations = Reservations(store=store, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
+    reservations = Reservations(
+        store=store, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s
+    )
 
     alignment = AlignmentPublisher(
-        bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory), runtime.clock
+        bus,
+        NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory),
+        runtime.clock,
     )
 
     def note_silence() -> None:
@@ -76,7 +80,9 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         on_change=note_silence,
     )
     await store.open()
-    get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value, mode=options.mode.value)
+    get_logger().info(
+        "topology.opened", policy=options.policy.value, scope=options.scope.value, mode=options.mode.value
+    )
     async with asyncio.TaskGroup() as group:
         group.create_task(inputs.watch())
         group.create_task(store.repair_loop(runtime.beats.loop("ledger")))
@@ -84,7 +90,8 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(reservations.run())
         group.create_task(liveness.run())
         group.create_task(alignment.run())
-        # Few at a time: they are planned one after the other, and the rest waits where those are left out whose asker has given up.
+        # Few at a time: they are planned one after the other, and the rest waits where those are
+        # left out whose asker has given up.
         await bus.answer(PLACE, answers.place, concurrency=_PLANS_AT_A_TIME, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)

@@ -48,7 +48,8 @@ __all__ = [
 ]
 
 _MIB = 1024 * 1024
-# How often the provisioner looks whether all streams are there, and how long anybody rests after having made some: a deleted one is back within seconds.
+# How often the provisioner looks whether all streams are there, and how long anybody rests after
+# having made some: a deleted one is back within seconds.
 _STREAM_LOOK_S = 5.0
 # So many such looks lie between two comparisons of clocks: a minute.
 _CLOCK_LOOKS = 12
@@ -62,10 +63,11 @@ R = TypeVar("R")
 class Bus:
     """Everything that a service says to others goes through here. Make with `connect` or `session`.
 
-    Shapes:  nouns of `topobus.formats.messages.catalogue`, with the parts of their key or subject by name: `node="n1", device_class="gpu"`.
-    Errors:  each method raises ContractError for a part that no subject can hold or a value that no contract accepts, PeerUnavailable when NATS is away; nothing
-             is kept to be sent later.
-    Cost:    one round trip to the server a read, write or ask, unless a method says otherwise.
+    Shapes: nouns of `topobus.formats.messages.catalogue`, with the parts of their key or subject by
+    name: `node="n1", device_class="gpu"`.
+    Errors: each method raises ContractError for a part that no subject can hold or a value that no
+    contract accepts, PeerUnavailable when NATS is away; nothing is kept to be sent later.
+    Cost: one round trip to the server a read, write or ask, unless a method says otherwise.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -88,13 +90,17 @@ class Bus:
         readiness: Readiness | None = None,
         release: str | None = None,
     ) -> Self:
-        """Connect to NATS, however long it takes; logs bus.waiting meanwhile. `release`: what is said to peers, in place of this package's.
+        """Connect to NATS, however long it takes; logs bus.waiting meanwhile.
+
+        `release`: what is said to peers, in place of this package's.
 
         Shapes: registry — where the bus is counted; None: nowhere.
 
         Errors: ConfigError when a file of the login cannot be read.
         """
-        connection = Connection(settings, name, clock or SystemClock(), BusMetrics(registry), readiness or Readiness(), release=release)
+        connection = Connection(
+            settings, name, clock or SystemClock(), BusMetrics(registry), readiness or Readiness(), release=release
+        )
         await connection.open()
         return cls(connection)
 
@@ -109,7 +115,10 @@ class Bus:
             await bus.close()
 
     async def close(self) -> None:
-        """Answer what has been asked already, then disconnect. Raises nothing; what still waits elsewhere fails with ConnectionLost."""
+        """Answer what has been asked already, then disconnect. Raises nothing.
+
+        What still waits elsewhere fails with ConnectionLost.
+        """
         if self._stop_listening is not None:
             self._stop_listening()
         for task in (self._reprovisioning, self._keeping_streams):
@@ -121,7 +130,9 @@ class Bus:
             await self._connection.close()
 
     async def wait_crash(self) -> None:
-        """Wait for ever, unless this process breaks a promise of its own: then that error is raised."""
+        """Wait for ever, unless this process breaks a promise of its own: then that error is
+        raised.
+        """
         await asyncio.shield(self._connection.crash)
 
     @property
@@ -145,7 +156,10 @@ class Bus:
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """By how many seconds this machine's clock is ahead of the server's; None when that is not known yet."""
+        """By how many seconds this machine's clock is ahead of the server's.
+
+        None when that is not known yet.
+        """
         return self._connection.server_clock.ahead_s
 
     @property
@@ -164,13 +178,18 @@ class Bus:
         return self._connection.is_encrypted
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` when the connection is lost and when it is there again, as `is_connected` says then; gives what ends that."""
+        """Call `listener` when the connection is lost and when it is there again, as `is_connected`
+        says then.
+
+        Gives what ends that.
+        """
         return self._connection.on_change(listener)
 
     async def provision(self) -> None:
         """Make all streams and buckets of the catalogue, or wait for who may; waits for JetStream.
 
-        Done again after each reconnect, for a store may have been lost, and whenever one turns out to be gone.
+        Done again after each reconnect, for a store may have been lost, and
+        whenever one turns out to be gone.
         Errors: ConfigError when one exists and differs.
         """
         readiness = self._connection.readiness
@@ -189,7 +208,9 @@ class Bus:
                 )
                 break
             except (PeerUnavailable, JetStreamError) as err:
-                (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.provision-waiting", error=str(err), attempt=attempt)
+                (get_logger().info if attempt % 10 == 0 else get_logger().debug)(
+                    "bus.provision-waiting", error=str(err), attempt=attempt
+                )
                 readiness.set("streams", is_ready=False, why=str(err))
             await asyncio.sleep(full_jitter(attempt, most_s=5.0))
             attempt += 1
@@ -216,7 +237,8 @@ class Bus:
     async def _keep_streams(self) -> None:
         """Make again, for ever, what somebody deletes while we run.
 
-        Whoever reads or writes a stream that is gone hears of it from the server. The provisioner looks besides, for others may not make streams.
+        Whoever reads or writes a stream that is gone hears of it from the server. The provisioner
+        looks besides, for others may not make streams.
         """
         jetstream = JetStream(self._connection)
         missed = self._connection.has_missed_stream
@@ -229,7 +251,8 @@ class Bus:
             count += 1
             try:
                 if looks and count % _CLOCK_LOOKS == 0:
-                    # The server says its time with it, and who watches by patterns alone asks nothing of the kind.
+                    # The server says its time with it, and who watches by patterns
+                    # alone asks nothing of the kind.
                     await jetstream.stream_info(stream_names()[0])
                 if missed.is_set() or await provision.find_missing(jetstream):
                     get_logger().info("bus.streams-missed")
@@ -237,16 +260,20 @@ class Bus:
             except (PeerUnavailable, JetStreamError) as err:
                 get_logger().debug("bus.streams-unseen", error=str(err))
             missed.clear()
-            # A write that nobody takes for another reason than a stream that is gone must not make this a busy loop.
+            # A write that nobody takes for another reason than a stream that is gone
+            # must not make this a busy loop.
             await asyncio.sleep(_STREAM_PAUSE_S)
 
     async def inspect(self) -> dict[str, str]:
-        """Compare all streams and buckets with the catalogue and make nothing: name to what is wrong, an empty text where nothing is.
+        """Compare all streams and buckets with the catalogue and make nothing: name to what is
+        wrong, an empty text where nothing is.
 
         Errors: PeerUnavailable when there is no JetStream.
         """
         settings = self._connection.settings
-        return await provision.inspect(JetStream(self._connection), settings.replicas, store_bytes=settings.store_mib * _MIB)
+        return await provision.inspect(
+            JetStream(self._connection), settings.replicas, store_bytes=settings.store_mib * _MIB
+        )
 
     # state
 
@@ -258,7 +285,10 @@ class Bus:
         return await self._states.get(state, parts)
 
     async def get_or_last(self, state: State[M], **parts: str) -> Entry[M] | Unreadable[M] | None:
-        """Read one key as `get` does; bytes that are no such value are an answer, with the newest value before them that can be read.
+        """Read one key as `get` does.
+
+        Bytes that are no such value are an answer, with the newest
+        value before them that can be read.
 
         Errors: PeerUnavailable.
         Cost: where the value cannot be read, one request for each that the bucket has kept.
@@ -266,7 +296,9 @@ class Bus:
         return await self._states.get_or_last(state, parts)
 
     async def fingerprint(self, state: State[Any], **parts: str) -> str:
-        """Tell one stored value of a key from every other without reading it; empty when the key does not exist.
+        """Tell one stored value of a key from every other without reading it.
+
+        Empty when the key does not exist.
 
         Errors: PeerUnavailable.
         Cost: one request; the value is not decoded.
@@ -276,34 +308,47 @@ class Bus:
     async def put(self, state: State[M], value: M, **parts: str) -> int:
         """Write a key whatever it holds; gives the revision.
 
-        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it surely was not done (StoreFull when there is no room), ContractError for
-        a value that is larger than the bucket takes.
+        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it
+        surely was not done (StoreFull when there is no room), ContractError for a value that
+        is larger than the bucket takes.
         """
         return await self._states.put(state, value, parts)
 
-    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, **parts: str) -> Written | Conflict:
+    async def compare_and_set(
+        self, state: State[M], value: M, expected_revision: int, **parts: str
+    ) -> Written | Conflict:
         """Write a key that is still at the expected revision; 0: that does not exist.
 
-        Errors: AmbiguousWrite when the write was not confirmed: it may happen yet, so read again and win the next one.
+        Errors: AmbiguousWrite when the write was not confirmed: it may happen yet, so
+        read again and win the next one.
         """
         return await self._states.compare_and_set(state, value, expected_revision, parts)
 
     async def delete(self, state: State[Any], **parts: str) -> None:
         """Delete a key, whatever it holds now; one that does not exist is no error.
 
-        Errors: AmbiguousWrite when the deletion was not confirmed, PeerUnavailable when it surely was not done.
+        Errors: AmbiguousWrite when the deletion was not confirmed,
+        PeerUnavailable when it surely was not done.
         """
         await self._states.delete(state, parts)
 
     async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
-        """Delete a key that is still at the expected revision; after a Conflict what somebody wrote since is as they wrote it.
+        """Delete a key that is still at the expected revision.
 
-        Errors: AmbiguousWrite when the deletion was not confirmed: it may happen yet, so read again.
+        After a Conflict what somebody wrote since is as they wrote it.
+
+        Errors: AmbiguousWrite when the deletion was not confirmed: it
+        may happen yet, so read again.
         """
         return await self._states.compare_and_delete(state, expected_revision, parts)
 
-    async def list(self, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None, **parts: str) -> tuple[Entry[M], ...]:
-        """Read all entries that match, sorted by key; one that no contract accepts is logged, said to `on_rejected` by key and reason, and left out.
+    async def list(
+        self, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None, **parts: str
+    ) -> tuple[Entry[M], ...]:
+        """Read all entries that match, sorted by key.
+
+        One that no contract accepts is logged, said to `on_rejected`
+        by key and reason, and left out.
 
         Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
         Cost: all matching values cross the wire; who looks again and again watches.
@@ -319,38 +364,49 @@ class Bus:
         return await self._states.keys(state, parts)
 
     async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
-        """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage.
+        """Read the older values of one key that the bucket has kept, oldest first: what to fall
+        back to when the newest is garbage.
 
-        Shapes: has_deleted — those from before a deletion as well; without it a deleted key has no history.
+        Shapes: has_deleted — those from before a deletion as well; without
+        it a deleted key has no history.
         """
         return await self._states.history(state, parts, has_deleted=has_deleted)
 
     def watch(
         self, state: State[M], on_rejected: Callable[[str, str], None] | None = None, /, **parts: str
     ) -> AsyncGenerator[Change[M], None]:
-        """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost.
+        """Tell the present entries, SNAPSHOT_END, then every change; heals by itself.
 
-        Shapes: after a RESET the present entries come again, and a SNAPSHOT_END. A value that no contract accepts is logged, said to `on_rejected` by key and reason, and the
-                reader keeps the last good one.
-                With all parts of the key given: of changes that come close together the newest is told, for only that one is read.
+        RESET when history was lost.
+
+        Shapes: after a RESET the present entries come again, and a SNAPSHOT_END. A value that no
+        contract accepts is logged, said to `on_rejected` by key and reason, and the reader keeps
+        the last good one. With all parts of the key given: of changes that come close together the
+        newest is told, for only that one is read.
         Errors: raises nothing while NATS is away or the bucket is gone: it waits.
-        Cost:   one consumer at the server; none for one key, which is read when the server says that it was written, and looked at every 30 s besides.
+        Cost: one consumer at the server; none for one key, which is read when the server says that
+        it was written, and looked at every 30 s besides.
         """
         return self._states.watch(state, parts, on_rejected)
 
     def watch_to_write(self, state: State[M], /, **parts: str) -> AsyncGenerator[Change[M], None]:
-        """Watch as `watch` does, for who writes these keys at their revisions: a value that no contract accepts is told, too, and can be written over.
+        """Watch as `watch` does, for who writes these keys at their revisions: a value that no
+        contract accepts is told, too, and can be written over.
 
-        Shapes: such a change is UNREADABLE, with the key's revision, and the newest value before it that can be read, None where the bucket has kept none.
+        Shapes: such a change is UNREADABLE, with the key's revision, and the newest value before it
+        that can be read, None where the bucket has kept none.
         """
         return self._states.watch(state, parts, tells_unreadable=True)
 
     # events
 
     async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
-        """Store an event; gives its sequence. The same id within two minutes is stored once, so an unconfirmed one may be published again.
+        """Store an event; gives its sequence.
 
-        Errors: AmbiguousWrite when it was not confirmed, PeerUnavailable when it surely was not stored (StoreFull when there is no room).
+        The same id within two minutes is stored once, so an unconfirmed one may be published again.
+
+        Errors: AmbiguousWrite when it was not confirmed, PeerUnavailable when it surely was not
+        stored (StoreFull when there is no room).
         """
         return await self._events.publish(event, value, event_id, parts)
 
@@ -365,19 +421,25 @@ class Bus:
     ) -> AsyncGenerator[Received[M], None]:
         """Give every event that matches, for ever: no gap, no duplicate, heals by itself.
 
-        Shapes: on_waiting — hears why nothing can be read; on_replaced — hears that the stream was lost or put back: what it has now comes anew.
+        Shapes: on_waiting — hears why nothing can be read; on_replaced — hears that the stream was
+        lost or put back: what it has now comes anew.
         """
         return self._events.follow(event, start, parts, on_waiting, on_replaced)
 
     async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
-        """Send notices to whoever listens, each by its event id: best effort, so nothing is raised, kept or waited for when NATS is away.
+        """Send notices to whoever listens, each by its event id: best effort, so nothing is raised,
+        kept or waited for when NATS is away.
 
         Cost: no round trip.
         """
         await self._events.notify(notice, values)
 
-    def listen(self, notice: Notice[M], *, on_missed: Callable[[int], None] | None = None, **parts: str) -> AsyncGenerator[M, None]:
-        """Give every notice that matches from now on, for ever; what comes while NATS is away is missed, and so is what comes faster than it is read.
+    def listen(
+        self, notice: Notice[M], *, on_missed: Callable[[int], None] | None = None, **parts: str
+    ) -> AsyncGenerator[M, None]:
+        """Give every notice that matches from now on, for ever.
+
+        What comes while NATS is away is missed, and so is what comes faster than it is read.
 
         Shapes: on_missed — hears how many came faster, before the next one that was not missed.
         """
@@ -387,7 +449,8 @@ class Bus:
         """Give the newest events that match, oldest first.
 
         Errors: PeerUnavailable when the stream cannot be read.
-        Cost: two requests, and reads twice as far back from the end until there are enough; one event alone needs no consumer.
+        Cost: two requests, and reads twice as far back from the end until there are enough; one
+        event alone needs no consumer.
         """
         return await self._events.last(event, limit, parts)
 
@@ -406,7 +469,9 @@ class Bus:
         return await self._events.span(event)
 
     def uplink(self) -> Uplink:
-        """Give the way to the hub, for the process that says there what this server stores: only a node's relay uses it."""
+        """Give the way to the hub, for the process that says there what this server stores: only a
+        node's relay uses it.
+        """
         return Uplink(self._connection)
 
     # asks
@@ -414,13 +479,16 @@ class Bus:
     async def ask(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, **parts: str) -> R:
         """Ask a peer.
 
-        Errors: PeerUnavailable when nobody is there, none answers in time or the peer failed; ContractError when one cannot read the other;
-        HardwareError when the peer's hardware failed.
+        Errors: PeerUnavailable when nobody is there, none answers in time or the peer failed;
+        ContractError when one cannot read the other; HardwareError when the peer's hardware failed.
         """
         return await self._asks.ask(ask, request, timeout_s, parts)
 
     async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
-        """Say whether somebody answers an ask, without asking it; whoever may ask may know. Raises nothing for a peer or a server that is away."""
+        """Say whether somebody answers an ask, without asking it; whoever may ask may know.
+
+        Raises nothing for a peer or a server that is away.
+        """
         return await self._asks.is_answered(ask, timeout_s, parts)
 
     async def answer(
@@ -432,12 +500,16 @@ class Bus:
         workload: Workload[Q, R] | None = None,
         **parts: str,
     ) -> None:
-        """Answer an ask from now on, up to `concurrency` at a time; a TopobusError of the handler becomes an error answer.
+        """Answer an ask from now on, up to `concurrency` at a time.
 
-        More requests wait in a bounded queue, each asker in its turn; `workload` says which are expensive: they run behind the others, few at a time.
+        A TopobusError of the handler becomes an error answer. More requests wait in a
+        bounded queue, each asker in its turn; `workload` says which are expensive: they run
+        behind the others, few at a time.
         """
         await self._asks.answer(ask, handler, concurrency, parts, workload)
 
     async def stop_answering(self, *, timeout_s: float = 1.0, device_class: str = "") -> None:
-        """Answer nothing from now on (for one class alone, where it is given), and finish what has arrived: the next instance takes over while this one goes on otherwise."""
+        """Answer nothing from now on (for one class alone, where it is given), and finish what has
+        arrived: the next instance takes over while this one goes on otherwise.
+        """
         await self._asks.drain(timeout_s=timeout_s, device_class=device_class)

@@ -1,7 +1,9 @@
-"""Asks the device services of a node periodically whether they run, and knows which have stopped answering.
+"""Asks the device services of a node periodically whether they run, and knows which have stopped
+answering.
 
-Flows in: the classes whose inventories the caller holds, and answers over the bus. Flows out: the silent classes with the time since when, and a callback when that
-set changes. What follows from silence (a taint, a warning, no new pods) is the caller's decision.
+Flows in: the classes whose inventories the caller holds, and answers over the bus. Flows out: the
+silent classes with the time since when, and a callback when that set changes. What follows from
+silence (a taint, a warning, no new pods) is the caller's decision.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["ServiceLiveness"]
 
-# So many pauses pass between two looks while all services answer: each look is two messages a class, and was most of what a node at rest said.
+# So many pauses pass between two looks while all services answer: each look is two messages a
+# class, and was most of what a node at rest said.
 _CALM_PAUSES = 3
 
 
 class ServiceLiveness:
     """Who of one node's device services is silent.
 
-    Shapes: ask — any of theirs that the caller may ask, for its sign of life alone; classes — the classes that matter now; on_change — called after each look that
-            changed who is silent.
+    Shapes: ask — any of theirs that the caller may ask, for its sign of life alone; classes — the
+    classes that matter now; on_change — called after each look that changed who is silent.
     """
 
     def __init__(
@@ -60,13 +63,18 @@ class ServiceLiveness:
         return self._silent
 
     def is_judged(self, device_class: str) -> bool:
-        """Say whether it is known of a class's service that it speaks, or that it is silent; at first neither is."""
+        """Say whether it is known of a class's service that it speaks, or that it is silent.
+
+        At first neither is.
+        """
         silence = self._known.get(device_class)
         return silence is not None and (silence.was_heard or silence.is_silent)
 
     @property
     def is_settled(self) -> bool:
-        """Say whether each class that matters has answered, and the last look was answered by all: then a look is needed only by who is about to choose devices."""
+        """Say whether each class that matters has answered, and the last look was answered by all:
+        then a look is needed only by who is about to choose devices.
+        """
         return set(self._classes()) == self._known.keys() and all(
             silence.was_heard and silence.since is None for silence in self._known.values()
         )
@@ -79,11 +87,15 @@ class ServiceLiveness:
             await self._clock.sleep(until_tick(self._clock.monotonic(), self._settings.every_s))
 
     def is_due(self) -> bool:
-        """Say, each `every_s`, whether it is time for a look: at once for a class that is new or did not answer, else when the last look is long ago.
+        """Say, each `every_s`, whether it is time for a look: at once for a class that is new or
+        did not answer, else when the last look is long ago.
 
-        At once, too, while NATS is away: a look must see that, for afterwards all services come back in their own time.
+        At once, too, while NATS is away: a look must see that, for afterwards all
+        services come back in their own time.
         """
-        is_calm = self._bus.is_connected and all(silence.was_heard and silence.since is None for silence in self._known.values())
+        is_calm = self._bus.is_connected and all(
+            silence.was_heard and silence.since is None for silence in self._known.values()
+        )
         # Half a pause of slack: sleeps end a little late, and may not add up to one more.
         is_recent = self._clock.monotonic() - self._looked_at < (_CALM_PAUSES - 0.5) * self._settings.every_s
         return not (is_calm and is_recent and set(self._classes()) == self._known.keys())
@@ -95,7 +107,9 @@ class ServiceLiveness:
         at = self._looked_at = self._clock.monotonic()
         judged = {device_class for device_class in self._known if self.is_judged(device_class)}
         self._known = {
-            device_class: next_silence(self._known.get(device_class, Silence(looked_at=at)), answer, at=at, settings=self._settings)
+            device_class: next_silence(
+                self._known.get(device_class, Silence(looked_at=at)), answer, at=at, settings=self._settings
+            )
             for device_class, answer in zip(classes, answers, strict=True)
         }
         silent = {
@@ -111,14 +125,19 @@ class ServiceLiveness:
             self._on_change()
 
     async def _call(self, device_class: str) -> Answered | Silent:
-        return await self._bus.is_answered(self._ask, timeout_s=self._settings.timeout_s, node=self._node, device_class=device_class)
+        return await self._bus.is_answered(
+            self._ask, timeout_s=self._settings.timeout_s, node=self._node, device_class=device_class
+        )
 
     def _since(self, silence: Silence, at: float) -> str:
         return rfc3339(self._clock.now() - timedelta(seconds=at - (silence.since if silence.since is not None else at)))
 
     def _log_changes(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
         for device_class in sorted(now.keys() - before.keys()):
-            step = "see whether its service runs on this node: its devices are Unknown until it answers, and what is held stays held"
+            step = (
+                "see whether its service runs on this node: its devices are Unknown until it answers, and what "
+                "is held stays held"
+            )
             get_logger().warning("class.silent", device_class=device_class, since=now[device_class], next_step=step)
         for device_class in sorted(before.keys() - now.keys()):
             get_logger().info("class.heard", device_class=device_class, silent_since=before[device_class])

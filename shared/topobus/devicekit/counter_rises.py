@@ -1,6 +1,8 @@
-"""Tells by how much counters that only grow have risen since the last look: the rise is the evidence, the first look takes the stand as it finds it.
+"""Tells by how much counters that only grow have risen since the last look: the rise is the
+evidence, the first look takes the stand as it finds it.
 
-Flows in: a key and its present count. Flows out: the rise. A count that fell began anew (a driver was loaded again): it has not risen.
+Flows in: a key and its present count. Flows out: the rise. A count that fell began anew (a driver
+was loaded again): it has not risen.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ class CounterRises:
         self._counts: dict[str, int] = {}
 
     def rise(self, key: str, count: int | None) -> int:
-        """Give the rise since the last look with this key; 0 at the first one, and when nothing is known.
+        """Give the rise since the last look with this key.
+
+        0 at the first one, and when nothing is known.
 
         >>> counters = CounterRises()
         >>> [counters.rise("ue", count) for count in (4, 4, 6, None, 7, 1, 2)]

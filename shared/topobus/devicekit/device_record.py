@@ -1,7 +1,9 @@
-"""What was done to one device for one owner, step by step: the driver writes it down before and after each act, so that a crash leaves nothing that cannot be undone.
+"""What was done to one device for one owner, step by step: the driver writes it down before and
+after each act, so that a crash leaves nothing that cannot be undone.
 
-Flows in: a driver's intents and results. Flows out: the same, after the file is synced (`journal` writes it); nothing is ever forgotten before it is undone. A record
-without a file (`DeviceRecord()`) is for tests of a driver. One thread writes a record at a time: the driver's.
+Flows in: a driver's intents and results. Flows out: the same, after the file is synced (`journal`
+writes it); nothing is ever forgotten before it is undone. A record without a file
+(`DeviceRecord()`) is for tests of a driver. One thread writes a record at a time: the driver's.
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ class RecordState(Struct, frozen=True, kw_only=True):
 
 
 class DeviceRecord:
-    """The host's durable journal of one device for one owner; every method is synced before it returns."""
+    """The host's durable journal of one device for one owner.
 
-    def __init__(self, state: RecordState | None = None, write: Callable[[RecordState], None] = lambda _state: None) -> None:
+    Every method is synced before it returns.
+    """
+
+    def __init__(
+        self, state: RecordState | None = None, write: Callable[[RecordState], None] = lambda _state: None
+    ) -> None:
         """Begin with what is known; `write` makes a state durable, and raises when it cannot."""
         self._state = state or RecordState()
         self._write = write
@@ -72,21 +79,29 @@ class DeviceRecord:
         return next((step for step in self.steps if step.name == name), None)
 
     def intend(self, step: str, before: Mapping[str, Json] = MappingProxyType({})) -> None:
-        """Write down what is about to be done, and what is there before. A step that is already written down keeps its `before`: what was there at first counts."""
+        """Write down what is about to be done, and what is there before.
+
+        A step that is already written down keeps its `before`: what was there at first counts.
+        """
         if self.step(step) is None:
             self._keep((*self.steps, Step(name=step, before=_plain(before))))
 
     def done(self, step: str, after: Mapping[str, Json] = MappingProxyType({})) -> None:
         """Write down that it is done.
 
-        Errors: raises InvariantError for a step that was never intended: the driver has acted before it wrote.
+        Errors: raises InvariantError for a step that was never intended: the
+        driver has acted before it wrote.
         """
         if self.step(step) is None:
             raise InvariantError(
-                f"step {step!r} is done and was never intended: call intend before the act", steps=[it.name for it in self.steps]
+                f"step {step!r} is done and was never intended: call intend before the act",
+                steps=[it.name for it in self.steps],
             )
         self._keep(
-            tuple(msgspec.structs.replace(kept, is_done=True, after=_plain(after)) if kept.name == step else kept for kept in self.steps)
+            tuple(
+                msgspec.structs.replace(kept, is_done=True, after=_plain(after)) if kept.name == step else kept
+                for kept in self.steps
+            )
         )
 
     def undone(self, step: str) -> None:

@@ -1,13 +1,15 @@
 """What a vendor writes: one class, found by entry point, run by the class's device service.
 
-Three methods every driver has: `discover`, `observe` and `prepare`. All others are optional: those that make a
-`Capabilities` are called only where a driver defines them, the rest do nothing by default.
+Three methods every driver has: `discover`, `observe` and `prepare`. All others are
+optional: those that make a `Capabilities` are called only where a driver defines them,
+the rest do nothing by default.
 
-The host calls every method in a worker thread with a time limit, one driver at a time; an exception or a hang makes
-that driver's devices Unknown and leaves all others alone. A driver reads hardware only through the `Tree` it is given,
-never by an absolute path. Every method may block, may raise HardwareError, must answer the same for the same tree, and
-must be idempotent: after a crash the host asks again. What a driver changes it writes into the record that it is given,
-the intent before the act, so that the next start can undo what is half done (`device_record`).
+The host calls every method in a worker thread with a time limit, one driver at a time; an exception
+or a hang makes that driver's devices Unknown and leaves all others alone. A driver reads hardware
+only through the `Tree` it is given, never by an absolute path. Every method may block, may raise
+HardwareError, must answer the same for the same tree, and must be idempotent: after a crash the
+host asks again. What a driver changes it writes into the record that it is given, the intent before
+the act, so that the next start can undo what is half done (`device_record`).
 """
 
 from __future__ import annotations
@@ -62,15 +64,15 @@ class HostServices(Struct, frozen=True, kw_only=True):
     partitions: PartitionSettings = PartitionSettings()
     """What the operator wants of cards whose parts are devices of their own."""
     recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
-    """By a device's name: the steps that the journal has of `prepare` for its owners. It tells what this driver has
-    made for them from what somebody else has made."""
+    """By a device's name: the steps that the journal has of `prepare` for its owners. It tells what
+    this driver has made for them from what somebody else has made."""
 
     @property
     def offers_parents(self) -> bool:
         """Whether a card that is cut is offered beside its parts.
 
-        Then `discover` lists it with the role `partition-parent`, and its parts name it in `partition_of`, so that they
-        are never held beside it.
+        Then `discover` lists it with the role `partition-parent`, and its parts name it in
+        `partition_of`, so that they are never held beside it.
         """
         return self.partitions.parents == "counted"
 
@@ -78,8 +80,8 @@ class HostServices(Struct, frozen=True, kw_only=True):
     def cuts_on_demand(self) -> bool:
         """Whether a card that this driver can cut is offered as a whole and in parts.
 
-        Then `discover` lists it and the parts of each way to cut it, with counters by which never two of these ways are
-        held at once, and `prepare` cuts.
+        Then `discover` lists it and the parts of each way to cut it, with counters by which never
+        two of these ways are held at once, and `prepare` cuts.
         """
         return self.partitions.on_demand
 
@@ -109,8 +111,8 @@ class Discovery(Struct, frozen=True, kw_only=True):
     devices: Sequence[Device] = ()
     """Names must be stable over reboots; none is an ordinary answer."""
     counter_sets: Sequence[CounterSet] = ()
-    """What the `consumes` of these devices refers to: the counters of cards that are used whole or in parts. A name is
-    unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`."""
+    """What the `consumes` of these devices refers to: the counters of cards that are used whole or
+    in parts. A name is unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`."""
     warnings: Sequence[str] = ()
     """Sentences for people: what was left out and why, what had to be done without."""
     kept: Sequence[KeptFunction] = ()
@@ -139,14 +141,25 @@ class DeviceDriver(ABC):
 
     @abstractmethod
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the health of devices found before; device name to what is wrong with it (absent or empty: nothing)."""
+        """Look at the health of devices found before.
+
+        Device name to what is wrong with it (absent or empty: nothing).
+        """
 
     @abstractmethod
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Make devices ready. One entry a device; the key "" holds edits common to all of them in one container."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Make devices ready. One entry a device.
+
+        The key "" holds edits common to all of them in one container.
+        """
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:  # noqa: B027 - optional
-        """Undo `prepare`; no error for a device that was never prepared. By default nothing: `prepare` changes nothing."""
+        """Undo `prepare`; no error for a device that was never prepared.
+
+        By default nothing: `prepare` changes nothing.
+        """
 
     @property
     def on_demand_functions(self) -> OnDemandFunctions | None:
@@ -168,26 +181,33 @@ class DeviceDriver(ABC):
             self.on_demand_functions.rules = host.partitions.virtual_functions
 
     def remember(self, devices: Sequence[Device]) -> None:  # noqa: B027 - optional
-        """Learn from its devices in the inventory of the earlier run, where names depend on what was seen before.
+        """Learn from its devices in the inventory of the earlier run, where names depend on what
+        was seen before.
 
         Called once, before the first `discover`, and not at all where there was none.
         """
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse bad configuration, naming the field, before anything was changed; None is good. Asked at `prepare`."""
+        """Refuse bad configuration, naming the field, before anything was changed; None is good.
+
+        Asked at `prepare`.
+        """
         raise NotImplementedError
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
         """Say whether `prepare` of these changes nothing, on the machine or in this process.
 
-        It is asked for owners by the device plugin API, whose devices have no configuration. Where it is true, `prepare`
-        is called while the ledger is written, and its answer is thrown away where the ledger refuses. Decides from its
-        arguments and what it knows; quick.
+        It is asked for owners by the device plugin API, whose devices have no configuration. Where
+        it is true, `prepare` is called while the ledger is written, and its answer is thrown away
+        where the ledger refuses. Decides from its arguments and what it knows; quick.
         """
         return False
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
-        """Name those devices that need the sandbox; decides from its arguments alone, so that it says the same each time."""
+        """Name those devices that need the sandbox.
+
+        Decides from its arguments alone, so that it says the same each time.
+        """
         raise NotImplementedError
 
     def attach(
@@ -202,23 +222,30 @@ class DeviceDriver(ABC):
     def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
         """Undo all that the record says, in reverse order, and mark each step `undone`.
 
-        Shapes: sandbox — None after a crash, or when the sandbox is gone; its namespaces may be gone also when it is given.
-        Errors: a driver that raises is asked again; the device stays out of use until the record is empty.
+        Shapes: sandbox — None after a crash, or when the sandbox is gone; its namespaces may
+        be gone also when it is given.
+        Errors: a driver that raises is asked again; the device stays out of
+        use until the record is empty.
         """
         raise NotImplementedError
 
-    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
-        """Give what one container gets beyond the edits of `prepare`: variables, bind mounts and annotations.
+    def adjust(
+        self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
+    ) -> ContainerEdits | Refusal:
+        """Give what one container gets beyond the edits of `prepare`: variables, bind mounts and
+        annotations.
 
-        Asked when the container is made, for claims alone. It changes nothing outside: there is no record, and what it
-        answers lasts as long as the container. The runtime waits about a second.
+        Asked when the container is made, for claims alone. It changes nothing
+        outside: there is no record, and what it answers lasts as long as the
+        container. The runtime waits about a second.
         """
         raise NotImplementedError
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
         """Clean a device after its last owner and before the next one; None is clean.
 
-        A refusal keeps the device Unhealthy (`dirty`), and its facts become the evidence; it is asked again later.
+        A refusal keeps the device Unhealthy (`dirty`), and its facts become the
+        evidence; it is asked again later.
         """
         raise NotImplementedError
 
@@ -229,30 +256,49 @@ class DeviceDriver(ABC):
         """
         raise NotImplementedError
 
-    def hints(self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]) -> tuple[Hint, ...] | None:
-        """Give hints for `count` of `available`; None is "no opinion", an empty tuple "cannot be satisfied"."""
+    def hints(
+        self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]
+    ) -> tuple[Hint, ...] | None:
+        """Give hints for `count` of `available`.
+
+        None is "no opinion", an empty tuple "cannot be satisfied".
+        """
         raise NotImplementedError
 
     def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:
-        """Name nodes of a device, relative to dev, that its folder in sysfs does not tell of; asked before it goes to VFIO."""
+        """Name nodes of a device, relative to dev, that its folder in sysfs does not tell of.
+
+        Asked before it goes to VFIO.
+        """
         return ()
 
     def let_go(self, tree: Tree, device: Device) -> None:  # noqa: B027 - optional
-        """Close what this process has open on a device that goes to VFIO, and leave it alone until `take_back`."""
+        """Close what this process has open on a device that goes to VFIO, and leave it alone until
+        `take_back`.
+        """
 
     def take_back(self, tree: Tree, device: Device) -> None:  # noqa: B027 - optional
         """Go on with a device that its kernel driver has again, or still."""
 
 
 def missing_verbs(driver: type[DeviceDriver]) -> tuple[str, ...]:
-    """Name the methods that a driver lacks, though it has another one that is of no use without them."""
+    """Name the methods that a driver lacks, though it has another one that is of no use without
+    them.
+    """
     defined = {capability: [verb for verb in verbs if _defines(driver, verb)] for capability, verbs in _VERBS.items()}
-    return tuple(verb for capability, verbs in _VERBS.items() for verb in verbs if defined[capability] and verb not in defined[capability])
+    return tuple(
+        verb
+        for capability, verbs in _VERBS.items()
+        for verb in verbs
+        if defined[capability] and verb not in defined[capability]
+    )
 
 
 @cache
 def _capabilities_of(driver: type[DeviceDriver]) -> Capabilities:
-    return Capabilities(**{capability: all(_defines(driver, verb) for verb in verbs) for capability, verbs in _VERBS.items()})
+    return Capabilities(
+        **{capability: all(_defines(driver, verb) for verb in verbs) for capability, verbs in _VERBS.items()}
+    )
 
 
 def _defines(driver: type[DeviceDriver], verb: str) -> bool:

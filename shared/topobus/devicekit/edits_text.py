@@ -1,4 +1,6 @@
-"""Texts and names that drivers of several vendors share: a file that cannot be read, a removed card, a device's own variable."""
+"""Texts and names that drivers of several vendors share: a file that cannot be read, a removed
+card, a device's own variable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _RAW_CHARACTERS = 60
 
 
 def unreadable(err: HardwareError) -> Observation:
-    """Make the observation for a device one of whose files exists and cannot be read: its health is Unknown, other devices keep theirs.
+    """Make the observation for a device one of whose files exists and cannot be read: its health is
+    Unknown, other devices keep theirs.
 
     Shapes: err — with the facts `path` and `raw`, which become the evidence.
     """
@@ -36,9 +39,12 @@ def unreadable(err: HardwareError) -> Observation:
 def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
     """Refuse devices whose PCI function is no longer on the bus.
 
-    Shapes: result — one `device-gone` reason that names all of them, sorted; None when all are there. Devices without a PCI address are not checked.
+    Shapes: result — one `device-gone` reason that names all of them, sorted; None when all are
+    there. Devices without a PCI address are not checked.
     """
-    names = tuple(sorted(device.name for device in devices if device.pci is not None and not tree.exists(pci_folder(device.pci))))
+    names = tuple(
+        sorted(device.name for device in devices if device.pci is not None and not tree.exists(pci_folder(device.pci)))
+    )
     if not names:
         return None
     reason = Reason(code="device-gone", message=f"no longer on the bus: {', '.join(names)}", facts={"devices": names})
@@ -46,9 +52,10 @@ def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 
 
 def is_offered(tree: Tree, address: PciAddress, left_out: list[str]) -> bool:
-    """Say whether a function can be offered as what it is; when not, add the sentence for the inventory's warnings to `left_out`, and to a LeftOut what it is for.
+    """Say whether a function can be offered as what it is.
 
-    A function that cannot be read is offered: `observe` says what is wrong with it.
+    When not, add the sentence for the inventory's warnings to `left_out`, and to a LeftOut what it
+    is for. A function that cannot be read is offered: `observe` says what is wrong with it.
     """
     try:
         role, why = function_role(tree, address)
@@ -62,14 +69,17 @@ def is_offered(tree: Tree, address: PciAddress, left_out: list[str]) -> bool:
 
 
 def unusable(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-    """Refuse devices that left the bus, or that a container cannot use any more: held for passthrough, or shared through virtual functions.
+    """Refuse devices that left the bus, or that a container cannot use any more: held for
+    passthrough, or shared through virtual functions.
 
     `discover` leaves these out, but its last look may be seconds old when a claim is prepared.
     """
     refusal = gone(tree, devices)
     if refusal is not None:
         return refusal
-    causes = {device.name: why for device in devices if device.pci is not None and (why := why_not_offered(tree, device.pci))}
+    causes = {
+        device.name: why for device in devices if device.pci is not None and (why := why_not_offered(tree, device.pci))
+    }
     if not causes:
         return None
     text = "; ".join(f"{name}: {why}" for name, why in sorted(causes.items()))
@@ -79,8 +89,8 @@ def unusable(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 def own_variable(device: Device) -> str:
     """Name the variable that stands for one device.
 
-    Every device has one: CDI refuses a device without edits, and a container with two claims of a class keeps both sets of them, while the
-    second claim's list variable replaces the first's.
+    Every device has one: CDI refuses a device without edits, and a container with two claims of a
+    class keeps both sets of them, while the second claim's list variable replaces the first's.
 
     >>> own_variable(Device(name="nic-0000-3b-00-0", device_class="nic"))
     'TOPOBUS_NIC_0000_3B_00_0'

@@ -1,4 +1,6 @@
-"""What a driver finds and does not offer: a sentence for the inventory's warnings, and what the function is for instead."""
+"""What a driver finds and does not offer: a sentence for the inventory's warnings, and what the
+function is for instead.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class LeftOut(list[str]):
         return tuple(self._functions[address] for address in sorted(self._functions))
 
     def keep(self, address: PciAddress, role: DeviceRole, why: str, *, is_told: bool = True) -> None:
-        """Note a function that is for something else; `is_told` False: what everybody expects is no warning."""
+        """Note a function that is for something else; `is_told` False: what everybody expects is no
+        warning.
+        """
         self._functions[address] = KeptFunction(pci=address, role=role, why=why)
         if is_told:
             self.append(f"{address} is not offered: {why}")

@@ -23,7 +23,10 @@ class Pauses:
 
 
 def look_until(look: Callable[[], tuple[_T | None, str]], pauses: Pauses, limit_s: float) -> _T | str:
-    """Look again and again until there is a value, or until the time is over; then why there is none."""
+    """Look again and again until there is a value, or until the time is over.
+
+    Then why there is none.
+    """
     deadline = pauses.now() + limit_s
     while True:
         value, why = look()

@@ -1,7 +1,10 @@
-"""Shared code of drivers for PCI cards: find functions, fill in a Device, and read the health that every PCI function reports.
+"""Shared code of drivers for PCI cards: find functions, fill in a Device, and read the health that
+every PCI function reports.
 
-Flows in: the machine's PCI functions and the tree. Flows out: Devices with place fields filled, and Observations (presence, errors, link).
-Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats of the Linux kernel.
+Flows in: the machine's PCI functions and the tree. Flows out: Devices with place fields filled, and
+Observations (presence, errors, link).
+Source: Documentation/ABI/testing/sysfs-bus-pci and
+sysfs-bus-pci-devices-aer_stats of the Linux kernel.
 """
 
 from __future__ import annotations
@@ -33,17 +36,21 @@ __all__ = [
 
 PCI_DEVICES = "sys/bus/pci/devices"
 
-# Kernel drivers that hold a function for a virtual machine or for user space: no container can use it as what it is. Beside these, vfio-pci and the vendors'
-# variants of it (nvgrace-gpu-vfio-pci, mlx5_vfio_pci, xe-vfio-pci) are known by their ending.
+# Kernel drivers that hold a function for a virtual machine or for user space: no container can use
+# it as what it is. Beside these, vfio-pci and the vendors' variants of it (nvgrace-gpu-vfio-pci,
+# mlx5_vfio_pci, xe-vfio-pci) are known by their ending.
 _PASSTHROUGH_DRIVERS = frozenset({"pci-stub", "pciback", "uio-pci-generic", "igb-uio", "xen-pciback"})
 _VFIO_ENDING = "vfio-pci"
 
-# So many corrected errors between two looks are a failing lane or riser, not cosmic noise (a healthy link shows a few a day).
+# So many corrected errors between two looks are a failing lane or riser, not cosmic noise (a
+# healthy link shows a few a day).
 _CORRECTED_STORM = 100
 
 
 def pci_folder(address: PciAddress) -> str:
-    """Give the folder of a PCI function, relative to the tree's root; whether it is there is for the tree to tell.
+    """Give the folder of a PCI function, relative to the tree's root.
+
+    Whether it is there is for the tree to tell.
 
     >>> from topobus.values.pci import PciAddress
     >>> pci_folder(PciAddress.parse("0000:3b:00.0"))
@@ -69,9 +76,11 @@ def select_functions(
     base_classes: Collection[int] = (),
     accept: Callable[[PciDevice], bool] | None = None,
 ) -> tuple[PciDevice, ...]:
-    """Pick the machine's PCI functions by vendor id and by the upper 16 bits of the class code (0x0302: 3D controller).
+    """Pick the machine's PCI functions by vendor id and by the upper 16 bits of the class code
+    (0x0302: 3D controller).
 
-    An empty collection accepts all. A function that left the tree since the machine was published is left out: it is gone.
+    An empty collection accepts all. A function that left the tree since the machine was
+    published is left out: it is gone.
     Order: by address.
     """
     pci_devices = (
@@ -101,9 +110,11 @@ def pci_device(
     attributes: dict[str, AttributeValue] | None = None,
     capacity: dict[str, int] | None = None,
 ) -> Device:
-    """Fill a Device from a PCI function: NUMA node, root, path, switch, near CPUs and the attributes that all PCI devices have.
+    """Fill a Device from a PCI function: NUMA node, root, path, switch, near CPUs and the
+    attributes that all PCI devices have.
 
-    Attributes given win over the common ones. A function whose NUMA node is unknown gets None, never node 0.
+    Attributes given win over the common ones. A function whose NUMA node is
+    unknown gets None, never node 0.
     """
     common: dict[str, AttributeValue] = {"vendor": vendor, "pciID": f"{function.vendor:04x}:{function.device:04x}"}
     if model:
@@ -114,7 +125,8 @@ def pci_device(
     if function.driver:
         common["kernelDriver"] = function.driver
     if function.link is not None and function.link.max_width:
-        # The best the link can do, not the present speed: an idle card lowers its speed, and an inventory must not change with load.
+        # The best the link can do, not the present speed: an idle card lowers its speed, and an
+        # inventory must not change with load.
         common["pcieMaxWidth"] = function.link.max_width
     if function.subsystem_vendor:
         common["pciSubsystemID"] = f"{function.subsystem_vendor:04x}:{function.subsystem_device:04x}"
@@ -141,12 +153,15 @@ def pci_device(
 
 
 def function_role(tree: Tree, address: PciAddress) -> tuple[DeviceRole, str]:
-    """Say what a PCI function is for now, by what all functions tell, and why, where that is not what its class is for.
+    """Say what a PCI function is for now, by what all functions tell, and why, where that is not
+    what its class is for.
 
-    A function that a passthrough driver holds belongs to a virtual machine. A physical function with virtual functions on is shared through them; given
-    whole beside them it would be handed out twice.
+    A function that a passthrough driver holds belongs to a virtual machine. A
+    physical function with virtual functions on is shared through them; given whole
+    beside them it would be handed out twice.
     Errors: raises HardwareError for a file that exists and cannot be read.
-    Source: Documentation/driver-api/vfio.rst; `sriov_numvfs` in Documentation/ABI/testing/sysfs-bus-pci.
+    Source: Documentation/driver-api/vfio.rst; `sriov_numvfs` in
+    Documentation/ABI/testing/sysfs-bus-pci.
 
     Cost: two look-ups in the function's folder.
     """
@@ -156,7 +171,10 @@ def function_role(tree: Tree, address: PciAddress) -> tuple[DeviceRole, str]:
         return DeviceRole.PASSTHROUGH, f"kernel driver {kernel_driver} holds it for passthrough"
     virtual_functions = tree.read_int(f"{folder}/sriov_numvfs") or 0
     if virtual_functions:
-        return DeviceRole.PARTITION_PARENT, f"it has {virtual_functions} virtual functions on, which are offered instead"
+        return (
+            DeviceRole.PARTITION_PARENT,
+            f"it has {virtual_functions} virtual functions on, which are offered instead",
+        )
     return DeviceRole.COMPUTE, ""
 
 
@@ -179,7 +197,9 @@ def is_passthrough_driver(kernel_driver: str) -> bool:
 
 
 def why_not_offered(tree: Tree, address: PciAddress) -> str:
-    """Say why a function cannot be given to a container as what its class is for; empty when it can.
+    """Say why a function cannot be given to a container as what its class is for.
+
+    Empty when it can.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
@@ -187,9 +207,10 @@ def why_not_offered(tree: Tree, address: PciAddress) -> str:
 
 
 def awaits_driver(tree: Tree, address: PciAddress) -> str:
-    """Say that a virtual function has no kernel driver yet; nothing where it has one, or where nobody will bind one by itself.
+    """Say that a virtual function has no kernel driver yet.
 
-    The kernel adds the function at once, and its driver comes a moment later, or seconds where udev has to load the module.
+    Nothing where it has one, or where nobody will bind one by itself. The kernel adds the function
+    at once, and its driver comes a moment later, or seconds where udev has to load the module.
     Source: sriov_drivers_autoprobe in Documentation/ABI/testing/sysfs-bus-pci.
     """
     folder = pci_folder(address)
@@ -201,13 +222,15 @@ def awaits_driver(tree: Tree, address: PciAddress) -> str:
 def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     """Observe whether a kernel driver is bound to a PCI function.
 
-    Shapes: result — empty when one is bound, else one Unhealthy observation `no-kernel-driver`. Empty as well for a function that left the bus since
-            `PciHealth` saw it: what is gone lacks no driver, and the next look says that it is gone.
+    Shapes: result — empty when one is bound, else one Unhealthy observation `no-kernel-driver`.
+    Empty as well for a function that left the bus since `PciHealth` saw it: what is gone lacks no
+    driver, and the next look says that it is gone.
     Errors: raises HardwareError when the function's folder cannot be read.
     Source: Documentation/ABI/testing/sysfs-bus-pci (driver).
     """
     folder = pci_folder(address)
-    # The link is the evidence, not the folder that it leads to: recordings often leave the drivers' folders out.
+    # The link is the evidence, not the folder that it leads to: recordings often
+    # leave the drivers' folders out.
     if "driver" in tree.names(folder) or not tree.exists(folder):
         return []
     return [
@@ -222,19 +245,23 @@ def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
 
 
 class PciHealth:
-    """Looks at what every PCI function tells: is it there, did its error counters rise, is its link as wide as it could be.
+    """Looks at what every PCI function tells: is it there, did its error counters rise, is its link
+    as wide as it could be.
 
-    Error counters only ever grow, so a rise since the last look is the evidence; the first look takes the stand as it finds it. One instance a driver,
-    kept over looks.
+    Error counters only ever grow, so a rise since the last look is the evidence; the first look
+    takes the stand as it finds it. One instance a driver, kept over looks.
     """
 
     def __init__(self, *, is_speed_steady: bool = False) -> None:
         self._is_speed_steady = is_speed_steady
-        """True for cards that never lower their link's speed to save power (NICs): a lower speed is then a fault."""
+        """True for cards that never lower their link's speed to save power (NICs): a lower speed is
+        then a fault."""
         self._counted: dict[str, tuple[str, int]] = {}
-        """The error counters of the last look by path, as text and as a number: they seldom change, and to read the text takes longer than to get it."""
+        """The error counters of the last look by path, as text and as a number: they seldom change,
+        and to read the text takes longer than to get it."""
         self._wide: dict[str, tuple[str, str | None, str | None]] = {}
-        """By function: its identity with the link's width and speed that were as good as they can be. What they can be does not change while it is there."""
+        """By function: its identity with the link's width and speed that were as good as they can
+        be. What they can be does not change while it is there."""
 
     def observe(self, tree: Tree, address: PciAddress) -> list[Observation]:
         """Give what is wrong with one function now; empty when nothing is.
@@ -280,7 +307,9 @@ class PciHealth:
                 message=f"{rise} new uncorrected, non-fatal PCIe error(s)",
                 evidence={"path": path, "value": str(total)},
             )
-        if (counter := self._rise(tree, f"{folder}/aer_dev_correctable")) is not None and counter[1] >= _CORRECTED_STORM:
+        if (counter := self._rise(tree, f"{folder}/aer_dev_correctable")) is not None and counter[
+            1
+        ] >= _CORRECTED_STORM:
             path, rise, total = counter
             return Observation(
                 dimension=Dimension.LINK,
@@ -316,7 +345,9 @@ class PciHealth:
             self._wide.pop(folder, None)
         return observation
 
-    def _judge_link(self, tree: Tree, folder: str, width_text: str | None, speed_text: str | None) -> Observation | None:
+    def _judge_link(
+        self, tree: Tree, folder: str, width_text: str | None, speed_text: str | None
+    ) -> Observation | None:
         width = _number(width_text)
         best = _number(tree.read(f"{folder}/max_link_width"))
         real = tree.real(folder)
@@ -350,16 +381,26 @@ class PciHealth:
 
 
 def _total(text: str | None) -> int | None:
-    """Read an aer_stats file: `NAME count` lines, the last of them TOTAL_ERR_*; older kernels lack the total."""
+    """Read an aer_stats file: `NAME count` lines, the last of them TOTAL_ERR_*.
+
+    Older kernels lack the total.
+    """
     if not text:
         return None
-    counts = {name: int(value) for name, _, value in (line.strip().rpartition(" ") for line in text.splitlines()) if value.isdecimal()}
+    counts = {
+        name: int(value)
+        for name, _, value in (line.strip().rpartition(" ") for line in text.splitlines())
+        if value.isdecimal()
+    }
     totals = [value for name, value in counts.items() if name.startswith("TOTAL_ERR")]
     return totals[0] if totals else sum(counts.values())
 
 
 def _number(text: str | None) -> float | None:
-    """Read `16`, `16.0 GT/s PCIe`; None for `Unknown`, 0 and 255 (all ones: the function does not answer)."""
+    """Read `16`, `16.0 GT/s PCIe`.
+
+    None for `Unknown`, 0 and 255 (all ones: the function does not answer).
+    """
     first = (text or "").split(" ")[0]
     try:
         value = float(first)

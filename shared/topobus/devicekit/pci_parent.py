@@ -1,8 +1,11 @@
-"""Looks at the physical functions of virtual ones: what a card's physical function suffers, all its virtual functions do.
+"""Looks at the physical functions of virtual ones: what a card's physical function suffers, all its
+virtual functions do.
 
-Flows in: the addresses of functions, virtual or not. Flows out: by virtual function, what is wrong with its physical one, under the reasons of a PCI function with `parent-` in front.
-One look at a physical function serves all its virtual ones: its error counters tell a rise once.
-Source: `physfn` in Documentation/ABI/testing/sysfs-bus-pci. The kernel takes virtual functions away with the physical one's driver, unless somebody holds them.
+Flows in: the addresses of functions, virtual or not. Flows out: by virtual function, what is wrong
+with its physical one, under the reasons of a PCI function with `parent-` in front. One look at a
+physical function serves all its virtual ones: its error counters tell a rise once.
+Source: `physfn` in Documentation/ABI/testing/sysfs-bus-pci. The kernel takes virtual functions away
+with the physical one's driver, unless somebody holds them.
 """
 
 from __future__ import annotations
@@ -24,14 +27,19 @@ _GONE = "fell-off-bus"
 
 
 class ParentHealth:
-    """Judges physical functions; one instance a driver, kept over looks, beside the PciHealth of the functions that it offers."""
+    """Judges physical functions.
+
+    One instance a driver, kept over looks, beside the PciHealth of the functions that it offers.
+    """
 
     def __init__(self, *, is_speed_steady: bool = False) -> None:
         """Make one; `is_speed_steady` as for PciHealth."""
         self._pci_health = PciHealth(is_speed_steady=is_speed_steady)
 
     def observe(self, tree: Tree, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, list[Observation]]:
-        """Give what is wrong with the physical function of each virtual one; nothing for the other functions.
+        """Give what is wrong with the physical function of each virtual one.
+
+        Nothing for the other functions.
 
         Cost: a link a function, and for each physical function what `PciHealth` costs.
         """
@@ -65,7 +73,9 @@ class ParentHealth:
 
 
 def physical_function(tree: Tree, address: PciAddress) -> PciAddress | None:
-    """Read which physical function a virtual one belongs to; None for a function that is no virtual one.
+    """Read which physical function a virtual one belongs to.
+
+    None for a function that is no virtual one.
 
     Errors: raises HardwareError for a link that leads to something else.
     """

@@ -1,4 +1,6 @@
-"""What `prepare` is told of an owner, and what it may answer when the work takes longer than a call may."""
+"""What `prepare` is told of an owner, and what it may answer when the work takes longer than a call
+may.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,41 @@ __all__ = ["LongWork", "PrepareContext"]
 
 
 class PrepareContext(Struct, frozen=True, kw_only=True):
-    """Who wants the devices and with what opaque configuration (class configs before claim configs)."""
+    """Who wants the devices and with what opaque configuration (class configs before claim
+    configs).
+    """
 
     owner: Owner
     config: tuple[dict[str, Any], ...] = ()
     """For all devices, unless `device_config` has another word for one."""
     device_config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """By device, where a claim configures single requests; a device that is not named here has `config`."""
+    """By device, where a claim configures single requests; a device that is not named here has
+    `config`."""
     records: Mapping[str, DeviceRecord] = MappingProxyType({})
-    """By device: where `prepare` writes down what it changes, for `unprepare` to undo, also after a crash. A driver that changes nothing leaves it alone."""
+    """By device: where `prepare` writes down what it changes, for `unprepare` to undo, also after a
+    crash. A driver that changes nothing leaves it alone."""
 
     attached: frozenset[str] = frozenset()
-    """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods that run, and what left the host then is not gone."""
+    """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods
+    that run, and what left the host then is not gone."""
     free: frozenset[str] = frozenset()
-    """Those of the devices that nobody had when this owner came, as far as the journal knows: what is there now was there before."""
+    """Those of the devices that nobody had when this owner came, as far as the journal knows: what
+    is there now was there before."""
     looked_at: frozenset[str] = frozenset()
-    """Those of the devices that this owner only looks at (admin access): somebody else may have them, through any door."""
+    """Those of the devices that this owner only looks at (admin access): somebody else may have
+    them, through any door."""
     cpus: Mapping[str, CpuSet] = MappingProxyType({})
     """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
     shares: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """How much the owner has of devices that it shares: device to capacity to amount. Of what it has whole, and in `unprepare`, nothing is said."""
+    """How much the owner has of devices that it shares: device to capacity to amount. Of what it
+    has whole, and in `unprepare`, nothing is said."""
     others: Mapping[str, tuple[RecordState, ...]] = MappingProxyType({})
     """By device: what the journal says of each other owner that has it now; none for the last one."""
     in_use: Callable[[], frozenset[str]] = frozenset
-    """Which devices of the class the journal knows as somebody's at the moment of the call, those that are still to be cleaned included; not the devices of this
-    request, as far as they are this owner's alone. Who cuts a card otherwise asks it with a lock of the card's, after it has written its own intent."""
+    """Which devices of the class the journal knows as somebody's at the moment of the call, those
+    that are still to be cleaned included; not the devices of this request, as far as they are this
+    owner's alone. Who cuts a card otherwise asks it with a lock of the card's, after it has written
+    its own intent."""
 
     def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
         """Give one device's configuration."""
@@ -57,4 +69,5 @@ class LongWork(Struct, frozen=True, kw_only=True):
     what: str
     """For people: `programming the region of fpga-0`."""
     work: Callable[[], Mapping[str, ContainerEdits] | Refusal]
-    """Runs in a thread of its own, beside the driver's other methods, and answers as `prepare` does. It writes into `context.records`."""
+    """Runs in a thread of its own, beside the driver's other methods, and answers as `prepare`
+    does. It writes into `context.records`."""

@@ -1,7 +1,8 @@
 """Finds the vendor plugins of one class by entry point.
 
-A plugin is a line in the group `topobus.drivers`: `<name> = "<module>:<driver class>"`. One that cannot be imported is skipped and reported. Two with the same name
-are refused, because a setting could not say which of them it means.
+A plugin is a line in the group `topobus.drivers`: `<name> = "<module>:<driver class>"`. One that
+cannot be imported is skipped and reported. Two with the same name are refused, because a setting
+could not say which of them it means.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class SkippedPlugin:
 
 @dataclass(frozen=True, kw_only=True)
 class IgnoredDriver:
-    """A driver that none of our own services runs: its class is somebody's own, or no name of a class at all."""
+    """A driver that none of our own services runs: its class is somebody's own, or no name of a
+    class at all.
+    """
 
     name: str
     device_class: str
@@ -44,7 +47,10 @@ class IgnoredDriver:
     @property
     def next_step(self) -> str:
         """How its class comes to be served, or why it cannot be."""
-        serving = f"topobus up --class {self.device_class}; in a cluster topobus-device --class {self.device_class} on its nodes"
+        serving = (
+            f"topobus up --class {self.device_class}; in a cluster topobus-device --class {self.device_class} on "
+            "its nodes"
+        )
         return serving if self.is_served_elsewhere else self.why
 
 
@@ -58,15 +64,20 @@ class DriverRegistry:
 
 
 def load_drivers(
-    device_class: str, settings: DriverSettings | None = None, *, entry_points: Iterable[metadata.EntryPoint] | None = None
+    device_class: str,
+    settings: DriverSettings | None = None,
+    *,
+    entry_points: Iterable[metadata.EntryPoint] | None = None,
 ) -> DriverRegistry:
     """Import, make and filter the drivers of a class.
 
-    Errors: raises ConfigError when two plugins have one name, and when `allow` or `deny` names a plugin that is not installed.
+    Errors: raises ConfigError when two plugins have one name, and when `allow` or `deny` names
+    a plugin that is not installed.
     """
     settings = settings or DriverSettings()
     points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    # One distribution may stand twice on the path (editable and installed): the same line twice is one plugin.
+    # One distribution may stand twice on the path (editable and installed): the
+    # same line twice is one plugin.
     lines = sorted(
         {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
         key=lambda entry_point: (entry_point.name, entry_point.value),
@@ -91,8 +102,10 @@ def load_drivers(
             continue
         if driver.name in drivers:
             raise ConfigError(
-                f"two plugins of class {device_class} are named {driver.name!r}: {drivers[driver.name][1]} and {line.value}",
-                next_step=f"uninstall one of them, or deny one by its entry point's name in drivers.deny (here {line.name!r})",
+                f"two plugins of class {device_class} are named {driver.name!r}: {drivers[driver.name][1]} "
+                f"and {line.value}",
+                next_step="uninstall one of them, or deny one by its entry point's name in drivers.deny (here "
+                f"{line.name!r})",
                 name=driver.name,
             )
         drivers[driver.name] = (driver, line.value)
@@ -101,16 +114,25 @@ def load_drivers(
         for name in wanted:
             if name not in names:
                 raise ConfigError(
-                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed are {sorted(names) or 'none'}",
+                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed "
+                    f"are {sorted(names) or 'none'}",
                     next_step=f"correct {key}, or install the package that brings {name!r}",
                     key=key,
                 )
-    chosen = sorted(name for name in drivers if name not in settings.deny and (not settings.allow or name in settings.allow))
-    return DriverRegistry(drivers=tuple(drivers[name][0] for name in chosen), skipped=tuple(skipped), ignored=tuple(ignored))
+    chosen = sorted(
+        name for name in drivers if name not in settings.deny and (not settings.allow or name in settings.allow)
+    )
+    return DriverRegistry(
+        drivers=tuple(drivers[name][0] for name in chosen), skipped=tuple(skipped), ignored=tuple(ignored)
+    )
 
 
-def unserved_drivers(served: Iterable[str], *, entry_points: Iterable[metadata.EntryPoint] | None = None) -> tuple[IgnoredDriver, ...]:
-    """Name the installed drivers of classes that have no service among ours and are none of those served, sorted by name."""
+def unserved_drivers(
+    served: Iterable[str], *, entry_points: Iterable[metadata.EntryPoint] | None = None
+) -> tuple[IgnoredDriver, ...]:
+    """Name the installed drivers of classes that have no service among ours and are none of those
+    served, sorted by name.
+    """
     points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     lines = {(line.name, line.value): line for line in points if not line.module.startswith("topobus.")}
     drivers = {driver.name: driver for line in lines.values() if (driver := _make(line)[0]) is not None}
@@ -123,7 +145,9 @@ def unserved_drivers(served: Iterable[str], *, entry_points: Iterable[metadata.E
 
 
 def _is_of_another_service(module: str, device_class: str) -> bool:
-    """Say whether a plugin of our own belongs to another service, whose dependencies may not be installed here."""
+    """Say whether a plugin of our own belongs to another service, whose dependencies may not be
+    installed here.
+    """
     parts = module.split(".")
     return len(parts) > 2 and parts[0] == "topobus" and parts[2] == "plugins" and parts[1] != device_class
 

@@ -1,7 +1,10 @@
-"""What a service needs of the machine beyond its own container, each with its reason: declared beside the code that needs it, in the service's `rights.py`.
+"""What a service needs of the machine beyond its own container, each with its reason: declared
+beside the code that needs it, in the service's `rights.py`.
 
-Flows out: values that manifests, the page docs/reference/rights.md and tests are held against. Nothing here grants anything. A service without a `rights.py` needs nothing.
-Drivers run inside their class's service and declare nothing: a vendor's driver has no right by default, and what an operator's overlay gives to the service.
+Flows out: values that manifests, the page docs/reference/rights.md and tests are held against.
+Nothing here grants anything. A service without a `rights.py` needs nothing. Drivers run inside
+their class's service and declare nothing: a vendor's driver has no right by default, and what an
+operator's overlay gives to the service.
 """
 
 from __future__ import annotations
@@ -63,14 +66,18 @@ HARDWARE_RIGHTS = (
 
 
 def kit_rights(device_class: str) -> tuple[Right, ...]:
-    """Give what the kit itself needs, for what an operator switches on, in a service for PCI devices."""
+    """Give what the kit itself needs, for what an operator switches on, in a service for PCI
+    devices.
+    """
     rights: list[Right] = []
     for feature in (PASSTHROUGH, DEVICE_RESET):
         is_passthrough = feature == PASSTHROUGH
         devices = "driver_override is written there" if is_passthrough else "a function's reset is written there"
         rights += [
             Right(
-                kind=RightKind.ROOT, why="the kernel's files for this are root's; no capability is needed to write them", feature=feature
+                kind=RightKind.ROOT,
+                why="the kernel's files for this are root's; no capability is needed to write them",
+                feature=feature,
             ),
             Right(
                 kind=RightKind.MOUNT,

@@ -1,6 +1,8 @@
-"""The settings that all device services share: where the hardware is, which drivers run, how health moves.
+"""The settings that all device services share: where the hardware is, which drivers run, how health
+moves.
 
-A device service's own settings struct subclasses `DeviceServiceSettings` and adds what only its class needs.
+A device service's own settings struct subclasses `DeviceServiceSettings` and
+adds what only its class needs.
 """
 
 from __future__ import annotations
@@ -36,68 +38,89 @@ class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     deny: tuple[str, ...] = ()
     """Names of plugins never to load, not even when `allow` names them."""
     timeout_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Seconds one call of a plugin may take before its devices count as Unknown. 5 s: half of the 10 s that a gateway waits for `prepare`."""
+    """Seconds one call of a plugin may take before its devices count as Unknown. 5 s: half of the
+    10 s that a gateway waits for `prepare`."""
     first_wait_s: Annotated[float, Meta(ge=0)] = 2.0
-    """Seconds the first inventory waits for slow plugins. 2 s: a node must be registered with kubelet within 3 s of its start."""
+    """Seconds the first inventory waits for slow plugins. 2 s: a node must be registered with
+    kubelet within 3 s of its start."""
 
 
 class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it is written down what was done to devices, so that a crash leaves nothing that is not undone."""
+    """Where it is written down what was done to devices, so that a crash leaves nothing that is not
+    undone.
+    """
 
     dir: str = ""
-    """Folder of the journal, one file a device; empty: `/var/lib/topobus/<class>`, which survives a reboot (of a recorded machine: within its tree). It is made when
-    a driver first changes something."""
+    """Folder of the journal, one file a device; empty: `/var/lib/topobus/<class>`, which survives a
+    reboot (of a recorded machine: within its tree). It is made when a driver first changes
+    something."""
 
 
 class CleaningSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a device is cleaned after its last owner, where its driver cleans."""
 
     limit_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds that one try may take before the device counts as dirty. 60 s: longer than a GPU's reset or an FPGA's blanking takes."""
+    """Seconds that one try may take before the device counts as dirty. 60 s: longer than a GPU's
+    reset or an FPGA's blanking takes."""
     answer_after_s: Annotated[float, Meta(ge=0)] = 1.0
-    """Seconds that the answer of `unprepare` waits for it. 1 s: a device that is clean by then never leaves the list of those that can be had."""
+    """Seconds that the answer of `unprepare` waits for it. 1 s: a device that is clean by then
+    never leaves the list of those that can be had."""
     retry_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Seconds until the second try; each further one waits twice as long, 64 times this at most. 1 s: most of what is left ends with the last process."""
+    """Seconds until the second try; each further one waits twice as long, 64 times this at most. 1
+    s: most of what is left ends with the last process."""
 
 
 class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Physical functions that are cut into virtual ones when a claim gets one of them."""
 
     where: tuple[Condition, ...]
-    """All of these are true of the physical function's device, in the words of a pool's conditions: `[{field = "pci", equals = "0000:3b:00.0"}]`."""
+    """All of these are true of the physical function's device, in the words of a pool's conditions:
+    `[{field = "pci", equals = "0000:3b:00.0"}]`."""
     count: Annotated[int, Meta(ge=1, le=256)]
     """How many virtual functions are made; fewer where the card can have no more (sriov_totalvfs)."""
     when_idle: Literal["keep", "remove"] = "keep"
-    """What becomes of them when the last is given back. `keep`: the next claim of one waits for nothing; a claim of the physical function removes them. `remove`: they go at once."""
+    """What becomes of them when the last is given back. `keep`: the next claim of one waits for
+    nothing; a claim of the physical function removes them. `remove`: they go at once."""
 
     def __post_init__(self) -> None:
         """Refuse a rule that would cut every card."""
         if not self.where:
-            raise ValueError("where is empty, wanted at least one condition such as {field = 'pci', equals = '0000:3b:00.0'}")
+            raise ValueError(
+                "where is empty, wanted at least one condition such as {field = 'pci', equals = '0000:3b:00.0'}"
+            )
 
 
 class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What becomes of a card whose parts are devices of their own."""
 
     parents: Literal["hidden", "counted"] = "hidden"
-    """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give it (a NIC or an Intel GPU with virtual functions on, an AMD GPU in CPX, a DFL card with
-    several ports), and counters see to it that never both are held. Hidden by default, for devices that exclude each other are for claims alone: kubelet's device plugin
-    can count nothing, and would offer neither card nor parts."""
+    """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give
+    it (a NIC or an Intel GPU with virtual functions on, an AMD GPU in CPX, a DFL card with several
+    ports), and counters see to it that never both are held. Hidden by default, for devices that
+    exclude each other are for claims alone: kubelet's device plugin can count nothing, and would
+    offer neither card nor parts."""
     on_demand: bool = False
-    """Whether an idle card is offered as a whole and in parts at the same time, and cut when a claim gets one of them, where its plugin can cut: AMD GPUs with compute partition modes,
-    and NVIDIA GPUs that are in MIG mode, as instances of each size. It needs a /sys that can be written, or the right to make MIG instances. False: for claims alone, as `counted` is; and who cuts the cards of a node already (its boot, another operator) would undo it."""
+    """Whether an idle card is offered as a whole and in parts at the same time, and cut when a
+    claim gets one of them, where its plugin can cut: AMD GPUs with compute partition modes, and
+    NVIDIA GPUs that are in MIG mode, as instances of each size. It needs a /sys that can be
+    written, or the right to make MIG instances. False: for claims alone, as `counted` is; and who
+    cuts the cards of a node already (its boot, another operator) would undo it."""
     virtual_functions: tuple[FunctionRule, ...] = ()
-    """Physical functions that are offered whole and in virtual functions at the same time, and cut when a claim gets one of these (NICs and Intel's GPUs with SR-IOV); the first rule
-    that fits counts. Empty: none. It needs a /sys that can be written, is for claims alone, and must not name a card whose number of virtual functions somebody else keeps."""
+    """Physical functions that are offered whole and in virtual functions at the same time, and cut
+    when a claim gets one of these (NICs and Intel's GPUs with SR-IOV); the first rule that fits
+    counts. Empty: none. It needs a /sys that can be written, is for claims alone, and must not name
+    a card whose number of virtual functions somebody else keeps."""
 
 
 class PassthroughRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Functions that claims may have for a virtual machine, and by which kernel driver."""
 
     where: tuple[Condition, ...]
-    """All of these are true of such a device; the fields are those of pools (docs/reference/pools.md)."""
+    """All of these are true of such a device; the fields are those of pools
+    (docs/reference/pools.md)."""
     kernel_driver: str = "vfio-pci"
-    """What holds the function meanwhile: vfio-pci, or a maker's variant of it (`nvgrace-gpu-vfio-pci`, `mlx5_vfio_pci`); the node must have it loaded."""
+    """What holds the function meanwhile: vfio-pci, or a maker's variant of it
+    (`nvgrace-gpu-vfio-pci`, `mlx5_vfio_pci`); the node must have it loaded."""
 
     def __post_init__(self) -> None:
         """Refuse a rule for everything, and a driver that is none of VFIO's."""
@@ -105,7 +128,8 @@ class PassthroughRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("where is empty, wanted at least one condition such as {field = 'model', glob = '*H100*'}")
         if not is_vfio(self.kernel_driver) or "/" in self.kernel_driver:
             raise ValueError(
-                f"kernel_driver is {self.kernel_driver!r}, wanted vfio-pci or a maker's variant of it, whose name ends with vfio-pci"
+                f"kernel_driver is {self.kernel_driver!r}, wanted vfio-pci or a maker's variant of it, whose "
+                "name ends with vfio-pci"
             )
 
 
@@ -113,12 +137,15 @@ class PassthroughSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Which PCI functions a claim may have switched to VFIO, for a virtual machine, and back."""
 
     allow: tuple[PassthroughRule, ...] = ()
-    """The first rule that is true of a device counts. Empty: none, for it needs rights that a device service has not by default, and whoever has a function whole can do to it
-    what its driver never would; docs/how-to/pass-a-device-to-a-virtual-machine.md."""
+    """The first rule that is true of a device counts. Empty: none, for it needs rights that a
+    device service has not by default, and whoever has a function whole can do to it what its driver
+    never would; docs/how-to/pass-a-device-to-a-virtual-machine.md."""
     idle_s: Annotated[float, Meta(gt=0)] = 30.0
-    """Seconds that whoever still uses the function may take to end. 30 s: what kubelet gives a pod to terminate."""
+    """Seconds that whoever still uses the function may take to end. 30 s: what kubelet gives a pod
+    to terminate."""
     switch_s: Annotated[float, Meta(gt=0)] = 30.0
-    """Seconds that a kernel driver may take to let a function go, or to take it. 30 s: a GPU's driver takes ten to begin."""
+    """Seconds that a kernel driver may take to let a function go, or to take it. 30 s: a GPU's
+    driver takes ten to begin."""
 
 
 class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,7 +166,9 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     passthrough: PassthroughSettings = PassthroughSettings()
     """Which PCI functions claims may have for virtual machines; class cpu has none."""
     pools: tuple[Pool, ...] = ()
-    """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it; docs/reference/pools.md has the rules."""
+    """Devices that kubelet is offered under resource names of their own, by selectors; the first
+    pool that matches a device has it; docs/reference/pools.md has the rules."""
     sharing: tuple[SharedPool, ...] = ()
-    """Devices that several containers have at once, by selectors, under resource names of their own, through kubelet's device plugins and by claims; they are tried before
-    `pools`. docs/reference/pools.md has the rules."""
+    """Devices that several containers have at once, by selectors, under resource names of their
+    own, through kubelet's device plugins and by claims; they are tried before `pools`.
+    docs/reference/pools.md has the rules."""

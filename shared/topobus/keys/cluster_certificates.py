@@ -1,8 +1,13 @@
-"""Makes and renews the certificate of the NATS server in a cluster, and the authority that signs it, as Secrets; clients get the authority's certificate as a ConfigMap.
+"""Makes and renews the certificate of the NATS server in a cluster, and the authority that signs
+it, as Secrets.
 
-Flows in: what the API server has. Flows out: what is missing, or about to expire. The files of `topobus.bus.login.certificates` are laid out in a folder that is thrown away, and
-what became of them is written back: the authority is only ever created; then the certificate; last what clients trust. Killed anywhere, or raced by another run, the next
-look goes on from what is there. A Secret that somebody else fills (cert-manager) is taken as it is.
+Clients get the authority's certificate as a ConfigMap.
+
+Flows in: what the API server has. Flows out: what is missing, or about to expire. The files of
+`topobus.bus.login.certificates` are laid out in a folder that is thrown away, and what became of
+them is written back: the authority is only ever created; then the certificate; last what clients
+trust. Killed anywhere, or raced by another run, the next look goes on from what is there. A Secret
+that somebody else fills (cert-manager) is taken as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ _AUTHORITY_FILES = ("ca.key", AUTHORITY_FILE)
 
 
 def server_names(namespace: str) -> tuple[str, ...]:
-    """Name how clients in a cluster reach the server, and by a forwarded port (`kubectl port-forward`).
+    """Name how clients in a cluster reach the server, and by a forwarded port (`kubectl
+    port-forward`).
 
     >>> server_names("topobus")[2:5]
     ('nats.topobus.svc', 'nats.topobus.svc.cluster.local', '*.nats.topobus.svc')
@@ -40,20 +46,29 @@ def server_names(namespace: str) -> tuple[str, ...]:
 async def make_certificate(
     objects: NamespaceObjects, names: Sequence[str], *, now: datetime, is_renewal: bool = False
 ) -> ServerCertificate:
-    """Make what is missing of authority, certificate and the clients' copy; make a certificate anew that lacks a name or has less than a third of its life left.
+    """Make what is missing of authority, certificate and the clients' copy.
+
+    Make a certificate anew that lacks a name or has less than a third of its life left.
 
     Shapes: is_renewal — make it anew in any case.
-    Errors: raises ConfigError as `certify` does, for a Secret that says nothing about whom to trust and for a right that is missing; PeerUnavailable.
+    Errors: raises ConfigError as `certify` does, for a Secret that says nothing about whom to trust
+    and for a right that is missing; PeerUnavailable.
     """
     while True:
         authority, server = await objects.read("Secret", AUTHORITY_SECRET), await objects.read("Secret", TLS_SECRET)
         made, signer, texts = await asyncio.to_thread(_certified, authority, server, names, now, is_renewal)
-        if authority is None and signer and not await objects.replace(None, object_made("Secret", AUTHORITY_SECRET, signer)):
+        if (
+            authority is None
+            and signer
+            and not await objects.replace(None, object_made("Secret", AUTHORITY_SECRET, signer))
+        ):
             continue
         if texts != texts_of(server, _SERVER_FILES):
             if server is not None and not is_ours(server):
                 raise _not_ours(objects, TLS_SECRET)
-            if not await objects.replace(server, object_made("Secret", TLS_SECRET, texts, secret_type="kubernetes.io/tls")):
+            if not await objects.replace(
+                server, object_made("Secret", TLS_SECRET, texts, secret_type="kubernetes.io/tls")
+            ):
                 continue
         if await _settle_clients(objects, texts.get(AUTHORITY_FILE, "")):
             return made
@@ -62,9 +77,15 @@ async def make_certificate(
 def _certified(
     authority: Plain | None, server: Plain | None, names: Sequence[str], now: datetime, is_renewal: bool
 ) -> tuple[ServerCertificate, dict[str, str], dict[str, str]]:
-    """Do on files what is to be done; gives the certificate, and the texts of the authority's and the server's Secret."""
+    """Do on files what is to be done.
+
+    Gives the certificate, and the texts of the authority's and the server's Secret.
+    """
     with tempfile.TemporaryDirectory(prefix="topobus-keys-") as scratch:
-        parts = ((Path(scratch) / "authority", authority, _AUTHORITY_FILES), (Path(scratch) / "server", server, _SERVER_FILES))
+        parts = (
+            (Path(scratch) / "authority", authority, _AUTHORITY_FILES),
+            (Path(scratch) / "server", server, _SERVER_FILES),
+        )
         for folder, secret, files in parts:
             folder.mkdir(mode=0o700)
             for name, text in texts_of(secret, files).items():
@@ -72,13 +93,17 @@ def _certified(
         (signing_folder, _, _), (server_folder, _, _) = parts
         made = certify(server_folder, names, authority=signing_folder, now=now, is_renewal=is_renewal)
         signer, texts = (
-            {name: (folder / name).read_text(encoding="utf-8") for name in files if (folder / name).exists()} for folder, _, files in parts
+            {name: (folder / name).read_text(encoding="utf-8") for name in files if (folder / name).exists()}
+            for folder, _, files in parts
         )
         return made, signer, texts
 
 
 async def _settle_clients(objects: NamespaceObjects, trusted: str) -> bool:
-    """Give clients the certificates of the authorities to trust; False when somebody else was faster."""
+    """Give clients the certificates of the authorities to trust.
+
+    False when somebody else was faster.
+    """
     present = await objects.read("ConfigMap", AUTHORITY_MAP)
     if present is not None and (not is_ours(present) or not trusted):
         return True

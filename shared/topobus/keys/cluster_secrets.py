@@ -1,8 +1,11 @@
 """Makes and changes the Secrets of NATS' users in one namespace of a cluster.
 
-Flows in: what the API server has. Flows out: the Secrets that are missing, and the server's, derived from all others. A Secret of a principal is only ever created, unless
-somebody asks for a new password; so a run that is killed anywhere leaves what the next one completes, and two that run at once take what the first one made. The server's is
-written by compare-and-set on its version, which is read before the passwords: who changed a password writes the server's afterwards, and nobody writes an older state over it.
+Flows in: what the API server has. Flows out: the Secrets that are missing, and the server's,
+derived from all others. A Secret of a principal is only ever created, unless somebody asks for a
+new password; so a run that is killed anywhere leaves what the next one completes, and two that run
+at once take what the first one made. The server's is written by compare-and-set on its version,
+which is read before the passwords: who changed a password writes the server's afterwards, and
+nobody writes an older state over it.
 """
 
 from __future__ import annotations
@@ -49,9 +52,11 @@ class _Form(Struct, frozen=True, kw_only=True):
 async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False, classes: Iterable[str] = ()) -> None:
     """Make what is missing, and the servers' as the others are now.
 
-    Shapes: has_leaves — nodes have servers of their own, and the one in the middle is their hub. classes — device classes that `topobus-device` serves, besides those that
-            the server's Secret has users for.
-    Errors: raises ConfigError for a Secret that cannot be used and for a right that is missing, PeerUnavailable when the API server does not answer.
+    Shapes: has_leaves — nodes have servers of their own, and the one in the middle is their
+    hub. classes — device classes that `topobus-device` serves, besides those that the
+    server's Secret has users for.
+    Errors: raises ConfigError for a Secret that cannot be used and for a right that is missing,
+    PeerUnavailable when the API server does not answer.
     """
     form = _Form(has_leaves=has_leaves, classes=tuple(sorted({*await _classes(objects), *classes})))
     await _passwords(objects, form)
@@ -61,26 +66,36 @@ async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False, cla
 async def rotate_users(
     objects: NamespaceObjects, principals: Iterable[str], *, server_after_s: float, is_overlapping: bool = False
 ) -> tuple[str, ...]:
-    """Make passwords anew (of all users, when none is named), and after a while the servers' files; names the users.
+    """Make passwords anew (of all users, when none is named), and after a while the servers' files.
 
-    Shapes: is_overlapping — those of before count, too, until `forget_previous_passwords`. Of all users only Topobus' own are meant then: others know of no second name.
+    Names the users.
 
-    Units: server_after_s — by then the nodes have brought the new passwords to the pods. The server ends the connections of these users when it reads its file; a pod
-           that had the old password then would be refused until it has the new one.
-    Errors: as `make_users`, and ConfigError before anything is changed for a Secret that somebody else made. Interrupted in between, `make_users` writes the server's file.
+    Shapes: is_overlapping — those of before count, too, until `forget_previous_passwords`. Of all
+    users only Topobus' own are meant then: others know of no second name.
+
+    Units: server_after_s — by then the nodes have brought the new passwords to the pods. The server
+    ends the connections of these users when it reads its file; a pod that had the old password then
+    would be refused until it has the new one.
+    Errors: as `make_users`, and ConfigError before anything is changed for a Secret that somebody
+    else made. Interrupted in between, `make_users` writes the server's file.
     """
     form = await _present_form(objects)
     everybody = users_of(has_leaves=form.has_leaves, classes=form.classes)
     wanted = tuple(principals) or tuple(user for user in everybody if not is_overlapping or takes_second_name(user))
     if unknown := sorted({*wanted} - {*everybody}):
-        raise ConfigError(f"namespace {objects.namespace} has no user {', '.join(unknown)}", next_step=f"known are {', '.join(everybody)}")
+        raise ConfigError(
+            f"namespace {objects.namespace} has no user {', '.join(unknown)}",
+            next_step=f"known are {', '.join(everybody)}",
+        )
     await _passwords(objects, form)
     for principal in wanted:
         await _own(objects, principal)
     for principal in wanted:
         while True:
             present = await _own(objects, principal)
-            if await objects.replace(present, changed_secret(present, principal, new_password(), is_overlapping=is_overlapping)):
+            if await objects.replace(
+                present, changed_secret(present, principal, new_password(), is_overlapping=is_overlapping)
+            ):
                 break
             # Somebody else changed it at the same moment: the last one counts.
     await asyncio.sleep(server_after_s)
@@ -89,7 +104,8 @@ async def rotate_users(
 
 
 async def forget_previous_passwords(objects: NamespaceObjects) -> tuple[str, ...]:
-    """Let the passwords from before a rotation with an overlap count no more, in the Secrets and then in the servers' files; names the users that had one.
+    """Let the passwords from before a rotation with an overlap count no more, in the Secrets and
+    then in the servers' files; names the users that had one.
 
     Errors: as `make_users`. Interrupted in between, `make_users` writes the servers' files.
     """

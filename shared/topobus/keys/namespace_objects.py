@@ -1,6 +1,8 @@
-"""Reads and writes the Secrets and ConfigMaps of one namespace, one by one, so that rights can be bound to their names.
+"""Reads and writes the Secrets and ConfigMaps of one namespace, one by one, so that rights can be
+bound to their names.
 
-Flows in: names, objects to write. Flows out: objects as they are; a race that was lost is a value, a right that is missing an error.
+Flows in: names, objects to write. Flows out: objects as they are; a race that was lost is a value,
+a right that is missing an error.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ _PLURALS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 
 
 class NamespaceObjects:
-    """The objects of one namespace; `written` names those that this process made or changed, in order."""
+    """The objects of one namespace; `written` names those that this process made or changed, in
+    order.
+    """
 
     def __init__(self, client: KubernetesClient, namespace: str) -> None:
         self._client = client
@@ -25,7 +29,8 @@ class NamespaceObjects:
     async def read(self, kind: str, name: str) -> Plain | None:
         """Give an object; None when there is none.
 
-        Errors: raises ConfigError for a right that is missing, PeerUnavailable when the API server does not answer.
+        Errors: raises ConfigError for a right that is missing, PeerUnavailable when
+        the API server does not answer.
         """
         answer = await self._client.ask("GET", object_path("v1", _PLURALS[kind], namespace=self.namespace, name=name))
         if isinstance(answer, Rejected):
@@ -72,6 +77,8 @@ class NamespaceObjects:
 
     def _refused(self, verb: str, kind: str, name: str, answer: Rejected) -> ConfigError:
         return ConfigError(
-            f"API server {self._client.server}: cannot {verb} {kind} {self.namespace}/{name}: {answer.message or answer.code}",
-            next_step="in a cluster the rights are in deploy/kubernetes/keys.yaml; by hand use a kubeconfig that may write Secrets there",
+            f"API server {self._client.server}: cannot {verb} {kind} {self.namespace}/{name}: "
+            f"{answer.message or answer.code}",
+            next_step="in a cluster the rights are in deploy/kubernetes/keys.yaml; by hand use a kubeconfig that may "
+            "write Secrets there",
         )

@@ -1,7 +1,9 @@
-"""The Secrets that hold NATS' users and certificates in a cluster: their names, how they are written, and what is read of them. Pure.
+"""The Secrets that hold NATS' users and certificates in a cluster: their names, how they are
+written, and what is read of them. Pure.
 
-Flows in: passwords, objects as the API server gives them. Flows out: objects to write, passwords. A Secret for each principal, so that each pod mounts its own alone, and one
-for the server, which is derived from the others.
+Flows in: passwords, objects as the API server gives them. Flows out: objects to write,
+passwords. A Secret for each principal, so that each pod mounts its own alone, and one for the
+server, which is derived from the others.
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ __all__ = [
 ]
 
 SERVER_SECRET = "topobus-nats-server"
-"""The users of the server, or of the hub, with their passwords and rights, as a file that its configuration includes."""
+"""The users of the server, or of the hub, with their passwords and rights, as a file that its
+configuration includes."""
 LEAVES_SECRET = "topobus-nats-leaves"
 """The same for the servers of the nodes, where nodes have servers of their own."""
 TLS_SECRET = "topobus-nats-tls"
-"""The server's certificate, its key and the authorities to trust, as cert-manager has them: `tls.crt`, `tls.key`, `ca.crt`."""
+"""The server's certificate, its key and the authorities to trust, as cert-manager has them:
+`tls.crt`, `tls.key`, `ca.crt`."""
 AUTHORITY_SECRET = "topobus-nats-authority"
 """The authority with its key; no pod but that of the Job has it."""
 AUTHORITY_MAP = "topobus-nats-ca"
@@ -76,14 +80,19 @@ def object_made(kind: str, name: str, data: Mapping[str, str], *, secret_type: s
 
 
 def password_secret(principal: str, password: str) -> Plain:
-    """Give the Secret of a principal; `username` stands there for programs that read both. No line ends: a container may have it as a variable."""
+    """Give the Secret of a principal; `username` stands there for programs that read both.
+
+    No line ends: a container may have it as a variable.
+    """
     return object_made("Secret", user_secret(principal), {_PASSWORD: password, "username": principal})
 
 
 def changed_secret(present: Plain | None, principal: str, password: str, *, is_overlapping: bool) -> Plain:
-    """Give the Secret of a principal with another password, to be written over the present one; `is_overlapping`: that of before counts, too, until `forgotten_secret`.
+    """Give the Secret of a principal with another password, to be written over the present one;
+    `is_overlapping`: that of before counts, too, until `forgotten_secret`.
 
-    The server knows one password for each name, so the newer one goes with the principal's other name, which stands before it: `gpu__2:p…` (docs/adr/0008).
+    The server knows one password for each name, so the newer one goes with the principal's other
+    name, which stands before it: `gpu__2:p…` (docs/adr/0008).
     Errors: as `logins_in`.
     """
     if not is_overlapping or present is None:
@@ -106,7 +115,8 @@ def has_previous(secret: Plain) -> bool:
 
 
 def logins_in(secret: Plain, principal: str) -> dict[str, str]:
-    """Read the passwords of a principal that count, by login, whoever made its Secret: the one that it takes, and while it changes the one of before.
+    """Read the passwords of a principal that count, by login, whoever made its Secret: the one that
+    it takes, and while it changes the one of before.
 
     Errors: raises ConfigError when there is none that the server would take as it is.
     """
@@ -115,7 +125,9 @@ def logins_in(secret: Plain, principal: str) -> dict[str, str]:
 
 
 def users_of(*, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Name all users, sorted: of one server for everything, or of a hub and the servers of nodes. A node's server is user `leaf` at the hub, whichever node it is.
+    """Name all users, sorted: of one server for everything, or of a hub and the servers of nodes.
+
+    A node's server is user `leaf` at the hub, whichever node it is.
 
     Shapes: classes — device classes besides ours, which `topobus-device` serves.
 
@@ -132,7 +144,9 @@ def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
 
 
 def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[Plain, ...]:
-    """Give the Secrets of the servers; `passwords` has one for each user, by its name or by one or both of its `logins_of`. They say for which `classes` they are."""
+    """Give the Secrets of the servers; `passwords` has one for each user, by its name or by one or
+    both of its `logins_of`. They say for which `classes` they are.
+    """
     secrets = (
         object_made("Secret", name, {_USERS_FILE: accounts_configuration(passwords, shape, classes=classes)})
         for name, shape in _shapes(has_leaves).items()
@@ -141,7 +155,10 @@ def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: S
 
 
 def classes_in(server_secret: Plain | None) -> tuple[str, ...]:
-    """Read for which device classes besides ours a server's Secret has users; none of one that is not there."""
+    """Read for which device classes besides ours a server's Secret has users.
+
+    None of one that is not there.
+    """
     annotations = ((server_secret or {}).get("metadata") or {}).get("annotations") or {}
     return tuple(sorted(filter(None, str(annotations.get(_CLASSES, "")).split(","))))
 
@@ -189,7 +206,8 @@ def _login_of(secret: Plain, key: str, principal: str) -> tuple[str, str]:
     if not is_password(password):
         name = secret["metadata"]["name"]
         raise ConfigError(
-            f"Secret {name}: its {key} has {len(password)} characters, wanted 16 to 128 letters and digits, a letter first",
+            f"Secret {name}: its {key} has {len(password)} characters, wanted 16 to 128 letters and digits, a "
+            "letter first",
             next_step=_remedy(name),
         )
     return login, password
@@ -207,4 +225,6 @@ def _remedy(name: str) -> str:
     return f"delete the Secret {name}: the next run makes another one"
 
 
-assert not {SERVER_SECRET, LEAVES_SECRET, TLS_SECRET, AUTHORITY_SECRET} & {user_secret(name) for name in users_of(has_leaves=True)}
+assert not {SERVER_SECRET, LEAVES_SECRET, TLS_SECRET, AUTHORITY_SECRET} & {
+    user_secret(name) for name in users_of(has_leaves=True)
+}

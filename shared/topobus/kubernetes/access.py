@@ -1,7 +1,10 @@
-"""How the API server is reached and who we are there: a kubeconfig, or the service account of our pod.
+"""How the API server is reached and who we are there: a kubeconfig, or the service account of our
+pod.
 
-Flows in: settings. Flows out: an HTTP client, and whether the files behind it are others by now: tokens, certificates and authorities are replaced while we
-run. What the configuration asks and we cannot do is refused with its name: silently left out, it would look like a server that is down, or act in another's name.
+Flows in: settings. Flows out: an HTTP client, and whether the files behind it are others by now:
+tokens, certificates and authorities are replaced while we run. What the configuration asks and
+we cannot do is refused with its name: silently left out, it would look like a server that is
+down, or act in another's name.
 Source: client-go tools/clientcmd/api/v1 (kubeconfig), transport (impersonation headers).
 """
 
@@ -51,7 +54,8 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     next_step: str
     """What an operator does about a configuration that cannot be used."""
     runs_programs: bool = False
-    """Whether a user entry may name a program that prints its token (exec): what a person's kubeconfig does, and a daemon on a node must not."""
+    """Whether a user entry may name a program that prints its token (exec): what a person's
+    kubeconfig does, and a daemon on a node must not."""
 
 
 class Access:
@@ -61,7 +65,8 @@ class Access:
         self.client = client
         self.server = server
         self.extensions: dict[str, str] = {"sni_hostname": server_name} if server_name else {}
-        """Of every request: the name that the server's certificate must have when it is not that of its address (tls-server-name)."""
+        """Of every request: the name that the server's certificate must have when it is not that of
+        its address (tls-server-name)."""
         self._files = files
         self._state = _state_of(files)
 
@@ -75,7 +80,8 @@ class Access:
             config, files, user, cluster = _load(settings)
             headers, server_name = _impersonation(user, str(config.context.user)), _server_name(cluster)
             is_local = urlsplit(config.cluster.server).hostname in _LOOPBACK
-            # As other Kubernetes clients do, take the environment's proxy, but never to reach this very machine.
+            # As other Kubernetes clients do, take the environment's proxy, but
+            # never to reach this very machine.
             params = ConnectionParams(timeout=httpx2.Timeout(settings.call_s), trust_env=not is_local)
             made = params.httpx_params(config)
             as_other_clients(made["verify"])
@@ -91,7 +97,8 @@ class Access:
     def url(self, path: str, params: Mapping[str, str] | None = None) -> httpx2.URL:
         """Make the whole address of a request.
 
-        The client would make it of the same parts and read it anew for each of them (base, path, parameters): a sixth of the processor time of a small request.
+        The client would make it of the same parts and read it anew for each of them (base, path,
+        parameters): a sixth of the processor time of a small request.
         """
         # Both end where the other begins with a slash.
         address = str(self.client.base_url).rstrip("/") + path
@@ -104,7 +111,11 @@ class Access:
 
 
 def _load(settings: AccessSettings) -> tuple[SingleConfig, tuple[Path, ...], Mapping[str, Any], Mapping[str, Any]]:
-    """Read the files; gives also the user's and the cluster's entries as they stand there, for what the library leaves out."""
+    """Read the files.
+
+    Gives also the user's and the cluster's entries as they stand there,
+    for what the library leaves out.
+    """
     user: Mapping[str, Any] = {}
     cluster: Mapping[str, Any] = {}
     if not settings.kubeconfig:
@@ -122,10 +133,17 @@ def _load(settings: AccessSettings) -> tuple[SingleConfig, tuple[Path, ...], Map
     if settings.kubeconfig:
         plain = yaml.safe_load(files[0].read_text(encoding="utf-8"))
         user, cluster = _entry(plain, "user", chosen.context.user), _entry(plain, "cluster", chosen.context.cluster)
-        _check_supported("user", str(chosen.context.user), user, _UNSUPPORTED["user"] | ({} if settings.runs_programs else _PROGRAM))
+        _check_supported(
+            "user", str(chosen.context.user), user, _UNSUPPORTED["user"] | ({} if settings.runs_programs else _PROGRAM)
+        )
         _check_supported("cluster", chosen.context.cluster, cluster, _UNSUPPORTED["cluster"])
     named = (chosen.cluster.certificate_auth, chosen.user.client_cert, chosen.user.client_key, chosen.user.token_file)
-    return chosen, tuple(dict.fromkeys((*files, *(Path(chosen.abs_file(name)) for name in named if name)))), user, cluster
+    return (
+        chosen,
+        tuple(dict.fromkeys((*files, *(Path(chosen.abs_file(name)) for name in named if name)))),
+        user,
+        cluster,
+    )
 
 
 def _entry(plain: Mapping[str, Any], what: str, name: str | None) -> Mapping[str, Any]:
@@ -136,14 +154,19 @@ def _entry(plain: Mapping[str, Any], what: str, name: str | None) -> Mapping[str
 def _check_supported(what: str, name: str, entry: Mapping[str, Any], unsupported: Mapping[str, str]) -> None:
     for key, why in unsupported.items():
         if entry.get(key):
-            wanted = "a token, a tokenFile or a client certificate" if what == "user" else "a server that its own address leads to"
+            wanted = (
+                "a token, a tokenFile or a client certificate"
+                if what == "user"
+                else "a server that its own address leads to"
+            )
             raise KubeConfigError(f"{what} {name!r} {why}, which is not done here; wanted {wanted}")
 
 
 def _impersonation(user: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     """Make the headers of a user entry that acts as somebody else.
 
-    Errors: raises KubeConfigError for groups, a uid or extras of nobody, and for what is no text: left out, we would act as ourselves.
+    Errors: raises KubeConfigError for groups, a uid or extras of nobody, and for what is no text:
+    left out, we would act as ourselves.
     """
     who, uid, groups, extra = (user.get(part) for part in ("as", *_AS_PARTS))
     if not who:
@@ -152,12 +175,22 @@ def _impersonation(user: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
             raise KubeConfigError(f"user {name!r} has {', '.join(present)} and no `as`: wanted the user as whom to act")
         return []
     groups, extra = groups or [], extra or {}
-    if not isinstance(groups, list) or not isinstance(extra, dict) or not all(isinstance(values, list) for values in extra.values()):
-        raise KubeConfigError(f"user {name!r}: as-groups: wanted a list of names, as-user-extra: wanted lists of texts by name")
+    if (
+        not isinstance(groups, list)
+        or not isinstance(extra, dict)
+        or not all(isinstance(values, list) for values in extra.values())
+    ):
+        raise KubeConfigError(
+            f"user {name!r}: as-groups: wanted a list of names, as-user-extra: wanted lists of texts by name"
+        )
     headers = [("Impersonate-User", who), *(("Impersonate-Group", group) for group in groups)]
     headers += [("Impersonate-Uid", uid)] if uid else []
     # What a header's name cannot have is written as in a URL.
-    headers += [(f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", value) for key, values in extra.items() for value in values]
+    headers += [
+        (f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", value)
+        for key, values in extra.items()
+        for value in values
+    ]
     if not all(isinstance(value, str) and value.isprintable() for _, value in headers):
         raise KubeConfigError(f"user {name!r}: as: wanted names and texts without control characters")
     return headers

@@ -1,6 +1,8 @@
-"""What an API server answers when it does not give an object: its refusals as values, and what a caller cannot go on with as exceptions.
+"""What an API server answers when it does not give an object: its refusals as values, and what a
+caller cannot go on with as exceptions.
 
-Parts that only handle answers import this module and not the client, whose libraries (HTTP, TLS, kubeconfig) take 4 MiB of a process that may never need them.
+Parts that only handle answers import this module and not the client, whose libraries (HTTP, TLS,
+kubeconfig) take 4 MiB of a process that may never need them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ INVALID = 422
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """The server's no: a conflict, an absent object, something invalid or forbidden. Asked again unchanged, it would be no again."""
+    """The server's no: a conflict, an absent object, something invalid or forbidden.
+
+    Asked again unchanged, it would be no again.
+    """
 
     code: int
     reason: str = ""
@@ -40,4 +45,6 @@ class HistoryLost(Exception):
 
 
 class NotServed(PeerUnavailable):
-    """Raised when the server has no such path, and therefore says so in plain text: an object that is not there is a Status."""
+    """Raised when the server has no such path, and therefore says so in plain text: an object that
+    is not there is a Status.
+    """

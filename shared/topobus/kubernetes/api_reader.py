@@ -1,6 +1,7 @@
 """An API server as informers read it: kinds in the best version served, paged lists, watches.
 
-Flows in: settings. Flows out: a `ReadApi`. Connections and requests are in `topobus.kubernetes.client`. It writes nothing; who writes asks through it.
+Flows in: settings. Flows out: a `ReadApi`. Connections and requests are in
+`topobus.kubernetes.client`. It writes nothing; who writes asks through it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ __all__ = ["ApiReader"]
 class ApiReader:
     """One API server, read.
 
-    Shapes: page — objects in one page of a list; rights — where an operator finds what we may read, which errors name.
+    Shapes: page — objects in one page of a list; rights — where an operator finds what
+    we may read, which errors name.
     """
 
     def __init__(self, client: KubernetesClient, page: int, rights: str) -> None:
@@ -38,7 +40,10 @@ class ApiReader:
         await self._client.close()
 
     async def version_of(self, kind: Kind) -> str:
-        """Name the version in which the server serves a kind, the best that we can read; empty when it serves none of them."""
+        """Name the version in which the server serves a kind, the best that we can read.
+
+        Empty when it serves none of them.
+        """
         for version in kind.versions:
             if kind.plural in await self._plurals(kind.group, version):
                 return version
@@ -55,13 +60,17 @@ class ApiReader:
             if answer.code == NOT_FOUND and answer.reason:
                 return None
             if answer.code == NOT_FOUND:
-                # The path is not served, which is no word about the object: the server is another one by now.
+                # The path is not served, which is no word about the object:
+                # the server is another one by now.
                 self.drop_versions()
             raise self._refused(kind, answer)
         return answer
 
     async def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
-        """List all objects, page by page; raises HistoryLost when the list became too old between two pages."""
+        """List all objects, page by page.
+
+        Raises HistoryLost when the list became too old between two pages.
+        """
         path = await self.path_of(kind, "")
         params = {"limit": str(self._page), **_selected(kind)}
         while True:
@@ -84,7 +93,9 @@ class ApiReader:
 
     async def watch(self, kind: Kind, version: str) -> AsyncGenerator[WatchEvent, None]:
         """Follow changes after a version until the server ends the watch; raises HistoryLost."""
-        async with aclosing(self._client.watch(await self.path_of(kind, ""), version, params=_selected(kind))) as events:
+        async with aclosing(
+            self._client.watch(await self.path_of(kind, ""), version, params=_selected(kind))
+        ) as events:
             async for change, plain in events:
                 newest = str(plain["metadata"]["resourceVersion"])
                 if change == "BOOKMARK":
@@ -105,22 +116,33 @@ class ApiReader:
                 raise PeerUnavailable(f"API server {self.server}: {group or 'core'}/{version}: {answer.message}")
             resources = [] if isinstance(answer, Rejected) else answer.get("resources")
             entries = [entry for entry in resources if isinstance(entry, dict)] if isinstance(resources, list) else []
-            versions[version] = frozenset(str(entry.get("name")) for entry in entries if {"list", "watch"} <= set(entry.get("verbs") or ()))
+            versions[version] = frozenset(
+                str(entry.get("name")) for entry in entries if {"list", "watch"} <= set(entry.get("verbs") or ())
+            )
         return versions[version]
 
     async def path_of(self, kind: Kind, namespace: str, name: str = "", part: str = "") -> str:
-        """Give the path of an object, or of all of a kind, in the version that is served; raises PeerUnavailable when none is."""
+        """Give the path of an object, or of all of a kind, in the version that is served.
+
+        Raises PeerUnavailable when none is.
+        """
         version = await self.version_of(kind)
         if not version:
-            wanted = ", ".join(f"{kind.group}/{known_version}" if kind.group else known_version for known_version in kind.versions)
+            wanted = ", ".join(
+                f"{kind.group}/{known_version}" if kind.group else known_version for known_version in kind.versions
+            )
             raise PeerUnavailable(
                 f"API server {self.server} does not serve {kind.plural}: wanted one of {wanted}",
                 next_step="wants Kubernetes 1.32 or later with Dynamic Resource Allocation",
             )
         api_version = f"{kind.group}/{version}" if kind.group else version
-        return object_path(api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name, part=part)
+        return object_path(
+            api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name, part=part
+        )
 
-    async def ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None) -> Plain | Rejected:
+    async def ask(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None
+    ) -> Plain | Rejected:
         """Ask once; what the server refuses is a value."""
         try:
             return await self._client.ask(method, path, params=params, body=body)

@@ -1,9 +1,12 @@
-"""Sends requests to one API server in plain JSON: answers, the server's refusals as values, watches line by line.
+"""Sends requests to one API server in plain JSON: answers, the server's refusals as values, watches
+line by line.
 
-Flows in: paths, parameters, bodies. Flows out: objects as the server gives them. lightkube provides configuration, TLS and authentication. Its own calls are not used:
-delete has no preconditions, watch no bookmarks, and its models would drop fields newer than they are. No answer, an overloaded server and an undecodable answer raise
-PeerUnavailable. A server that asks for a pause gets it from all callers. A token, certificate or authority that was replaced is read again, and the call that failed
-because of it is repeated once.
+Flows in: paths, parameters, bodies. Flows out: objects as the server gives them. lightkube provides
+configuration, TLS and authentication. Its own calls are not used: delete has no preconditions,
+watch no bookmarks, and its models would drop fields newer than they are. No answer, an overloaded
+server and an undecodable answer raise PeerUnavailable. A server that asks for a pause gets it from
+all callers. A token, certificate or authority that was replaced is read again, and the call that
+failed because of it is repeated once.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ BACKOFF_LIMIT_S = 10.0
 
 _UNAUTHORIZED = 401
 _TEMPORARY = (_UNAUTHORIZED, 408, 429)
-# After how many seconds the server ends a watch in order; each watch draws a length of its own, so that a fleet does not come back at one moment. client-go asks for five
-# to ten minutes and notices a dead connection by HTTP/2's pings. Here the end is what is waited for: bookmarks are no sign of life, for a server whose etcd reports no
-# progress sends none while nothing changes.
+# After how many seconds the server ends a watch in order; each watch draws a length of its own, so
+# that a fleet does not come back at one moment. client-go asks for five to ten minutes and notices
+# a dead connection by HTTP/2's pings. Here the end is what is waited for: bookmarks are no sign of
+# life, for a server whose etcd reports no progress sends none while nothing changes.
 _WATCH_S = (60, 90)
-# A server that has not ended a watch so many seconds after its time is not there any more, though nobody closed the connection.
+# A server that has not ended a watch so many seconds after its time is not there any more,
+# though nobody closed the connection.
 _LATE_S = 15.0
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
@@ -53,7 +58,8 @@ class KubernetesClient:
     def open(cls, settings: AccessSettings) -> KubernetesClient:
         """Read the configuration; nothing is asked yet.
 
-        Errors: raises ConfigError when there is no configuration where the settings say, or it cannot be used.
+        Errors: raises ConfigError when there is no configuration where the
+        settings say, or it cannot be used.
         """
         return cls(settings, Access.read(settings))
 
@@ -68,16 +74,26 @@ class KubernetesClient:
             await client.aclose()
 
     async def ask(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None, is_applied: bool = False
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        is_applied: bool = False,
     ) -> Plain | Rejected:
         """Make one request.
 
-        A PATCH is a merge patch (RFC 7386), a JSON patch (RFC 6902) where the body is a list, or applied server-side (KEP-555), for which `params` name a field manager.
-        Errors: raises PeerUnavailable, NotServed among it: for a write it is then neither done nor undone.
+        A PATCH is a merge patch (RFC 7386), a JSON patch (RFC 6902) where the body is a list, or
+        applied server-side (KEP-555), for which `params` name a field manager.
+        Errors: raises PeerUnavailable, NotServed among it: for a write it
+        is then neither done nor undone.
         """
         patch = _APPLY_PATCH if is_applied else _JSON_PATCH if isinstance(body, list) else _MERGE_PATCH
         headers = {"content-type": patch if method == "PATCH" else "application/json"}
-        answer = await self._exchange(method, path, params, msgspec.json.encode(body) if body is not None else None, headers)
+        answer = await self._exchange(
+            method, path, params, msgspec.json.encode(body) if body is not None else None, headers
+        )
         try:
             plain = msgspec.json.decode(answer.content) if answer.content else {}
         except (ValueError, RecursionError) as err:
@@ -85,12 +101,18 @@ class KubernetesClient:
                 raise NotServed(f"API server {self.server} has no {path}", retry_after_s=0.0) from err
             if not answer.is_success:
                 return Rejected(code=answer.status_code, reason="", message=answer.text[:200].strip())
-            raise PeerUnavailable(f"API server {self.server}: {method} {path}: {_describe(err)}", retry_after_s=0.0) from err
+            raise PeerUnavailable(
+                f"API server {self.server}: {method} {path}: {_describe(err)}", retry_after_s=0.0
+            ) from err
         if not isinstance(plain, dict):
-            raise PeerUnavailable(f"API server {self.server}: {method} {path}: the answer is no object but {str(plain)[:80]!r}")
+            raise PeerUnavailable(
+                f"API server {self.server}: {method} {path}: the answer is no object but {str(plain)[:80]!r}"
+            )
         if answer.is_success:
             return plain
-        return Rejected(code=answer.status_code, reason=str(plain.get("reason", "")), message=str(plain.get("message", "")))
+        return Rejected(
+            code=answer.status_code, reason=str(plain.get("reason", "")), message=str(plain.get("message", ""))
+        )
 
     async def fetch_bytes(self, path: str, media_type: str) -> bytes | Rejected:
         """Read an object in another form than JSON.
@@ -100,16 +122,23 @@ class KubernetesClient:
         answer = await self._exchange("GET", path, None, None, {"accept": media_type})
         return answer.content if answer.is_success else _rejected(answer)
 
-    async def put_bytes(self, path: str, media_type: str, content: bytes, *, params: Mapping[str, str] | None = None) -> Rejected | None:
+    async def put_bytes(
+        self, path: str, media_type: str, content: bytes, *, params: Mapping[str, str] | None = None
+    ) -> Rejected | None:
         """Replace an object by one in another form than JSON; None is done.
 
         Errors: raises PeerUnavailable: it is then neither done nor undone.
         """
-        answer = await self._exchange("PUT", path, params, content, {"content-type": media_type, "accept": "application/json"})
+        answer = await self._exchange(
+            "PUT", path, params, content, {"content-type": media_type, "accept": "application/json"}
+        )
         return None if answer.is_success else _rejected(answer)
 
-    async def watch(self, path: str, version: str, *, params: Mapping[str, str] | None = None) -> AsyncGenerator[tuple[str, Plain], None]:
-        """Read one watch to its end: the type of each event (ADDED, MODIFIED, DELETED, BOOKMARK) and its object, which has a resource version.
+    async def watch(
+        self, path: str, version: str, *, params: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[tuple[str, Plain], None]:
+        """Read one watch to its end: the type of each event (ADDED, MODIFIED, DELETED, BOOKMARK)
+        and its object, which has a resource version.
 
         Errors: raises HistoryLost, PeerUnavailable.
         """
@@ -125,7 +154,9 @@ class KubernetesClient:
         await self._renew(self._access)
         access = self._access
         try:
-            async with access.client.stream("GET", access.url(path, asked), timeout=timeout, extensions=access.extensions) as answer:
+            async with access.client.stream(
+                "GET", access.url(path, asked), timeout=timeout, extensions=access.extensions
+            ) as answer:
                 if answer.status_code == GONE:
                     raise HistoryLost
                 if answer.status_code != httpx2.codes.OK:
@@ -133,21 +164,39 @@ class KubernetesClient:
                     raise self._trouble(answer)
                 async for line in answer.aiter_lines():
                     yield _event(path, line)
-        except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError, KeyError, TypeError, RecursionError) as err:
-            raise PeerUnavailable(f"API server {self.server}: watch of {path}: {_describe(err)}", retry_after_s=0.0) from err
+        except (
+            httpx2.HTTPError,
+            httpx2.InvalidURL,
+            KubeConfigError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ) as err:
+            raise PeerUnavailable(
+                f"API server {self.server}: watch of {path}: {_describe(err)}", retry_after_s=0.0
+            ) from err
 
     async def _wait(self) -> None:
         """Leave the server alone for as long as it asked for."""
         await asyncio.sleep(max(0.0, self._not_before - asyncio.get_running_loop().time()))
 
     def _trouble(self, answer: httpx2.Response) -> PeerUnavailable:
-        """Make the error of an answer that may be another one soon, and remember the pause that it asks for."""
+        """Make the error of an answer that may be another one soon, and remember the pause that it
+        asks for.
+        """
         trouble = _unavailable(answer)
         self._not_before = asyncio.get_running_loop().time() + min(trouble.retry_after_s, BACKOFF_LIMIT_S)
         return trouble
 
     async def _exchange(
-        self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str],
     ) -> httpx2.Response:
         """Make one request; gives an answer that stays what it is when asked again.
 
@@ -158,13 +207,19 @@ class KubernetesClient:
             answer = await self._send(method, path, params, content, headers)
         except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_describe(err)}", retry_after_s=0.0) from err
-        # Before the body is read: what stands in the way of requests (too many of them, a proxy) answers in plain text.
+        # Before the body is read: what stands in the way of requests (too many of them,
+        # a proxy) answers in plain text.
         if answer.status_code in _TEMPORARY or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
             raise self._trouble(answer)
         return answer
 
     async def _send(
-        self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str],
     ) -> httpx2.Response:
         """Send, and once more when it failed because our token or certificates have been replaced."""
         used = self._access
@@ -179,14 +234,24 @@ class KubernetesClient:
         return await self._request(method, path, params, content, headers)
 
     async def _request(
-        self, method: str, path: str, params: Mapping[str, str] | None, content: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str],
     ) -> httpx2.Response:
         access = self._access
         url = access.url(path, params)
-        return await access.client.request(method, url, content=content, headers=dict(headers), extensions=access.extensions)
+        return await access.client.request(
+            method, url, content=content, headers=dict(headers), extensions=access.extensions
+        )
 
     async def _renew(self, used: Access) -> bool:
-        """Read the configuration again if its files are others than those of `used`; False when they are not, or cannot be used yet."""
+        """Read the configuration again if its files are others than those of `used`.
+
+        False when they are not, or cannot be used yet.
+        """
         async with self._renewing:
             if self._access is not used:
                 return True  # another call was faster
@@ -232,10 +297,15 @@ def _quoted(segment: str) -> str:
 def _event(path: str, line: str) -> tuple[str, Plain]:
     """Read a line of a watch.
 
-    Errors: raises HistoryLost, PeerUnavailable when the server ends the watch with an error, and ValueError for what is no event.
+    Errors: raises HistoryLost, PeerUnavailable when the server ends the watch with an error, and
+    ValueError for what is no event.
     """
     event = msgspec.json.decode(line)
-    if not isinstance(event, dict) or not isinstance(event.get("object"), dict) or not isinstance(event.get("type"), str):
+    if (
+        not isinstance(event, dict)
+        or not isinstance(event.get("object"), dict)
+        or not isinstance(event.get("type"), str)
+    ):
         raise ValueError(f"a line that is no event: {line[:80]!r}")
     body: Plain = event["object"]
     if event["type"] == "ERROR":

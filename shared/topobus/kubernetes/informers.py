@@ -1,9 +1,10 @@
 """Informers: a list and a watch for each kind, which keep a copy in step with the API server.
 
-Flows in: pages and watch lines. Flows out: one call of a sink for each object, and the version that the copy has reached. A watch that ends is
-resumed from its last version (bookmarks keep that version recent). A 410, a periodic resync and a server that now serves another version all lead to
-a new list, after which objects that are not in the list are dropped. An object that cannot be parsed is counted, logged once for each version and
-skipped; it never ends an informer.
+Flows in: pages and watch lines. Flows out: one call of a sink for each object, and the version that
+the copy has reached. A watch that ends is resumed from its last version (bookmarks keep that
+version recent). A 410, a periodic resync and a server that now serves another version all lead to a
+new list, after which objects that are not in the list are dropped. An object that cannot be parsed
+is counted, logged once for each version and skipped; it never ends an informer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Informer", "Key", "Sink"]
 
-# Versions count the writes of an etcd, in 63 bits; Python refuses to read numbers of more than 4300 digits.
+# Versions count the writes of an etcd, in 63 bits; Python refuses to read
+# numbers of more than 4300 digits.
 _LONGEST_VERSION = 20
 
 Key = tuple[str, str]
@@ -35,7 +37,10 @@ class Sink(Protocol):
     """The receiver of objects: it keeps the copy."""
 
     def put(self, kind: str, version: str, plain: Plain) -> None:
-        """Store an object as served in this API version; raises ContractError for one that cannot be parsed."""
+        """Store an object as served in this API version.
+
+        Raises ContractError for one that cannot be parsed.
+        """
         ...
 
     def drop(self, kind: str, key: Key) -> None:
@@ -80,7 +85,9 @@ class Informer:
         return self._trouble
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a resource version: those of one kind may be compared (Kubernetes 1.35; true before, too)."""
+        """Wait until the copy shows everything up to a resource version: those of one kind may be
+        compared (Kubernetes 1.35; true before, too).
+        """
         return await self._feed.reached(revision, timeout_s)
 
     async def run(self) -> None:
@@ -105,7 +112,11 @@ class Informer:
                 await self._clock.sleep(max(err.retry_after_s, full_jitter(failures, least_s=self._retry_s)))
 
     async def _follow(self) -> bool:
-        """List when that is due, then watch until the server ends the watch or the next list is due; False when the watch said nothing at all."""
+        """List when that is due, then watch until the server ends the watch or the next list is
+        due.
+
+        False when the watch said nothing at all.
+        """
         served = await self._api.version_of(self.kind)
         if not served and self.kind.is_optional:
             self._feed.begin_list()
@@ -136,7 +147,10 @@ class Informer:
         return is_alive
 
     async def _list(self, served: str) -> str:
-        """Take in a whole list, page by page, so that no more than a page of it is in memory; gives its version."""
+        """Take in a whole list, page by page, so that no more than a page of it is in memory.
+
+        Gives its version.
+        """
         self._feed.begin_list()
         async with aclosing(self._api.pages(self.kind)) as pages:
             async for page in pages:

@@ -1,7 +1,10 @@
-"""What the watches of both stores do alike: which objects were told, how far the copy has come, and what becomes of an object that nobody can read.
+"""What the watches of both stores do alike: which objects were told, how far the copy has come, and
+what becomes of an object that nobody can read.
 
-Flows in: objects of a list and changes, each with how the copy takes it in. Flows out: the copy in step with the store. What existed before the last list and is not in
-it is dropped: it went while nobody watched. An object that the copy refuses is counted and logged once a revision, and its neighbours go on.
+Flows in: objects of a list and changes, each with how the copy takes it in. Flows out: the
+copy in step with the store. What existed before the last list and is not in it is dropped: it
+went while nobody watched. An object that the copy refuses is counted and logged once a
+revision, and its neighbours go on.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ __all__ = ["ObjectFeed"]
 class ObjectFeed:
     """Feeds one watch into a copy.
 
-    Args: drop — has the copy forget an object; refused — hears of each object that the copy does not take in, once a revision.
+    Args: drop — has the copy forget an object; refused — hears of each object that the copy
+    does not take in, once a revision.
     """
 
     def __init__(self, clock: Clock, drop: Callable[[ObjectKey], None], refused: Callable[[Exception], None]) -> None:
@@ -38,7 +42,10 @@ class ObjectFeed:
         """Whether a whole list has been taken in."""
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a revision; False when it does not come so far in time."""
+        """Wait until the copy shows everything up to a revision.
+
+        False when it does not come so far in time.
+        """
         try:
             async with self._clock.timeout(timeout_s):
                 while self._position < revision:
@@ -52,7 +59,9 @@ class ObjectFeed:
         self._listed = set()
 
     def put(self, key: ObjectKey, revision: Hashable, take: Callable[[], None]) -> None:
-        """Tell an object that is there, by `take`, which raises for one that the copy does not take in."""
+        """Tell an object that is there, by `take`, which raises for one that the copy does not take
+        in.
+        """
         is_news = self._revisions.get(key) != revision
         self._revisions[key] = revision
         if self._listed is not None:
@@ -65,7 +74,9 @@ class ObjectFeed:
         self._guard(key, partial(self._drop, key))
 
     def end_list(self, revision: int) -> None:
-        """Say that all has been told that there was at a revision: what was told before and not now is gone."""
+        """Say that all has been told that there was at a revision: what was told before and not now
+        is gone.
+        """
         for key in self._revisions.keys() - (self._listed or set()):
             self.drop(key)
         self._listed = None
@@ -92,4 +103,6 @@ class ObjectFeed:
                 self._refused(err)
                 why = str(err) if isinstance(err, ContractError) else f"{type(err).__name__}: {err}"
                 unforeseen = {} if isinstance(err, ContractError) else {"exc_info": err}
-                get_logger().warning("object.malformed", kind=key.kind, namespace=key.namespace, name=key.name, error=why, **unforeseen)
+                get_logger().warning(
+                    "object.malformed", kind=key.kind, namespace=key.namespace, name=key.name, error=why, **unforeseen
+                )

@@ -1,6 +1,9 @@
-"""The reading half of a Kubernetes API server's protocol: kinds, pages of lists, lines of watches. Informers depend on this and on no client library.
+"""The reading half of a Kubernetes API server's protocol: kinds, pages of lists, lines of watches.
 
-Flows in: kinds. Flows out: objects in Kubernetes' wire shape. A request without an answer raises PeerUnavailable.
+Informers depend on this and on no client library.
+
+Flows in: kinds. Flows out: objects in Kubernetes' wire shape. A request without an
+answer raises PeerUnavailable.
 Source: Kubernetes API concepts (resource versions, bookmarks, 410).
 """
 
@@ -28,7 +31,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     is_optional: bool = False
     """Servers without it are fine: there are no objects of it then."""
     fields: str = ""
-    """Only objects of these fields are listed and watched (a field selector): one that leaves them is told as deleted."""
+    """Only objects of these fields are listed and watched (a field selector): one that leaves them
+    is told as deleted."""
 
 
 DRA_GROUP = "resource.k8s.io"
@@ -63,10 +67,16 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
 
 
 class ReadApi(Protocol):
-    """An API server that is read. All methods raise PeerUnavailable when it does not answer, or asks the client to retry later."""
+    """An API server that is read.
+
+    All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
+    """
 
     async def version_of(self, kind: Kind) -> str:
-        """Name the version in which the server serves a kind, the best that we can read; empty when it serves none of them."""
+        """Name the version in which the server serves a kind, the best that we can read.
+
+        Empty when it serves none of them.
+        """
         ...
 
     def drop_versions(self) -> None:
@@ -78,7 +88,10 @@ class ReadApi(Protocol):
         ...
 
     def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
-        """List all objects, page by page; raises HistoryLost when the list became too old between two pages."""
+        """List all objects, page by page.
+
+        Raises HistoryLost when the list became too old between two pages.
+        """
         ...
 
     def watch(self, kind: Kind, version: str) -> AsyncGenerator[WatchEvent, None]:

@@ -1,7 +1,10 @@
-"""Tells the commands of this user how to log in at the server of a `topobus up` that runs on this machine, so that they need no flags.
+"""Tells the commands of this user how to log in at the server of a `topobus up` that runs on this
+machine, so that they need no flags.
 
-Flows in: the server's port, and the folder of passwords. Flows out: a file `<network namespace>-<port>` in a folder that this user alone can enter, with the path of each password and no
-password itself. It counts only while the process that wrote it runs: another server may have the port later, and would be sent a password that is not for it.
+Flows in: the server's port, and the folder of passwords. Flows out: a file `<network
+namespace>-<port>` in a folder that this user alone can enter, with the path of each password and no
+password itself. It counts only while the process that wrote it runs: another server may have the
+port later, and would be sent a password that is not for it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from topobus.process.own_folder import objection_to_folder
 
 __all__ = ["LocalLogin", "announced_login", "find_login", "is_local", "port_name", "run_folder"]
 
-# The same for all terminals of a user, whatever their TMPDIR; the folder in it is checked before it is used.
+# The same for all terminals of a user, whatever their TMPDIR; the folder in
+# it is checked before it is used.
 _PARENT = Path("/tmp")
 _DEFAULT_PORT = 4222
 
@@ -43,12 +47,16 @@ class _Note(Struct, frozen=True, kw_only=True):
     login: LocalLogin
     pid: int
     started: str
-    """The process' start in clock ticks since the boot, as /proc says it: a number is given again to another process, this time is not."""
+    """The process' start in clock ticks since the boot, as /proc says it: a number is given again
+    to another process, this time is not."""
 
 
 @contextlib.contextmanager
 def announced_login(port: int, login: LocalLogin) -> Iterator[bool]:
-    """Have commands find this login for the block; gives whether they will: a folder that is not ours alone is not written to."""
+    """Have commands find this login for the block.
+
+    Gives whether they will: a folder that is not ours alone is not written to.
+    """
     folder = run_folder()
     note = _Note(login=login, pid=os.getpid(), started=process_start(os.getpid()))
     file = folder / port_name(port)
@@ -72,7 +80,10 @@ def announced_login(port: int, login: LocalLogin) -> Iterator[bool]:
 
 
 def find_login(url: str) -> LocalLogin | None:
-    """Give the login for a server's URL; None when it is no server of ours on this machine that runs now, or the URL names a user itself."""
+    """Give the login for a server's URL.
+
+    None when it is no server of ours on this machine that runs now, or the URL names a user itself.
+    """
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     try:
         port = parts.port or _DEFAULT_PORT
@@ -99,7 +110,10 @@ def is_local(url: str) -> bool:
     >>> is_local("nats://127.0.0.1:4222,localhost"), is_local("tls://[::1]"), is_local("10.0.0.1"), is_local("nats://nats,nats://127.0.0.1")
     (True, True, False, False)
     """
-    return all(_is_loopback(urlsplit(server if "://" in server else f"nats://{server}").hostname or "") for server in read_url(url)[0])
+    return all(
+        _is_loopback(urlsplit(server if "://" in server else f"nats://{server}").hostname or "")
+        for server in read_url(url)[0]
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -110,7 +124,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def run_folder() -> Path:
-    """Name the folder of what runs on this machine as this user; whoever uses it looks first whether it is the user's alone."""
+    """Name the folder of what runs on this machine as this user.
+
+    Whoever uses it looks first whether it is the user's alone.
+    """
     return _PARENT / f"topobus-logins-{os.geteuid()}"
 
 

@@ -1,7 +1,9 @@
 """Reads the logs that a `topobus up` writes, one file a program, as one log in the order of time.
 
-Flows in: files, each of them only appended to. Flows out: lines, each with its time and its program. A line without a time (of a traceback) belongs to the one before it.
-Our services write JSON with `ts` in UTC; nats-server writes the local time: `[pid] 2026/11/28 11:37:01.283186 [INF] text`.
+Flows in: files, each of them only appended to. Flows out: lines, each with its time and
+its program. A line without a time (of a traceback) belongs to the one before it. Our
+services write JSON with `ts` in UTC; nats-server writes the local time: `[pid]
+2026/11/28 11:37:01.283186 [INF] text`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class LogFile:
                     return
                 self._read += len(line)
                 text = line.decode("utf-8", "replace").rstrip("\n")
-                # Never back: the lines of a file stay in its order whatever clock was set meanwhile.
+                # Never back: the lines of a file stay in its order
+                # whatever clock was set meanwhile.
                 self._time = max(self._time, time_of(text) or self._time)
                 yield LogLine(time=self._time, program=self.program, text=text)
 

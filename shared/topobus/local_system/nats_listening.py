@@ -1,7 +1,12 @@
-"""Where the NATS server that `topobus up` runs listens. Beyond this machine's loopback interface it has TLS, by a certificate that is made on the spot or was put there.
+"""Where the NATS server that `topobus up` runs listens.
 
-Flows in: an address and names from the command line, and the folder of the certificate with its changes. Flows out: lines of the server's configuration, the URL for services on
-this machine and for others, and a call for each new certificate, so that the server reads it. Without an address beyond loopback all of it is empty.
+Beyond this machine's loopback interface it has TLS, by a certificate that is
+made on the spot or was put there.
+
+Flows in: an address and names from the command line, and the folder of the certificate with its
+changes. Flows out: lines of the server's configuration, the URL for services on this machine and
+for others, and a call for each new certificate, so that the server reads it. Without an address
+beyond loopback all of it is empty.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ from topobus.values.errors import ConfigError
 __all__ = ["LOOPBACK", "Listening", "NatsCertificate", "free_to_listen"]
 
 LOOPBACK = "127.0.0.1"
-# A certificate of ours is made anew when a third of a year is left: once a day is often enough to look.
+# A certificate of ours is made anew when a third of a year is left: once
+# a day is often enough to look.
 _LOOK_EVERY_S = 86_400.0
-# TEST-NET-1 (RFC 5737): a datagram socket that is connected to it sends nothing, and says which address of ours leads out.
+# TEST-NET-1 (RFC 5737): a datagram socket that is connected to it sends nothing, and says
+# which address of ours leads out.
 _ELSEWHERE = ("192.0.2.1", 9)
 
 
@@ -54,7 +61,9 @@ class Listening(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys((*self.names, *own, *((host,) if _is_name(host) else ()))))
 
     def host_here(self, certificate: Sequence[str]) -> str:
-        """Give the host by which this machine's own processes connect: one that the certificate is for."""
+        """Give the host by which this machine's own processes connect: one that the certificate is
+        for.
+        """
         own = LOOPBACK if self._is_everywhere else self.address
         usable = [name for name in (*self.names, *certificate) if not name.startswith("*")]
         return own if own in certificate or not usable else usable[0]
@@ -73,7 +82,8 @@ class NatsCertificate:
     def __init__(self, listening: Listening, folder: Path, authority: Path) -> None:
         """Make what is missing.
 
-        Errors: raises ConfigError as `certify` does, for an address that this machine does not have, and for somebody else's certificate whose time is over.
+        Errors: raises ConfigError as `certify` does, for an address that this machine does not
+        have, and for somebody else's certificate whose time is over.
         """
         self._listening = listening
         self._folder = folder
@@ -91,7 +101,8 @@ class NatsCertificate:
         made = self._certify()
         if made.facts.is_expired(datetime.now(UTC)):
             raise ConfigError(
-                f"{folder / CERTIFICATE_FILE} expired on {day(made.facts.not_after)}: every client would refuse this server",
+                f"{folder / CERTIFICATE_FILE} expired on {day(made.facts.not_after)}: every client would "
+                "refuse this server",
                 next_step="have whoever made it make it anew, or remove the folder: then one is made here",
             )
         self.hosts = made.facts.names
@@ -129,12 +140,19 @@ class NatsCertificate:
         return f"tls://{_bracketed(self._elsewhere)}:{port}" if self._listening.has_tls else ""
 
     def configuration(self, seen_as: str, monitor_port: int) -> str:
-        """Give the server's lines; `seen_as` is the folder's path for the server. Only clients come from elsewhere: monitoring stays here."""
+        """Give the server's lines; `seen_as` is the folder's path for the server.
+
+        Only clients come from elsewhere: monitoring stays here.
+        """
         monitoring = f'http: "{LOOPBACK}:{monitor_port}"\n' if monitor_port else ""
         return f"{server_tls(seen_as)}\n{monitoring}" if self._listening.has_tls else ""
 
     async def follow(self, reload: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Make the certificate anew in time, and call `reload` whenever its files have changed, whoever changed them; for ever."""
+        """Make the certificate anew in time, and call `reload` whenever its files have changed,
+        whoever changed them.
+
+        For ever.
+        """
         if not self._listening.has_tls:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -158,7 +176,10 @@ class NatsCertificate:
                         self._read = content
                         reload()
         except OSError as err:
-            say(f"changes in {self._folder} are not heard ({err.strerror}): a new certificate counts from the next start on")
+            say(
+                f"changes in {self._folder} are not heard ({err.strerror}): a new certificate counts from the "
+                "next start on"
+            )
 
     def _certify(self) -> ServerCertificate:
         return certify(self._folder, self._listening.wanted_names(), authority=self._authority, now=datetime.now(UTC))

@@ -1,6 +1,8 @@
-"""Chooses the port of the NATS server that `topobus up` starts: the same again for the same state folder, else the first free one of a short, fixed list.
+"""Chooses the port of the NATS server that `topobus up` starts: the same again for the same state
+folder, else the first free one of a short, fixed list.
 
-Flows in: the state folder and the address to listen at. Flows out: a port that no other `topobus up` of this user takes meanwhile. The server binds it a moment later; another program can be faster,
+Flows in: the state folder and the address to listen at. Flows out: a port that no other `topobus
+up` of this user takes meanwhile. The server binds it a moment later; another program can be faster,
 and then the server says so in its log.
 """
 
@@ -21,7 +23,8 @@ from topobus.simulation.nats_server import free_port
 __all__ = ["PORTS", "reserved_port"]
 
 PORTS = (4222, *range(4230, 4250))
-"""NATS' own port, then twenty others that no well-known service has (IANA's list), so that an `export` or a bookmark is good for the next run, too."""
+"""NATS' own port, then twenty others that no well-known service has (IANA's list), so that an
+`export` or a bookmark is good for the next run, too."""
 _REMEMBERED = "nats-port"
 _LOCK_FLAGS = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -30,7 +33,10 @@ _LOCK_FLAGS = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CL
 def reserved_port(state: Path, address: str) -> Iterator[int]:
     """Give a port for the block, and note it in the state folder for the next run."""
     with contextlib.ExitStack() as locks:
-        port = next((port for port in _wanted(state) if _is_free(address, port) and _lock(locks, port)), None) or free_port()
+        port = (
+            next((port for port in _wanted(state) if _is_free(address, port) and _lock(locks, port)), None)
+            or free_port()
+        )
         with contextlib.suppress(OSError):
             (state / _REMEMBERED).write_text(f"{port}\n", encoding="utf-8")
         yield port
@@ -55,7 +61,10 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def _lock(locks: contextlib.ExitStack, port: int) -> bool:
-    """Keep other runs of this user away; the kernel takes the lock back when this process ends. Where the folder cannot be used there is none."""
+    """Keep other runs of this user away; the kernel takes the lock back when this process ends.
+
+    Where the folder cannot be used there is none.
+    """
     folder = run_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,10 @@
-"""The store of the NATS server that `topobus up` runs: its size on this disk, whether it works, and whether it needs a restart.
+"""The store of the NATS server that `topobus up` runs: its size on this disk, whether it works, and
+whether it needs a restart.
 
-Flows in: the folder and the server's ports. Flows out: sizes, and probe results for the supervisor. A server whose disk was full may accept clients
-and never store anything again, however much room there is then (2.9 stops answering, 2.15 freezes the stream), so an accepted connection proves
-nothing.
+Flows in: the folder and the server's ports. Flows out: sizes, and probe results for the
+supervisor. A server whose disk was full may accept clients and never store anything again,
+however much room there is then (2.9 stops answering, 2.15 freezes the stream), so an
+accepted connection proves nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _PROBE_TIMEOUT_S = 2.0
 _ROOM_BYTES = 32 * _MIB
 # Streams made smaller than this hold too little of a machine to be of use.
 _LEAST_BYTES = 256 * _MIB
-# What of a small disk the store takes, and what of the store the streams' bounds are: their files are somewhat larger than what they hold.
+# What of a small disk the store takes, and what of the store the streams' bounds are: their files
+# are somewhat larger than what they hold.
 _PART_OF_DISK = 0.75
 _PART_OF_STORE = 0.95
 # What the CLI may ask, so that a server with users answers it, too.
@@ -48,7 +51,9 @@ class StoreSize(Struct, frozen=True, kw_only=True):
 
 
 def size_store(folder: Path) -> StoreSize:
-    """Size a store by the disk that its folder is on; a store that is there keeps at least its size, for its streams count on it.
+    """Size a store by the disk that its folder is on.
+
+    A store that is there keeps at least its size, for its streams count on it.
 
     Errors: raises ConfigError when the disk is too small for any.
     """
@@ -59,16 +64,21 @@ def size_store(folder: Path) -> StoreSize:
     size = max(size, _configured(folder))
     if size < _LEAST_BYTES:
         raise ConfigError(
-            f"NATS' store {folder}: its disk has {there // _MIB} MiB for it, wanted at least {int(_LEAST_BYTES / _PART_OF_DISK) // _MIB} MiB",
+            f"NATS' store {folder}: its disk has {there // _MIB} MiB for it, wanted at least "
+            f"{int(_LEAST_BYTES / _PART_OF_DISK) // _MIB} MiB",
             next_step="make room, or choose a folder on another disk (--dir), or name a running server (--nats URL)",
         )
     return StoreSize(max_file_store=size, store_mib=0 if size >= whole else int(size * _PART_OF_STORE) // _MIB)
 
 
 def write_config(folder: Path, size: StoreSize, users: str = "", *, seen_as: str = "") -> str:
-    """Write the server's configuration into the store's folder, where a container sees it, too; gives the file's name.
+    """Write the server's configuration into the store's folder, where a container sees it, too.
 
-    Shapes: seen_as — the folder's path for the server, as its command line says it, too: without it here a server refuses to read its configuration again. users — as `server_configuration` gives them; empty: none. The file holds their passwords, so nobody else may read it.
+    Gives the file's name.
+
+    Shapes: seen_as — the folder's path for the server, as its command line says it, too: without it
+    here a server refuses to read its configuration again. users — as `server_configuration` gives
+    them; empty: none. The file holds their passwords, so nobody else may read it.
     """
     store = f'store_dir: "{seen_as}", ' if seen_as else ""
     write_whole(folder / _CONFIG, f"jetstream {{ {store}max_file_store: {size.max_file_store} }}\n{users}")
@@ -84,11 +94,15 @@ def has_room(folder: Path) -> bool:
 async def probe_jetstream(
     host: str, port: int, monitor_port: int, *, user: str = "", password: str = "", ca_file: str | None = None
 ) -> bool:
-    """Say whether a NATS server on this machine stores messages: it answers, JetStream is on, and no stream of it stands still.
+    """Say whether a NATS server on this machine stores messages: it answers, JetStream is on, and
+    no stream of it stands still.
 
-    Shapes: ca_file — whom to trust, for a server with TLS; empty: whom the system trusts; None: the server has no TLS.
+    Shapes: ca_file — whom to trust, for a server with TLS; empty: whom the system
+    trusts; None: the server has no TLS.
     """
-    return await _answers_for_jetstream(host, port, user, password, ca_file) and await probe_http(monitor_port, "/healthz")
+    return await _answers_for_jetstream(host, port, user, password, ca_file) and await probe_http(
+        monitor_port, "/healthz"
+    )
 
 
 async def _answers_for_jetstream(host: str, port: int, user: str, password: str, ca_file: str | None) -> bool:

@@ -1,7 +1,9 @@
-"""Keeps the users of the NATS server that `topobus up` runs as their password files say, also when these change while it runs (`topobus keys rotate`).
+"""Keeps the users of the NATS server that `topobus up` runs as their password files say, also when
+these change while it runs (`topobus keys rotate`).
 
-Flows in: the folder of passwords, and its changes. Flows out: the server's configuration, and a call for each change, so that the server reads it again. What cannot be read is
-told, and the server keeps the users that it has.
+Flows in: the folder of passwords, and its changes. Flows out: the server's configuration, and a
+call for each change, so that the server reads it again. What cannot be read is told, and the
+server keeps the users that it has.
 """
 
 from __future__ import annotations
@@ -24,11 +26,19 @@ class NatsUsers:
     """The users of one server; none when `folder` is None."""
 
     def __init__(
-        self, folder: Path | None, store: Path, size: StoreSize, seen_as: str, more: str = "", *, classes: Sequence[str] = ()
+        self,
+        folder: Path | None,
+        store: Path,
+        size: StoreSize,
+        seen_as: str,
+        more: str = "",
+        *,
+        classes: Sequence[str] = (),
     ) -> None:
         """Make the passwords that are missing, and write the server's configuration.
 
-        Shapes: seen_as — the store's path for the server. more — other lines. classes — device classes besides ours: each is a user, too.
+        Shapes: seen_as — the store's path for the server. more — other lines. classes — device
+        classes besides ours: each is a user, too.
         """
         self._folder = folder
         self._store = store
@@ -43,10 +53,15 @@ class NatsUsers:
     @property
     def login(self) -> tuple[str, str]:
         """User and password with which the server is probed; empty without users."""
-        return next(((login, self._passwords[login]) for login in logins_of("cli") if login in self._passwords), ("", ""))
+        return next(
+            ((login, self._passwords[login]) for login in logins_of("cli") if login in self._passwords), ("", "")
+        )
 
     async def follow(self, reload: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Write the configuration anew whenever passwords have changed, and call `reload`; for ever."""
+        """Write the configuration anew whenever passwords have changed, and call `reload`.
+
+        For ever.
+        """
         if self._folder is None:
             return
         try:
@@ -61,9 +76,14 @@ class NatsUsers:
             say(f"changes in {self._folder} are not heard ({err.strerror}): new passwords count from the next start on")
 
     def _take_over(self, folder: Path) -> bool:
-        """Read the passwords, and write the configuration when they are others; only read, for what is made here would be heard as the next change."""
+        """Read the passwords, and write the configuration when they are others.
+
+        Only read, for what is made here would be heard as the next change.
+        """
         passwords = {
-            login: password for principal in (*PRINCIPALS, *self._classes) for login, password in read_logins(folder, principal).items()
+            login: password
+            for principal in (*PRINCIPALS, *self._classes)
+            for login, password in read_logins(folder, principal).items()
         }
         if passwords == self._passwords:
             return False

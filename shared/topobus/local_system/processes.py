@@ -1,4 +1,6 @@
-"""Says which process a number belongs to, so that a note about a process that ended is not taken for one about another process with the same number."""
+"""Says which process a number belongs to, so that a note about a process that ended is not taken
+for one about another process with the same number.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ def is_process(pid: int, started: str) -> bool:
 
 
 def process_start(pid: int) -> str:
-    """Give when a process began, in clock ticks since the boot, and which boot; empty when there is none.
+    """Give when a process began, in clock ticks since the boot, and which boot.
 
-    A process id is given again after a while, this time is not before the next boot. Source: proc_pid_stat(5), field 22.
+    Empty when there is none. A process id is given again after a while, this time is not before the
+    next boot. Source: proc_pid_stat(5), field 22.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -1,8 +1,11 @@
-"""Creates and removes the folder in which a run of the whole system keeps its files, safely also where every user may write.
+"""Creates and removes the folder in which a run of the whole system keeps its files, safely also
+where every user may write.
 
-Flows in: the folder wanted, or none. Flows out: a folder that only this user can use, locked for the run. In a shared folder for temporary files another user may have
-created anything under our names, links that lead elsewhere included. So nothing is opened or deleted by a path that somebody else can change: the folder is opened once
-without following links, must be ours and closed to others, and everything below it is reached through that open folder.
+Flows in: the folder wanted, or none. Flows out: a folder that only this user can use, locked for
+the run. In a shared folder for temporary files another user may have created anything under our
+names, links that lead elsewhere included. So nothing is opened or deleted by a path that somebody
+else can change: the folder is opened once without following links, must be ours and closed to
+others, and everything below it is reached through that open folder.
 Source: open(2) O_NOFOLLOW, openat(2), symlink(7).
 """
 
@@ -26,8 +29,9 @@ from topobus.values.errors import ConfigError
 
 __all__ = ["SOCKET_BYTES", "state_folder"]
 
-# AF_UNIX paths end at 108 bytes (sun_path, unix(7)). This is the longest socket below a state folder, with room for a plugin's class name as the gateway
-# leaves it; a longer path fails only at bind, so it is checked before anything starts.
+# AF_UNIX paths end at 108 bytes (sun_path, unix(7)). This is the longest socket below a state
+# folder, with room for a plugin's class name as the gateway leaves it; a longer path fails only at
+# bind, so it is checked before anything starts.
 _LONGEST_SOCKET = "kubelet/device-plugins/topobus-cccccccccccccccc-00000000-00.sock"
 SOCKET_BYTES = 107
 _SHORT_TMP = Path("/tmp")
@@ -38,16 +42,19 @@ _LOCK = "lock"
 # Between making a folder and locking it; nobody needs so long.
 _ABANDONED_AFTER_S = 60.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not to wait for a writer where somebody put a FIFO, and never to cut off what is there: a lock file has no content.
+# Not to wait for a writer where somebody put a FIFO, and never to cut off what is
+# there: a lock file has no content.
 _LOCK_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
 def state_folder(wanted: Path | None) -> Iterator[Path]:
-    """Give the folder for a run: the one wanted, kept afterwards; else a fresh one that is removed afterwards.
+    """Give the folder for a run: the one wanted, kept afterwards.
 
-    Errors: raises ConfigError when the folder is in use by another run, cannot be made, belongs to others or may be written by them, or is so deep that
-            sockets would not fit.
+    Else a fresh one that is removed afterwards.
+
+    Errors: raises ConfigError when the folder is in use by another run, cannot be made, belongs to
+    others or may be written by them, or is so deep that sockets would not fit.
     """
     if wanted is None:
         near = Path(tempfile.gettempdir())
@@ -71,7 +78,8 @@ def state_folder(wanted: Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            # A link to a folder of ours is a user's wish; what matters is the folder that it leads to.
+            # A link to a folder of ours is a user's wish; what matters
+            # is the folder that it leads to.
             folder = held.enter_context(_opened(path.resolve()))
             objection = objection_to_folder(os.fstat(folder))
             if objection:
@@ -104,7 +112,8 @@ def _locked(folder: int, *, older_than_s: float | None = None) -> Iterator[None]
     """Hold the lock of an open folder; the kernel frees it when this process ends, however it ends.
 
     Shapes: older_than_s — take only a lock file that is there already, and so old.
-    Errors: raises BlockingIOError when somebody else holds it, OSError when what lies there is no lock file of ours.
+    Errors: raises BlockingIOError when somebody else holds it, OSError when what lies
+    there is no lock file of ours.
     """
     flags = _LOCK_FLAGS if older_than_s is not None else _LOCK_FLAGS | os.O_CREAT
     lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)
@@ -121,7 +130,9 @@ def _locked(folder: int, *, older_than_s: float | None = None) -> Iterator[None]
 
 
 def _remove_abandoned(home: Path) -> None:
-    """Remove fresh folders of runs that were killed before they could: ours alone, old enough, with a lock that nobody holds."""
+    """Remove fresh folders of runs that were killed before they could: ours alone, old enough, with
+    a lock that nobody holds.
+    """
     with contextlib.suppress(OSError), _opened(home.resolve()) as parent:
         for name in sorted(filter(_FRESH.fullmatch, os.listdir(parent))):  # noqa: PTH208 - of an open folder
             # Somebody holds it, another run removes it at this moment, or it is none of ours.
@@ -143,11 +154,16 @@ def _empty(folder: int) -> None:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that what is made before a loop runs is removed, too."""
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that what is made before a loop
+    runs is removed, too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {signal_number: signal.signal(signal_number, signal.default_int_handler) for signal_number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        signal_number: signal.signal(signal_number, signal.default_int_handler)
+        for signal_number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:

@@ -1,7 +1,9 @@
-"""Supervises programs: starts them, watches until they are ready, restarts them with back-off when they die, and stops them together.
+"""Supervises programs: starts them, watches until they are ready, restarts them with back-off when
+they die, and stops them together.
 
-Flows in: programs (name, command, environment, probe). Flows out: a status of each and its last log lines. It has no knowledge of Topobus. Every
-program is a session of its own (a Ctrl-C of the terminal reaches only the supervisor, which stops them in order) and dies with its parent.
+Flows in: programs (name, command, environment, probe). Flows out: a status of each and its last log
+lines. It has no knowledge of Topobus. Every program is a session of its own (a Ctrl-C of the
+terminal reaches only the supervisor, which stops them in order) and dies with its parent.
 """
 
 from __future__ import annotations
@@ -24,22 +26,26 @@ from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "die_with_parent", "is_alive", "probe_http"]
 
-# A service promises to stop within 5 s of SIGTERM; one more for a loaded machine, then it is killed.
+# A service promises to stop within 5 s of SIGTERM; one more for a
+# loaded machine, then it is killed.
 _STOP_GRACE_S = 6.0
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 # A program that ran so long has recovered: its next death starts the back-off anew.
 _STEADY_S = 30.0
-# Services wait for each other instead of dying; one that has died so often at the start has a mistake that time does not mend.
+# Services wait for each other instead of dying; one that has died so often at the start has a
+# mistake that time does not mend.
 _HOPELESS_RESTARTS = 4
 _PROBE_PAUSE_S = 0.1
 _PROBE_TIMEOUT_S = 1.0
 _READY_PAUSE_S = 2.0
-# A program that was ready, or that has had so long to become so, and that says for so long that only a restart helps, is restarted.
+# A program that was ready, or that has had so long to become so, and that says for so long that
+# only a restart helps, is restarted.
 _STUCK_S = 5.0
 _STUCK_AT_START_S = 20.0
 _TAIL_LINES = 40
-# PR_SET_PDEATHSIG (linux/prctl.h): the kernel sends this signal to a child whose parent is gone, even by SIGKILL.
+# PR_SET_PDEATHSIG (linux/prctl.h): the kernel sends this signal to a child whose
+# parent is gone, even by SIGKILL.
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -59,14 +65,18 @@ class ProgramState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What to run. `probe` says whether it is ready; it must return within a second or so and never raise."""
+    """What to run. `probe` says whether it is ready.
+
+    It must return within a second or so and never raise.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     probe: Callable[[], Awaitable[bool]]
     is_stuck: Callable[[], Awaitable[bool]] | None = None
-    """Asked while it runs and is not ready: whether only a restart helps. None: nobody knows such a state of it."""
+    """Asked while it runs and is not ready: whether only a restart helps. None: nobody knows such a
+    state of it."""
     cleanup: tuple[str, ...] = ()
     """A command that removes what a killed program may leave (a container); its failure is no news."""
 
@@ -92,7 +102,10 @@ class ProgramStatus:
 
 
 class Supervisor:
-    """Runs programs until it is closed. Use as an async context manager: leaving it stops everything, the last started first."""
+    """Runs programs until it is closed.
+
+    Use as an async context manager: leaving it stops everything, the last started first.
+    """
 
     def __init__(self, logs: Path, *, stop_grace_s: float = _STOP_GRACE_S) -> None:
         self._logs = logs
@@ -122,7 +135,8 @@ class Supervisor:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # A second Ctrl-C must not leave processes behind: stopping is finished whatever is cancelled meanwhile, and only then the caller ends.
+        # A second Ctrl-C must not leave processes behind: stopping is finished whatever is
+        # cancelled meanwhile, and only then the caller ends.
         stopping = asyncio.ensure_future(self.stop())
         is_cancelled = False
         while not stopping.done():
@@ -137,7 +151,9 @@ class Supervisor:
     def start(self, program: Program) -> ProgramStatus:
         """Start a program and keep it running."""
         status = ProgramStatus(name=program.name)
-        self._running.append((status, program, asyncio.create_task(self._keep(program, status), name=f"keep-{program.name}")))
+        self._running.append(
+            (status, program, asyncio.create_task(self._keep(program, status), name=f"keep-{program.name}"))
+        )
         return status
 
     def attend(self, work: Coroutine[Any, Any, None]) -> None:
@@ -149,13 +165,16 @@ class Supervisor:
         while True:
             self._changed.clear()
             yield self.statuses
-            # Not wait_for: before Python 3.12 it loses a cancellation that comes in the same moment as the event.
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes
+            # in the same moment as the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(at_least_every_s):
                     await self._changed.wait()
 
     async def until_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Wait until all named programs are ready at once; not longer once one of them dies again and again.
+        """Wait until all named programs are ready at once.
+
+        Not longer once one of them dies again and again.
 
         Errors: raises PeerUnavailable that names those which are not, with their last log lines.
         """
@@ -169,18 +188,24 @@ class Supervisor:
                     if any(status.name in wanted and status.restarts >= _HOPELESS_RESTARTS for status in statuses):
                         raise TimeoutError
         except TimeoutError as err:
-            late = [status for status in self.statuses if status.name in wanted and status.state is not ProgramState.READY]
+            late = [
+                status for status in self.statuses if status.name in wanted and status.state is not ProgramState.READY
+            ]
             timeout_s = time.monotonic() - started_at
             what = "".join(
-                f"\n  {program_status.name} is {program_status.state}, last said: {program_status.last_line[:160] or 'nothing'}"
+                f"\n  {program_status.name} is {program_status.state}, last said: "
+                f"{program_status.last_line[:160] or 'nothing'}"
                 for program_status in late
             )
             raise PeerUnavailable(
-                f"not ready after {timeout_s:.0f} s:{what}", next_step=f"read {self._logs}/{late[0].name if late else '*'}.log"
+                f"not ready after {timeout_s:.0f} s:{what}",
+                next_step=f"read {self._logs}/{late[0].name if late else '*'}.log",
             ) from err
 
     async def stop(self) -> None:
-        """Stop everything: services together, and what was started before them (their server) after them."""
+        """Stop everything: services together, and what was started before them (their server) after
+        them.
+        """
         self._stopping.set()
         self._changed.set()
         for attendant in self._attendants:
@@ -231,7 +256,8 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                # Safe although it runs between fork and exec: one system call, no lock, no allocation that another thread could hold.
+                # Safe although it runs between fork and exec: one system call, no lock, no
+                # allocation that another thread could hold.
                 preexec_fn=die_with_parent,
                 limit=1 << 20,
             )
@@ -246,7 +272,8 @@ class Supervisor:
         reader = asyncio.create_task(self._copy_log(process, status))
         try:
             status.exit_code = await process.wait()
-            # The pipe ends with the process unless a grandchild holds it; the last lines are worth a moment, not a hang.
+            # The pipe ends with the process unless a grandchild holds it; the last lines
+            # are worth a moment, not a hang.
             await asyncio.wait([reader], timeout=1.0)
         finally:
             for task in (prober, reader, freer):
@@ -266,7 +293,10 @@ class Supervisor:
             await asyncio.sleep(_READY_PAUSE_S if is_ready else _PROBE_PAUSE_S)
 
     async def _free(self, program: Program, status: ProgramStatus, process: asyncio.subprocess.Process) -> None:
-        """End a program that runs and cannot work any more; whoever keeps it starts it anew, with its back-off."""
+        """End a program that runs and cannot work any more.
+
+        Whoever keeps it starts it anew, with its back-off.
+        """
         if program.is_stuck is None:
             return
         since: float | None = None
@@ -296,7 +326,8 @@ class Supervisor:
                 try:
                     line = await process.stdout.readline()
                 except ValueError:
-                    # A line above the reader's limit: readline has thrown it away, the next one is read as usual.
+                    # A line above the reader's limit: readline has thrown it away,
+                    # the next one is read as usual.
                     continue
                 if not line:
                     return
@@ -308,7 +339,8 @@ class Supervisor:
                     self._changed.set()
 
     def _open_log(self, name: str) -> BinaryIO:
-        # 0600 in a folder of 0700 all the same: a log that is copied or moved out of it stays its user's own.
+        # 0600 in a folder of 0700 all the same: a log that is copied or moved
+        # out of it stays its user's own.
         log = (self._logs / f"{name}.log").open("ab")
         os.fchmod(log.fileno(), 0o600)
         return log

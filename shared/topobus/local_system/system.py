@@ -1,7 +1,9 @@
-"""The whole system on this machine: a NATS server and the eight services as separate processes, in one state folder.
+"""The whole system on this machine: a NATS server and the eight services as separate processes, in
+one state folder.
 
-Flows in: the root of the hardware tree, the state folder, the choice of NATS. Flows out: supervised processes, their addresses and folders.
-Everything that a run creates (sockets, logs, streams, the recorded machine) is in its state folder, so two systems do not conflict.
+Flows in: the root of the hardware tree, the state folder, the choice of NATS. Flows out: supervised
+processes, their addresses and folders. Everything that a run creates (sockets, logs, streams, the
+recorded machine) is in its state folder, so two systems do not conflict.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class Layout:
 
     @property
     def nats_tls(self) -> Path:
-        """Certificate of a NATS server that is reached from other machines, as of `topobus keys certify`."""
+        """Certificate of a NATS server that is reached from other machines, as of `topobus keys
+        certify`.
+        """
         return self.state / "nats-tls"
 
     @property
@@ -126,7 +130,13 @@ class System:
         if not self.has_users:
             return NatsSettings(url=self.nats_url)
         password = str(self.password_file(principal))
-        return NatsSettings(url=self.nats_url, user=principal, password_file=password, zone=_zone(principal), tls_ca_file=self.tls_ca_file)
+        return NatsSettings(
+            url=self.nats_url,
+            user=principal,
+            password_file=password,
+            zone=_zone(principal),
+            tls_ca_file=self.tls_ca_file,
+        )
 
     def password_file(self, principal: str) -> Path:
         """Name the file of a user's password."""
@@ -150,11 +160,15 @@ async def start_system(
     classes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[System]:
-    """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it.
+    """Start NATS (unless one is given) and all services.
 
-    Shapes: environment — settings of services as their variables, on top of what this process's environment says. is_open — start NATS without users: whoever reaches
-            this machine's loopback interface may do everything. listening — where NATS listens; None: on loopback. A server that is given is used as the environment says.
-            classes — device classes besides ours, each with a `topobus-device`.
+    Stop everything at the end, whatever ends it.
+
+    Shapes: environment — settings of services as their variables, on top of what this
+    process's environment says. is_open — start NATS without users: whoever reaches this
+    machine's loopback interface may do everything. listening — where NATS listens; None: on
+    loopback. A server that is given is used as the environment says. classes — device classes
+    besides ours, each with a `topobus-device`.
     """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
@@ -167,18 +181,24 @@ async def start_system(
         supervisor = await run.enter_async_context(Supervisor(layout.logs))
         # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
         store: dict[str, str] = {}
-        certificate = await asyncio.to_thread(NatsCertificate, listening or Listening(), layout.nats_tls, layout.authority)
+        certificate = await asyncio.to_thread(
+            NatsCertificate, listening or Listening(), layout.nats_tls, layout.authority
+        )
         if nats_url is None:
             size = size_store(layout.nats)
             store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
             if size.store_mib:
                 say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
-            nats_url = await start_nats(supervisor, layout, size, say, is_open=is_open, certificate=certificate, port=port, classes=classes)
+            nats_url = await start_nats(
+                supervisor, layout, size, say, is_open=is_open, certificate=certificate, port=port, classes=classes
+            )
         ports = {name: free_port() for name in services}
         environments = {
             name: {
                 **store,
-                **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=nats_url, port=ports[name]),
+                **_environment(
+                    layout, name, node=node, hardware_root=hardware_root, nats_url=nats_url, port=ports[name]
+                ),
                 **(_login(layout, name, certificate.authority_file) if has_users else {}),
                 **(environment or {}),
             }
@@ -189,7 +209,8 @@ async def start_system(
             if (0, 0, 0) < version < _ANSWERS_FOR_NOBODY:
                 # Accounts are kept all the same: what they stop is worse.
                 say(
-                    f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which does not run wait for their full time instead of ending at "
+                    f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which "
+                    "does not run wait for their full time instead of ending at "
                     "once; use 2.10 or later"
                 )
         for name in services:
@@ -215,11 +236,15 @@ async def start_system(
         with ExitStack() as announced:
             if has_users:
                 login = LocalLogin(
-                    user="cli", password_file=str(system.password_file("cli")), tls_ca_file=system.tls_ca_file, hosts=certificate.hosts
+                    user="cli",
+                    password_file=str(system.password_file("cli")),
+                    tls_ca_file=system.tls_ca_file,
+                    hosts=certificate.hosts,
                 )
                 if not announced.enter_context(announced_login(_port_of(nats_url), login)):
                     say(
-                        f"commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
+                        "commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli "
+                        f"TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
                     )
             yield system
 
@@ -235,11 +260,13 @@ async def start_nats(
     port: int = 0,
     classes: Sequence[str] = (),
 ) -> str:
-    """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready.
+    """Start a NATS server with its store in the state folder, and keep it storing.
 
-    Shapes: is_open — without users. With them their passwords are made at the first start. certificate — says where the server listens; None: on loopback, without TLS.
-            port — 0: any that is free.
-            classes — as for `start_system`: each is a user.
+    Gives its URL when it is ready.
+
+    Shapes: is_open — without users. With them their passwords are made at the first start.
+    certificate — says where the server listens; None: on loopback, without TLS. port — 0: any that
+    is free. classes — as for `start_system`: each is a user.
     """
     certificate = certificate or NatsCertificate(Listening(), layout.nats_tls, layout.authority)
     server = await asyncio.to_thread(provide_nats_server, say)
@@ -249,15 +276,25 @@ async def start_nats(
     port = port or free_port()
     monitor_port = free_port()
     tls = certificate.folder
-    more = certificate.configuration(server.tls_path(tls), 0 if server.image else monitor_port) if tls is not None else ""
+    more = (
+        certificate.configuration(server.tls_path(tls), 0 if server.image else monitor_port) if tls is not None else ""
+    )
     users = await asyncio.to_thread(
-        NatsUsers, None if is_open else layout.nats_users, layout.nats, size, server.store_path(layout.nats), more, classes=classes
+        NatsUsers,
+        None if is_open else layout.nats_users,
+        layout.nats,
+        size,
+        server.store_path(layout.nats),
+        more,
+        classes=classes,
     )
 
     async def probe() -> bool:
         user, password = users.login
         ca_file = certificate.authority_file if tls is not None else None
-        return await probe_jetstream(certificate.host_here, port, monitor_port, user=user, password=password, ca_file=ca_file)
+        return await probe_jetstream(
+            certificate.host_here, port, monitor_port, user=user, password=password, ca_file=ca_file
+        )
 
     async def is_stuck() -> bool:
         return has_room(layout.nats) and not await probe()
@@ -265,7 +302,8 @@ async def start_nats(
     def reload() -> None:
         pid = supervisor.status("nats").pid
         if pid is not None:
-            # Docker's client hands the signal on. A server that is not there reads the file when it starts.
+            # Docker's client hands the signal on. A server that is not there
+            # reads the file when it starts.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGHUP)
 
@@ -273,7 +311,12 @@ async def start_nats(
         Program(
             name="nats",
             command=server.command(
-                port=port, store=layout.nats, monitor_port=monitor_port, config=users.config, address=certificate.address, tls=tls
+                port=port,
+                store=layout.nats,
+                monitor_port=monitor_port,
+                config=users.config,
+                address=certificate.address,
+                tls=tls,
             ),
             environment=os.environ,
             probe=probe,
@@ -288,9 +331,11 @@ async def start_nats(
 
 
 async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Make the streams as their provisioner does, before anybody waits for them: with users nobody else may, and each would look again after pauses only.
+    """Make the streams as their provisioner does, before anybody waits for them: with users nobody
+    else may, and each would look again after pauses only.
 
-    Gives the server's version, zeros when it is not known. Whatever goes wrong here the provisioner itself meets again, and tells.
+    Gives the server's version, zeros when it is not known. Whatever goes wrong here the provisioner
+    itself meets again, and tells.
     """
     own = {
         name: value
@@ -322,16 +367,26 @@ def _program(name: str) -> Path:
     program = beside if beside.exists() else shutil.which(name)
     if program is None:
         raise ConfigError(
-            f"the program {name} is not installed", next_step="install all of Topobus: pip install '.[all]' from the checkout"
+            f"the program {name} is not installed",
+            next_step="install all of Topobus: pip install '.[all]' from the checkout",
         )
     return Path(program)
 
 
-def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path, nats_url: str, port: int) -> dict[str, str]:
-    """Settings of one service. What the caller's environment says to this one service wins; where it must agree with the others it cannot."""
+def _environment(
+    layout: Layout, service: str, *, node: str, hardware_root: Path, nats_url: str, port: int
+) -> dict[str, str]:
+    """Settings of one service. What the caller's environment says to this one service wins.
+
+    Where it must agree with the others it cannot.
+    """
     defaults = {
         "TOPOBUS_ALL__LOG__FORMAT": "json",
-    } | {f"TOPOBUS_{name}__{key}": value for (name, key), value in _folders(layout, service).items() if name == service.upper()}
+    } | {
+        f"TOPOBUS_{name}__{key}": value
+        for (name, key), value in _folders(layout, service).items()
+        if name == service.upper()
+    }
     return {
         **defaults,
         **os.environ,
@@ -344,7 +399,11 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
 
 
 def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
-    """Settings by which a service is its own user. They win over the caller's environment: that may know another server's users, and this one knows only ours."""
+    """Settings by which a service is its own user.
+
+    They win over the caller's environment: that may know another server's
+    users, and this one knows only ours.
+    """
     own = f"TOPOBUS_{service.upper()}__NATS"
     return {
         f"{own}__USER": service,
@@ -374,7 +433,11 @@ def _folders(layout: Layout, service: str) -> dict[tuple[str, str], str]:
         ("GATEWAY", "RUNTIME__SOCKET"): "",
         ("GATEWAY", "CDI_DIR"): str(layout.cdi),
         ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
-        **({(service.upper(), "JOURNAL__DIR"): str(layout.state / "journal" / service)} if has_own_service(service) else {}),
+        **(
+            {(service.upper(), "JOURNAL__DIR"): str(layout.state / "journal" / service)}
+            if has_own_service(service)
+            else {}
+        ),
         ("NIC", "INTERFACES__KEPT_NAMESPACES_DIR"): str(layout.state / "netns"),
         ("NIC", "CNI__STATE_DIR"): str(layout.state / "cni"),
     }

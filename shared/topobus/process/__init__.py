@@ -1,1 +1,3 @@
-"""What every process has: configuration, logs, metrics, readiness, clock, and the frame that runs a service."""
+"""What every process has: configuration, logs, metrics, readiness, clock, and the frame that runs a
+service.
+"""

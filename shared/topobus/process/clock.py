@@ -1,7 +1,9 @@
-"""The clock as a parameter: code that needs the time or waits for it gets a `Clock`, or uses the event loop that the clock follows.
+"""The clock as a parameter: code that needs the time or waits for it gets a `Clock`, or uses the
+event loop that the clock follows.
 
-`SystemClock` reads the running event loop's time, which also drives `asyncio.sleep`, `asyncio.timeout` and `loop.call_later`. So a process has one monotonic clock,
-and a test on `topobus.testing.clock.VirtualTimeLoop` controls every wait of the service.
+`SystemClock` reads the running event loop's time, which also drives `asyncio.sleep`,
+`asyncio.timeout` and `loop.call_later`. So a process has one monotonic clock, and a test on
+`topobus.testing.clock.VirtualTimeLoop` controls every wait of the service.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from typing import Protocol
 
 __all__ = ["Clock", "SystemClock", "is_real", "until_tick"]
 
-# A timer may fire a little before its time by the resolution of the clock: then the tick is the one that just comes, and is not waited for again.
+# A timer may fire a little before its time by the resolution of the clock: then the tick is the one
+# that just comes, and is not waited for again.
 _EARLY = 0.1
 _ROUNDING_S = 1e-6
 
 
 class Clock(Protocol):
-    """Tells the time: `now` for people and records, `monotonic` (seconds) for durations; waits with `sleep` and `timeout`."""
+    """Tells the time: `now` for people and records, `monotonic` (seconds) for durations.
+
+    Waits with `sleep` and `timeout`.
+    """
 
     def now(self) -> datetime:
         """Give the present moment, aware, in UTC."""
@@ -31,11 +37,18 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return when so many seconds of `monotonic` have passed; 0 or less gives the other tasks one turn."""
+        """Return when so many seconds of `monotonic` have passed.
+
+        0 or less gives the other tasks one turn.
+        """
         ...
 
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
-        """Give a block that ends with TimeoutError after so many seconds of `monotonic`, as `asyncio.timeout` does; None never ends it."""
+        """Give a block that ends with TimeoutError after so many seconds of `monotonic`, as
+        `asyncio.timeout` does.
+
+        None never ends it.
+        """
         ...
 
 
@@ -47,7 +60,10 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Give the event loop's time; in a thread without a loop give CLOCK_MONOTONIC, which asyncio's own loops read as well."""
+        """Give the event loop's time.
+
+        In a thread without a loop give CLOCK_MONOTONIC, which asyncio's own loops read as well.
+        """
         try:
             return asyncio.get_running_loop().time()
         except RuntimeError:
@@ -63,7 +79,8 @@ class SystemClock:
 
 
 def is_real(clock: Clock) -> bool:
-    """Say whether the seconds of a clock, read in the event loop, are CLOCK_MONOTONIC's: then a thread may wait for them by itself.
+    """Say whether the seconds of a clock, read in the event loop, are CLOCK_MONOTONIC's: then a
+    thread may wait for them by itself.
 
     Errors: raises RuntimeError outside of an event loop.
     """
@@ -71,9 +88,11 @@ def is_real(clock: Clock) -> bool:
 
 
 def until_tick(now_s: float, every_s: float) -> float:
-    """Give the seconds until the next whole multiple of a period: loops of one process that wait for it wake the process up once, together.
+    """Give the seconds until the next whole multiple of a period: loops of one process that wait
+    for it wake the process up once, together.
 
-    Shapes: now_s — of the monotonic clock; result — above a tenth of the period, and at most a tenth more than one.
+    Shapes: now_s — of the monotonic clock; result — above a tenth of the period, and
+    at most a tenth more than one.
 
     >>> until_tick(7.25, 1.0), until_tick(7.25, 5.0), until_tick(7.0, 1.0)
     (0.75, 2.75, 1.0)

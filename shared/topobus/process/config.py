@@ -1,6 +1,7 @@
-"""Reads settings: defaults, then a TOML file, then the environment. Each error names the key and where it was written.
+"""Reads settings: defaults, then a TOML file, then the environment.
 
-`TOPOBUS_ALL__NATS__URL` applies to every process, `TOPOBUS_GPU__NATS__URL` to one. An unknown key is an error.
+Each error names the key and where it was written. `TOPOBUS_ALL__NATS__URL` applies to every
+process, `TOPOBUS_GPU__NATS__URL` to one. An unknown key is an error.
 """
 
 from __future__ import annotations
@@ -23,37 +24,56 @@ from topobus.process.tracing import TracingSettings
 from topobus.values.errors import ConfigError
 from topobus.values.names import is_dns_subdomain
 
-__all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "find_mistakes", "load_settings", "origin_of"]
+__all__ = [
+    "HttpSettings",
+    "LogSettings",
+    "NatsSettings",
+    "ServiceSettings",
+    "find_mistakes",
+    "load_settings",
+    "origin_of",
+]
 
 
 class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to reach NATS, and as whom."""
 
     url: str = "nats://127.0.0.1:4222"
-    """One or several servers of one cluster, comma-separated. The default is a server on this machine."""
+    """One or several servers of one cluster, comma-separated. The default is a server on this
+    machine."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Copies of each stream and bucket. 1: a single server. More than 1 needs nats-server 2.10 or later (before, compare-and-set is not exclusive)."""
+    """Copies of each stream and bucket. 1: a single server. More than 1 needs nats-server 2.10 or
+    later (before, compare-and-set is not exclusive)."""
     user: str = ""
     """User name; empty: none."""
     password_file: str = ""
-    """A file that holds the password; a file, so that no password stands in a process list or an environment dump. Another password there is taken over while we run."""
+    """A file that holds the password; a file, so that no password stands in a process list or an
+    environment dump. Another password there is taken over while we run."""
     zone: Literal["", "core", "vendor"] = ""
-    """Whether the server keeps accounts apart (docs/how-to/secure-nats.md). `core`: it does, and each service knows whether its own is the one with the streams.
-    `vendor`: our account has none, whoever we are; we read what the server lets through. Empty: one account for all."""
+    """Whether the server keeps accounts apart (docs/how-to/secure-nats.md). `core`: it does, and
+    each service knows whether its own is the one with the streams. `vendor`: our account has none,
+    whoever we are; we read what the server lets through. Empty: one account for all."""
     tls_ca_file: str = ""
-    """Certificates to trust, PEM; empty: the system's own for tls:// URLs. Given, or with a tls:// URL, a server without TLS is sent nothing."""
+    """Certificates to trust, PEM; empty: the system's own for tls:// URLs. Given, or with a tls://
+    URL, a server without TLS is sent nothing."""
     store_mib: Annotated[int, Meta(ge=0)] = 0
-    """What all streams and buckets together may take on the server's disk, when they are made; each one's bound shrinks or grows in proportion. 0: the
-    catalogue's own bounds, see docs/reference/contracts.md. Streams that exist keep theirs."""
+    """What all streams and buckets together may take on the server's disk, when they are made; each
+    one's bound shrinks or grows in proportion. 0: the catalogue's own bounds, see
+    docs/reference/contracts.md. Streams that exist keep theirs."""
     provisioner: Literal["controller", "topology"] = "controller"
-    """Which service makes the streams of this server, where each process is a NATS user of its own. `controller`: a central server, and the hub. `topology`: a node's own server, where no controller runs; all services of the node are told the same. Stand-alone
-    claims are not there: the gateway prepares claims of a Kubernetes API server alone then (`cluster.mode`)."""
+    """Which service makes the streams of this server, where each process is a NATS user of its own.
+    `controller`: a central server, and the hub. `topology`: a node's own server, where no
+    controller runs; all services of the node are told the same. Stand-alone claims are not there:
+    the gateway prepares claims of a Kubernetes API server alone then (`cluster.mode`)."""
     timeout_s: Annotated[float, Meta(gt=0)] = 5.0
-    """How long one JetStream request may take. 5 s: longer than a leader election usually takes on an idle cluster."""
+    """How long one JetStream request may take. 5 s: longer than a leader election usually takes on
+    an idle cluster."""
 
     @property
     def is_nodes_own(self) -> bool:
-        """Whether the server is a node's own: no controller makes the streams there, and no stand-alone objects are stored."""
+        """Whether the server is a node's own: no controller makes the streams there, and no
+        stand-alone objects are stored.
+        """
         return self.provisioner == "topology"
 
 
@@ -65,11 +85,13 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """0: no endpoint."""
     stalled_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
-    """After how many seconds without a turn of the event loop /healthz fails, so that a supervisor starts the process again. 10 s: no honest step blocks the loop
-    for a second, and a machine that swaps or was suspended is back sooner; with a probe each 10 s that must fail three times a hung process ends within 40 s."""
+    """After how many seconds without a turn of the event loop /healthz fails, so that a supervisor
+    starts the process again. 10 s: no honest step blocks the loop for a second, and a machine that
+    swaps or was suspended is back sooner; with a probe each 10 s that must fail three times a hung
+    process ends within 40 s."""
     stuck_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
-    """After how many seconds without progress in a loop's work /healthz fails. 120 s: each step has a limit of its own of ten seconds or so, and a long
-    pass reports each of its steps."""
+    """After how many seconds without progress in a loop's work /healthz fails. 120 s: each step has
+    a limit of its own of ten seconds or so, and a long pass reports each of its steps."""
 
 
 class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,7 +125,8 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
     """Read the settings of one service.
 
     Order: defaults, `file` (TOML), TOPOBUS_ALL__*, TOPOBUS_<SERVICE>__*; later wins.
-    Errors: ConfigError names the key, and the file or variable it came from; one for several mistakes has a line for each.
+    Errors: ConfigError names the key, and the file or variable it came from; one for
+    several mistakes has a line for each.
     """
     settings, mistakes = find_mistakes(kind, service, file=file, environ=environ)
     if len(mistakes) > 1:
@@ -115,12 +138,19 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
 
 
 def find_mistakes(
-    kind: type[S], service: str, *, file: Path | None, environ: Mapping[str, str], checks: Sequence[Callable[[S], object]] = ()
+    kind: type[S],
+    service: str,
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    checks: Sequence[Callable[[S], object]] = (),
 ) -> tuple[S | None, list[ConfigError]]:
-    """Read the settings of one service, and find all that is wrong with them: what is wrong is taken out, and the rest looked at again.
+    """Read the settings of one service, and find all that is wrong with them: what is wrong is
+    taken out, and the rest looked at again.
 
-    Shapes: checks — each refuses, by ConfigError, settings that cannot be used; one that does not name the `key` ends its search. The result has settings unless what
-    is wrong cannot be told from the rest.
+    Shapes: checks — each refuses, by ConfigError, settings that cannot be used; one
+    that does not name the `key` ends its search. The result has settings unless what is
+    wrong cannot be told from the rest.
     Errors: as `load_settings`, each in the list; raises nothing.
     """
     try:
@@ -172,13 +202,18 @@ def _first_mistake(
     node = settings.node or socket.gethostname().lower()
     if not is_dns_subdomain(node):
         source = origins.get(("node",), str(file) if "node" in raw else "the host's name")
-        text = f"{service}: node: got {node!r} from {source}, wanted a DNS name (lower-case letters, digits, '-' and '.')"
+        text = (
+            f"{service}: node: got {node!r} from {source}, wanted a DNS name (lower-case letters, digits, '-' and '.')"
+        )
         return ConfigError(text, next_step=f"set TOPOBUS_{service.upper()}__NODE", key="node"), None
     return None, msgspec.structs.replace(settings, node=node)
 
 
 def _take_out(raw: dict[str, Any], key: str) -> bool:
-    """Take what stands at a key out of what is written, or the list or mapping that has it; says whether there was something."""
+    """Take what stands at a key out of what is written, or the list or mapping that has it.
+
+    Says whether there was something.
+    """
     here: Any = raw
     parts = key.split(".")
     for part in parts[:-1]:
@@ -222,7 +257,9 @@ def _origin(raw: dict[str, Any], key: str, file: Path | None, origins: dict[tupl
 def _written(path: tuple[str, ...], file: Path | None, origins: dict[tuple[str, ...], str]) -> str:
     """Name the variable that the value at a path came from, else the file."""
     # The last one wins, and is listed last.
-    variable = next((name for key, name in reversed(origins.items()) if key == path[: len(key)] or key[: len(path)] == path), None)
+    variable = next(
+        (name for key, name in reversed(origins.items()) if key == path[: len(key)] or key[: len(path)] == path), None
+    )
     return variable or (f"file {file}" if file else "the default")
 
 
@@ -256,7 +293,9 @@ def _explain(
     file: Path | None,
     origins: dict[tuple[str, ...], str],
 ) -> ConfigError:
-    """Turn msgspec's "… - at `$.nats.replicas`" into the key, the value, and the place where it was written."""
+    """Turn msgspec's "… - at `$.nats.replicas`" into the key, the value, and the place where it was
+    written.
+    """
     what, _, where = str(err).partition(" - at `$.")
     path = tuple(where.rstrip("`").split(".")) if where else ()
     unknown = _UNKNOWN_FIELD.match(what)
@@ -277,5 +316,7 @@ def _explain(
     choices = choices_at(kind, path)
     wanted = f", wanted one of {', '.join(choices)}" if choices else ""
     return ConfigError(
-        f"{service}: {key}: {what}{got}{wanted} (from {source})", next_step="see docs/reference/settings.md for the keys", key=key
+        f"{service}: {key}: {what}{got}{wanted} (from {source})",
+        next_step="see docs/reference/settings.md for the keys",
+        key=key,
     )

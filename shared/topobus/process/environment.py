@@ -1,7 +1,9 @@
-"""Environment variables as settings: `TOPOBUS_<SERVICE>__<SECTION>__<KEY>`, laid over what a file says.
+"""Environment variables as settings: `TOPOBUS_<SERVICE>__<SECTION>__<KEY>`, laid over what a file
+says.
 
-The type of the field decides how text is read: a list takes comma-separated words or JSON, a mapping takes JSON, the rest is text that
-msgspec converts. A variable that names no field is an error: a typo must not pass in silence.
+The type of the field decides how text is read: a list takes comma-separated words or JSON, a
+mapping takes JSON, the rest is text that msgspec converts. A variable that names no field is an
+error: a typo must not pass in silence.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _SHARED_SECTIONS = ("node", "nats", "http", "log", "tracing", "hardware")
 def overlay(
     raw: dict[str, Any], kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]
 ) -> tuple[dict[tuple[str, ...], str], list[ConfigError]]:
-    """Write the environment's settings into `raw`; give each path with the variable that it came from, and what is wrong with others.
+    """Write the environment's settings into `raw`.
+
+    Give each path with the variable that it came from, and what is wrong with others.
 
     Errors: raises nothing; each mistake names the variable, and the nearest key that exists.
     """
@@ -56,7 +60,8 @@ def overlay(
 
 
 def strange_variables(kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]) -> list[str]:
-    """Tell of variables that set nothing here and look as if they were meant to: a misspelt service, none, single underscores, small letters.
+    """Tell of variables that set nothing here and look as if they were meant to: a misspelt
+    service, none, single underscores, small letters.
 
     They are no errors: a class of your own may have any name, and another program may read them.
 
@@ -66,10 +71,13 @@ def strange_variables(kind: type[msgspec.Struct], service: str, environ: Mapping
     NATS__URL sets nothing; did you mean TOPOBUS_ALL__NATS__URL?
     TOPOBUS_NPU__NODE is for a class npu of your own: Topobus has no service of that name
     TOPOBUS_TOPLOGY__NODE sets nothing: there is no service toplogy; did you mean TOPOBUS_TOPOLOGY__NODE?
-    """
+    """  # noqa: E501
     own, paths = _own_prefix(service), ["__".join(path).upper() for path in _paths(kind)]
     legal = {
-        _squeezed(f"{prefix}{path}"): f"{prefix}{path}" for prefix in (own, _ALL) for path in paths if prefix == own or _is_shared(path)
+        _squeezed(f"{prefix}{path}"): f"{prefix}{path}"
+        for prefix in (own, _ALL)
+        for path in paths
+        if prefix == own or _is_shared(path)
     }
     unprefixed = {path: f"{_ALL if _is_shared(path) else own}{path}" for path in paths if "__" in path}
     said: list[str] = []
@@ -83,7 +91,8 @@ def strange_variables(kind: type[msgspec.Struct], service: str, environ: Mapping
         elif name.startswith(_PREFIX) and underscores and head.lower() not in {*_SERVICES, service.replace("-", "_")}:
             near = meant_name(head, _SERVICES)
             said.append(
-                f"{name} sets nothing: there is no service {head.lower()}; did you mean {_PREFIX}{near.upper()}__{rest}?"
+                f"{name} sets nothing: there is no service {head.lower()}; did you mean "
+                f"{_PREFIX}{near.upper()}__{rest}?"
                 if near
                 else f"{name} is for a class {head.lower()} of your own: Topobus has no service of that name"
             )
@@ -117,7 +126,10 @@ def fields_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
 
 
 def choices_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
-    """List the values that the field at `path` can have; empty when it is not one of a few words."""
+    """List the values that the field at `path` can have.
+
+    Empty when it is not one of a few words.
+    """
     plain = _plain(_type_at(kind, path))
     if typing.get_origin(plain) is typing.Literal:
         return [str(argument) for argument in typing.get_args(plain)]
@@ -132,19 +144,24 @@ def _type_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> object:
 
 
 def _field_type(kind: type[msgspec.Struct], path: tuple[str, ...], variable: str, *, is_shared: bool) -> object:
-    """Find the type of the field at `path`; None when a shared section is not one of this service's."""
+    """Find the type of the field at `path`.
+
+    None when a shared section is not one of this service's.
+    """
     here: object = kind
     is_foreign = False
     for depth, name in enumerate(path):
         fields = _fields(here)
         if fields is None:
-            # Inside a mapping every key is allowed, and its values are text until msgspec says otherwise.
+            # Inside a mapping every key is allowed, and its values are
+            # text until msgspec says otherwise.
             if _origin(here) is dict:
                 return typing.get_args(_plain(here))[1]
             raise _unknown(variable, path[: depth + 1], ())
         if name not in fields:
             if is_shared and depth == 0 and name == "hardware":
-                # Here: the tree's readers come with it, and who reads no hardware is told of it only where somebody set it for all.
+                # Here: the tree's readers come with it, and who reads no hardware is told of it
+                # only where somebody set it for all.
                 from topobus.sysfs.tree import HardwareSettings
 
                 here, is_foreign = HardwareSettings, True
@@ -181,7 +198,10 @@ def _origin(kind: object) -> object:
 def _read(text: str, kind: object, variable: str) -> object:
     origin = _origin(kind)
     if _fields(kind) is not None:
-        raise ConfigError(f"{variable} names a section, not a key", next_step=f"append one of {', '.join(sorted(_fields(kind) or {}))}")
+        raise ConfigError(
+            f"{variable} names a section, not a key",
+            next_step=f"append one of {', '.join(sorted(_fields(kind) or {}))}",
+        )
     if origin in (dict, list, tuple, set, frozenset) and text.lstrip()[:1] in ("[", "{"):
         try:
             return msgspec.json.decode(text)

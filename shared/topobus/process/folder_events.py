@@ -1,7 +1,8 @@
 """Reports changes in one folder through inotify: a file was created, removed or written.
 
-Flows in: a path. Flows out: wake-ups through the event loop; a folder in which nothing happens costs no thread and no timer. A wake-up does not say what changed;
-the receiver reads the folder. Source: inotify(7).
+Flows in: a path. Flows out: wake-ups through the event loop; a folder in which nothing
+happens costs no thread and no timer. A wake-up does not say what changed; the receiver reads
+the folder. Source: inotify(7).
 """
 
 from __future__ import annotations
@@ -24,27 +25,40 @@ _IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800
 _IN_UNMOUNT, _IN_IGNORED = 0x2000, 0x8000
 _IN_ONLYDIR = 0x1000000
 _WANTED = (
-    _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR
+    _IN_ATTRIB
+    | _IN_CLOSE_WRITE
+    | _IN_MOVED_FROM
+    | _IN_MOVED_TO
+    | _IN_CREATE
+    | _IN_DELETE
+    | _IN_DELETE_SELF
+    | _IN_MOVE_SELF
+    | _IN_ONLYDIR
 )
 _GONE = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_IGNORED
 # struct inotify_event: watch, mask, cookie, length of the name that follows.
 _HEAD = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
-# Changes come in bursts (a file is made, written, renamed); one wake-up for those of so many seconds.
+# Changes come in bursts (a file is made, written, renamed); one
+# wake-up for those of so many seconds.
 _SETTLE_S = 0.01
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderEvents:
-    """Listens to one folder until closed; changes between `__init__` and the first `next` are not missed.
+    """Listens to one folder until closed.
 
-    Cost: one inotify instance and one watch of the system's, and a wake-up for each burst of changes. Source: inotify(7).
+    Changes between `__init__` and the first `next` are not missed.
+
+    Cost: one inotify instance and one watch of the system's, and a wake-up for each burst
+    of changes. Source: inotify(7).
     """
 
     def __init__(self, folder: Path) -> None:
         """Begin to listen.
 
-        Errors: raises OSError when the folder is none, or the system has no watch left (fs.inotify.max_user_watches).
+        Errors: raises OSError when the folder is none, or the system has no watch left
+        (fs.inotify.max_user_watches).
         """
         self._channel = _checked(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), folder)
         try:
@@ -60,7 +74,10 @@ class FolderEvents:
         os.close(self._channel)
 
     async def next(self) -> bool:
-        """Wait until something in the folder has changed; False when the folder itself is gone, and nothing comes any more."""
+        """Wait until something in the folder has changed.
+
+        False when the folder itself is gone, and nothing comes any more.
+        """
         loop = asyncio.get_running_loop()
         came = loop.create_future()
         loop.add_reader(self._channel, _settle, came)

@@ -1,7 +1,10 @@
-"""Heartbeats: each loop of a process reports its own progress, and liveness follows from these reports.
+"""Heartbeats: each loop of a process reports its own progress, and liveness follows from these
+reports.
 
-The probe endpoint runs in its own thread, so its answering proves nothing about the event loop. Each loop therefore reports when it makes progress (`turn`) and when it
-is idle (`rest`). An idle loop may wait for ever; a loop that works without progress counts as stuck. A pass over ten thousand objects reports with each object.
+The probe endpoint runs in its own thread, so its answering proves nothing about the event loop.
+Each loop therefore reports when it makes progress (`turn`) and when it is idle (`rest`). An idle
+loop may wait for ever; a loop that works without progress counts as stuck. A pass over ten thousand
+objects reports with each object.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from topobus.process.clock import Clock, SystemClock, until_tick
 __all__ = ["EVENT_LOOP", "EVERY_S", "Heartbeat", "Heartbeats"]
 
 EVENT_LOOP = "event-loop"
-# The pause between two beats of the event loop, as the canary's; a third of what counts as stalled where that is less. Each beat wakes the process up.
+# The pause between two beats of the event loop, as the canary's; a third of what counts as stalled
+# where that is less. Each beat wakes the process up.
 EVERY_S = 3.0
 _BEATS_A_LIMIT = 3
 _EVENT_LOOP_LIMIT_S = 10.0
@@ -24,7 +28,8 @@ _WORK_LIMIT_S = 120.0
 class Heartbeat:
     """One loop's word, written by the loop and read by the endpoint's thread.
 
-    Units: limit_s — how long one step of the loop may take; a loop that rests may be silent for ever.
+    Units: limit_s — how long one step of the loop may take; a loop
+    that rests may be silent for ever.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -42,7 +47,11 @@ class Heartbeat:
 
     @property
     def stalled_s(self) -> float:
-        """Say for how many seconds the loop has made no progress, when that is longer than its limit; 0.0 otherwise."""
+        """Say for how many seconds the loop has made no progress, when that is longer than its
+        limit.
+
+        0.0 otherwise.
+        """
         since_s = self._since_s  # read once: another thread writes it
         silent_s = 0.0 if since_s is None else self._clock.monotonic() - since_s
         return silent_s if silent_s > self._limit_s else 0.0
@@ -51,7 +60,8 @@ class Heartbeat:
 class Heartbeats:
     """The loops of one process.
 
-    Args: event_loop_limit_s — how long the event loop may be silent; work_limit_s — how long one step of a loop's work may take.
+    Args: event_loop_limit_s — how long the event loop may be silent; work_limit_s — how long one
+    step of a loop's work may take.
 
     >>> from topobus.testing.clock import ManualClock
     >>> clock = ManualClock()
@@ -63,7 +73,11 @@ class Heartbeats:
     """
 
     def __init__(
-        self, clock: Clock | None = None, *, event_loop_limit_s: float = _EVENT_LOOP_LIMIT_S, work_limit_s: float = _WORK_LIMIT_S
+        self,
+        clock: Clock | None = None,
+        *,
+        event_loop_limit_s: float = _EVENT_LOOP_LIMIT_S,
+        work_limit_s: float = _WORK_LIMIT_S,
     ) -> None:
         self._clock = clock or SystemClock()
         self._work_limit_s = work_limit_s
@@ -71,7 +85,10 @@ class Heartbeats:
         self._beats = {EVENT_LOOP: Heartbeat(self._clock, event_loop_limit_s)}
 
     def loop(self, name: str) -> Heartbeat:
-        """Give a loop's heartbeat, the same one for the same name; it rests until it turns first."""
+        """Give a loop's heartbeat, the same one for the same name.
+
+        It rests until it turns first.
+        """
         return self._beats.setdefault(name, Heartbeat(self._clock, self._work_limit_s))
 
     @contextmanager
@@ -84,7 +101,10 @@ class Heartbeats:
             beat.rest()
 
     def stalled(self) -> dict[str, float]:
-        """List the loops that are stuck, by name, with the seconds since their last step; empty when all is well."""
+        """List the loops that are stuck, by name, with the seconds since their last step.
+
+        Empty when all is well.
+        """
         return {name: silent_s for name, beat in sorted(self._beats.copy().items()) if (silent_s := beat.stalled_s)}
 
     async def follow_event_loop(self) -> None:

@@ -1,7 +1,9 @@
-"""The probe and metrics endpoint: /healthz (the loops make progress), /readyz (ready, or which part is not), /metrics (Prometheus).
+"""The probe and metrics endpoint: /healthz (the loops make progress), /readyz (ready, or which part
+is not), /metrics (Prometheus).
 
-It is the standard library's server in its own thread: it answers while the event loop is busy and adds no dependency. The content comes from the loops' reports
-(`heartbeat`): a process whose event loop hangs, or whose work makes no progress, is neither alive nor ready.
+It is the standard library's server in its own thread: it answers while the event loop is busy and
+adds no dependency. The content comes from the loops' reports (`heartbeat`): a process whose event
+loop hangs, or whose work makes no progress, is neither alive nor ready.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ __all__ = ["Endpoint"]
 class Endpoint:
     """Serves while the `with` block runs; does nothing when the port is 0."""
 
-    def __init__(self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats | None = None) -> None:
+    def __init__(
+        self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats | None = None
+    ) -> None:
         self._settings = settings
         self._beats = beats or Heartbeats()
         self._readiness = readiness
@@ -44,7 +48,9 @@ class Endpoint:
             return self
         kind = type("_BoundServer", (_Server,), {"address_family": AF_INET6 if ":" in self._settings.host else AF_INET})
         try:
-            self._server = kind((self._settings.host, self._settings.port), _handler(self._readiness, self._registry, self._beats))
+            self._server = kind(
+                (self._settings.host, self._settings.port), _handler(self._readiness, self._registry, self._beats)
+            )
         except (OSError, OverflowError) as err:
             raise ConfigError(
                 f"http.port: cannot listen at {self._settings.host}:{self._settings.port}: {err}",
@@ -66,11 +72,15 @@ class Endpoint:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # `handle_request` is called when a request is there; one that has gone meanwhile is not waited for.
+    # `handle_request` is called when a request is there; one that has
+    # gone meanwhile is not waited for.
     timeout = 0
 
     def serve_until(self, ended: socket.socket) -> None:
-        """Serve until something comes at `ended`. The base class wakes up twice a second to see whether it is to stop."""
+        """Serve until something comes at `ended`.
+
+        The base class wakes up twice a second to see whether it is to stop.
+        """
         with selectors.DefaultSelector() as selector:
             for channel in (self.socket, ended):
                 selector.register(channel, selectors.EVENT_READ)
@@ -78,10 +88,15 @@ class _Server(ThreadingHTTPServer):
                 self.handle_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line what ended a request; the base class prints a traceback, also for each client that only hung up."""
+        """Say in one line what ended a request.
+
+        The base class prints a traceback, also for each client that only hung up.
+        """
         err = sys.exception()
         log = get_logger()
-        (log.debug if isinstance(err, OSError) else log.error)("http.request-failed", client=str(client_address), error=repr(err))
+        (log.debug if isinstance(err, OSError) else log.error)(
+            "http.request-failed", client=str(client_address), error=repr(err)
+        )
 
 
 def _handler(readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats) -> type[BaseHTTPRequestHandler]:

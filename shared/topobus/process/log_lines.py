@@ -1,7 +1,9 @@
-"""Log lines: one JSON object a line (or coloured text on a terminal), on standard error, event first.
+"""Log lines: one JSON object a line (or coloured text on a terminal), on standard error, event
+first.
 
-A fact may be a caller's own text: each one is cut to a length that a person reads, and a line as a whole to what a collector takes, here and nowhere else. Loaded with the
-first line (`topobus.process.logging`): structlog costs as much as asyncio.
+A fact may be a caller's own text: each one is cut to a length that a person reads, and a line as a
+whole to what a collector takes, here and nowhere else. Loaded with the first line
+(`topobus.process.logging`): structlog costs as much as asyncio.
 """
 
 from __future__ import annotations
@@ -15,20 +17,26 @@ from topobus.process.config import LogSettings
 from topobus.process.packages import hiding
 
 with hiding("rich"):
-    # structlog prints tracebacks by rich where that is installed (for the CLI): with local variables, which may hold what must not be logged, and for 4 MiB of memory.
+    # structlog prints tracebacks by rich where that is installed (for the CLI): with local
+    # variables, which may hold what must not be logged, and for 4 MiB of memory.
     import structlog
 
 __all__ = ["configure_lines", "process_logger"]
 
-# Letters of one text, and of all facts of a line together. Collectors cut lines of more than 16 KiB in two (containerd's CRI log); a traceback has most of that.
+# Letters of one text, and of all facts of a line together. Collectors cut lines of more than 16 KiB
+# in two (containerd's CRI log); a traceback has most of that.
 _TEXT_LETTERS, _LINE_LETTERS = 2000, 16_000
 _HEAD = ("ts", "level", "event", "service", "node")
 
 
 def configure_lines(settings: LogSettings, least: int, context: Mapping[str, str]) -> logging.Formatter:
-    """Configure structlog for this process; gives the formatter by which lines of libraries, which log through the standard library, have the same shape.
+    """Configure structlog for this process.
 
-    Shapes: least — the level of `logging` below which nothing is written; context — what every line carries.
+    Gives the formatter by which lines of libraries, which log through the
+    standard library, have the same shape.
+
+    Shapes: least — the level of `logging` below which nothing is written;
+    context — what every line carries.
     """
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     renderer: Any = structlog.processors.JSONRenderer() if is_json else _for_people(colors=sys.stderr.isatty())
@@ -38,13 +46,17 @@ def configure_lines(settings: LogSettings, least: int, context: Mapping[str, str
 
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
-        # Not by structlog's contextvars: the first line may be written in a task, whose own are gone with it.
+        # Not by structlog's contextvars: the first line may be written in a
+        # task, whose own are gone with it.
         add_context,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
     ]
-    # Frames without their local variables: those make a line of tens of kilobytes, and they may hold what must not be logged.
-    tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+    # Frames without their local variables: those make a line of tens of kilobytes, and they
+    # may hold what must not be logged.
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    )
     final: list[Any] = [tracebacks, cut_facts, _event_first, renderer] if is_json else [cut_facts, renderer]
     structlog.configure(
         processors=[*shared, *final],
@@ -62,8 +74,14 @@ def process_logger() -> structlog.typing.FilteringBoundLogger:
 
 
 def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
-    """Render for people; tracebacks plainly, whoever imported structlog first: rich's have local variables, and take seconds for a large service."""
-    return structlog.dev.ConsoleRenderer(colors=colors, event_key="event", exception_formatter=structlog.dev.plain_traceback)
+    """Render for people.
+
+    Tracebacks plainly, whoever imported structlog first: rich's have local variables, and
+    take seconds for a large service.
+    """
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, event_key="event", exception_formatter=structlog.dev.plain_traceback
+    )
 
 
 def _stderr_logger(*_: object) -> structlog.WriteLogger:
@@ -77,7 +95,10 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
 
 
 def cut_facts(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut what a line says of its facts; whoever calls us chooses texts, and a line of them must not fill a disk."""
+    """Cut what a line says of its facts.
+
+    Whoever calls us chooses texts, and a line of them must not fill a disk.
+    """
     room = _Room(_LINE_LETTERS)
     # What tells which line it is comes first, then facts as they were given.
     for key in sorted(event, key=lambda key: key not in _HEAD):
@@ -94,7 +115,10 @@ class _Room:
         self._left = letters
 
     def cut(self, fact: Any) -> Any:
-        """Give a fact as far as there is room for it; what it is made of is looked at no further than that."""
+        """Give a fact as far as there is room for it.
+
+        What it is made of is looked at no further than that.
+        """
         if fact is None or isinstance(fact, bool | float):
             self._left -= len(str(fact))
             return fact
@@ -134,7 +158,8 @@ def _drop_own(_logger: object, _method: str, event: MutableMapping[str, Any]) ->
 
 
 if not structlog.is_configured():
-    # A program that never calls run() (the CLI, a test) must not find log lines in its standard output, which is structlog's own default.
+    # A program that never calls run() (the CLI, a test) must not find log lines in its standard
+    # output, which is structlog's own default.
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

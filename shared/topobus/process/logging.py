@@ -1,7 +1,8 @@
 """Logs: one JSON object a line (or coloured text on a terminal), on standard error, event first.
 
-Standard output belongs to what a command prints. Events are constants, `noun.verb-past`; facts are fields. What makes lines of them (`log_lines`) is loaded with the first one:
-a command of `topobus` writes none as a rule.
+Standard output belongs to what a command prints. Events are constants, `noun.verb-past`; facts
+are fields. What makes lines of them (`log_lines`) is loaded with the first one: a command of
+`topobus` writes none as a rule.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
-    """Give the process's logger. Each line carries what `setup_logging` was told, and what the calling task bound through structlog's contextvars."""
+    """Give the process's logger.
+
+    Each line carries what `setup_logging` was told, and what the calling task bound
+    through structlog's contextvars.
+    """
     lines = next((handler for handler in logging.getLogger().handlers if isinstance(handler, _Lines)), None)
     if lines is not None and lines.formatter is None:
         return cast("structlog.typing.FilteringBoundLogger", _LateLogger(lines))
@@ -39,7 +44,8 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 def setup_logging(settings: LogSettings, **context: str) -> None:
     """Configure logs on standard error for this process; call it once, at start.
 
-    Shapes: context — what every line carries (`service`, `node`). Warnings of libraries that use the standard library's logging come out in the same shape.
+    Shapes: context — what every line carries (`service`, `node`). Warnings of libraries that use
+    the standard library's logging come out in the same shape.
     """
     root = logging.getLogger()
     root.handlers[:] = [_Lines(settings, context)]
@@ -73,7 +79,9 @@ class _Lines(_Stream):
 
 
 class _LateLogger:
-    """The logger before the first line: what is below the level is dropped, and anything else is asked of structlog's."""
+    """The logger before the first line: what is below the level is dropped, and anything else is
+    asked of structlog's.
+    """
 
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines

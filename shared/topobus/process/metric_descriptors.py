@@ -1,9 +1,13 @@
-"""Describes metrics: name, kind, meaning and labels, declared once; `docs/reference/metrics.md` and the checks of deploy/monitoring are made from them.
+"""Describes metrics: name, kind, meaning and labels, declared once; `docs/reference/metrics.md` and
+the checks of deploy/monitoring are made from them.
 
-A service's metrics stand as constants in its metrics module, and a registry gets them from there alone. Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with
-`_total` for counters only; a device class is a label. Labels are bounded: either all values are listed, or a text says what bounds them. Never a uid, pod or claim name.
+A service's metrics stand as constants in its metrics module, and a registry gets them from there
+alone. Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with `_total` for counters only;
+a device class is a label. Labels are bounded: either all values are listed, or a text says what
+bounds them. Never a uid, pod or claim name.
 
-A process that exports no metrics (a command of `topobus`) has no registry, and prometheus_client, a tenth of such a command's imports, is not loaded.
+A process that exports no metrics (a command of `topobus`) has no registry, and prometheus_client, a
+tenth of such a command's imports, is not loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ["CounterDescriptor", "GaugeDescriptor", "HistogramDescriptor", "LabelValues", "MetricDescriptor", "descriptors_of"]
+__all__ = [
+    "CounterDescriptor",
+    "GaugeDescriptor",
+    "HistogramDescriptor",
+    "LabelValues",
+    "MetricDescriptor",
+    "descriptors_of",
+]
 
 LabelValues = str | tuple[str, ...]
 """All values that a label has; or a text that says what bounds them."""
@@ -57,7 +68,9 @@ class MetricDescriptor:
             raise ValueError(f"metric {self.name}: _total ends the names of counters, and of nothing else")
         for label in self.labels:
             if not _LABEL.fullmatch(label) or label in _UNBOUNDED:
-                raise ValueError(f"metric {self.name}: label {label!r} is not allowed: its values have no bound, or it is misspelt")
+                raise ValueError(
+                    f"metric {self.name}: label {label!r} is not allowed: its values have no bound, or it is misspelt"
+                )
 
     @property
     def kind(self) -> str:
@@ -84,7 +97,10 @@ class CounterDescriptor(MetricDescriptor):
         return "counter"
 
     def register(self, registry: CollectorRegistry | None) -> Counter:
-        """Make it in a registry; without one it counts nothing. Errors: raises ValueError when the registry has it already."""
+        """Make it in a registry; without one it counts nothing.
+
+        Errors: raises ValueError when the registry has it already.
+        """
         if registry is None:
             return cast("Counter", _UNCOUNTED)
         from prometheus_client import Counter
@@ -102,7 +118,10 @@ class GaugeDescriptor(MetricDescriptor):
         return "gauge"
 
     def register(self, registry: CollectorRegistry | None) -> Gauge:
-        """Make it in a registry; without one it counts nothing. Errors: raises ValueError when the registry has it already."""
+        """Make it in a registry; without one it counts nothing.
+
+        Errors: raises ValueError when the registry has it already.
+        """
         if registry is None:
             return cast("Gauge", _UNCOUNTED)
         from prometheus_client import Gauge
@@ -127,7 +146,10 @@ class HistogramDescriptor(MetricDescriptor):
         return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
 
     def register(self, registry: CollectorRegistry | None) -> Histogram:
-        """Make it in a registry; without one it counts nothing. Errors: raises ValueError when the registry has it already."""
+        """Make it in a registry; without one it counts nothing.
+
+        Errors: raises ValueError when the registry has it already.
+        """
         if registry is None:
             return cast("Histogram", _UNCOUNTED)
         from prometheus_client import Histogram
@@ -141,5 +163,10 @@ def descriptors_of(modules: Iterable[ModuleType]) -> tuple[MetricDescriptor, ...
     >>> descriptors_of([])
     ()
     """
-    declared = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, MetricDescriptor)}
+    declared = {
+        value.name: value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, MetricDescriptor)
+    }
     return tuple(declared[name] for name in sorted(declared))

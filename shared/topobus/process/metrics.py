@@ -1,4 +1,7 @@
-"""What every service counts, for Prometheus: its build, and its bus. Labels are bounded: nouns, streams and outcomes, never a name of a pod or a device."""
+"""What every service counts, for Prometheus: its build, and its bus.
+
+Labels are bounded: nouns, streams and outcomes, never a name of a pod or a device.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BusMetrics", "register_build_info"]
 
-# Seconds; from the 0.3 ms of a round trip on one machine up to the longest timeout of the catalogue.
+# Seconds; from the 0.3 ms of a round trip on one machine up to the
+# longest timeout of the catalogue.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _NOUN = "a noun of the catalogue"
 _STREAM = "a stream of the catalogue"
@@ -25,10 +29,13 @@ BUILD_INFO = GaugeDescriptor(
 CONNECTED = GaugeDescriptor(name="topobus_bus_connected", meaning="1 while the canary comes back.")
 CONNECTS = CounterDescriptor(name="topobus_bus_connects_total", meaning="Clients made, the first one included.")
 LOSSES = CounterDescriptor(
-    name="topobus_bus_losses_total", meaning="Clients given up.", labels={"reason": "why: `closed`, `canary`, or a name of the code's"}
+    name="topobus_bus_losses_total",
+    meaning="Clients given up.",
+    labels={"reason": "why: `closed`, `canary`, or a name of the code's"},
 )
 CERTIFICATE_EXPIRY = GaugeDescriptor(
-    name="topobus_bus_certificate_expiry_timestamp_seconds", meaning="When the server's certificate ends, since 1970; 0: no TLS."
+    name="topobus_bus_certificate_expiry_timestamp_seconds",
+    meaning="When the server's certificate ends, since 1970; 0: no TLS.",
 )
 CHANGEOVERS = CounterDescriptor(
     name="topobus_bus_changeovers_total",
@@ -40,7 +47,9 @@ ERRORS = CounterDescriptor(
     meaning="Errors that the client reported aside.",
     labels={"kind": "the error's class in the client library"},
 )
-ECHO_SECONDS = HistogramDescriptor(name="topobus_bus_echo_seconds", meaning="Round trip of the canary.", buckets=_BUCKETS)
+ECHO_SECONDS = HistogramDescriptor(
+    name="topobus_bus_echo_seconds", meaning="Round trip of the canary.", buckets=_BUCKETS
+)
 ASK_SECONDS = HistogramDescriptor(
     name="topobus_bus_ask_seconds",
     meaning="Asks that we made.",
@@ -62,10 +71,16 @@ WRITES = CounterDescriptor(
     labels={"noun": _NOUN, "outcome": ("written", "conflict", "failed", "sent")},
 )
 RESYNCS = CounterDescriptor(
-    name="topobus_bus_resyncs_total", meaning="Feeds that were opened anew.", labels={"stream": _STREAM, "reason": "a constant of the code"}
+    name="topobus_bus_resyncs_total",
+    meaning="Feeds that were opened anew.",
+    labels={"stream": _STREAM, "reason": "a constant of the code"},
 )
-FEED_PENDING = GaugeDescriptor(name="topobus_bus_feed_pending_messages", meaning="Stored and not yet read.", labels={"stream": _STREAM})
-REJECTS = CounterDescriptor(name="topobus_bus_rejects_total", meaning="Messages that no contract accepts.", labels={"noun": _NOUN})
+FEED_PENDING = GaugeDescriptor(
+    name="topobus_bus_feed_pending_messages", meaning="Stored and not yet read.", labels={"stream": _STREAM}
+)
+REJECTS = CounterDescriptor(
+    name="topobus_bus_rejects_total", meaning="Messages that no contract accepts.", labels={"noun": _NOUN}
+)
 STRAYS = CounterDescriptor(
     name="topobus_bus_strays_total",
     meaning="Messages at an ask's subject that are no request for it, or deliveries of another's consumer; dropped.",
@@ -76,7 +91,8 @@ STRAYS = CounterDescriptor(
 class BusMetrics:
     """All metrics of one bus, in the given registry; without one nothing is counted.
 
-    Errors: raises ValueError when the registry has those of another bus already (prometheus_client takes a name once).
+    Errors: raises ValueError when the registry has those of another bus already
+    (prometheus_client takes a name once).
     """
 
     def __init__(self, registry: CollectorRegistry | None) -> None:

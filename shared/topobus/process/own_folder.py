@@ -1,4 +1,7 @@
-"""Checks that only this user can write to a folder. In a folder where others can write, a planted link could redirect our writes to any of our files."""
+"""Checks that only this user can write to a folder.
+
+In a folder where others can write, a planted link could redirect our writes to any of our files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ __all__ = ["objection_to_folder"]
 def objection_to_folder(found_stat: os.stat_result) -> str:
     """Say why a folder's content is not ours alone to decide; empty when it is.
 
-    Shapes: found — of the folder itself, not of a link to it, and best of an open one, for a name may stand for another folder a moment later.
+    Shapes: found — of the folder itself, not of a link to it, and best of an open one, for a name
+    may stand for another folder a moment later.
     """
     if found_stat.st_uid != os.geteuid():
         return f"belongs to user {found_stat.st_uid}, not to you ({os.geteuid()})"

@@ -1,7 +1,9 @@
-"""Reports a missing extra: which package is not installed and which extra brings it, in place of a traceback; and hides a package that another would take along.
+"""Reports a missing extra: which package is not installed and which extra brings it, in place of a
+traceback.
 
-All console scripts are installed always, because they are entry points of one wheel; their dependencies come with the extras. This module imports nothing outside
-the standard library, because it runs before any dependency is known to be there.
+And hides a package that another would take along. All console scripts are installed always, because
+they are entry points of one wheel; their dependencies come with the extras. This module imports
+nothing outside the standard library, because it runs before any dependency is known to be there.
 """
 
 import sys
@@ -13,10 +15,14 @@ _EXIT_CONFIG = 78
 
 
 class needing_extra:  # noqa: N801 - reads as the function that it is for its callers; contextlib would cost 4 ms
-    """Import a service's modules inside; ends the process with what to install when a package of others is absent.
+    """Import a service's modules inside.
 
-    Shapes: service — the name of the extra; program — the console script where that is not `topobus-<service>`; more — another extra that would do.
-    Errors: raises SystemExit(78) in place of a ModuleNotFoundError; a missing module of our own is our bug and passes.
+    Ends the process with what to install when a package of others is absent.
+
+    Shapes: service — the name of the extra; program — the console script where that is not
+    `topobus-<service>`; more — another extra that would do.
+    Errors: raises SystemExit(78) in place of a ModuleNotFoundError; a missing module of
+    our own is our bug and passes.
     """
 
     def __init__(self, service: str, *, program: str = "", more: str = "") -> None:
@@ -35,13 +41,15 @@ class needing_extra:  # noqa: N801 - reads as the function that it is for its ca
             return
         also = f", or {self._more}" if self._more else ""
         sys.stderr.write(
-            f"error: {self._program} needs {name}, which is not installed\n  next: pip install '.[{self._service}]' from the checkout{also}\n"
+            f"error: {self._program} needs {name}, which is not installed\n  next: pip install "
+            f"'.[{self._service}]' from the checkout{also}\n"
         )
         sys.exit(_EXIT_CONFIG)
 
 
 class hiding:  # noqa: N801 - as above
-    """Import inside a library that takes another package along where it is installed, and does without it elsewhere: here it does without.
+    """Import inside a library that takes another package along where it is installed, and does
+    without it elsewhere: here it does without.
 
     Shapes: package — a top-level name. Afterwards it can be imported as ever.
     """
@@ -50,7 +58,9 @@ class hiding:  # noqa: N801 - as above
         self._package = package
 
     def __enter__(self) -> None:
-        self._modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == self._package}
+        self._modules = {
+            name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == self._package
+        }
         sys.modules[self._package] = None  # type: ignore[assignment]  # what the import system itself takes for "not to be had"
 
     def __exit__(self, *_: object) -> None:

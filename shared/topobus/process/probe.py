@@ -1,12 +1,15 @@
 """Decides what `--probe` answers, before the process imports anything of its service.
 
-A health check starts a process for each service every few seconds. With the service's imports one look costs 280 to 480 ms of processor time, which is many
-times what the service itself uses; the interpreter alone costs 9 ms. So this module imports only what every interpreter has loaded already (`os`, `sys`) and
-`_socket`, which is a quarter of `socket` (that one brings enum and selectors).
+A health check starts a process for each service every few seconds. With the service's imports one
+look costs 280 to 480 ms of processor time, which is many times what the service itself uses; the
+interpreter alone costs 9 ms. So this module imports only what every interpreter has loaded already
+(`os`, `sys`) and `_socket`, which is a quarter of `socket` (that one brings enum and selectors).
 
-Flows in: the arguments, the environment, the file that `--config` names. Flows out: what /readyz said, and exit status 0 (ready) or 1. It reads `http.host` and
-`http.port` and no other setting, by the rules of `process.config`; where those two need more than that (a mistake, a form it does not know) it leaves the
-answer to `process.service.run`, which names the mistake. A mistake in another setting is told by the service itself and by `--check-config`.
+Flows in: the arguments, the environment, the file that `--config` names. Flows out: what /readyz
+said, and exit status 0 (ready) or 1. It reads `http.host` and `http.port` and no other setting, by
+the rules of `process.config`; where those two need more than that (a mistake, a form it does not
+know) it leaves the answer to `process.service.run`, which names the mistake. A mistake in another
+setting is told by the service itself and by `--check-config`.
 """
 
 import sys
@@ -29,7 +32,8 @@ _MOST_BYTES = 1 << 20
 def answer_probe(service: str) -> None:
     """Answer `--probe` and end the process; return when the arguments ask for something else.
 
-    Errors: raises SystemExit with 0 or 1 when it answered. Returns, too, where the two settings cannot be read here.
+    Errors: raises SystemExit with 0 or 1 when it answered. Returns, too, where the
+    two settings cannot be read here.
     Cost: 3 ms of processor time beside the interpreter's 9; a TOML reader's 10 more with --config.
     """
     if "--probe" not in sys.argv:
@@ -43,9 +47,13 @@ def answer_probe(service: str) -> None:
 
 
 def read_endpoint(service: str, arguments: list[str], variables: dict[str, str]) -> tuple[str, int] | None:
-    """Read where the service listens: the file, then TOPOBUS_ALL__*, then the service's own variables; the last one wins.
+    """Read where the service listens: the file, then TOPOBUS_ALL__*, then the service's own
+    variables.
 
-    Shapes: result — host and port, or None where `process.config` must read (and complain), or where the arguments ask for more than a probe.
+    The last one wins.
+
+    Shapes: result — host and port, or None where `process.config` must read (and complain), or
+    where the arguments ask for more than a probe.
     """
     file = ""
     words = iter(arguments)
@@ -87,7 +95,8 @@ def ask_ready(host: str, port: int) -> tuple[bool, str]:
     """Ask /readyz of the service on this machine that listens at `host` and `port`.
 
     Shapes: result — whether it is ready, and its report or why there is none.
-    Errors: raises nothing; a refused connection, silence and an answer that is no HTTP are "not ready".
+    Errors: raises nothing; a refused connection, silence and an answer
+    that is no HTTP are "not ready".
     """
     if port == 0:
         return False, "http.port is 0: there is no endpoint to ask; set TOPOBUS_ALL__HTTP__PORT"
@@ -99,7 +108,8 @@ def ask_ready(host: str, port: int) -> tuple[bool, str]:
         try:
             connection.settimeout(_TIMEOUT_S)
             connection.connect((host, port))
-            # HTTP/1.0: the other end closes after its answer, so reading ends where the answer does.
+            # HTTP/1.0: the other end closes after its answer, so
+            # reading ends where the answer does.
             connection.sendall(f"GET /readyz HTTP/1.0\r\nHost: {shown}:{port}\r\n\r\n".encode())
             answer = b""
             while len(answer) < _MOST_BYTES and (part := connection.recv(65536)):

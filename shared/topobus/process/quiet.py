@@ -1,4 +1,6 @@
-"""Rate-limits log lines that any sender on the bus can cause: one line for each key in so many seconds, with the number of lines that it stands for."""
+"""Rate-limits log lines that any sender on the bus can cause: one line for each key in so many
+seconds, with the number of lines that it stands for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from topobus.process.logging import get_logger
 __all__ = ["QuietLog"]
 
 _EVERY_S = 10.0
-# Keys come from the bus (subjects): beyond so many the oldest is forgotten, and its next line comes at once.
+# Keys come from the bus (subjects): beyond so many the oldest is forgotten,
+# and its next line comes at once.
 _MAX_KEYS = 256
 
 
@@ -22,7 +25,9 @@ class QuietLog:
         self._written: OrderedDict[tuple[str, str], tuple[float | None, int]] = OrderedDict()
 
     def warning(self, event: str, key: str, /, **facts: object) -> None:
-        """Log a warning, unless one of the same event and key was written a moment ago; `count` is how many this line stands for."""
+        """Log a warning, unless one of the same event and key was written a moment ago; `count` is
+        how many this line stands for.
+        """
         count = self._count(event, key)
         if count:
             get_logger().warning(event, **facts, count=count)

@@ -1,7 +1,8 @@
 """Readiness: the parts that must be ready before the process reports ready.
 
-A part stays on the list once it was named. A process that has named no part is not ready, nor is one of which a part that is awaited has not spoken yet: between
-NATS' "ready" and a service's own first word there is a while in which nothing else says that it is not.
+A part stays on the list once it was named. A process that has named no part is not ready, nor is
+one of which a part that is awaited has not spoken yet: between NATS' "ready" and a service's own
+first word there is a while in which nothing else says that it is not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ __all__ = ["Readiness"]
 
 
 class Readiness:
-    """Collects what each part of a process says about itself; read by the /readyz endpoint from another thread.
+    """Collects what each part of a process says about itself.
+
+    Read by the /readyz endpoint from another thread.
 
     >>> readiness = Readiness()
     >>> readiness.set("machine", False, "waiting for discovery")
@@ -37,7 +40,9 @@ class Readiness:
             return bool(self._parts) and all(is_ready for is_ready, _ in self._parts.values())
 
     def report(self) -> dict[str, str]:
-        """Give each part's state, sorted by name: `ready` (with a remark where there is one), or why it is not."""
+        """Give each part's state, sorted by name: `ready` (with a remark where there is one), or
+        why it is not.
+        """
         with self._lock:
             return {part: _describe(is_ready, why) for part, (is_ready, why) in sorted(self._parts.items())}
 

@@ -1,4 +1,6 @@
-"""Runs a process from start to end: read settings, log, serve probes, connect, provision, serve, and stop within five seconds of a signal."""
+"""Runs a process from start to end: read settings, log, serve probes, connect, provision, serve,
+and stop within five seconds of a signal.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from topobus.bus.bus import Bus
 from topobus.bus.connection.endpoint import strange_urls
@@ -29,7 +37,14 @@ from topobus.process.metrics import register_build_info
 from topobus.process.probe import ask_ready
 from topobus.process.readiness import Readiness
 from topobus.process.tracing import check_tracing, start_tracing, stop_tracing
-from topobus.values.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.values.errors import (
+    ConfigError,
+    ContractError,
+    HardwareError,
+    InvariantError,
+    PeerUnavailable,
+    TopobusError,
+)
 
 __all__ = ["Clock", "Readiness", "Runtime", "SystemClock", "run"]
 
@@ -75,8 +90,11 @@ def run(
 ) -> int:
     """Run a service until it is told to stop; gives the exit status.
 
-    `parts` are what it is never ready without, besides NATS and its streams: it says of each by `Runtime.readiness` whether it is ready.
-    `check` refuses (by ConfigError) settings that cannot work together, before anything is connected; --check-config runs it, too. `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
+    `parts` are what it is never ready without, besides NATS and its streams: it says of each
+    by `Runtime.readiness` whether it is ready. `check` refuses (by ConfigError) settings
+    that cannot work together, before anything is connected; --check-config runs it, too.
+    `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0.
+    ConfigError gives 78, our own bug 70.
     """
     arguments = _parse(name, argv)
     log = LogSettings()
@@ -86,7 +104,9 @@ def run(
             checks.append(check)
         if arguments.check_config:
             checks.append(lambda settings: read_login(settings.nats))
-        settings, mistakes = find_mistakes(settings_type, name, file=arguments.config, environ=os.environ, checks=checks)
+        settings, mistakes = find_mistakes(
+            settings_type, name, file=arguments.config, environ=os.environ, checks=checks
+        )
         strange = [] if arguments.probe else strange_variables(settings_type, name, os.environ)
         if arguments.check_config and settings is not None:
             strange += strange_urls(settings.nats.url)
@@ -115,7 +135,8 @@ def run(
     except KeyboardInterrupt:
         return EX_OK
     except Exception:  # noqa: BLE001
-        # boundary: runtime.run. Whatever comes here is our own bug: one line with all we know, and a status that says so.
+        # boundary: runtime.run. Whatever comes here is our own bug: one line with all we
+        # know, and a status that says so.
         setup_logging(log, service=name)
         get_logger().exception("service.crashed")
         return EX_SOFTWARE
@@ -136,7 +157,9 @@ def _parse(name: str, argv: Sequence[str] | None) -> argparse.Namespace:
         prog=f"topobus-{name}", description=f"The {name} service of Topobus. Settings: docs/reference/settings.md."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML; the environment overrides it")
-    parser.add_argument("--check-config", action="store_true", help="read the settings, say whether they are good, and exit")
+    parser.add_argument(
+        "--check-config", action="store_true", help="read the settings, say whether they are good, and exit"
+    )
     parser.add_argument("--probe", action="store_true", help="ask the running service whether it is ready: exit 0 or 1")
     parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('topobus')}")
     return parser.parse_args(argv)
@@ -210,11 +233,14 @@ async def _work(
         if bus.is_connected and not bus.wants_login:
             get_logger().warning(
                 "bus.open",
-                why="NATS has no users: whoever reaches it may write everything, and answer in the place of every service",
+                why="NATS has no users: whoever reaches it may write everything, and answer in the place of "
+                "every service",
                 next_step="give each process a user of its own: docs/how-to/secure-nats.md",
             )
         await bus.provision()
-        runtime = Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry, beats=beats)
+        runtime = Runtime(
+            name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry, beats=beats
+        )
         async with asyncio.TaskGroup() as group:
             # A promise broken inside a handler ends the process as one broken in `serve` does.
             crash = group.create_task(bus.wait_crash())
@@ -225,7 +251,10 @@ async def _work(
 
 
 def _raise_plain(err: BaseException | None) -> None:
-    """Raise what a task group wrapped: one TopobusError inside is the error; anything else stays as it is."""
+    """Raise what a task group wrapped: one TopobusError inside is the error.
+
+    Anything else stays as it is.
+    """
     while isinstance(err, BaseExceptionGroup) and len(err.exceptions) == 1:
         err = err.exceptions[0]
     if err is not None:

@@ -1,10 +1,14 @@
-"""Traces: what a call does in each process, as spans of one trace, sent by OTLP where an operator says where to.
+"""Traces: what a call does in each process, as spans of one trace, sent by OTLP where an operator
+says where to.
 
-Flows in: `TracingSettings`, the headers of messages (W3C traceparent). Flows out: spans to a collector, and the headers of our own messages. Off by default: then no
-span is made, `span` and `called` cost a comparison, and a trace context that somebody else's message brings is only handed on. The SDK is an extra (`otlp`) and is
-imported when it is needed. A collector that is slow or away delays nothing: spans are sent by a thread, from a queue with a bound.
+Flows in: `TracingSettings`, the headers of messages (W3C traceparent). Flows out: spans to a
+collector, and the headers of our own messages. Off by default: then no span is made, `span` and
+`called` cost a comparison, and a trace context that somebody else's message brings is only handed
+on. The SDK is an extra (`otlp`) and is imported when it is needed. A collector that is slow or away
+delays nothing: spans are sent by a thread, from a queue with a bound.
 
-Spans begin where a call enters Topobus (`entered`: kubelet, a container runtime, the controller's own work) and below a span that is there already (`span`, `called`): loops
+Spans begin where a call enters Topobus (`entered`: kubelet, a container runtime, the
+controller's own work) and below a span that is there already (`span`, `called`): loops
 that run all the time make none.
 """
 
@@ -49,10 +53,12 @@ class TracingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where traces go."""
 
     endpoint: str = ""
-    """An OTLP collector, by HTTP: `http://collector:4318` (`/v1/traces` is added where there is no path). Empty: no traces. Needs the extra `otlp`. Headers and
-    certificates for it are read from OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS."""
+    """An OTLP collector, by HTTP: `http://collector:4318` (`/v1/traces` is added where there is no
+    path). Empty: no traces. Needs the extra `otlp`. Headers and certificates for it are read from
+    OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """Which part of the calls is traced, where nobody has decided it before. 1: all of them; a node has some calls a minute."""
+    """Which part of the calls is traced, where nobody has decided it before. 1: all of them; a node
+    has some calls a minute."""
 
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -77,7 +83,8 @@ def check_tracing(settings: TracingSettings) -> None:
 def start_tracing(settings: TracingSettings, *, service: str, node: str) -> None:
     """Send spans from now on, where the settings say where to.
 
-    Errors: raises ConfigError for an endpoint that is no URL, and where the extra `otlp` is not installed.
+    Errors: raises ConfigError for an endpoint that is no URL, and where the
+    extra `otlp` is not installed.
     """
     global _tracer, _provider
     if not settings.endpoint:
@@ -98,14 +105,26 @@ def start_tracing(settings: TracingSettings, *, service: str, node: str) -> None
             key="tracing.endpoint",
         ) from err
     version = metadata.version("topobus")
-    attributes = {"service.name": f"topobus-{service}", "service.namespace": "topobus", "service.version": version, "k8s.node.name": node}
+    attributes = {
+        "service.name": f"topobus-{service}",
+        "service.namespace": "topobus",
+        "service.version": version,
+        "k8s.node.name": node,
+    }
     _provider = TracerProvider(
         resource=Resource.create(attributes), sampler=ParentBasedTraceIdRatio(settings.ratio), shutdown_on_exit=False
     )
-    endpoint = settings.endpoint if urlsplit(settings.endpoint).path.strip("/") else f"{settings.endpoint.rstrip('/')}/v1/traces"
-    _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_FLUSH_S), schedule_delay_millis=1000))
+    endpoint = (
+        settings.endpoint
+        if urlsplit(settings.endpoint).path.strip("/")
+        else f"{settings.endpoint.rstrip('/')}/v1/traces"
+    )
+    _provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_FLUSH_S), schedule_delay_millis=1000)
+    )
     _tracer = _provider.get_tracer("topobus", version)
-    # A collector that is away is told by the exporter with each batch, with a traceback; once is enough, and no failure of ours.
+    # A collector that is away is told by the exporter with each batch, with a traceback; once is
+    # enough, and no failure of ours.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
@@ -126,7 +145,10 @@ def entered(name: str, /, **attributes: str | int) -> AbstractContextManager[obj
 
 
 def span(name: str, /, **attributes: str | int) -> AbstractContextManager[object]:
-    """Run the block as a span of the present trace; of none where there is none. An error that leaves the block is in the span."""
+    """Run the block as a span of the present trace; of none where there is none.
+
+    An error that leaves the block is in the span.
+    """
     return _NOTHING if _tracer is None or not _is_traced() else _started(_tracer, name, "INTERNAL", attributes)
 
 
@@ -146,7 +168,8 @@ def annotate(**attributes: str | int) -> None:
 def injected(headers: dict[str, str]) -> dict[str, str]:
     """Add the present trace context to the headers, where there is one; gives the same dict."""
     if _is_traced():
-        # Here: it looks through all installed packages for propagators when it is imported, and most processes see no trace.
+        # Here: it looks through all installed packages for propagators when it is imported,
+        # and most processes see no trace.
         from opentelemetry import propagate
 
         propagate.inject(headers)
@@ -154,7 +177,10 @@ def injected(headers: dict[str, str]) -> dict[str, str]:
 
 
 def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextManager[object]:
-    """Run the block in the trace that a message's headers name, as a span of that name; of no trace where they name none."""
+    """Run the block in the trace that a message's headers name, as a span of that name.
+
+    Of no trace where they name none.
+    """
     if headers is None or _TRACEPARENT not in headers:
         return _NOTHING
     from opentelemetry import propagate, trace
@@ -166,7 +192,8 @@ def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextMa
 
 
 def _is_traced() -> bool:
-    # Whoever began a span, or took over somebody else's, has loaded the library; most processes never do.
+    # Whoever began a span, or took over somebody else's, has loaded the
+    # library; most processes never do.
     if "opentelemetry.trace" not in sys.modules:
         return False
     from opentelemetry import trace
@@ -197,7 +224,9 @@ class _Attached:
 
         self._token = context.attach(self._there)
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         from opentelemetry import context
 
         context.detach(self._token)

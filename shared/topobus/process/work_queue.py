@@ -5,14 +5,14 @@ to work on the object now, after how many seconds another object is due by time 
 line, one count and one report for each failure. An error in one object's work concerns no other.
 
 The result says when the object is due: `Done`, when its version is another; `Again`, after a while,
-too; `Behind`, when it is its turn for costly work; `Busy`, when work beside the loop has ended; None,
-in each round. A failed object is set aside until its version changes, since the same work on the same
-input would fail again. A peer that does not answer is no failure of the object: its work is due again
-after a random while, which grows with each failure where the queue is to back off.
+too; `Behind`, when it is its turn for costly work; `Busy`, when work beside the loop has ended;
+None, in each round. A failed object is set aside until its version changes, since the same work on
+the same input would fail again. A peer that does not answer is no failure of the object: its work
+is due again after a random while, which grows with each failure where the queue is to back off.
 
 Costly work comes after all other work of the loop, a part of it in each round, the longest waiting
-first. Work that found nothing is repeated only after something that it read became free, and after a
-pause that doubles with each vain try: else forty claims that cannot be served would cost a search
+first. Work that found nothing is repeated only after something that it read became free, and after
+a pause that doubles with each vain try: else forty claims that cannot be served would cost a search
 each whenever one device is released.
 
 The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time
@@ -47,7 +47,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class Done:
-    """There is nothing to do at a version of the object's inputs: the work is not repeated before the version is another."""
+    """There is nothing to do at a version of the object's inputs: the work is not repeated before
+    the version is another.
+    """
 
     version: Hashable
 
@@ -59,7 +61,8 @@ class Again:
     after_s: float | None = None
     """None: after the queue's `retry_s`."""
     version: Hashable = None
-    """Until then the work is repeated only when the version of the object's inputs is another; None: with each round of the loop, too."""
+    """Until then the work is repeated only when the version of the object's inputs is another;
+    None: with each round of the loop, too."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,9 @@ class Behind:
 
 @dataclass(frozen=True)
 class Busy:
-    """Work on the object goes on beside the loop: what the queue holds of the object stays until that work has its own result."""
+    """Work on the object goes on beside the loop: what the queue holds of the object stays until
+    that work has its own result.
+    """
 
 
 Result = Done | Again | Behind | Busy | None
@@ -89,17 +94,18 @@ class _Entry:
     tries: int = 0
     """How often in a row its peer was silent, or its costly work found nothing."""
     turn: int = 0
-    """Where it needs costly work: grows with every try of anybody, so the lowest has waited longest."""
+    """Where it needs costly work: grows with every try of anybody, so the lowest has waited
+    longest."""
     read: Hashable = None
 
 
 class WorkQueue:
     """The objects of one loop.
 
-    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked
-    again, at the latest; longest_s — up to which that doubles with each failure; failures — counts
-    failures, with the one label `loop`; progress — called before each object, so that a long pass does
-    not look dead (`Heartbeat.turn`).
+    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is
+    asked again, at the latest; longest_s — up to which that doubles with each failure; failures —
+    counts failures, with the one label `loop`; progress — called before each object, so that a long
+    pass does not look dead (`Heartbeat.turn`).
     """
 
     def __init__(
@@ -126,7 +132,8 @@ class WorkQueue:
     def is_ready(self, key: Hashable, *versions: Hashable) -> bool:
         """Say whether an object is to be worked on now.
 
-        It waits while the version that its last result named is one of these, and its time has not come.
+        It waits while the version that its last result named is one of
+        these, and its time has not come.
         """
         entry = self._entries.get(key)
         return entry is None or entry.version is None or entry.version not in versions or self.is_due(key)
@@ -134,10 +141,15 @@ class WorkQueue:
     def wait_s(self) -> float | None:
         """Say after how many seconds an object is due by time alone; None when none is.
 
-        An object that was due in this round and that its loop did not come to is due after `retry_s`.
+        An object that was due in this round and that its loop did not
+        come to is due after `retry_s`.
         """
         now_s = self._clock.monotonic()
-        timed = [entry for entry in self._entries.values() if entry.at_s < math.inf and (entry.at_s > now_s or not entry.turn)]
+        timed = [
+            entry
+            for entry in self._entries.values()
+            if entry.at_s < math.inf and (entry.at_s > now_s or not entry.turn)
+        ]
         return min((entry.at_s - now_s if entry.at_s > now_s else self._retry_s for entry in timed), default=None)
 
     def is_due(self, key: Hashable) -> bool:
@@ -148,12 +160,16 @@ class WorkQueue:
     def behind(self, keys: Iterable[K], read_now: Callable[[K], Hashable]) -> list[K]:
         """List the objects that are due for costly work, the longest waiting first.
 
-        Shapes: read_now — gives what the costly work on an object would read; asked only of an object
-        that was tried before and whose pause is over.
+        Shapes: read_now — gives what the costly work on an object would read; asked only of an
+        object that was tried before and whose pause is over.
         """
         now_s = self._clock.monotonic()
         waiting = [(entry, key) for key in keys if (entry := self._entries.get(key)) is not None and entry.turn]
-        due = [(entry.turn, key) for entry, key in waiting if now_s >= entry.at_s and (entry.read is None or read_now(key) != entry.read)]
+        due = [
+            (entry.turn, key)
+            for entry, key in waiting
+            if now_s >= entry.at_s and (entry.read is None or read_now(key) != entry.read)
+        ]
         return [key for _, key in sorted(due, key=lambda pair: pair[0])]
 
     def put(self, key: Hashable, result: Result) -> None:
@@ -175,7 +191,11 @@ class WorkQueue:
             is_vain = result.read is not None
             pause_s = min(self._retry_s * 2 ** min(tries, 16), _LONGEST_PAUSE_S) if is_vain else 0.0
             self._entries[key] = _Entry(
-                result.version, self._clock.monotonic() + pause_s, tries=tries + 1 if is_vain else 0, turn=self._turn, read=result.read
+                result.version,
+                self._clock.monotonic() + pause_s,
+                tries=tries + 1 if is_vain else 0,
+                turn=self._turn,
+                read=result.read,
             )
         else:
             self._entries.pop(key, None)
@@ -193,12 +213,13 @@ class WorkQueue:
     ) -> Result:
         """Do the work for one object, unless it is not to be worked on now, and record the result.
 
-        Shapes: version — changes when anything changes that the work reads (the object's revision at
-        least); name — the object's, for the log; report — writes the reason into the object: it is called
-        once a failure, and again when the write itself met a silent peer; narrow — versions that change
-        with less, for results that wait for no more: the work of a silent peer waits for the first of
-        them, or for the next round where there are none; is_costly — it is work for which the object was
-        listed by `behind`; result — Busy for an object that was not worked on.
+        Shapes: version — changes when anything changes that the work reads (the object's
+        revision at least); name — the object's, for the log; report — writes the reason into the
+        object: it is called once a failure, and again when the write itself met a silent peer;
+        narrow — versions that change with less, for results that wait for no more: the work of a
+        silent peer waits for the first of them, or for the next round where there are none;
+        is_costly — it is work for which the object was listed by `behind`; result — Busy for an
+        object that was not worked on.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
         if not is_costly and not self.is_ready(key, version, *narrow):
@@ -239,14 +260,17 @@ class WorkQueue:
         return entry.reason if entry is not None else None
 
     def drop(self, key: Hashable) -> None:
-        """Forget an object: it is gone, or is to be worked on in the next round whatever came of it."""
+        """Forget an object: it is gone, or is to be worked on in the next round whatever came of
+        it.
+        """
         self._entries.pop(key, None)
         self._logged.pop(key, None)
 
     def keep(self, keys: AbstractSet[Hashable]) -> None:
         """Forget objects that are not among these.
 
-        Call it once each round, with what the loop looks at: one that it passes over would stay due for ever.
+        Call it once each round, with what the loop looks at: one that it
+        passes over would stay due for ever.
         """
         for key in [key for key in (*self._entries, *self._logged) if key not in keys]:
             self.drop(key)
@@ -275,19 +299,25 @@ class WorkQueue:
             except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
                 self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
                 if is_peer_failure(unreported):
-                    return self._wait(key, peer_version)  # not set aside yet: the next round fails alike and reports again
+                    return self._wait(
+                        key, peer_version
+                    )  # not set aside yet: the next round fails alike and reports again
         self._entries[key] = _Entry(version, reason=reason)
         return Done(version)
 
     def _failed(self, key: Hashable, err: Exception, name: str) -> Reason:
-        """Log and count a failure, once as long as it stays the same; gives what the object is told."""
+        """Log and count a failure, once as long as it stays the same.
+
+        Gives what the object is told.
+        """
         cause = flatten(err)[0]
         if isinstance(cause, ContractError):
             reason = Reason(code="malformed", message=str(cause)[:_MAX_MESSAGE])
         else:
             text = f"{name}: the controller cannot work with this object ({type(cause).__name__}: {cause})"
             reason = Reason(
-                code="malformed", message=f"{text[:_MAX_MESSAGE]}; it is set aside until it changes, the controller's log has more"
+                code="malformed",
+                message=f"{text[:_MAX_MESSAGE]}; it is set aside until it changes, the controller's log has more",
             )
         if self._logged.get(key) != reason.message:
             self._logged[key] = reason.message
@@ -312,5 +342,7 @@ def flatten(err: BaseException) -> tuple[BaseException, ...]:
 
 
 def is_peer_failure(err: BaseException) -> bool:
-    """Say whether a silent or failing peer is all that went wrong: the work is due again, and the object is not to blame."""
+    """Say whether a silent or failing peer is all that went wrong: the work is due again, and the
+    object is not to blame.
+    """
     return all(isinstance(leaf, PeerUnavailable | HardwareError) for leaf in flatten(err))

@@ -1,9 +1,14 @@
-"""A container runtime's side of NRI: sandboxes, containers with their CPUs, and the rules by which a runtime treats its plugin.
+"""A container runtime's side of NRI: sandboxes, containers with their CPUs, and the rules by which
+a runtime treats its plugin.
 
-Frames are written and read here anew, by the protocol's own description, so that an error in ours is seen. As in containerd: one plugin call at a time, under a lock that an update of the plugin's
-own accord waits for, too; a call that takes longer than the limit ends the connection, and the runtime goes on without the plugin; updates of containers that are still being made are dropped
-without a word. An update of a container that does not run yet changes what is stored of it and nothing else: its start has read that already (containerd, container_update_resources.go and
-container_start.go). A call with one container that cannot be changed fails as a whole, after the others were changed. A start that fails is told to nobody: NRI hears of the container's removal.
+Frames are written and read here anew, by the protocol's own description, so that an error in ours
+is seen. As in containerd: one plugin call at a time, under a lock that an update of the plugin's
+own accord waits for, too; a call that takes longer than the limit ends the connection, and the
+runtime goes on without the plugin; updates of containers that are still being made are dropped
+without a word. An update of a container that does not run yet changes what is stored of it and
+nothing else: its start has read that already (containerd, container_update_resources.go and
+container_start.go). A call with one container that cannot be changed fails as a whole, after the
+others were changed. A start that fails is told to nobody: NRI hears of the container's removal.
 `tests/engine/test_cpus.py` runs the same promises on a real containerd.
 """
 
@@ -69,7 +74,9 @@ class MadeContainer:
 
 @dataclass
 class SimulatedRuntime:
-    """One runtime; `dialect` says how it sends events that have no answer: by one method (before NRI 0.11), or each by its own."""
+    """One runtime; `dialect` says how it sends events that have no answer: by one method (before
+    NRI 0.11), or each by its own.
+    """
 
     socket: Path
     online: CpuSet
@@ -77,18 +84,22 @@ class SimulatedRuntime:
     limit_s: float = 2.0
     containers: dict[str, MadeContainer] = field(default_factory=dict)
     refuses_updates: set[str] = field(default_factory=set)
-    """Containers that it cannot change, and says so: each by name, in an answer that is none of an error."""
+    """Containers that it cannot change, and says so: each by name, in an answer that is none of an
+    error."""
     hung: set[str] = field(default_factory=set)
-    """Containers whose shim does not answer, or whose process waits in the kernel: an update that names one of them changes the others and then fails as a whole, without a name.
-    No signal ends them, and the plugin hears nothing of them until they have ended after all."""
+    """Containers whose shim does not answer, or whose process waits in the kernel: an update that
+    names one of them changes the others and then fails as a whole, without a name. No signal ends
+    them, and the plugin hears nothing of them until they have ended after all."""
     silent: bool = False
     """Whether updates are done and not answered."""
     updates: list[tuple[str, ...]] = field(default_factory=list)
     """Which containers each call of the plugin's own accord named."""
     ignores_term: set[str] = field(default_factory=set)
-    """Containers that end by KILL alone, which kubelet sends at the end of the grace period: two seconds after a deletion by force."""
+    """Containers that end by KILL alone, which kubelet sends at the end of the grace period: two
+    seconds after a deletion by force."""
     unlisted: set[str] = field(default_factory=set)
-    """Containers whose state a runtime that was started again could not read: they run, and no plugin is told of them."""
+    """Containers whose state a runtime that was started again could not read: they run, and no
+    plugin is told of them."""
     sandboxes: dict[str, nri.PodSandbox] = field(default_factory=dict)
     """Those that are there, stopped ones too, by id."""
     synchronized: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,9 +110,11 @@ class SimulatedRuntime:
     while_making: Callable[[], Awaitable[None]] | None = None
     """Awaited when the plugin has said what a container gets, and the container is not there yet."""
     while_starting: Callable[[], Awaitable[None]] | None = None
-    """Awaited when a container is there and its start has read what was stored of it, and it does not run yet."""
+    """Awaited when a container is there and its start has read what was stored of it, and it does
+    not run yet."""
     control_groups: Path | None = None
-    """Where the root of the machine is whose control groups containers have, one named like each; None: they have none that anybody could read."""
+    """Where the root of the machine is whose control groups containers have, one named like each;
+    None: they have none that anybody could read."""
     cgroup_version: int = 1
     when_applied: Callable[[MadeContainer], None] | None = None
     """Called when a container's cgroup has changed: a real process may stand for it."""
@@ -116,7 +129,10 @@ class SimulatedRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[SimulatedRuntime]:
-        """Listen for the length of a block; afterwards the socket is gone and the plugin is disconnected."""
+        """Listen for the length of a block.
+
+        Afterwards the socket is gone and the plugin is disconnected.
+        """
         async with asyncio.TaskGroup() as group:
             tasks: set[asyncio.Task[None]] = set()
 
@@ -134,7 +150,10 @@ class SimulatedRuntime:
                     task.cancel()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something is so; looked at whenever a container, or the connection, has changed."""
+        """Wait until something is so.
+
+        Looked at whenever a container, or the connection, has changed.
+        """
         async with asyncio.timeout(60):
             while not holds():
                 await self._changed.wait()
@@ -159,23 +178,32 @@ class SimulatedRuntime:
     ) -> MadeContainer:
         """Make a container as kubelet asks for it and start it.
 
-        Errors: raises Refused when the plugin refuses, NotStarted when it was made and a mount of it has no source.
+        Errors: raises Refused when the plugin refuses, NotStarted when it was made
+        and a mount of it has no source.
         """
         self._count += 1
         message = nri.Container(id=f"{self._count:064x}", pod_sandbox_id=f"sandbox-{pod}", name=name, env=list(env))
         message.CDI_devices.extend(nri.CDIDevice(name=device) for device in cdi)
         message.linux.resources.cpu.cpus = cpus
-        message.linux.cgroups_path = f"/kubepods/besteffort/pod{pod}/{message.id}" if self.control_groups is not None else ""
-        # A file is read anew for each container, and of two mounts on one place the later one stays.
+        message.linux.cgroups_path = (
+            f"/kubepods/besteffort/pod{pod}/{message.id}" if self.control_groups is not None else ""
+        )
+        # A file is read anew for each container, and of two mounts on
+        # one place the later one stays.
         mounts = {mount.container_path: mount for mount in self._mounts_of(cdi)}
-        message.mounts.extend(nri.Mount(destination=path, type="bind", source=mount.host_path) for path, mount in mounts.items())
+        message.mounts.extend(
+            nri.Mount(destination=path, type="bind", source=mount.host_path) for path, mount in mounts.items()
+        )
         sandbox = self._sandbox_of(pod)
         message.pod_sandbox_id = sandbox.id
         asked = CpuSet.parse(cpus) if cpus else None
         made = MadeContainer(id=message.id, message=message, cpus=asked or self.online, stored=asked)
         async with self._lock:
             answer = await self._event(
-                nri.CREATE_CONTAINER, "CreateContainer", nri.CreateContainerRequest(pod=sandbox, container=message), message
+                nri.CREATE_CONTAINER,
+                "CreateContainer",
+                nri.CreateContainerRequest(pod=sandbox, container=message),
+                message,
             )
             if answer is not None:
                 response = nri.CreateContainerResponse.FromString(answer)
@@ -210,14 +238,18 @@ class SimulatedRuntime:
 
     async def _tell(self, event: nri.Event, method: str, sandbox: nri.PodSandbox, made: MadeContainer) -> None:
         async with self._lock:
-            await self._event(event, method, nri.ContainerRequest(pod=sandbox, container=self._shown(made)), made.message)
+            await self._event(
+                event, method, nri.ContainerRequest(pod=sandbox, container=self._shown(made)), made.message
+            )
 
     def _mounts_of(self, names: tuple[str, ...]) -> tuple[Mount, ...]:
         if self.cdi_dir is None:
             return ()
         specs = [parse(path.read_bytes()) for path in sorted(self.cdi_dir.glob("*.json"))]
         devices = {
-            spec.qualified_name(device.name): (*spec.common.mounts, *device.edits.mounts) for spec in specs for device in spec.devices
+            spec.qualified_name(device.name): (*spec.common.mounts, *device.edits.mounts)
+            for spec in specs
+            for device in spec.devices
         }
         if unresolvable := set(names) - devices.keys():
             raise Refused(f"unresolvable CDI devices {', '.join(sorted(unresolvable))}")
@@ -226,9 +258,12 @@ class SimulatedRuntime:
     async def run_pod(
         self, name: str, *, namespace: str = "default", is_on_host_network: bool = False, network_namespace: str = ""
     ) -> nri.PodSandbox:
-        """Start a pod's sandbox, one more if it had some; its uid is `uid-<name>`, its network namespace the given one, or a path where none is.
+        """Start a pod's sandbox, one more if it had some.
 
-        Errors: raises Refused when the plugin refuses, which it must not: containerd before 2.2.6 would leave the sandbox's process behind, and end at its next restart.
+        Its uid is `uid-<name>`, its network namespace the given one, or a path where none is.
+
+        Errors: raises Refused when the plugin refuses, which it must not: containerd before 2.2.6
+        would leave the sandbox's process behind, and end at its next restart.
         """
         self._count += 1
         sandbox = nri.PodSandbox(id=f"sandbox-{name}-{self._count}", name=name, uid=f"uid-{name}", namespace=namespace)
@@ -244,11 +279,14 @@ class SimulatedRuntime:
     async def stop_pod(self, sandbox: nri.PodSandbox) -> None:
         """Stop a sandbox; it stays listed. The plugin hears of it when nothing in it runs any more.
 
-        Errors: raises NotStopped when a container in it cannot be stopped; the plugin hears nothing then.
+        Errors: raises NotStopped when a container in it cannot be stopped;
+        the plugin hears nothing then.
         """
         self._refuse_hung(sandbox)
         async with self._lock:
-            await self._event(nri.STOP_POD_SANDBOX, "StopPodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container())
+            await self._event(
+                nri.STOP_POD_SANDBOX, "StopPodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container()
+            )
 
     def _refuse_hung(self, sandbox: nri.PodSandbox) -> None:
         for made in self.containers.values():
@@ -258,11 +296,16 @@ class SimulatedRuntime:
     async def remove_pod(self, sandbox: nri.PodSandbox) -> None:
         """Remove a sandbox."""
         async with self._lock:
-            await self._event(nri.REMOVE_POD_SANDBOX, "RemovePodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container())
+            await self._event(
+                nri.REMOVE_POD_SANDBOX, "RemovePodSandbox", nri.PodSandboxRequest(pod=sandbox), nri.Container()
+            )
         self.sandboxes.pop(sandbox.id, None)
 
     def _sandbox_of(self, pod: str) -> nri.PodSandbox:
-        """Find a pod's newest sandbox; where none was started, a pod has one that nobody was told of."""
+        """Find a pod's newest sandbox.
+
+        Where none was started, a pod has one that nobody was told of.
+        """
         nameless = nri.PodSandbox(id=f"sandbox-{pod}", name=pod, uid=f"uid-{pod}", namespace="default")
         return next((sandbox for sandbox in reversed(self.sandboxes.values()) if sandbox.name == pod), nameless)
 
@@ -282,12 +325,17 @@ class SimulatedRuntime:
         """
         if made.id in self.hung or (made.id in self.ignores_term and not is_killed):
             raise NotStopped(
-                f"an error occurs during waiting for container {made.id} to be killed: wait container: context deadline exceeded"
+                f"an error occurs during waiting for container {made.id} to be killed: wait container: "
+                "context deadline exceeded"
             )
         async with self._lock:
-            await self._event(nri.STOP_CONTAINER, "StopContainer", nri.StopContainerRequest(container=made.message), made.message)
+            await self._event(
+                nri.STOP_CONTAINER, "StopContainer", nri.StopContainerRequest(container=made.message), made.message
+            )
             del self.containers[made.id]
-            await self._event(nri.REMOVE_CONTAINER, "RemoveContainer", nri.ContainerRequest(container=made.message), made.message)
+            await self._event(
+                nri.REMOVE_CONTAINER, "RemoveContainer", nri.ContainerRequest(container=made.message), made.message
+            )
 
     async def event(self, event: nri.Event, method: str, request: Message) -> bytes | None:
         """Send any event."""
@@ -295,11 +343,18 @@ class SimulatedRuntime:
             return await self._event(event, method, request, nri.Container())
 
     async def _event(self, event: nri.Event, method: str, request: Message, container: nri.Container) -> bytes | None:
-        """Send an event that the plugin wants; None when it is not connected, wants none, or is too slow."""
+        """Send an event that the plugin wants.
+
+        None when it is not connected, wants none, or is too slow.
+        """
         if self._writer is None or not self.synchronized.is_set() or not self._mask & (1 << (event - 1)):
             return None
         if self.dialect == "state-change" and event not in _EVENTS_WITH_OWN_METHODS:
-            fields = {name: getattr(request, name) for name in ("pod", "container") if name in request.DESCRIPTOR.fields_by_name}
+            fields = {
+                name: getattr(request, name)
+                for name in ("pod", "container")
+                if name in request.DESCRIPTOR.fields_by_name
+            }
             method, request = "StateChange", nri.StateChangeEvent(event=event, **fields)
         try:
             return await self._call(method, request)
@@ -364,7 +419,9 @@ class SimulatedRuntime:
                 return
             response = ttrpc.Response(payload=nri.UpdateContainersResponse(failed=failed).SerializeToString())
             if self.hung.intersection(self.updates[-1]):
-                response = ttrpc.Response(status=ttrpc.Status(code=_UNKNOWN, message="NRI update of some containers failed"))
+                response = ttrpc.Response(
+                    status=ttrpc.Status(code=_UNKNOWN, message="NRI update of some containers failed")
+                )
             self._send(_TO_RUNTIME, stream_id, _RESPONSE, response)
 
     async def _begin(self) -> None:
@@ -381,7 +438,9 @@ class SimulatedRuntime:
                 ]
                 # In two parts, as of a runtime with many.
                 pods = list(self.sandboxes.values())
-                first = await self._call("Synchronize", nri.SynchronizeRequest(pods=pods, containers=shown[:1], more=True))
+                first = await self._call(
+                    "Synchronize", nri.SynchronizeRequest(pods=pods, containers=shown[:1], more=True)
+                )
                 assert nri.SynchronizeResponse.FromString(first) == nri.SynchronizeResponse(more=True)
                 answer = await self._call("Synchronize", nri.SynchronizeRequest(containers=shown[1:]))
                 for update in nri.SynchronizeResponse.FromString(answer).update:
@@ -397,7 +456,10 @@ class SimulatedRuntime:
         response: asyncio.Future[ttrpc.Response] = asyncio.get_running_loop().create_future()
         self._waiting[stream_id] = response
         envelope = ttrpc.Request(
-            service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=request.SerializeToString(), timeout_nano=int(self.limit_s * 1e9)
+            service="nri.pkg.api.v1alpha1.Plugin",
+            method=method,
+            payload=request.SerializeToString(),
+            timeout_nano=int(self.limit_s * 1e9),
         )
         self._send(_TO_PLUGIN, stream_id, _REQUEST, envelope)
         async with asyncio.timeout(self.limit_s):

@@ -1,8 +1,12 @@
-"""A kernel for recorded machines: it obeys what is written into files of a tree, as the real one obeys writes to sysfs.
+"""A kernel for recorded machines: it obeys what is written into files of a tree, as the real one
+obeys writes to sysfs.
 
-Flows in: files, each with what a write to it does; then the writes, by inotify, in the order in which they are closed. Flows out: what the reactions do to the tree. A write
-returns before it is obeyed, other than in sysfs, so whoever writes waits for the effect. Of two writes to a file that can be read the first text is lost if the second comes
-before it is obeyed; a file that is written alone (a pipe here) loses none, whoever writes. A file can refuse: then the write itself fails, as a driver's does that says no.
+Flows in: files, each with what a write to it does; then the writes, by inotify, in the order in
+which they are closed. Flows out: what the reactions do to the tree. A write returns before it is
+obeyed, other than in sysfs, so whoever writes waits for the effect. Of two writes to a file that
+can be read the first text is lost if the second comes before it is obeyed; a file that is
+written alone (a pipe here) loses none, whoever writes. A file can refuse: then the write itself
+fails, as a driver's does that says no.
 Source: inotify(7); Documentation/filesystems/sysfs.rst for what a store does.
 """
 
@@ -52,7 +56,9 @@ class KernelWrites:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """End, after everything that was written is obeyed.
 
         Errors: raises what a reaction raised.
@@ -65,9 +71,13 @@ class KernelWrites:
             raise self._error
 
     def obey(self, file: str, react: Callable[[str], None], *, is_write_only: bool = False) -> None:
-        """Have writes to a file below the root obeyed; `react` gets the text, in the kernel's thread. The file is made when it is not there.
+        """Have writes to a file below the root obeyed; `react` gets the text, in the kernel's
+        thread.
 
-        Shapes: is_write_only — nobody reads it; each line that is written counts, and lines of several writers do not mix.
+        The file is made when it is not there.
+
+        Shapes: is_write_only — nobody reads it; each line that is written counts, and lines
+        of several writers do not mix.
         Errors: raises OSError when the folder cannot be watched.
         """
         path = self._path(file)
@@ -98,7 +108,9 @@ class KernelWrites:
             raise self._error
 
     def refuse(self, file: str) -> None:
-        """Let writes to a file fail from now on (EISDIR: no other error comes to root from a file without a kernel behind it)."""
+        """Let writes to a file fail from now on (EISDIR: no other error comes to root from a file
+        without a kernel behind it).
+        """
         path = self._path(file)
         path.unlink()
         path.mkdir()
@@ -122,7 +134,8 @@ class KernelWrites:
             while self._wait():
                 with self._lock:
                     settling, self._settling = self._settling, []
-                # The files first: who writes `driver_override` and then `bind` means it in this order.
+                # The files first: who writes `driver_override` and then
+                # `bind` means it in this order.
                 self._obey_events()
                 self._obey_pipes()
                 for is_obeyed in settling:
@@ -147,7 +160,8 @@ class KernelWrites:
                 text = os.read(pipe, _READ_BYTES).decode()
             except BlockingIOError:
                 continue
-            # Who wrote `driver_override` before this line did so after the events were read: they count before it.
+            # Who wrote `driver_override` before this line did so after the events
+            # were read: they count before it.
             self._obey_events()
             for line in text.splitlines():
                 self._reactions[path](line)
@@ -156,7 +170,8 @@ class KernelWrites:
         path.unlink(missing_ok=True)
         os.mkfifo(path)
         with self._lock:
-            # For writing, too: then it never ends, and no writer waits for a reader. One that it replaces stays open, for the thread may wait for it.
+            # For writing, too: then it never ends, and no writer waits for a reader. One that it
+            # replaces stays open, for the thread may wait for it.
             self._pipes[path] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._opened.append(self._pipes[path])
         os.write(self._woken, b".")

@@ -1,6 +1,8 @@
-"""Finds or installs a nats-server: on PATH, in the extra `nats`, by the system's package manager (as root), or by Docker.
+"""Finds or installs a nats-server: on PATH, in the extra `nats`, by the system's package manager
+(as root), or by Docker.
 
-Flows out: the command to run it, or an error that lists these ways. It never runs the server itself; `topobus up` and the demo do.
+Flows out: the command to run it, or an error that lists these ways. It never runs the server
+itself; `topobus up` and the demo do.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ IMAGE_VARIABLE = "TOPOBUS_NATS_IMAGE"
 """Environment variable that names the container image of NATS."""
 _DEFAULT_IMAGE = "nats:2"
 # Debian puts servers where a user's PATH does not look.
-_SYSTEM_PLACES = (Path("/usr/sbin/nats-server"), Path("/usr/local/bin/nats-server"), Path("/usr/local/sbin/nats-server"))
+_SYSTEM_PLACES = (
+    Path("/usr/sbin/nats-server"),
+    Path("/usr/local/bin/nats-server"),
+    Path("/usr/local/sbin/nats-server"),
+)
 _TLS_IN_IMAGE = "/nats-tls"
 _INSTALL_TIMEOUT_S = 300.0
 _DOCKER_TIMEOUT_S = 20.0
@@ -36,19 +42,35 @@ class NatsProgram:
     image: str = ""
 
     def command(
-        self, *, port: int, store: Path, monitor_port: int = 0, config: str = "", address: str = "127.0.0.1", tls: Path | None = None
+        self,
+        *,
+        port: int,
+        store: Path,
+        monitor_port: int = 0,
+        config: str = "",
+        address: str = "127.0.0.1",
+        tls: Path | None = None,
     ) -> tuple[str, ...]:
         """Build the command of a server with JetStream; 0: no monitoring.
 
-        Shapes: config — a file's name in the store; it says where the store is (`store_path`), for a server that is told so twice does not start. address — where it
-                listens. tls — folder of its certificate; the configuration names it by `tls_path`, and says where a program's own monitoring listens.
+        Shapes: config — a file's name in the store; it says where the store is (`store_path`),
+        for a server that is told so twice does not start. address — where it listens. tls —
+        folder of its certificate; the configuration names it by `tls_path`, and says where a
+        program's own monitoring listens.
         """
         storing = ("-js",) if config else ("-js", "-sd", self.store_path(store))
         if not self.image:
             # By the command line it would listen wherever clients are listened to.
-            more = (("-m", str(monitor_port)) if monitor_port and tls is None else ()) + (("-c", str(store / config)) if config else ())
+            more = (("-m", str(monitor_port)) if monitor_port and tls is None else ()) + (
+                ("-c", str(store / config)) if config else ()
+            )
             return (str(self.program), "-a", address, "-p", str(port), *storing, *more)
-        published: tuple[str, ...] = ("-p", f"{f'[{address}]' if ':' in address else address}:{port}:4222", "-v", f"{store}:/data")
+        published: tuple[str, ...] = (
+            "-p",
+            f"{f'[{address}]' if ':' in address else address}:{port}:4222",
+            "-v",
+            f"{store}:/data",
+        )
         if tls is not None:
             published += ("-v", f"{tls}:{_TLS_IN_IMAGE}:ro")
         more = ("-c", f"/data/{config}") if config else ()
@@ -73,11 +95,12 @@ class NatsProgram:
 def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProgram:
     """Find or install a server; `say` hears of everything that takes time or changes the machine.
 
-    Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER names nothing that runs,
-    or when the extra's program is not the one that we know.
+    Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER
+    names nothing that runs, or when the extra's program is not the one that we know.
     """
     packaged = None if os.environ.get("TOPOBUS_NATS_SERVER") else find_packaged_server()
-    # A virtual environment that is active has the extra's program on PATH, too, so that one is looked at before.
+    # A virtual environment that is active has the extra's program on PATH, too,
+    # so that one is looked at before.
     path = _find() or packaged
     if path is not None:
         return NatsProgram(program=path)
@@ -94,7 +117,8 @@ def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProg
         return NatsProgram(program=Path(docker), image=image)
     raise ConfigError(
         "no NATS server: there is no nats-server on PATH, none could be installed, and Docker does not answer",
-        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server; without root: pip install '.[nats]' from the checkout), "
+        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server; without root: pip install "
+        "'.[nats]' from the checkout), "
         "or set TOPOBUS_NATS_SERVER to its path, "
         "or name a running server with --nats URL",
     )
@@ -104,7 +128,8 @@ def _find() -> Path | None:
     try:
         return find_nats_server()
     except ConfigError:
-        # A path that somebody set and that does not work is a mistake to report, not one to work around.
+        # A path that somebody set and that does not work is a mistake to
+        # report, not one to work around.
         if os.environ.get("TOPOBUS_NATS_SERVER"):
             raise
     return next((place for place in _SYSTEM_PLACES if os.access(place, os.X_OK)), None)

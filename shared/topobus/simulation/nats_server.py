@@ -1,4 +1,6 @@
-"""Runs a real nats-server with JetStream for a test, on a random port, with a store of its own that is removed at the end."""
+"""Runs a real nats-server with JetStream for a test, on a random port, with a store of its own that
+is removed at the end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from topobus.values.errors import ConfigError
 __all__ = ["NatsServer", "find_nats_server", "free_port"]
 
 _START_LIMIT_S = 20.0
-# Above the ports of well-known servers, below those that Linux gives to clients (net.ipv4.ip_local_port_range: 32768 to 60999).
+# Above the ports of well-known servers, below those that Linux gives to clients
+# (net.ipv4.ip_local_port_range: 32768 to 60999).
 _PORTS = range(14_000, 32_768)
 _PORT_TRIES = 1000
 
@@ -40,8 +43,9 @@ def find_nats_server() -> Path:
 def free_port() -> int:
     """Give a TCP port of the loopback interface that nobody listens at.
 
-    Not one that the kernel gives to connecting clients: a server may be started at this port a while later, and again after it died, and a client's
-    connection would keep it away for as long as it lasts.
+    Not one that the kernel gives to connecting clients: a server may be started at
+    this port a while later, and again after it died, and a client's connection would
+    keep it away for as long as it lasts.
     Errors: raises RuntimeError when no port is found among those tried.
     """
     for _ in range(_PORT_TRIES):
@@ -56,9 +60,10 @@ def free_port() -> int:
 
 
 class NatsServer:
-    """One server process. The store outlives `stop` and `start`; the folder goes at the end, unless the test failed inside.
+    """One server process. The store outlives `stop` and `start`.
 
-    Use as `async with NatsServer() as server: …`.
+    The folder goes at the end, unless the test failed inside. Use as `async
+    with NatsServer() as server: …`.
     """
 
     def __init__(
@@ -72,10 +77,12 @@ class NatsServer:
         store_limit: str = "",
         start_limit_s: float = _START_LIMIT_S,
     ) -> None:
-        """Prepare a server; `environment` comes on top of our own: `config` may name its variables, as passwords do.
+        """Prepare a server; `environment` comes on top of our own: `config` may name its variables,
+        as passwords do.
 
-        Shapes: parent — where its folder is made; None: the system's temporary folder. store_limit — how much all streams together may reserve, as in
-        `64GB`; empty: the server's own choice, three quarters of what the disk has left.
+        Shapes: parent — where its folder is made; None: the system's temporary folder. store_limit
+        — how much all streams together may reserve, as in `64GB`; empty: the server's own choice,
+        three quarters of what the disk has left.
         Units: start_limit_s — seconds that a start may take.
         """
         self.binary = binary or find_nats_server()
@@ -120,10 +127,14 @@ class NatsServer:
             async with asyncio.timeout(self._start_limit_s):
                 while not await self._is_answering():
                     if self._process.returncode is not None:
-                        raise RuntimeError(f"nats-server ended with status {self._process.returncode}:\n{self.read_log()}")
+                        raise RuntimeError(
+                            f"nats-server ended with status {self._process.returncode}:\n{self.read_log()}"
+                        )
                     await asyncio.sleep(0.01)
         except TimeoutError as err:
-            raise RuntimeError(f"nats-server did not answer within {self._start_limit_s:g} s:\n{self.read_log()}") from err
+            raise RuntimeError(
+                f"nats-server did not answer within {self._start_limit_s:g} s:\n{self.read_log()}"
+            ) from err
 
     async def stop(self) -> None:
         """End the process in order; the store stays."""

@@ -1,8 +1,11 @@
-"""Finds the nats-server of the wheel that `topobus[nats]` installs, and accepts it only with a known digest.
+"""Finds the nats-server of the wheel that `topobus[nats]` installs, and accepts it only with a
+known digest.
 
-The wheel is not made by NATS's authors (docs/adr says what was checked), and a file can be added to a release on a package index later, so `topobus
-up` and the demo run the program only when its digest is one of those listed here. Another version of the wheel was installed by the user's own
-decision, not by the extra: it is ignored here, and used when it is on PATH, as every other server is.
+The wheel is not made by NATS's authors (docs/adr says what was checked), and a file can be
+added to a release on a package index later, so `topobus up` and the demo run the program
+only when its digest is one of those listed here. Another version of the wheel was installed
+by the user's own decision, not by the extra: it is ignored here, and used when it is on
+PATH, as every other server is.
 """
 
 from __future__ import annotations
@@ -40,14 +43,18 @@ def find_packaged_server() -> Path | None:
         return None
     if distribution.version != VERSION:
         return None
-    program = next((Path(str(file.locate())).resolve() for file in distribution.files or () if file.name == "nats-server"), None)
+    program = next(
+        (Path(str(file.locate())).resolve() for file in distribution.files or () if file.name == "nats-server"), None
+    )
     if program is None or not program.is_file():
         return None
     with program.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest not in _DIGESTS:
         raise ConfigError(
-            f"{program}: got a program with SHA-256 {digest}, wanted that of {DISTRIBUTION} {VERSION} as Topobus knows it",
-            next_step=f"pip uninstall {DISTRIBUTION}, and take a nats-server from elsewhere; or set TOPOBUS_NATS_SERVER to run this one all the same",
+            f"{program}: got a program with SHA-256 {digest}, wanted that of {DISTRIBUTION} {VERSION} as "
+            "Topobus knows it",
+            next_step=f"pip uninstall {DISTRIBUTION}, and take a nats-server from elsewhere; or set TOPOBUS_NATS_SERVER "  # noqa: E501
+            "to run this one all the same",
         )
     return program

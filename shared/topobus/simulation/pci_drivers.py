@@ -1,8 +1,12 @@
-"""The PCI bus's drivers on a recorded machine: which function a driver takes and lets go, by the files that the kernel has for it.
+"""The PCI bus's drivers on a recorded machine: which function a driver takes and lets go, by the
+files that the kernel has for it.
 
-Flows in: functions with the driver that they have now, and writes to `driver_override`, `bind`, `unbind` and `drivers_probe`. Flows out: links between functions and drivers,
-and for drivers of VFIO the nodes of the group and of the function. What a function shows only while its own driver has it (`net`, `drm`, a node in /dev) is put aside meanwhile.
-Source: drivers/pci/pci-driver.c (pci_match_device), drivers/base/bus.c (bind_store, unbind_store), drivers/vfio/vfio_main.c (vfio-dev).
+Flows in: functions with the driver that they have now, and writes to `driver_override`, `bind`,
+`unbind` and `drivers_probe`. Flows out: links between functions and drivers, and for drivers of
+VFIO the nodes of the group and of the function. What a function shows only while its own driver has
+it (`net`, `drm`, a node in /dev) is put aside meanwhile.
+Source: drivers/pci/pci-driver.c (pci_match_device), drivers/base/bus.c (bind_store, unbind_store),
+drivers/vfio/vfio_main.c (vfio-dev).
 """
 
 from __future__ import annotations
@@ -60,10 +64,13 @@ class PciDrivers:
         self._kernel.obey(f"{_BUS}/drivers/{name}/bind", partial(self._asked, name, self._bind), is_write_only=True)
         self._kernel.obey(f"{_BUS}/drivers/{name}/unbind", partial(self._asked, name, self._unbind), is_write_only=True)
 
-    def add_function(self, address: str, own_driver: str, *, group: int | None = None, shown: Iterable[str] = ()) -> None:
+    def add_function(
+        self, address: str, own_driver: str, *, group: int | None = None, shown: Iterable[str] = ()
+    ) -> None:
         """Have a function that its own driver holds.
 
-        Shapes: own_driver — empty: none knows it; group — of the IOMMU, None: there is no IOMMU; shown — paths below the root that are there while its own driver has it.
+        Shapes: own_driver — empty: none knows it; group — of the IOMMU, None: there is no IOMMU;
+        shown — paths below the root that are there while its own driver has it.
         """
         function = _Function(address=address, own_driver=own_driver, group=group, shown=tuple(shown))
         self._functions[address] = function
@@ -97,8 +104,9 @@ class PciDrivers:
 
     @staticmethod
     def _set_override(function: _Function, text: str) -> None:
-        # The file is left as it was written, so an override that is taken away shows nothing in place of "(null)": what is written while this goes on would be lost
-        # with a file that is replaced, and what was put there instead would be obeyed in its place.
+        # The file is left as it was written, so an override that is taken away shows nothing in
+        # place of "(null)": what is written while this goes on would be lost with a file that is
+        # replaced, and what was put there instead would be obeyed in its place.
         function.override = text.split("\n")[0]
 
     def _probe(self, address: str) -> None:

@@ -1,9 +1,12 @@
-"""Caches what was read from a hardware tree, and checks it at each use, so that a poll every second does not re-read files that did not change.
+"""Caches what was read from a hardware tree, and checks it at each use, so that a poll every second
+does not re-read files that did not change.
 
-A recorded tree has file times: a cached answer is valid while the file has the same inode, size and times (for an absent file and for a link: the
-folder). The kernel's own files have no meaningful times, so such a file is kept open and read from its start again; the kernel computes the content
+A recorded tree has file times: a cached answer is valid while the file has the same inode, size and
+times (for an absent file and for a link: the folder). The kernel's own files have no meaningful
+times, so such a file is kept open and read from its start again; the kernel computes the content
 anew for each read, or answers ENODEV once the device is gone.
-Source: Documentation/filesystems/sysfs.rst ("the buffer will always be refreshed"), stat(2), racy-git.
+Source: Documentation/filesystems/sysfs.rst ("the buffer will always be
+refreshed"), stat(2), racy-git.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from msgspec import Struct
 
 __all__ = ["OpenFiles", "StampedAnswers"]
 
-# A file system's clock ticks at most every 10 ms (CONFIG_HZ 100): what changed so shortly before it was read may change again under the same time.
+# A file system's clock ticks at most every 10 ms (CONFIG_HZ 100): what changed so shortly before it
+# was read may change again under the same time.
 _FRESH_NS = 50_000_000
-# Well below the 1,024 descriptors that a process may have by default, and more than the cards of a large node have files that tell of their health.
+# Well below the 1,024 descriptors that a process may have by default, and more than the cards of a
+# large node have files that tell of their health.
 _MOST_FILES = 384
-# Which name a look asks for changes with the devices: what was not asked for since is given up for others.
+# Which name a look asks for changes with the devices: what was not asked
+# for since is given up for others.
 _OPEN_FOR_S = 60.0
 _READ_BYTES = 64 * 1024
 
@@ -53,9 +59,10 @@ class StampedAnswers:
     def keep(self, kind: str, path: str, value: object, *, at: str, real: str, began_ns: int) -> None:
         """Keep an answer, unless its file is too fresh to tell a next change from this one.
 
-        `at`: the file or folder whose times vouch for it, by the path that is asked for; `real`: the same with all links resolved inside the tree. Where the
-        two are not the same file, a link leads out of the tree as the system sees it, and the answer is not kept. `began_ns`: when it was asked, by the
-        system's clock.
+        `at`: the file or folder whose times vouch for it, by the path that is asked for; `real`:
+        the same with all links resolved inside the tree. Where the two are not the same file, a
+        link leads out of the tree as the system sees it, and the answer is not kept. `began_ns`:
+        when it was asked, by the system's clock.
         """
         try:
             stat, resolved = os.stat(at), os.stat(real)  # noqa: PTH116
@@ -74,13 +81,17 @@ class OpenFiles:
         self._files: dict[str, _OpenFile] = {}
 
     def read(self, path: str) -> bytes | None:
-        """Read a kept file anew; None when it is not kept (any more): then it is to be opened by its name, which says why."""
+        """Read a kept file anew.
+
+        None when it is not kept (any more): then it is to be opened by its name, which says why.
+        """
         file = self._files.get(path)
         if file is None:
             return None
         if time.monotonic() < file.until_s:
             try:
-                # A name may lead to another file by now without the old one being gone: interfaces that were renamed, or moved into a pod's network.
+                # A name may lead to another file by now without the old one being gone: interfaces
+                # that were renamed, or moved into a pod's network.
                 if os.stat(path).st_ino == file.inode:  # noqa: PTH116 - asked for hundreds of files a second
                     return os.pread(file.descriptor, _READ_BYTES, 0)
             except OSError:
@@ -91,7 +102,8 @@ class OpenFiles:
     def keep(self, path: str, descriptor: int) -> bool:
         """Take a descriptor over; False when there are too many: it stays the caller's."""
         if len(self._files) >= _MOST_FILES:
-            # What nobody asked for since its time was over is a file of a device that is gone: nothing else would ever close it.
+            # What nobody asked for since its time was over is a file of a device that is gone:
+            # nothing else would ever close it.
             now_s = time.monotonic()
             for old, file in list(self._files.items()):
                 if file.until_s <= now_s:
@@ -103,7 +115,9 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """Closes its descriptor when nobody uses it any more: another thread may be reading when it is given up."""
+    """Closes its descriptor when nobody uses it any more: another thread may be reading when it is
+    given up.
+    """
 
     def __init__(self, descriptor: int, inode: int, until_s: float) -> None:
         self.descriptor = descriptor

@@ -1,4 +1,6 @@
-"""Reads the id of the current boot from proc/sys/kernel/random/boot_id: a random text that the kernel makes at its start."""
+"""Reads the id of the current boot from proc/sys/kernel/random/boot_id: a random text that the
+kernel makes at its start.
+"""
 
 from __future__ import annotations
 

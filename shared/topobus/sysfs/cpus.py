@@ -1,8 +1,11 @@
-"""Reads the logical CPUs: which exist, which are online and allowed, and which share a core, die, socket and level-3 cache.
+"""Reads the logical CPUs: which exist, which are online and allowed, and which share a core, die,
+socket and level-3 cache.
 
-Flows in: sys/devices/system/cpu, else /proc/cpuinfo. Flows out: Cpu values, sorted by id, and warnings about contradictory data. Sharing is read from
-the sets that the kernel publishes, never derived from ids, because ids repeat between sockets and clusters.
-Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
+Flows in: sys/devices/system/cpu, else /proc/cpuinfo. Flows out: Cpu values, sorted by id, and
+warnings about contradictory data. Sharing is read from the sets that the kernel publishes, never
+derived from ids, because ids repeat between sockets and clusters.
+Source: Documentation/ABI/stable/sysfs-devices-system-cpu,
+Documentation/admin-guide/cputopology.rst.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ __all__ = ["CPU_FOLDER", "CpuFacts", "read_cpu_facts"]
 CPU_FOLDER = "sys/devices/system/cpu"
 
 _HYBRID = {"cpu_core": "performance", "cpu_atom": "efficiency", "cpu_lowpower": "low-power"}
-# Cores of one kind differ by a few percent in clock; little cores have half of a big one's capacity or less.
+# Cores of one kind differ by a few percent in clock; little cores have half
+# of a big one's capacity or less.
 _KIND_STEP = 1.2
-# AMD families 21 and 22 (Bulldozer to Puma): two cores of a compute unit call each other thread siblings, with core ids of their own.
+# AMD families 21 and 22 (Bulldozer to Puma): two cores of a compute unit call each other thread
+# siblings, with core ids of their own.
 _COMPUTE_UNIT_FAMILIES = ("21", "22")
 # More index folders than any processor has caches; a gap ends the list in no kernel.
 _MAX_CACHES = 10
@@ -37,7 +42,10 @@ _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 class CpuFacts(Struct, frozen=True, kw_only=True):
-    """All present CPUs. `usable` are online and allowed; `seen` are online with known topology, allowed or not."""
+    """All present CPUs.
+
+    `usable` are online and allowed; `seen` are online with known topology, allowed or not.
+    """
 
     cpus: tuple[Cpu, ...]
     usable: CpuSet
@@ -139,7 +147,10 @@ def _read_online(tree: Tree, present: CpuSet, warnings: list[str]) -> CpuSet:
 
 
 def _read_sharing(tree: Tree, cpu: int, seen: CpuSet, sharing: _Sharing, ids: _Identifiers) -> None:
-    """Take in the sets that begin with this CPU; each set is looked at once, from its lowest CPU, and the larger ones only from the smaller."""
+    """Take in the sets that begin with this CPU.
+
+    Each set is looked at once, from its lowest CPU, and the larger ones only from the smaller.
+    """
     folder = f"{CPU_FOLDER}/cpu{cpu}/topology"
     core = _first_of(tree, folder, seen, ("core_cpus", "core_cpus_list"), ("thread_siblings", "thread_siblings_list"))
     is_first = core is None or not core or core.lowest == cpu
@@ -160,7 +171,9 @@ def _read_sharing(tree: Tree, cpu: int, seen: CpuSet, sharing: _Sharing, ids: _I
     if die is not None and len(die) > 1 and die.lowest != cpu:
         is_first = False
     if is_first:
-        package = _first_of(tree, folder, seen, ("package_cpus", "package_cpus_list"), ("core_siblings", "core_siblings_list"))
+        package = _first_of(
+            tree, folder, seen, ("package_cpus", "package_cpus_list"), ("core_siblings", "core_siblings_list")
+        )
         if package and package.lowest == cpu:
             sharing.add("package", package, cpu)
     if cluster is not None and len(cluster) > 1 and cluster.lowest == cpu:
@@ -209,7 +222,10 @@ def _number(sets: Mapping[int, CpuSet], number_of: Callable[[int], int | None], 
     wanted = {bits: number for bits, first in firsts.items() if (number := number_of(first)) is not None}
     if len(set(wanted.values())) < len(firsts):
         if len(firsts) > 1:
-            warnings.append(f"{CPU_FOLDER}: sockets have no ids of their own (physical_package_id); numbered in the order of their CPUs")
+            warnings.append(
+                f"{CPU_FOLDER}: sockets have no ids of their own (physical_package_id); numbered in the order "
+                "of their CPUs"
+            )
         wanted = {bits: order for order, bits in enumerate(sorted(firsts, key=lambda bits: firsts[bits]))}
     return {cpu: wanted[cpus.bits] for cpu, cpus in sets.items()}
 
@@ -229,7 +245,8 @@ def _make_cpu(
 
     def lowest(kind: str) -> int | None:
         shared = sharing.of(kind, cpu)
-        # The lowest usable CPU names the group, as kubelet names cores; a group without one keeps its lowest.
+        # The lowest usable CPU names the group, as kubelet names cores; a
+        # group without one keeps its lowest.
         return None if shared is None else (shared & usable or shared).lowest
 
     return Cpu(
@@ -254,16 +271,19 @@ def _read_kinds(tree: Tree) -> dict[int, str]:
 
 
 def _kinds_by_capacity(tree: Tree, seen: CpuSet) -> dict[int, str]:
-    """Tell kinds by what a CPU can do at most, which the kernel says of each where CPUs differ (arm64 and RISC-V: `cpu_capacity`, the best has 1024).
+    """Tell kinds by what a CPU can do at most, which the kernel says of each where CPUs differ
+    (arm64 and RISC-V: `cpu_capacity`, the best has 1024).
 
-    The widest step between two capacities parts efficiency from performance: a core that only clocks a little higher than others is of their kind.
+    The widest step between two capacities parts efficiency from performance: a core that only
+    clocks a little higher than others is of their kind.
     Source: Documentation/scheduler/sched-capacity.rst.
     """
     capacities: dict[int, int] = {}
     for cpu in seen:
         text = tree.read(f"{CPU_FOLDER}/cpu{cpu}/cpu_capacity") or ""
         if not text.isdecimal() or not int(text):
-            # One file is missing: this kernel does not tell, or the CPU is on its way out. Nothing is guessed from a part.
+            # One file is missing: this kernel does not tell, or the CPU is on its way out.
+            # Nothing is guessed from a part.
             return {}
         capacities[cpu] = int(text)
     levels = sorted(set(capacities.values()))
@@ -275,11 +295,14 @@ def _kinds_by_capacity(tree: Tree, seen: CpuSet) -> dict[int, str]:
 
 
 def _from_cpuinfo(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int]) -> CpuFacts:
-    """Take the CPUs that /proc/cpuinfo lists: kernels without topology files tell no more than that (x86 adds socket and core ids)."""
+    """Take the CPUs that /proc/cpuinfo lists: kernels without topology files tell no more than that
+    (x86 adds socket and core ids).
+    """
     blocks = list(_cpuinfo_blocks(tree))
     if not blocks:
         raise HardwareError(
-            f"no CPU found: {CPU_FOLDER} has no CPU with a topology folder, and proc/cpuinfo under {tree.root} lists none",
+            f"no CPU found: {CPU_FOLDER} has no CPU with a topology folder, and proc/cpuinfo under "
+            f"{tree.root} lists none",
             next_step="check hardware.root: it must be the folder that holds sys and proc of a Linux machine",
             path=CPU_FOLDER,
         )

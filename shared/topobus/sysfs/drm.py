@@ -1,6 +1,7 @@
 """Reads the DRM nodes of a PCI function, as its kernel driver registered them.
 
-Source: Documentation/gpu/drm-uapi of the Linux kernel: `cardN` is the primary node (mode setting), `renderDN` the render node (computing).
+Source: Documentation/gpu/drm-uapi of the Linux kernel: `cardN` is the primary node (mode setting),
+`renderDN` the render node (computing).
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ class DrmNodes(Struct, frozen=True, kw_only=True):
 def function_drm_nodes(tree: Tree, address: PciAddress) -> DrmNodes:
     """Find the DRM card and render node of one PCI function.
 
-    Shapes: result — names like `card0` and `renderD128`, empty where there is none; of several (no such driver is known) the first by name.
+    Shapes: result — names like `card0` and `renderD128`, empty where there is none; of several (no
+    such driver is known) the first by name.
     Errors: raises HardwareError when the folder exists and cannot be read.
     """
     return folder_drm_nodes(tree, f"sys/bus/pci/devices/{address}")
 
 
 def folder_drm_nodes(tree: Tree, folder: str) -> DrmNodes:
-    """Find the DRM card and render node of the device with this folder, as `function_drm_nodes` does."""
+    """Find the DRM card and render node of the device with this folder, as `function_drm_nodes`
+    does.
+    """
     names = tree.names(f"{folder}/drm")
     return DrmNodes(
         # Connectors stand there too (card0-DP-1).

@@ -1,8 +1,10 @@
-"""Reads FPGAs of the kernel's Device Feature List (DFL) framework: management engine, ports, loaded functions and recorded errors.
+"""Reads FPGAs of the kernel's Device Feature List (DFL) framework: management engine, ports, loaded
+functions and recorded errors.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It only reads; error registers are cleared by the operator who repairs
-the card.
-Source: Documentation/fpga/dfl.rst, Documentation/ABI/testing/sysfs-platform-dfl-fme, sysfs-platform-dfl-port, sysfs-class-fpga-region.
+Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It only reads; error
+registers are cleared by the operator who repairs the card.
+Source: Documentation/fpga/dfl.rst, Documentation/ABI/testing/sysfs-platform-dfl-fme,
+sysfs-platform-dfl-port, sysfs-class-fpga-region.
 """
 
 from __future__ import annotations
@@ -37,16 +39,20 @@ class DflPort(Struct, frozen=True, kw_only=True):
     """`dfl-port.0`, also its character device."""
     path: str
     number: int = 0
-    """Which port of its FPGA it is, by the hardware; where the kernel does not tell, its place among them."""
+    """Which port of its FPGA it is, by the hardware; where the kernel does not tell, its place
+    among them."""
     afu_id: str = ""
-    """UUID of the loaded function, 32 hexadecimal digits; all ones when the function does not answer."""
+    """UUID of the loaded function, 32 hexadecimal digits; all ones when the function does not
+    answer."""
     errors: ErrorRegister | None = None
     power_state: int | None = None
     """0 normal, 1 and 2 throttled (AP1, AP2), 6 stopped (AP6)."""
 
     @property
     def has_crashed(self) -> bool:
-        """Say whether the function's id reads as all ones, which is what a dead bus or a hung function gives."""
+        """Say whether the function's id reads as all ones, which is what a dead bus or a hung
+        function gives.
+        """
         return re.fullmatch(r"f{32}", self.afu_id) is not None
 
 
@@ -63,7 +69,8 @@ class DflCard(Struct, frozen=True, kw_only=True):
     """`dfl-fme.0`, also its character device; empty on a virtual function, which has ports alone."""
     bitstream_id: str = ""
     interface_ids: tuple[str, ...] = ()
-    """Compatibility ids of the reconfigurable regions, in their order: a bitstream fits when it names one."""
+    """Compatibility ids of the reconfigurable regions, in their order: a bitstream fits when it
+    names one."""
     ports: tuple[DflPort, ...] = ()
     """By number; those that went to virtual functions are not there."""
     port_count: int = 0
@@ -76,8 +83,9 @@ class DflCard(Struct, frozen=True, kw_only=True):
     def interface_id(self, port: DflPort) -> str:
         """Give the compatibility id of the region behind a port; empty where there is none.
 
-        The engine makes one region for each port that the hardware has, in their order (dfl-fme-pr.c), so they pair off; regions of another number say nothing of a port,
-        unless all have one id.
+        The engine makes one region for each port that the hardware has, in their
+        order (dfl-fme-pr.c), so they pair off; regions of another number say nothing
+        of a port, unless all have one id.
         """
         if len(self.interface_ids) == len(self.ports):
             return self.interface_ids[self.ports.index(port)]
@@ -87,9 +95,12 @@ class DflCard(Struct, frozen=True, kw_only=True):
 def dfl_regions(tree: Tree) -> tuple[str, ...]:
     """Name the top-level regions, one an FPGA: `region0`.
 
-    Inner regions (the reconfigurable ones) stand in the same class; they have neither engine nor ports and are part of their card.
+    Inner regions (the reconfigurable ones) stand in the same class; they have neither engine nor
+    ports and are part of their card.
     """
-    return tuple(region for region in tree.names(_REGIONS) if any(_is_part(name) for name in tree.names(f"{_REGIONS}/{region}")))
+    return tuple(
+        region for region in tree.names(_REGIONS) if any(_is_part(name) for name in tree.names(f"{_REGIONS}/{region}"))
+    )
 
 
 def read_dfl_card(tree: Tree, region: str) -> DflCard:
@@ -103,7 +114,10 @@ def read_dfl_card(tree: Tree, region: str) -> DflCard:
     parts = [name for name in tree.names(path) if _is_part(name)]
     engine = next((name for name in parts if name.startswith("dfl-fme.")), "")
     names = [name for name in parts if name.startswith("dfl-port.")]
-    ports = sorted((_read_port(tree, f"{path}/{name}", name, place) for place, name in enumerate(names)), key=lambda port: port.number)
+    ports = sorted(
+        (_read_port(tree, f"{path}/{name}", name, place) for place, name in enumerate(names)),
+        key=lambda port: port.number,
+    )
     return _read_card(tree, region, path, engine, tuple(ports))
 
 
@@ -152,8 +166,12 @@ def _registers(tree: Tree, folder: str, names: tuple[str, ...]) -> tuple[ErrorRe
 
 def _alarms(tree: Tree, engine_path: str) -> tuple[ErrorRegister, ...]:
     error_registers: list[ErrorRegister] = []
-    # The sensors are platform devices below the engine: dfl-fme.0/hwmon/hwmonN, or one level further down in newer kernels.
-    folders = [engine_path, *(f"{engine_path}/{name}" for name in tree.names(engine_path) if name.startswith("dfl_dev."))]
+    # The sensors are platform devices below the engine: dfl-fme.0/hwmon/hwmonN, or one level
+    # further down in newer kernels.
+    folders = [
+        engine_path,
+        *(f"{engine_path}/{name}" for name in tree.names(engine_path) if name.startswith("dfl_dev.")),
+    ]
     for folder in folders:
         for sensor in tree.names(f"{folder}/hwmon"):
             names = tuple(name for name in tree.names(f"{folder}/hwmon/{sensor}") if name.endswith("_alarm"))
@@ -162,7 +180,9 @@ def _alarms(tree: Tree, engine_path: str) -> tuple[ErrorRegister, ...]:
 
 
 def _interface_ids(tree: Tree, engine_path: str) -> tuple[str, ...]:
-    inner = [f"{engine_path}/{name}/fpga_region" for name in tree.names(engine_path) if name.startswith("dfl-fme-region.")]
+    inner = [
+        f"{engine_path}/{name}/fpga_region" for name in tree.names(engine_path) if name.startswith("dfl-fme-region.")
+    ]
     return tuple(tree.read(f"{folder}/{name}/compat_id") or "" for folder in inner for name in tree.names(folder))
 
 
@@ -176,7 +196,10 @@ def _pci_of(path: str) -> PciAddress | None:
 
 
 def _numa_node(tree: Tree, path: str) -> int | None:
-    """Climb to the first ancestor that knows its NUMA node; the kernel's -1 is "unknown", and so is no file at all."""
+    """Climb to the first ancestor that knows its NUMA node.
+
+    The kernel's -1 is "unknown", and so is no file at all.
+    """
     folder = path
     while folder.count("/") >= 2:
         node = tree.read_int(f"{folder}/numa_node")

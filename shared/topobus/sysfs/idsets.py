@@ -1,6 +1,8 @@
-"""Parses sets of CPUs and nodes as the kernel writes them: masks of hexadecimal words and lists of ranges.
+"""Parses sets of CPUs and nodes as the kernel writes them: masks of hexadecimal words and lists of
+ranges.
 
-Old kernels offer masks only, Topobus' own recorded machines lists as well; where both exist they are equal.
+Old kernels offer masks only, Topobus' own recorded machines lists as well;
+where both exist they are equal.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def parse_mask(text: str) -> int:
 
 
 def read_cpus(tree: Tree, folder: str, mask: str, listed: str) -> CpuSet | None:
-    """Read a CPU set from the mask file of a folder, else from its list file; None when it has neither.
+    """Read a CPU set from the mask file of a folder, else from its list file.
+
+    None when it has neither.
 
     Errors: raises HardwareError for text that is neither.
     """
@@ -53,7 +57,9 @@ def read_cpu_list(tree: Tree, path: str) -> CpuSet | None:
     try:
         return CpuSet.parse(text)
     except ValueError as err:
-        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted a CPU list", path=path, raw=text[:200]) from err
+        raise HardwareError(
+            f"{path} under {tree.root}: got {text[:60]!r}, wanted a CPU list", path=path, raw=text[:200]
+        ) from err
 
 
 def read_node_list(tree: Tree, path: str) -> NodeSet | None:
@@ -64,4 +70,6 @@ def read_node_list(tree: Tree, path: str) -> NodeSet | None:
     try:
         return NodeSet.parse(text)
     except ValueError as err:
-        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted a node list", path=path, raw=text[:200]) from err
+        raise HardwareError(
+            f"{path} under {tree.root}: got {text[:60]!r}, wanted a node list", path=path, raw=text[:200]
+        ) from err

@@ -1,8 +1,12 @@
-"""Reads KFD's topology: the GPUs and partitions of GPUs that ROCm computes on, as the amdgpu kernel driver lists them.
+"""Reads KFD's topology: the GPUs and partitions of GPUs that ROCm computes on, as the amdgpu kernel
+driver lists them.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. A GPU that is partitioned (DPX, QPX, CPX …) has one node for each partition; which PCI
-function a node belongs to is for the caller to decide, since kernels write the partition's number into `location_id` or do not.
-Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links); include/uapi/linux/kfd_sysfs.h.
+Flows in: a Tree. Flows out: frozen values, the state at the time of the call. A GPU
+that is partitioned (DPX, QPX, CPX …) has one node for each partition; which PCI
+function a node belongs to is for the caller to decide, since kernels write the
+partition's number into `location_id` or do not.
+Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links);
+include/uapi/linux/kfd_sysfs.h.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ _NODES = "sys/class/kfd/kfd/topology/nodes"
 _AMD = 0x1002
 # HSA_IOLINKTYPE_XGMI (kfd_sysfs.h).
 _XGMI = 11
-# HSA_MEM_HEAP_TYPE_FB_PUBLIC and FB_PRIVATE: memory of the GPU itself, that the processor can reach or cannot.
+# HSA_MEM_HEAP_TYPE_FB_PUBLIC and FB_PRIVATE: memory of the GPU itself, that the
+# processor can reach or cannot.
 _LOCAL_HEAPS = (1, 2)
 
 
@@ -27,7 +32,8 @@ class KfdNode(Struct, frozen=True, kw_only=True):
     number: int
     domain: int = 0
     location: int = 0
-    """Bus, device and function as PCI packs them into 16 bits; of a partition the last 3 bits may be its number instead of the function."""
+    """Bus, device and function as PCI packs them into 16 bits; of a partition the last 3 bits may
+    be its number instead of the function."""
     render_minor: int = 0
     """The number of its DRM render node; 0: the kernel does not tell."""
     unique_id: int = 0

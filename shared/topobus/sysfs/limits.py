@@ -1,7 +1,8 @@
 """Reads what this process may use of the machine: the cpuset of its cgroup.
 
-Flows in: the mount table and the process's cgroup, as the tree holds them (a recorded machine holds those of the recording process). Flows out:
-allowed CPUs and nodes, or None where the tree has no limit. Source: cgroups(7), cpuset(7).
+Flows in: the mount table and the process's cgroup, as the tree holds them (a recorded machine holds
+those of the recording process). Flows out: allowed CPUs and nodes, or None where the tree has no
+limit. Source: cgroups(7), cpuset(7).
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 def read_limits(tree: Tree) -> Limits:
-    """Read the limits of the process that reads (or recorded) the machine; no limits where the tree has none."""
+    """Read the limits of the process that reads (or recorded) the machine.
+
+    No limits where the tree has none.
+    """
     pattern = _find_files(tree)
     name = _own_group(tree)
     if pattern is None or name is None:
@@ -39,7 +43,9 @@ def read_limits(tree: Tree) -> Limits:
 
 
 def _find_files(tree: Tree) -> str | None:
-    """Give the path pattern of the cpuset files: cgroup v2, v1, v1 without prefix, or the old cpuset file system."""
+    """Give the path pattern of the cpuset files: cgroup v2, v1, v1 without prefix, or the old
+    cpuset file system.
+    """
     for line in (tree.read("proc/mounts") or "").splitlines():
         fields = line.split()
         if len(fields) < 4:

@@ -1,7 +1,10 @@
-"""Reads the whole machine from a tree at once: the value that placement and device services build on.
+"""Reads the whole machine from a tree at once: the value that placement and device services build
+on.
 
-Contradictory or unreadable parts become a sentence in `Machine.warnings` and the rest stays; only a tree without any CPU is an error.
-Cost: about 0.3 s for 224 CPUs (one core), most of it opening small files; call it from a worker thread.
+Contradictory or unreadable parts become a sentence in `Machine.warnings` and the rest stays; only a
+tree without any CPU is an error.
+Cost: about 0.3 s for 224 CPUs (one core), most of it opening small
+files; call it from a worker thread.
 """
 
 from __future__ import annotations
@@ -24,9 +27,12 @@ __all__ = ["read_machine"]
 
 
 def read_machine(tree: Tree, node: str) -> Machine:
-    """Read the machine below a tree; `node` is the Kubernetes node name to put in. Generation is 1: counting is the publisher's.
+    """Read the machine below a tree; `node` is the Kubernetes node name to put in.
 
-    Errors: raises HardwareError when the tree tells of no CPU at all, or names and lists cannot be read.
+    Generation is 1: counting is the publisher's.
+
+    Errors: raises HardwareError when the tree tells of no CPU at all, or
+    names and lists cannot be read.
     """
     scan = tree.for_scan()
     limits = read_limits(scan) if tree.settings.honours_cpuset else Limits()
@@ -39,7 +45,12 @@ def read_machine(tree: Tree, node: str) -> Machine:
     pci_devices, pci_warnings = read_pci_devices(scan, cpus.usable)
     with_functions = frozenset(device.numa_node for device in pci_devices if device.numa_node is not None)
     numa = read_numa_facts(
-        scan, node_cpus, usable=cpus.usable, allowed=limits.nodes, with_functions=with_functions, architecture=architecture
+        scan,
+        node_cpus,
+        usable=cpus.usable,
+        allowed=limits.nodes,
+        with_functions=with_functions,
+        architecture=architecture,
     )
     if not numa.is_told:
         # Without NUMA in the kernel, all CPUs belong to the one node that stands for the machine.
@@ -51,7 +62,9 @@ def read_machine(tree: Tree, node: str) -> Machine:
         boot_id=read_boot_id(scan),
         architecture=architecture,
         numa_nodes=numa.nodes,
-        cpus=tuple(cpu if cpu.l3 is not None or cpu.id not in shared else replace(cpu, l3=shared[cpu.id]) for cpu in cpus.cpus),
+        cpus=tuple(
+            cpu if cpu.l3 is not None or cpu.id not in shared else replace(cpu, l3=shared[cpu.id]) for cpu in cpus.cpus
+        ),
         l3_caches=cpus.l3_caches,
         distances=numa.distances,
         pci_devices=pci_devices,
@@ -60,24 +73,35 @@ def read_machine(tree: Tree, node: str) -> Machine:
 
 
 def _without_missing_nodes(devices: tuple[PciDevice, ...], nodes: set[int]) -> tuple[tuple[PciDevice, ...], list[str]]:
-    """Forget a NUMA node that the machine lacks: a device said to be there could be near nothing, and would be refused for ever."""
-    lost = {device.address: device.numa_node for device in devices if device.numa_node is not None and device.numa_node not in nodes}
+    """Forget a NUMA node that the machine lacks: a device said to be there could be near nothing,
+    and would be refused for ever.
+    """
+    lost = {
+        device.address: device.numa_node
+        for device in devices
+        if device.numa_node is not None and device.numa_node not in nodes
+    }
     warnings = [
-        f"sys/bus/pci/devices/{address}/numa_node: got {node}, wanted one of the nodes {str(NodeSet.of(nodes)) or 'none'}; taken as unknown"
+        f"sys/bus/pci/devices/{address}/numa_node: got {node}, wanted one of the nodes "
+        f"{str(NodeSet.of(nodes)) or 'none'}; taken as unknown"
         for address, node in lost.items()
     ]
     return tuple(replace(device, numa_node=None) if device.address in lost else device for device in devices), warnings
 
 
 def _read_architecture(tree: Tree) -> str:
-    """Name the architecture as uname does: our own when live, else what a recording tells by its side file or by the shape of cpuinfo."""
+    """Name the architecture as uname does: our own when live, else what a recording tells by its
+    side file or by the shape of cpuinfo.
+    """
     if tree.is_live:
         return platform.machine()
     # hwloc's recorder keeps here what uname said.
     match = re.search(r"^Architecture: (\S+)", tree.read("proc/hwloc-nofile-info") or "", re.MULTILINE)
     if match is not None:
         return match[1]
-    if (version := re.search(r"\((x86_64|aarch64|ppc64le|ppc64|s390x|riscv64)\)", tree.read("proc/version") or "")) is not None:
+    if (
+        version := re.search(r"\((x86_64|aarch64|ppc64le|ppc64|s390x|riscv64)\)", tree.read("proc/version") or "")
+    ) is not None:
         return version[1]
     text = tree.read("proc/cpuinfo") or ""
     for pattern, name in (

@@ -1,6 +1,7 @@
 """Reads memory and huge pages of one NUMA node or of the whole machine.
 
-Source: Documentation/ABI/stable/sysfs-devices-node (meminfo, hugepages), Documentation/admin-guide/mm/hugetlbpage.rst.
+Source: Documentation/ABI/stable/sysfs-devices-node (meminfo, hugepages),
+Documentation/admin-guide/mm/hugetlbpage.rst.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ __all__ = ["read_hugepages", "read_memory"]
 
 
 def read_memory(tree: Tree, path: str, warnings: list[str]) -> int:
-    """Read MemTotal of a meminfo file in bytes; 0 where it is not told (some memory-only nodes have no file)."""
+    """Read MemTotal of a meminfo file in bytes.
+
+    0 where it is not told (some memory-only nodes have no file).
+    """
     try:
         text = tree.read(path)
     except HardwareError as err:

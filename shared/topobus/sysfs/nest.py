@@ -1,6 +1,8 @@
-"""Sets that must nest: packages, dies, cores and caches of a real machine contain each other or are disjoint.
+"""Sets that must nest: packages, dies, cores and caches of a real machine contain each other or are
+disjoint.
 
-Firmware that reports otherwise contradicts itself; the set that came first is kept, the later one is dropped and named in a warning.
+Firmware that reports otherwise contradicts itself; the set that came first is kept, the later one
+is dropped and named in a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ class Nest:
         self._known: set[int] = set()
 
     def add(self, cpus: CpuSet) -> bool:
-        """Take a set in; False when it overlaps one that is there without either containing the other.
+        """Take a set in.
+
+        False when it overlaps one that is there without either containing the other.
 
         Cost: O(members x depth of nesting).
         """
@@ -42,7 +46,10 @@ class Nest:
         return True
 
     def around(self, cpus: CpuSet) -> CpuSet | None:
-        """Give the smallest set that contains all of `cpus`; None when there is none, or `cpus` is empty."""
+        """Give the smallest set that contains all of `cpus`.
+
+        None when there is none, or `cpus` is empty.
+        """
         if not cpus:
             return None
         supersets = [other for other in self._by_cpu.get(cpus.lowest, ()) if cpus.bits & ~other == 0]

@@ -1,8 +1,11 @@
-"""Reads network interfaces of PCI functions and which of them are the function's own ports, their SR-IOV state, and the interfaces that carry the default route.
+"""Reads network interfaces of PCI functions and which of them are the function's own ports, their
+SR-IOV state, and the interfaces that carry the default route.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It never writes and never uses netlink. An interface in another network
-namespace is not visible here, which is no fault.
-Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5); Documentation/networking/representors.rst.
+Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It
+never writes and never uses netlink. An interface in another network namespace is not
+visible here, which is no fault.
+Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5);
+Documentation/networking/representors.rst.
 """
 
 from __future__ import annotations
@@ -33,13 +36,17 @@ _IFF_UP = 0x1
 _RTF_UP = 0x1
 # A link of links (bond over VLAN over NIC) deeper than this is a loop in a recorded tree.
 _MAX_STACK = 8
-# phys_port_name: `p0`, `p0s1` is a port of the card, `pf0vf1`, `pf0sf88`, `c1pf0vf1`, `pf0hpf` the representor of another function (net/devlink/port.c).
+# phys_port_name: `p0`, `p0s1` is a port of the card, `pf0vf1`, `pf0sf88`, `c1pf0vf1`, `pf0hpf` the
+# representor of another function (net/devlink/port.c).
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+")
 _PORT = re.compile(r"p\d+(s\d+)?")
 
 
 class NetInterface(Struct, frozen=True, kw_only=True):
-    """One network interface as the kernel shows it. Fields that an interface does not show while it is down are None."""
+    """One network interface as the kernel shows it.
+
+    Fields that an interface does not show while it is down are None.
+    """
 
     name: str
     path: str
@@ -56,12 +63,15 @@ class NetInterface(Struct, frozen=True, kw_only=True):
 
 
 class FunctionPorts(Struct, frozen=True, kw_only=True):
-    """The interfaces that are a PCI function's own, without those that stand for other functions of its switch (representors)."""
+    """The interfaces that are a PCI function's own, without those that stand for other functions of
+    its switch (representors).
+    """
 
     interfaces: tuple[NetInterface, ...] = ()
     """By port number where the kernel tells it, else by name."""
     first: NetInterface | None = None
-    """The one that the function is known by: its only one, or that of its first port; None where there is none, and where it is unclear."""
+    """The one that the function is known by: its only one, or that of its first port; None where
+    there is none, and where it is unclear."""
     unclear: str = ""
     """Why nobody can say which one it is, for people: a sentence's end."""
     others: tuple[str, ...] = ()
@@ -84,10 +94,18 @@ def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = Fa
     """Read the interfaces of one PCI function that this network namespace sees, sorted by name.
 
     A virtio function has them one folder further down, below `virtioN`.
-    Cost: a read a field. `only_link` reads what tells of the link (switched on, carrier, speed, duplex) and leaves the others as their defaults: for a look each second.
+    Cost: a read a field. `only_link` reads what tells of the link (switched on, carrier, speed,
+    duplex) and leaves the others as their defaults: for a look each second.
     """
     base = function_path(address)
-    folders = [base, *(f"{base}/{name}" for name in tree.names(base) if name.startswith("virtio") and re.fullmatch(r"virtio\d+", name))]
+    folders = [
+        base,
+        *(
+            f"{base}/{name}"
+            for name in tree.names(base)
+            if name.startswith("virtio") and re.fullmatch(r"virtio\d+", name)
+        ),
+    ]
     return tuple(
         read_interface(tree, f"{folder}/net/{name}", name, only_link=only_link)
         for folder in folders
@@ -98,16 +116,19 @@ def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = Fa
 def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) -> FunctionPorts:
     """Read which interfaces of a PCI function are its own ports, and which of them stands for it.
 
-    The folder of a physical function lists the representors of its virtual and scalable functions, too, and its ports where it has several (mlx4); the order of names says nothing.
+    The folder of a physical function lists the representors of its virtual and scalable functions,
+    too, and its ports where it has several (mlx4); the order of names says nothing.
     Cost: `function_interfaces`, and a read an interface; one more each where there are several.
-    Source: Documentation/networking/representors.rst; phys_port_name and dev_port in Documentation/ABI/testing/sysfs-class-net.
+    Source: Documentation/networking/representors.rst; phys_port_name and dev_port in
+    Documentation/ABI/testing/sysfs-class-net.
     """
     names = {
         interface: tree.read(f"{interface.path}/phys_port_name") or ""
         for interface in function_interfaces(tree, address, only_link=only_link)
     }
     own = [interface for interface, name in names.items() if _REPRESENTOR.match(name) is None]
-    # Where one says that it is a port, those that say nothing of the kind are not (representors of old drivers have a bare number).
+    # Where one says that it is a port, those that say nothing of the kind are not (representors of
+    # old drivers have a bare number).
     ports = [interface for interface in own if _PORT.fullmatch(names[interface])] or own
     others = tuple(interface.name for interface in names if interface not in ports)
     if len(ports) < 2:
@@ -118,7 +139,9 @@ def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) 
         return FunctionPorts(interfaces=tuple(ports), first=ports[0], others=others)
     listed = ", ".join(port.name for port in ports)
     return FunctionPorts(
-        interfaces=tuple(ports), others=others, unclear=f"it has {listed}, and neither phys_port_name nor dev_port tells them apart"
+        interfaces=tuple(ports),
+        others=others,
+        unclear=f"it has {listed}, and neither phys_port_name nor dev_port tells them apart",
     )
 
 
@@ -126,7 +149,8 @@ def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
     """Read a physical function's SR-IOV state: how many virtual functions it has and could have.
 
     Shapes: result — None when the function has no such capability.
-    Errors: raises HardwareError for a file that holds no number. Source: Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
+    Errors: raises HardwareError for a file that holds no number. Source:
+    Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
     """
     base = function_path(address)
     total = tree.read_int(f"{base}/sriov_totalvfs")
@@ -136,10 +160,13 @@ def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
 
 
 def default_route_interfaces(tree: Tree) -> frozenset[str]:
-    """Name the interfaces that carry the machine's default routes, IPv4 and IPv6, with every interface below them (members of a bond or bridge, a VLAN's parent).
+    """Name the interfaces that carry the machine's default routes, IPv4 and IPv6, with every
+    interface below them (members of a bond or bridge, a VLAN's parent).
 
-    Shapes: result — interface names; stacks deeper than `_MAX_STACK` are cut off. Read it to leave these cards out of the inventory.
-    Errors: raises HardwareError when a route table cannot be read. Source: proc(5) /proc/net/route; `lower_*` links of sysfs-class-net.
+    Shapes: result — interface names; stacks deeper than `_MAX_STACK` are cut off. Read it to leave
+    these cards out of the inventory.
+    Errors: raises HardwareError when a route table cannot be read. Source: proc(5) /proc/net/route;
+    `lower_*` links of sysfs-class-net.
     """
     names = _default_routes_ipv4(tree) | _default_routes_ipv6(tree)
     roots: set[str] = set()
@@ -149,7 +176,10 @@ def default_route_interfaces(tree: Tree) -> frozenset[str]:
             break
         roots |= names
         names = {
-            entry.removeprefix("lower_") for name in names for entry in tree.names(f"sys/class/net/{name}") if entry.startswith("lower_")
+            entry.removeprefix("lower_")
+            for name in names
+            for entry in tree.names(f"sys/class/net/{name}")
+            if entry.startswith("lower_")
         }
     return frozenset(roots)
 
@@ -167,7 +197,9 @@ def read_interface(tree: Tree, path: str, name: str, *, only_link: bool = False)
 
 
 def read_node_file(tree: Tree, name: str) -> str:
-    """Read a file of /proc/net as the node's first process sees it: in a container, proc/net is the container's own network, not the node's."""
+    """Read a file of /proc/net as the node's first process sees it: in a container, proc/net is the
+    container's own network, not the node's.
+    """
     return tree.read(f"proc/1/net/{name}") or tree.read(f"proc/net/{name}") or ""
 
 
@@ -199,9 +231,16 @@ def _default_routes_ipv4(tree: Tree) -> set[str]:
 def _default_routes_ipv6(tree: Tree) -> set[str]:
     names: set[str] = set()
     for line in read_node_file(tree, "ipv6_route").splitlines():
-        # destination prefix-length source prefix-length next-hop metric refcount use flags device; `lo` holds the kernel's own reject route
+        # destination prefix-length source prefix-length next-hop metric refcount use flags device;
+        # `lo` holds the kernel's own reject route
         fields = line.split()
-        if len(fields) >= 10 and _is_zero(fields[0]) and _is_zero(fields[1]) and _has_flag(fields[8]) and fields[9] != "lo":
+        if (
+            len(fields) >= 10
+            and _is_zero(fields[0])
+            and _is_zero(fields[1])
+            and _has_flag(fields[8])
+            and fields[9] != "lo"
+        ):
             names.add(fields[9])
     return names
 

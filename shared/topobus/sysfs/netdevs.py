@@ -1,7 +1,10 @@
-"""Reads all network interfaces of this network namespace, with what each is: a PCI function's, a scalable function's, or one without hardware of its own.
+"""Reads all network interfaces of this network namespace, with what each is: a PCI function's, a
+scalable function's, or one without hardware of its own.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It never writes and never uses netlink.
-Source: Documentation/ABI/testing/sysfs-class-net; `DEVTYPE` of the kernel's drivers/net; if_inet6 and route of proc_pid_net(5).
+Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It never
+writes and never uses netlink.
+Source: Documentation/ABI/testing/sysfs-class-net; `DEVTYPE` of the kernel's drivers/net;
+if_inet6 and route of proc_pid_net(5).
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from topobus.sysfs.net import NetInterface, read_interface, read_node_file
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 
-__all__ = ["NetDevice", "addressed_interfaces", "innermost_function", "interface_path", "list_net_devices", "read_net_device"]
+__all__ = [
+    "NetDevice",
+    "addressed_interfaces",
+    "innermost_function",
+    "interface_path",
+    "list_net_devices",
+    "read_net_device",
+]
 
 NET = "sys/class/net"
 # IFF_TAP of linux/if_tun.h: frames, not packets.
@@ -27,8 +37,10 @@ class NetDevice(Struct, frozen=True, kw_only=True):
 
     interface: NetInterface
     kind: str
-    """`pci` (a PCI function's own, virtio included), `scalable-function`, the kernel's word (`bridge`, `bond`, `vlan`, `vxlan`, `ipvlan` …), `tun`, `tap`, `veth`,
-    `stacked` (above another interface, of a kind that the kernel does not tell here, such as macvlan), `virtual` (without hardware, none of these), or `other`."""
+    """`pci` (a PCI function's own, virtio included), `scalable-function`, the kernel's word
+    (`bridge`, `bond`, `vlan`, `vxlan`, `ipvlan` …), `tun`, `tap`, `veth`, `stacked` (above another
+    interface, of a kind that the kernel does not tell here, such as macvlan), `virtual` (without
+    hardware, none of these), or `other`."""
     driver: str = ""
     """The kernel driver of the device below; empty for an interface without one."""
     function: PciAddress | None = None
@@ -65,9 +77,11 @@ def read_net_device(tree: Tree, name: str) -> NetDevice | None:
 
 
 def addressed_interfaces(tree: Tree) -> frozenset[str]:
-    """Name the interfaces over which the node has an address of more than the link's own reach, or any route of the main table.
+    """Name the interfaces over which the node has an address of more than the link's own reach, or
+    any route of the main table.
 
-    Shapes: result — what the node itself uses; an IPv4 address without a network (a /32 alone) leaves no trace in the files that name interfaces.
+    Shapes: result — what the node itself uses; an IPv4 address without a network (a /32 alone)
+    leaves no trace in the files that name interfaces.
     """
     names: set[str] = set()
     for line in read_node_file(tree, "route").splitlines()[1:]:
@@ -75,7 +89,8 @@ def addressed_interfaces(tree: Tree) -> frozenset[str]:
         if len(fields) >= 8:
             names.add(fields[0])
     for line in read_node_file(tree, "if_inet6").splitlines():
-        # address ifindex prefix-length scope flags name, numbers in hexadecimal; scope 0 is global (IPV6_ADDR_SCOPE_*, net/ipv6.h)
+        # address ifindex prefix-length scope flags name, numbers in hexadecimal; scope 0 is global
+        # (IPV6_ADDR_SCOPE_*, net/ipv6.h)
         fields = line.split()
         if len(fields) >= 6 and re.fullmatch(r"0+", fields[3]) is not None:
             names.add(fields[5])
@@ -109,7 +124,7 @@ def innermost_function(real: str) -> PciAddress | None:
 
     >>> innermost_function("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/eth0"), innermost_function("sys/devices/virtual/net/lo")
     (PciAddress('0000:00:03.0'), None)
-    """
+    """  # noqa: E501
     for part in reversed(real.split("/")):
         if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", part):
             return PciAddress.parse(part)

@@ -1,7 +1,8 @@
 """Paths of device nodes as a container and its runtime use them.
 
-A driver names a node relative to dev (`dri/renderD128`). The runtime creates it from the host's own /dev, also where this process sees that folder
-elsewhere (a service in a container reads it below another root).
+A driver names a node relative to dev (`dri/renderD128`). The runtime creates it from the
+host's own /dev, also where this process sees that folder elsewhere (a service in a
+container reads it below another root).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def device_node(name: str, *, permissions: str = "rw") -> DeviceNode:
 
 
 def node_groups(tree: Tree, names: Iterable[str]) -> tuple[int, ...]:
-    """Find the groups that may open nodes which not everybody may (0660, root:render); never root's.
+    """Find the groups that may open nodes which not everybody may (0660, root:render).
+
+    Never root's.
 
     Shapes: names — relative to dev; what is absent or no device node is left out. Order: sorted.
     """

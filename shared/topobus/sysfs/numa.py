@@ -1,7 +1,8 @@
 """Reads NUMA nodes: CPUs, memory, huge pages, distances, and the CPUs near a node that has none.
 
-Flows in: sys/devices/system/node. Flows out: NumaNode values sorted by id, and the distance matrix in that order. Ids are sparse; a row of `distance`
-has one column for every online node in id order. A kernel without NUMA has no such folder: the machine is one node 0.
+Flows in: sys/devices/system/node. Flows out: NumaNode values sorted by id, and the distance matrix
+in that order. Ids are sparse; a row of `distance` has one column for every online node in id order.
+A kernel without NUMA has no such folder: the machine is one node 0.
 Source: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/numaperf.rst.
 """
 
@@ -27,7 +28,8 @@ NODE_FOLDER = "sys/devices/system/node"
 
 
 class NumaFacts(Struct, frozen=True, kw_only=True):
-    """Nodes and distances; `is_told` False when the kernel has no NUMA and node 0 stands for the machine.
+    """Nodes and distances; `is_told` False when the kernel has no NUMA and node 0 stands for the
+    machine.
 
     `caches` are the CPUs behind each memory-side cache that works as a level-3 cache.
     """
@@ -53,7 +55,10 @@ class NodeCpus(Struct, frozen=True, kw_only=True):
 
 
 def read_node_cpus(tree: Tree) -> NodeCpus:
-    """Read which nodes there are and their CPUs. A node that cannot be read, or whose CPUs belong to an earlier node, is left out and told."""
+    """Read which nodes there are and their CPUs.
+
+    A node that cannot be read, or whose CPUs belong to an earlier node, is left out and told.
+    """
     warnings: list[str] = []
     try:
         ids = read_node_list(tree, f"{NODE_FOLDER}/online")
@@ -74,7 +79,8 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
         if own is None:
             warnings.append(f"{folder}: node {node} is online and has neither cpumap nor cpulist; left out")
         elif taken & own:
-            # Bad firmware, or nodes made on the kernel's command line (numa=fake) by splitting memory only.
+            # Bad firmware, or nodes made on the kernel's command line
+            # (numa=fake) by splitting memory only.
             warnings.append(f"{folder}: CPUs {taken & own} belong to an earlier node already; node {node} left out")
         else:
             cpus[node] = own
@@ -83,13 +89,21 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
 
 
 def read_numa_facts(
-    tree: Tree, node_cpus: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, with_functions: frozenset[int], architecture: str
+    tree: Tree,
+    node_cpus: NodeCpus,
+    *,
+    usable: CpuSet,
+    allowed: NodeSet | None,
+    with_functions: frozenset[int],
+    architecture: str,
 ) -> NumaFacts:
     """Read the nodes that have something for us.
 
-    Shapes: usable — the CPUs that we may use; allowed — the nodes whose memory we may use (None: no limit); with_functions — nodes that have PCI functions.
-    A limit of memory takes away memory alone, as one of CPUs takes away CPUs: a node with CPUs that we may use, or with functions, stays. The kernel never
-    lists a node without memory in cpuset.mems (it cuts by N_MEMORY), so such a node is not outside our cpuset.
+    Shapes: usable — the CPUs that we may use; allowed — the nodes whose memory we may use (None: no
+    limit); with_functions — nodes that have PCI functions. A limit of memory takes away memory
+    alone, as one of CPUs takes away CPUs: a node with CPUs that we may use, or with functions,
+    stays. The kernel never lists a node without memory in cpuset.mems (it cuts by N_MEMORY), so
+    such a node is not outside our cpuset.
     """
     warnings = list(node_cpus.warnings)
     if not node_cpus.cpus:
@@ -125,11 +139,16 @@ def read_numa_facts(
         nodes = _limit_memory(nodes, allowed, with_functions, warnings)
     distances = tuple(tuple(matrix[node.id][other.id] for other in nodes) for node in nodes) if matrix else ()
     return NumaFacts(
-        nodes=nodes, distances=distances, caches=knl_caches(tree, node_cpus.cpus) if is_policy else (), warnings=tuple(warnings)
+        nodes=nodes,
+        distances=distances,
+        caches=knl_caches(tree, node_cpus.cpus) if is_policy else (),
+        warnings=tuple(warnings),
     )
 
 
-def _limit_memory(nodes: Sequence[NumaNode], allowed: NodeSet, with_functions: frozenset[int], warnings: list[str]) -> tuple[NumaNode, ...]:
+def _limit_memory(
+    nodes: Sequence[NumaNode], allowed: NodeSet, with_functions: frozenset[int], warnings: list[str]
+) -> tuple[NumaNode, ...]:
     """Take away the memory outside our cpuset, and each node of which nothing is left."""
     outside = [node for node in nodes if node.id not in allowed]
     left_out = NodeSet.of(node.id for node in outside if not node.cpus and node.id not in with_functions)
@@ -137,11 +156,18 @@ def _limit_memory(nodes: Sequence[NumaNode], allowed: NodeSet, with_functions: f
         warnings.append(f"NUMA nodes {left_out} are outside our cpuset; left out")
     if forbidden := NodeSet.of(node.id for node in outside if node.memory_bytes) - left_out:
         warnings.append(f"the memory of NUMA nodes {forbidden} is outside our cpuset; counted as none")
-    return tuple(node if node.id in allowed else replace(node, memory_bytes=0, hugepages=()) for node in nodes if node.id not in left_out)
+    return tuple(
+        node if node.id in allowed else replace(node, memory_bytes=0, hugepages=())
+        for node in nodes
+        if node.id not in left_out
+    )
 
 
 def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, dict[int, int]]:
-    """Read the matrix by node id, columns in the order of online nodes; empty when any row is missing or short."""
+    """Read the matrix by node id, columns in the order of online nodes.
+
+    Empty when any row is missing or short.
+    """
     matrix: dict[int, dict[int, int]] = {}
     for node in ids:
         path = f"{NODE_FOLDER}/node{node}/distance"
@@ -157,7 +183,10 @@ def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, 
 def _find_near(
     tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], node_cpus: NodeCpus, *, is_policy: bool
 ) -> dict[int, CpuSet]:
-    """Give the CPUs near each node: its own and those that the firmware names as initiators; for a node without, the closest nodes'."""
+    """Give the CPUs near each node: its own and those that the firmware names as initiators.
+
+    For a node without, the closest nodes'.
+    """
     near = dict(cpus)
     for node in sorted(cpus, key=lambda node: (not cpus[node], node)):
         for other in _read_initiators(tree, node):
@@ -167,7 +196,8 @@ def _find_near(
             others = [other for other in sorted(cpus) if other != node]
             closest = min((matrix[node][other] for other in others), default=0)
             tied = [other for other in others if matrix[node][other] == closest]
-            # As far as the node itself, or equally far from all: that says nothing (where far is meant as far).
+            # As far as the node itself, or equally far from all: that says
+            # nothing (where far is meant as far).
             if closest > matrix[node][node] and (is_policy or len(tied) < len(node_cpus.ids) - 1):
                 for other in tied:
                     near[node] |= near[other]
@@ -175,7 +205,9 @@ def _find_near(
 
 
 def _read_initiators(tree: Tree, node: int) -> tuple[int, ...]:
-    """Name the nodes that the firmware's HMAT says are the best initiators: class 1 is CPUs only, class 0 may name a device."""
+    """Name the nodes that the firmware's HMAT says are the best initiators: class 1 is CPUs only,
+    class 0 may name a device.
+    """
     for access in ("access1", "access0"):
         folder = f"{NODE_FOLDER}/node{node}/{access}/initiators"
         if tree.exists(folder):

@@ -1,8 +1,10 @@
 """Reads PCI functions: ids, place in the tree, port type of bridges, link, NUMA node and near CPUs.
 
-Flows in: sys/bus/pci/devices and the device folders that its links lead to. Flows out: PciDevice values sorted by address. The folder of a function
-lies inside those of the bridges above it, so its path gives the tree. The port type of a bridge is in its configuration space.
-Source: Documentation/ABI/testing/sysfs-bus-pci; PCI Express base specification, Device/Port Type in the PCI Express Capabilities register.
+Flows in: sys/bus/pci/devices and the device folders that its links lead to. Flows out: PciDevice
+values sorted by address. The folder of a function lies inside those of the bridges above it, so its
+path gives the tree. The port type of a bridge is in its configuration space.
+Source: Documentation/ABI/testing/sysfs-bus-pci; PCI Express base specification, Device/Port Type in
+the PCI Express Capabilities register.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ _MAX_CAPABILITIES = 48
 def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
     """Read all functions; `usable` are the CPUs that we may use.
 
-    A number that is none is told, and replaced by what configuration space says, else by "not told". A function whose place cannot be read is left out
-    and told. The others stay.
+    A number that is none is told, and replaced by what configuration space says, else by "not
+    told". A function whose place cannot be read is left out and told. The others stay.
     """
     pci_devices: dict[PciAddress, PciDevice] = {}
     warnings: list[str] = []
@@ -51,14 +53,17 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
     return tuple(_finish(device, pci_devices, ports) for _, device in sorted(pci_devices.items())), tuple(warnings)
 
 
-def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: list[str]) -> tuple[PciDevice | None, int | None]:
+def _read(
+    tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: list[str]
+) -> tuple[PciDevice | None, int | None]:
     real = tree.real(f"{PCI_FOLDER}/{name}")
     if real is None:
         # The link dangles: the function went away between the listing and now.
         return None, None
     config = tree.read_bytes(f"{real}/config", 256) or b""
     folder = f"{PCI_FOLDER}/{name}"
-    # Where each number stands in configuration space, which the kernel shows to everybody up to byte 64 (PCI local bus specification, chapter 6).
+    # Where each number stands in configuration space, which the kernel shows to everybody up to
+    # byte 64 (PCI local bus specification, chapter 6).
     class_code = _number(tree, folder, "class", config[0x09:0x0C], warnings)
     is_bridge = class_code >> 8 == _BRIDGE_CLASS and (len(config) < 0x10 or config[0x0E] & 0x7F == _HEADER_BRIDGE)
     port = _port_type(config) if is_bridge else None
@@ -90,7 +95,11 @@ def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: 
 
 
 def _number(tree: Tree, folder: str, file: str, spare: bytes, warnings: list[str], *, missing: int = 0) -> int:
-    """Read one number; when the file is garbage or unreadable, say so and take the spare bytes of configuration space, else `missing`."""
+    """Read one number.
+
+    When the file is garbage or unreadable, say so and take the spare bytes of
+    configuration space, else `missing`.
+    """
     try:
         value = tree.read_int(f"{folder}/{file}", 0)
     except HardwareError as err:
@@ -110,8 +119,13 @@ def _local_cpus(tree: Tree, folder: str, warnings: list[str]) -> CpuSet | None:
         return None
 
 
-def _finish(device: PciDevice, pci_devices: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]) -> PciDevice:
-    """Fill in the switch: the innermost upstream port above; where configuration space is closed to us, what the bridges' order tells."""
+def _finish(
+    device: PciDevice, pci_devices: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]
+) -> PciDevice:
+    """Fill in the switch: the innermost upstream port above.
+
+    Where configuration space is closed to us, what the bridges' order tells.
+    """
     switch: PciAddress | None = None
     is_switch_port = device.is_switch_port
     above = [pci_devices[pci_address] for pci_address in device.path if pci_address in pci_devices]
@@ -120,7 +134,8 @@ def _finish(device: PciDevice, pci_devices: dict[PciAddress, PciDevice], ports: 
             switch = pci_device.address
             break
     if switch is None and not any(ports.get(pci_device.address) is not None for pci_device in above):
-        # Root port, upstream port, downstream port: the second PCI Express bridge on the way down is a switch's upstream port.
+        # Root port, upstream port, downstream port: the second PCI Express bridge on the way
+        # down is a switch's upstream port.
         express = [pci_device for pci_device in above if pci_device.link is not None]
         if len(express) >= 3:
             switch = express[-2].address
@@ -139,7 +154,8 @@ def _place(real: str) -> tuple[str, tuple[PciAddress, ...]]:
     ('pci0000:15', (PciAddress('0000:15:01.0'),))
     """
     parts = real.split("/")
-    # Some platforms (VMD, Hyper-V, ARM host bridges) put the root below other folders, or nest a domain inside another.
+    # Some platforms (VMD, Hyper-V, ARM host bridges) put the root below other folders,
+    # or nest a domain inside another.
     roots = [index for index, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}", part)]
     if not roots:
         return "", ()
@@ -153,7 +169,10 @@ def _place(real: str) -> tuple[str, tuple[PciAddress, ...]]:
 
 
 def _port_type(config: bytes) -> int | None:
-    """Find the PCI Express capability and give its device/port type; None when there is none, or only 64 bytes may be read."""
+    """Find the PCI Express capability and give its device/port type.
+
+    None when there is none, or only 64 bytes may be read.
+    """
     # Status register bit 4: there is a capability list.
     if len(config) < 0x40 or not config[0x06] & 0x10:
         return None
@@ -199,7 +218,8 @@ def _speed(text: str | None) -> float:
 
 
 def _whole(text: str | None) -> int:
-    # 255 lanes is what an unplugged function answers; 63 is the same in the six bits of the register.
+    # 255 lanes is what an unplugged function answers; 63 is the same
+    # in the six bits of the register.
     value = int(text) if text and text.isdecimal() else 0
     return value if 0 < value <= 32 else 0
 

@@ -1,7 +1,8 @@
-"""Reads RDMA devices of PCI functions: ports with their state, and the character devices that user space opens.
+"""Reads RDMA devices of PCI functions: ports with their state, and the character devices that user
+space opens.
 
-Flows in: a Tree. Flows out: frozen values. Source: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/infiniband/user_verbs.rst and
-user_mad.rst.
+Flows in: a Tree. Flows out: frozen values. Source: Documentation/ABI/stable/sysfs-class-infiniband,
+Documentation/infiniband/user_verbs.rst and user_mad.rst.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Say whether the port carries traffic; a tree without the file is no evidence against it."""
+        """Say whether the port carries traffic.
+
+        A tree without the file is no evidence against it.
+        """
         return self.state in ("ACTIVE", "")
 
 
@@ -45,20 +49,26 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
 def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, ...]:
     """Read the RDMA devices of one PCI function with their ports and device nodes.
 
-    Order: by name. A device in another RDMA network namespace is invisible and missing in the result; that is no fault.
-    Errors: raises HardwareError for a file that cannot be read. Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    Order: by name. A device in another RDMA network namespace is invisible and missing
+    in the result; that is no fault.
+    Errors: raises HardwareError for a file that cannot be read. Source:
+    Documentation/ABI/stable/sysfs-class-infiniband.
     """
     base = function_path(address)
     return tuple(
-        RdmaDevice(name=name, ports=_read_ports(tree, f"{base}/infiniband/{name}/ports"), nodes=_nodes(tree, base, name))
+        RdmaDevice(
+            name=name, ports=_read_ports(tree, f"{base}/infiniband/{name}/ports"), nodes=_nodes(tree, base, name)
+        )
         for name in tree.names(f"{base}/infiniband")
     )
 
 
 def function_rdma_ports(tree: Tree, address: PciAddress) -> tuple[RdmaPort, ...]:
-    """Read the ports of all RDMA devices of one PCI function, without the devices' nodes, and the physical state of those alone that are not active.
+    """Read the ports of all RDMA devices of one PCI function, without the devices' nodes, and the
+    physical state of those alone that are not active.
 
-    Order, errors, source: as `function_rdma_devices`. Cost: four reads a port, for a look each second.
+    Order, errors, source: as `function_rdma_devices`. Cost: four reads
+    a port, for a look each second.
     """
     folder = f"{function_path(address)}/infiniband"
     return tuple(
@@ -69,7 +79,10 @@ def function_rdma_ports(tree: Tree, address: PciAddress) -> tuple[RdmaPort, ...]
 
 
 def _read_ports(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
-    return tuple(structs.replace(port, physical_state=_word(tree.read(f"{port.path}/phys_state"))) for port in _read_states(tree, folder))
+    return tuple(
+        structs.replace(port, physical_state=_word(tree.read(f"{port.path}/phys_state")))
+        for port in _read_states(tree, folder)
+    )
 
 
 def _read_states(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
@@ -87,7 +100,9 @@ def _read_states(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
 
 
 def _nodes(tree: Tree, base: str, device: str) -> tuple[str, ...]:
-    """Name the verbs and management devices: each entry tells in `ibdev` whose it is (a function with two devices has both sets)."""
+    """Name the verbs and management devices: each entry tells in `ibdev` whose it is (a function
+    with two devices has both sets).
+    """
     names = [
         name
         for kind in ("infiniband_verbs", "infiniband_mad")

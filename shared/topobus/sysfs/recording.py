@@ -1,8 +1,11 @@
-"""Records a machine: copies the parts of /sys, /proc and /dev that Topobus reads into a folder that reads like the machine itself.
+"""Records a machine: copies the parts of /sys, /proc and /dev that Topobus reads into a folder that
+reads like the machine itself.
 
-Flows in: a tree (the live one, or a recorded one). Flows out: files and links below a folder. Links stay links, so device folders keep their places;
-the target of a link that is not copied becomes an empty folder, because only its name is read (a driver, an IOMMU group). Files are copied as they
-are, at most 64 KiB each; unreadable ones are left out and reported. Device nodes become empty files, because only their names are read.
+Flows in: a tree (the live one, or a recorded one). Flows out: files and links below a folder. Links
+stay links, so device folders keep their places; the target of a link that is not copied becomes an
+empty folder, because only its name is read (a driver, an IOMMU group). Files are copied as they
+are, at most 64 KiB each; unreadable ones are left out and reported. Device nodes become empty
+files, because only their names are read.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ _FILES = (
 )
 # Which network the node's own is (proc/net is that of whoever records).
 _ROUTES = ("route", "ipv6_route")
-# What can be large, slow to read, dangerous to touch or changes all the time, and is read by nobody here.
+# What can be large, slow to read, dangerous to touch or changes all the
+# time, and is read by nobody here.
 _SKIPPED = re.compile(
     r"(memory\d+|power|msi_irqs|queues|statistics|trace|events|cpufreq|cpuidle|thermal_throttle|microcode|crash_notes.*|firmware_node|"
     r"block|nvme|ata\d+|host\d+|usb\d+|hwmon|i2c-.*|ptp|pps|tty|rom|vpd|resource\d.*|remove|rescan|reset|uevent_helper|edid|debug)"
@@ -52,7 +56,9 @@ _SKIPPED = re.compile(
 _LARGEST = 64 * 1024
 # Configuration space beyond this is of no use, and reading it as root wakes devices.
 _LARGEST_CONFIG = 4096
-_NOT_HARDWARE = re.compile(r"(pts|shm|mqueue|hugepages|fd|block|disk|char|bus|mapper|cpu|(tty|pty|vcs|loop|ram|console|std).*)")
+_NOT_HARDWARE = re.compile(
+    r"(pts|shm|mqueue|hugepages|fd|block|disk|char|bus|mapper|cpu|(tty|pty|vcs|loop|ram|console|std).*)"
+)
 
 
 @dataclass
@@ -67,13 +73,18 @@ class Recording:
 
 
 def record(tree: Tree, into: Path, *, on_folder: Callable[[str], None] = lambda _: None) -> Recording:
-    """Copy the machine that `tree` reads below `into`, an empty or absent folder. `on_folder` is told each folder as it begins.
+    """Copy the machine that `tree` reads below `into`, an empty or absent folder.
 
-    Errors: raises OSError when `into` cannot be written, HardwareError when the source is no machine (no sys/devices).
+    `on_folder` is told each folder as it begins.
+
+    Errors: raises OSError when `into` cannot be written, HardwareError when the source
+    is no machine (no sys/devices).
     Cost: one read a file; about 15,000 files and 3 s on a 224-CPU machine.
     """
     if not tree.exists("sys/devices"):
-        raise HardwareError(f"{tree.root} has no sys/devices: nothing to record", next_step="give the folder that holds sys and proc")
+        raise HardwareError(
+            f"{tree.root} has no sys/devices: nothing to record", next_step="give the folder that holds sys and proc"
+        )
     return _Recorder(tree, into, on_folder).run()
 
 
@@ -111,7 +122,11 @@ class _Recorder:
 
     def _folders_with_cpus(self) -> list[str]:
         """Name the PMU folders that tell which CPUs are of which kind (cpu_core, cpu_atom)."""
-        return [f"sys/devices/{name}" for name in self._tree.names("sys/devices") if self._tree.exists(f"sys/devices/{name}/cpus")]
+        return [
+            f"sys/devices/{name}"
+            for name in self._tree.names("sys/devices")
+            if self._tree.exists(f"sys/devices/{name}/cpus")
+        ]
 
     def _folder(self, path: str) -> None:
         """Copy one folder and all below it, once."""
@@ -155,7 +170,10 @@ class _Recorder:
             (self._into / real).mkdir(parents=True, exist_ok=True)
 
     def _link(self, path: str) -> None:
-        """Copy a link as the kernel made it: relative. Devices that a list names are copied too; of others the name is enough."""
+        """Copy a link as the kernel made it: relative. Devices that a list names are copied too.
+
+        Of others the name is enough.
+        """
         target = self._tree.real(path)
         at = self._into / path
         if target is None:
@@ -191,7 +209,8 @@ class _Recorder:
         except FileNotFoundError:
             return False
         except OSError as err:
-            # An attribute without a value right now (speed of a downed link): its reader takes it as absent, and so does the copy's.
+            # An attribute without a value right now (speed of a downed link): its reader takes it
+            # as absent, and so does the copy's.
             if err.errno not in (6, 19, 22, 95):
                 self._done.unreadable.append(f"{path}: {err.strerror}")
             return False
@@ -203,7 +222,10 @@ class _Recorder:
         return True
 
     def _nodes(self, folder: str) -> None:
-        """Name the character devices: an empty file each. A recorded tree's own empty files count as what they stand for."""
+        """Name the character devices: an empty file each.
+
+        A recorded tree's own empty files count as what they stand for.
+        """
         for name in self._names(folder):
             if _NOT_HARDWARE.fullmatch(name):
                 continue

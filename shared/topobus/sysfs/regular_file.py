@@ -1,7 +1,9 @@
-"""Opens and reads files that somebody else may have put there: regular ones alone, and no more of them than was asked for.
+"""Opens and reads files that somebody else may have put there: regular ones alone, and no more of
+them than was asked for.
 
-A FIFO would keep the reader for ever, a device may act when it is opened, and a sparse file of a few bytes on the disk has any size. Each is an OSError
-with the reason. All functions block. Source: open(2) O_NONBLOCK, inode(7).
+A FIFO would keep the reader for ever, a device may act when it is opened, and a sparse file of a
+few bytes on the disk has any size. Each is an OSError with the reason. All functions block.
+Source: open(2) O_NONBLOCK, inode(7).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _PART_BYTES = 64 * 1024
 
 
 def inside_root(root: Path, path: str) -> Path:
-    """Give the file of a path below a root with all links resolved as in a container of that root: absolute ones begin there, and ".." never leads out.
+    """Give the file of a path below a root with all links resolved as in a container of that root:
+    absolute ones begin there, and ".." never leads out.
 
     Errors: raises OSError ELOOP for too many links.
     """
@@ -51,9 +54,11 @@ def inside_root(root: Path, path: str) -> Path:
 def open_regular(path: str | os.PathLike[str]) -> int:
     """Open a regular file for reading; the descriptor is the caller's to close.
 
-    Errors: raises OSError: as open(2) does, IsADirectoryError, and EMEDIUMTYPE for what is no regular file: no file of the kernel's answers that.
+    Errors: raises OSError: as open(2) does, IsADirectoryError, and EMEDIUMTYPE for what is no
+    regular file: no file of the kernel's answers that.
     """
-    # Looked at before it is opened: a device may act on being opened. And after: another one may have taken its name.
+    # Looked at before it is opened: a device may act on being opened. And after:
+    # another one may have taken its name.
     _refuse_others(os.stat(path), path)  # noqa: PTH116 - asked for every file of a recorded tree
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -79,7 +84,8 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_all(descriptor: int, path: str | os.PathLike[str], limit: int) -> bytes:
-    """Read an open file to its end, which may come much later than its size says (the kernel's files have none).
+    """Read an open file to its end, which may come much later than its size says (the kernel's
+    files have none).
 
     Errors: raises OSError as read(2) does, and EFBIG beyond `limit` bytes.
     """
@@ -102,7 +108,9 @@ def _refuse_others(status: os.stat_result, path: str | os.PathLike[str]) -> None
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if kind != stat.S_IFREG:
-        raise OSError(errno.EMEDIUMTYPE, f"it is {_KINDS.get(kind, 'of an unknown kind')}, wanted a regular file", os.fspath(path))
+        raise OSError(
+            errno.EMEDIUMTYPE, f"it is {_KINDS.get(kind, 'of an unknown kind')}, wanted a regular file", os.fspath(path)
+        )
 
 
 def _too_large(path: str | os.PathLike[str], limit: int) -> OSError:

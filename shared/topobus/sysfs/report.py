@@ -1,7 +1,8 @@
 """Renders a machine in hwloc's terms: the output of `topobus machine --json`.
 
-Flows in: a Machine. Flows out: plain dicts and lists, sorted, equal for equal machines. Pure. Where firmware contradicts itself, a set that does not
-nest is widened to the smallest group of CPUs around it, as hwloc does when it draws such a machine.
+Flows in: a Machine. Flows out: plain dicts and lists, sorted, equal for equal machines. Pure. Where
+firmware contradicts itself, a set that does not nest is widened to the smallest group of CPUs
+around it, as hwloc does when it draws such a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["machine_report"]
 
-# hwloc builds without 32-bit PCI domains by default (its ABI holds 16 bits) and lists none of those functions.
+# hwloc builds without 32-bit PCI domains by default (its ABI holds 16 bits) and
+# lists none of those functions.
 _MAX_DOMAIN = 0xFFFF
 
 
@@ -27,11 +29,13 @@ def machine_report(
     kernel_names: Mapping[PciAddress, Sequence[str]] = MappingProxyType({}),
     models: Mapping[tuple[int, int], str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Describe a machine: NUMA nodes with CPUs and memory, packages, cores, processing units, level-3 caches, PCI functions, distances.
+    """Describe a machine: NUMA nodes with CPUs and memory, packages, cores, processing units,
+    level-3 caches, PCI functions, distances.
 
-    Shapes:  sets are text in the kernel's list form; `packages` and `l3` are sorted as text; `distances` is there only when the machine tells and has
-             two nodes or more; `pci` leaves bridges out; `near_cpus` holds for a root complex, not for one function; `kernel_names` (what is behind a function) and
-             `models` (by vendor and device) are shown of the functions that have them.
+    Shapes: sets are text in the kernel's list form; `packages` and `l3` are sorted as text;
+    `distances` is there only when the machine tells and has two nodes or more; `pci` leaves bridges
+    out; `near_cpus` holds for a root complex, not for one function; `kernel_names` (what is behind
+    a function) and `models` (by vendor and device) are shown of the functions that have them.
     """
     usable = machine.online_cpus
     view = _View(machine)
@@ -71,11 +75,17 @@ class _View:
         self._usable = machine.online_cpus
         self.present = CpuSet.of(cpu.id for cpu in machine.cpus)
         self._nest = Nest()
-        keys: tuple[Callable[[Cpu], int | None], ...] = (lambda cpu: cpu.socket, _die, lambda cpu: cpu.core, lambda cpu: cpu.l3)
+        keys: tuple[Callable[[Cpu], int | None], ...] = (
+            lambda cpu: cpu.socket,
+            _die,
+            lambda cpu: cpu.core,
+            lambda cpu: cpu.l3,
+        )
         for key in keys:
             for cpus in self._collect(key):
                 self._nest.add(cpus)
-        # Nodes with CPUs of their own come first: where two contradict each other, the other one gives way.
+        # Nodes with CPUs of their own come first: where two contradict each
+        # other, the other one gives way.
         self._local = [
             numa_node.near_cpus or numa_node.cpus
             for numa_node in sorted(machine.numa_nodes, key=lambda numa_node: (not numa_node.cpus, numa_node.id))
@@ -95,7 +105,10 @@ class _View:
         return [CpuSet.from_bits(bit) for bit in bits.values()]
 
     def groups(self, key: Callable[[Cpu], int | None]) -> list[str]:
-        """List groups by their usable CPUs; one without any stays (as empty text) when memory or a device is inside it."""
+        """List groups by their usable CPUs.
+
+        One without any stays (as empty text) when memory or a device is inside it.
+        """
         lines = [
             str(cpus & self._usable)
             for cpus in self._collect(key)
@@ -104,14 +117,19 @@ class _View:
         return sorted(lines)
 
     def widen(self, cpus: CpuSet) -> CpuSet:
-        """Give the set itself where it nests with the groups (it is one then), else the smallest group, or the machine, around it."""
+        """Give the set itself where it nests with the groups (it is one then), else the smallest
+        group, or the machine, around it.
+        """
         if not cpus or self._nest.add(cpus):
             return cpus
         return self._nest.around(cpus) or self.present
 
 
 def _pci_functions(
-    machine: Machine, view: _View, kernel_names: Mapping[PciAddress, Sequence[str]], models: Mapping[tuple[int, int], str]
+    machine: Machine,
+    view: _View,
+    kernel_names: Mapping[PciAddress, Sequence[str]],
+    models: Mapping[tuple[int, int], str],
 ) -> list[dict[str, Any]]:
     by_node = {numa_node.id: numa_node for numa_node in machine.numa_nodes}
     near: dict[tuple[int, int], CpuSet] = {}
@@ -127,7 +145,11 @@ def _pci_functions(
             "near_cpus": str(near.get(_root_bus(pci_device), pci_device.near_cpus)),
         }
         | ({"names": list(kernel_names[pci_device.address])} if pci_device.address in kernel_names else {})
-        | ({"model": models[pci_device.vendor, pci_device.device]} if (pci_device.vendor, pci_device.device) in models else {})
+        | (
+            {"model": models[pci_device.vendor, pci_device.device]}
+            if (pci_device.vendor, pci_device.device) in models
+            else {}
+        )
         for pci_device in machine.pci_devices
         if not pci_device.is_bridge and pci_device.address.domain <= _MAX_DOMAIN
     ]

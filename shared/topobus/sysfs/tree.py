@@ -1,6 +1,7 @@
 """A hardware tree: /sys, /proc and /dev under one root, real or recorded, read as text.
 
-No other module of Topobus opens a hardware path. Links are resolved inside the root, so a recorded tree never leads out to the real machine.
+No other module of Topobus opens a hardware path. Links are resolved inside the root, so a recorded
+tree never leads out to the real machine.
 """
 
 from __future__ import annotations
@@ -26,31 +27,40 @@ T = TypeVar("T")
 
 # Linux gives up after as many links (MAXSYMLINKS, include/linux/namei.h).
 _MAX_LINKS = 40
-# The most that is read of one file. An attribute of sysfs has 4 KiB, a list of CPUs a little more; /proc/cpuinfo has 10 MB with 8,192 CPUs.
+# The most that is read of one file. An attribute of sysfs has 4 KiB, a list of CPUs a little more;
+# /proc/cpuinfo has 10 MB with 8,192 CPUs.
 _LARGEST = {"sys": 1 << 20, "proc": 16 << 20, "dev": 1 << 20}
 _BLANK = " \t\r\n\x00"
 
 
 class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the hardware is read. Paths of `sys`, `proc` and `dev` are below `root` unless they are absolute."""
+    """Where the hardware is read.
+
+    Paths of `sys`, `proc` and `dev` are below `root` unless they are absolute.
+    """
 
     root: str = "/"
-    """The folder that holds `sys`, `proc` and `dev`; a recorded machine's folder, or / for this machine."""
+    """The folder that holds `sys`, `proc` and `dev`; a recorded machine's folder, or / for this
+    machine."""
     sys: str = "sys"
     proc: str = "proc"
     dev: str = "dev"
     runtime_dev: str = "/dev"
-    """Where the container runtime finds the device nodes: the host's own /dev, wherever this process sees that folder. A recorded machine whose
-    nodes lie in a folder of its own (`machines build --device-nodes`) names that one, so that containers start on a machine without the hardware."""
+    """Where the container runtime finds the device nodes: the host's own /dev, wherever this
+    process sees that folder. A recorded machine whose nodes lie in a folder of its own (`machines
+    build --device-nodes`) names that one, so that containers start on a machine without the
+    hardware."""
     library_path: str = ""
     """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
     driver_files: DriverFilesSettings = DriverFilesSettings()
     """The user-space files of a driver that containers need of the host; class gpu alone reads it."""
     rescan_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: what can change is read in milliseconds; see `full_rescan_s` of discovery."""
+    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: what can change
+    is read in milliseconds; see `full_rescan_s` of discovery."""
     honours_cpuset: bool = True
-    """Whether CPUs and memory outside this process's own cpuset are left out of the machine. True: what we may not use must not be handed out.
-    Set it to false where discovery runs in a container whose cpuset says nothing about the node (kubelet's static CPU manager shrinks it)."""
+    """Whether CPUs and memory outside this process's own cpuset are left out of the machine. True:
+    what we may not use must not be handed out. Set it to false where discovery runs in a container
+    whose cpuset says nothing about the node (kubelet's static CPU manager shrinks it)."""
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -65,28 +75,39 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 class Tree:
     """Reads below a root. Paths are relative: `sys/devices/system/node/online`.
 
-    Errors: what is absent is None or empty; what exists and cannot be read raises HardwareError with the path.
+    Errors: what is absent is None or empty; what exists and cannot be read
+    raises HardwareError with the path.
     """
 
     def __init__(self, settings: HardwareSettings | None = None, *, is_revisited: bool = False) -> None:
-        """Make a tree; `is_revisited`: the same files will be asked for again and again, so answers are kept as long as they hold."""
+        """Make a tree; `is_revisited`: the same files will be asked for again and again, so answers
+        are kept as long as they hold.
+        """
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
         self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
-        # Text, for a path is resolved step by step and a Path object for each step costs more than the system call.
+        # Text, for a path is resolved step by step and a Path object for each step
+        # costs more than the system call.
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._is_live = self._tops["sys"] == Path("/sys")
-        # Links of the kernel's own files are relative and lead nowhere else, so the kernel may follow them itself. Those of a device folder may not.
-        # The usual places are taken for the kernel's where the system cannot say: its files' times mean nothing, and an answer kept by them would never end.
-        self._kernels = {top: top != "dev" and (folder == f"/{top}" or is_kernels(folder)) for top, folder in self._top_texts.items()}
+        # Links of the kernel's own files are relative and lead nowhere else, so the kernel may
+        # follow them itself. Those of a device folder may not. The usual places are taken for
+        # the kernel's where the system cannot say: its files' times mean nothing, and an
+        # answer kept by them would never end.
+        self._kernels = {
+            top: top != "dev" and (folder == f"/{top}" or is_kernels(folder)) for top, folder in self._top_texts.items()
+        }
         self._folders: dict[str, list[str]] | None = None
         self._answers = StampedAnswers() if is_revisited else None
         self._open_files = OpenFiles() if is_revisited else None
         self._listed: dict[str, tuple[Sequence[str], tuple[str, ...]]] = {}
-        """Names as the system listed them last, and in order: to order them costs ten times what it costs to list them."""
+        """Names as the system listed them last, and in order: to order them costs ten times what it
+        costs to list them."""
 
     def for_scan(self) -> Tree:
-        """Give a tree for one look at many files: it resolves each folder's links once, so it must not be kept (folders come and go)."""
+        """Give a tree for one look at many files: it resolves each folder's links once, so it must
+        not be kept (folders come and go).
+        """
         tree = Tree(self.settings)
         tree._folders = {}
         tree._answers, tree._open_files, tree._listed = self._answers, self._open_files, self._listed
@@ -99,19 +120,29 @@ class Tree:
 
     @property
     def is_recorded(self) -> bool:
-        """Say whether this is no kernel's tree, wherever it is mounted, but files that somebody wrote."""
+        """Say whether this is no kernel's tree, wherever it is mounted, but files that somebody
+        wrote.
+        """
         return not self._kernels["sys"]
 
     def path(self, path: str) -> Path:
-        """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
+        """Give the file's real path, every link resolved inside the tree (a missing tail stays as
+        it is).
+        """
         return Path(self._real_path(self._resolve(self._split(path))))
 
     def read(self, path: str) -> str | None:
-        """Read a text file, stripped; None when it is absent (or a read says ENODEV: the device went away meanwhile)."""
+        """Read a text file, stripped.
+
+        None when it is absent (or a read says ENODEV: the device went away meanwhile).
+        """
         return self._ask("read", path, self._read)
 
     def read_bytes(self, path: str, limit: int = 4096) -> bytes | None:
-        """Read the beginning of a binary file (PCI configuration space); None when it is absent or unreadable for us."""
+        """Read the beginning of a binary file (PCI configuration space).
+
+        None when it is absent or unreadable for us.
+        """
         try:
             descriptor = open_regular(self.path(path))
             try:
@@ -122,7 +153,10 @@ class Tree:
             return None
 
     def read_mounted(self, path: str) -> str | None:
-        """Read a file by its absolute path in the tree, wherever it is mounted (a cgroup's); links stay inside the root. None when absent or unreadable."""
+        """Read a file by its absolute path in the tree, wherever it is mounted (a cgroup's).
+
+        Links stay inside the root. None when absent or unreadable.
+        """
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         try:
             if parts and parts[0] in self._tops:
@@ -132,14 +166,19 @@ class Tree:
             return None
 
     def read_int(self, path: str, base: int = 10) -> int | None:
-        """Read one integer; `base` 0 takes 0x too. None when absent, HardwareError when it is no number."""
+        """Read one integer; `base` 0 takes 0x too.
+
+        None when absent, HardwareError when it is no number.
+        """
         text = self.read(path)
         if text is None or not text:
             return None
         try:
             return int(text, base)
         except ValueError as err:
-            raise HardwareError(f"{path} under {self.root}: got {text[:60]!r}, wanted a number", path=path, raw=text[:200]) from err
+            raise HardwareError(
+                f"{path} under {self.root}: got {text[:60]!r}, wanted a number", path=path, raw=text[:200]
+            ) from err
 
     def names(self, path: str) -> tuple[str, ...]:
         """List a folder's names in natural order; empty when absent."""
@@ -155,24 +194,32 @@ class Tree:
         return os.path.islink(f"{self._text(folder)}/{name}")  # noqa: PTH114 - asked for many files at each look
 
     def link_name(self, path: str) -> str:
-        """Give the last part of what a link leads to; empty when there is no such link (the target itself may be missing in a recording)."""
+        """Give the last part of what a link leads to.
+
+        Empty when there is no such link (the target itself may be missing in a recording).
+        """
         return self._ask("link", path, self._link, of_folder=True) or ""
 
     def identity(self, path: str) -> str:
         """Identify a folder, to detect that another one took its path; empty when there is none.
 
-        In a recorded tree it also changes with each file that comes, goes or is replaced in it; sysfs keeps no such time.
+        In a recorded tree it also changes with each file that comes, goes or is replaced
+        in it; sysfs keeps no such time.
         """
         return self._ask("identity", path, self._identify) or ""
 
     def real(self, path: str) -> str | None:
-        """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`); None when absent."""
+        """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`).
+
+        None when absent.
+        """
         return self._ask("real", path, self._real)
 
     def _ask(self, kind: str, path: str, ask: Callable[[str, str], T | None], *, of_folder: bool = False) -> T | None:
-        """Ask a question of a path, unless its last answer still holds; None is the answer for what is absent.
+        """Ask a question of a path, unless its last answer still holds.
 
-        `of_folder`: the answer is about the name in its folder (a link), not about what stands there.
+        None is the answer for what is absent. `of_folder`: the answer is about the name in its
+        folder (a link), not about what stands there.
         """
         answers = self._answers
         if answers is None:
@@ -203,7 +250,8 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as err:
-            # Linux answers ENODEV, ENXIO, EINVAL or EOPNOTSUPP for attributes that the device does not back (speed of a downed link, name of a port).
+            # Linux answers ENODEV, ENXIO, EINVAL or EOPNOTSUPP for attributes that the device does
+            # not back (speed of a downed link, name of a port).
             if err.errno in (6, 19, 22, 95):
                 return None
             raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
@@ -218,18 +266,26 @@ class Tree:
         is_kept = False
         try:
             data = read_all(descriptor, text, limit)
-            is_kept = self._open_files is not None and self._is_of_a_device(text) and self._open_files.keep(text, descriptor)
+            is_kept = (
+                self._open_files is not None and self._is_of_a_device(text) and self._open_files.keep(text, descriptor)
+            )
             return data
         finally:
             if not is_kept:
                 os.close(descriptor)
 
     def _is_of_a_device(self, text: str) -> bool:
-        """Say whether a file lies in a device's own folder of sysfs: no link after the one that names the device, so that its name always means this file."""
+        """Say whether a file lies in a device's own folder of sysfs: no link after the one that
+        names the device, so that its name always means this file.
+        """
         top = self._top_texts["sys"]
         if not self._kernels["sys"] or not text.startswith((f"{top}/devices/", f"{top}/bus/pci/devices/")):
             return False
-        inside = text.removeprefix(f"{top}/bus/pci/devices/") if text.startswith(f"{top}/bus/") else text.removeprefix(f"{top}/devices/")
+        inside = (
+            text.removeprefix(f"{top}/bus/pci/devices/")
+            if text.startswith(f"{top}/bus/")
+            else text.removeprefix(f"{top}/devices/")
+        )
         return os.path.realpath(text).endswith(f"/{inside}")
 
     def _list(self, text: str, path: str) -> tuple[str, ...] | None:
@@ -303,10 +359,13 @@ class Tree:
                 continue
             links += 1
             if links > _MAX_LINKS:
-                raise HardwareError(f"too many links at {'/'.join([*done, part])} under {self.root}", path="/".join([*done, part]))
+                raise HardwareError(
+                    f"too many links at {'/'.join([*done, part])} under {self.root}", path="/".join([*done, part])
+                )
             steps = [each_part for each_part in target.split("/") if each_part not in ("", ".")]
             if target.startswith("/"):
-                # An absolute link of a recorded tree means "from the recorded root"; of the live one it is what it says.
+                # An absolute link of a recorded tree means "from the recorded root"; of
+                # the live one it is what it says.
                 done = []
                 if not steps or steps[0] not in self._tops:
                     raise HardwareError(f"the link {here} leads out of the tree: {target}", path=here)

@@ -1,8 +1,13 @@
-"""Kernel events: a device or CPU was added, removed or changed. An event only triggers another read of the tree; its content is not used as state.
+"""Kernel events: a device or CPU was added, removed or changed.
 
-Flows in: a NETLINK_KOBJECT_UEVENT socket, for a kernel's own tree only, wherever it is mounted. It needs no right. A recorded machine sends none. In a network namespace other than
-the host's the kernel sends those of PCI functions, graphics and CPUs alike, and of network interfaces its own alone; in a user namespace of its own nothing. What is not sent, the regular polls detect.
-Source: netlink(7), lib/kobject_uevent.c of the Linux kernel (uevent_net_broadcast_untagged); tried on Linux 6.18 as another user in a new network namespace.
+An event only triggers another read of the tree; its content is not used as state.
+
+Flows in: a NETLINK_KOBJECT_UEVENT socket, for a kernel's own tree only, wherever it is mounted. It
+needs no right. A recorded machine sends none. In a network namespace other than the host's the
+kernel sends those of PCI functions, graphics and CPUs alike, and of network interfaces its own
+alone; in a user namespace of its own nothing. What is not sent, the regular polls detect.
+Source: netlink(7), lib/kobject_uevent.c of the Linux kernel (uevent_net_broadcast_untagged); tried
+on Linux 6.18 as another user in a new network namespace.
 """
 
 from __future__ import annotations
@@ -32,13 +37,18 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 class Uevent(Struct, frozen=True, kw_only=True):
-    """One event. `path` is the device's folder below sys (`/devices/pci0000:15/…`); `is_lost` stands for events that we missed."""
+    """One event.
+
+    `path` is the device's folder below sys (`/devices/pci0000:15/…`); `is_lost`
+    stands for events that we missed.
+    """
 
     action: str
     path: str = ""
     subsystem: str = ""
     wedged: str = ""
-    """What a graphics driver that gave its device up asks for: `rebind,bus-reset`, `unknown`; `none` when it helped itself. Empty: not about that."""
+    """What a graphics driver that gave its device up asks for: `rebind,bus-reset`, `unknown`;
+    `none` when it helped itself. Empty: not about that."""
     is_lost: bool = False
 
 
@@ -60,11 +70,16 @@ class UeventSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._channel.close()
 
     def pending(self) -> list[Uevent]:
-        """Take the events that arrived since the last call, without waiting. OSError when the socket breaks for good."""
+        """Take the events that arrived since the last call, without waiting.
+
+        OSError when the socket breaks for good.
+        """
         events: list[Uevent] = []
         while True:
             try:
@@ -96,7 +111,8 @@ class UeventSource:
 def open_uevents(tree: Tree) -> UeventSource | UeventsUnavailable:
     """Open the kernel's uevent socket.
 
-    Shapes: result — a source to be closed by the caller; UeventsUnavailable with the reason for a recorded tree, or where the kernel gives no such socket.
+    Shapes: result — a source to be closed by the caller; UeventsUnavailable with the reason for a
+    recorded tree, or where the kernel gives no such socket.
     Errors: raises nothing. Source: netlink(7), NETLINK_KOBJECT_UEVENT.
     """
     if tree.is_recorded:
@@ -116,7 +132,8 @@ def open_uevents(tree: Tree) -> UeventSource | UeventsUnavailable:
 
 
 def parse_uevent(data: bytes) -> Uevent | None:
-    r"""Read one message of the kernel's: `ACTION@PATH`, then `KEY=value` fields, each ended by a NUL. None for anything else.
+    r"""Read one message of the kernel's: `ACTION@PATH`, then `KEY=value` fields, each ended by a
+    NUL. None for anything else.
 
     >>> parse_uevent(b"remove@/devices/pci0000:15/0000:15:01.0\0ACTION=remove\0SUBSYSTEM=pci\0").subsystem
     'pci'

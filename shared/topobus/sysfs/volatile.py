@@ -1,8 +1,10 @@
-"""Reads the parts of a machine that can change while its kernel runs, to decide cheaply whether the full read (`read_machine`) is needed.
+"""Reads the parts of a machine that can change while its kernel runs, to decide cheaply whether the
+full read (`read_machine`) is needed.
 
-Flows in: a tree. Flows out: one value, equal to the one before as long as nothing changed. It includes what the kernel changes by itself or on
-request: CPUs online, memory, huge pages, the cpuset of this process, PCI functions with their drivers and lanes. It excludes the structure of a CPU
-or card (caches, cores, ids), which comes and goes with the CPU or the card.
+Flows in: a tree. Flows out: one value, equal to the one before as long as nothing changed. It
+includes what the kernel changes by itself or on request: CPUs online, memory, huge pages, the
+cpuset of this process, PCI functions with their drivers and lanes. It excludes the structure of a
+CPU or card (caches, cores, ids), which comes and goes with the CPU or the card.
 Cost: some 200 files for 224 CPUs and 56 functions, where the full read takes 5,000.
 """
 
@@ -34,7 +36,8 @@ class VolatileFacts(Struct, frozen=True, kw_only=True):
     """For each node (or the machine, without NUMA) its CPUs, memory and huge pages."""
     limits: Limits
     functions: tuple[tuple[str, ...], ...]
-    """For each PCI function its address, which folder it is, its driver, its lanes now and its NUMA node."""
+    """For each PCI function its address, which folder it is, its driver, its lanes now and its NUMA
+    node."""
 
 
 def read_volatile(tree: Tree) -> VolatileFacts:
@@ -96,7 +99,8 @@ def _read_pages(tree: Tree, folder: str) -> tuple[str, ...]:
 
 def _read_function(tree: Tree, name: str) -> tuple[str, ...]:
     folder = f"{PCI_FOLDER}/{name}"
-    # A card that was taken away and put back between two looks has a folder that is another one, though it has the same name.
+    # A card that was taken away and put back between two looks has a folder that is another
+    # one, though it has the same name.
     return (
         name,
         tree.identity(folder),
@@ -107,7 +111,10 @@ def _read_function(tree: Tree, name: str) -> tuple[str, ...]:
 
 
 def _read_width(tree: Tree, folder: str) -> str:
-    """Read a function's lanes; one that cannot be read is told in its place, for the others are read all the same."""
+    """Read a function's lanes.
+
+    One that cannot be read is told in its place, for the others are read all the same.
+    """
     try:
         return tree.read(f"{folder}/current_link_width") or ""
     except HardwareError as err:

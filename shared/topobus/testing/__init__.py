@@ -2,5 +2,6 @@
 
 import os
 
-# The kubelet simulator's peers come and go; gRPC's C core would write a line for each. It reads this once, when it is loaded.
+# The kubelet simulator's peers come and go; gRPC's C core would write a line for each. It
+# reads this once, when it is loaded.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,9 +1,11 @@
-"""Clocks for tests: a clock that a test moves by hand, and an event loop whose time jumps to the next timer when no other event is pending.
+"""Clocks for tests: a clock that a test moves by hand, and an event loop whose time jumps to the
+next timer when no other event is pending.
 
-`ManualClock` is for a part that takes a clock as argument. `VirtualTimeLoop` is for whole services on a bus in memory: their waits take no real time
-and end in the order and at the times of the code, also on a busy machine. It follows trio's `MockClock(autojump_threshold=0)`. The library `looptime`
-does the same for any loop but also jumps while a socket's answer is under way, so that a time-out may fire before an answer that takes a millisecond;
-here that is an error.
+`ManualClock` is for a part that takes a clock as argument. `VirtualTimeLoop` is for whole services
+on a bus in memory: their waits take no real time and end in the order and at the times of the code,
+also on a busy machine. It follows trio's `MockClock(autojump_threshold=0)`. The library `looptime`
+does the same for any loop but also jumps while a socket's answer is under way, so that a time-out
+may fire before an answer that takes a millisecond; here that is an error.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from typing import Any
 
 __all__ = ["LoopClock", "ManualClock", "Standstill", "VirtualTimeLoop"]
 
-# Real seconds that a loop with nothing to do waits for its threads: a test that is wrong fails then and says why, long before pytest-timeout's 120 s.
+# Real seconds that a loop with nothing to do waits for its threads: a test that is wrong fails then
+# and says why, long before pytest-timeout's 120 s.
 _PATIENCE_S = 30.0
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ManualClock:
-    """A `topobus.process.clock.Clock` under the test's hand: it stands still until `advance`, and so do those who sleep on it.
+    """A `topobus.process.clock.Clock` under the test's hand: it stands still until `advance`, and
+    so do those who sleep on it.
 
     >>> clock = ManualClock()
     >>> clock.advance(1.5)
@@ -51,7 +55,10 @@ class ManualClock:
         return self._elapsed_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and wake in order whoever waits for a moment until then; they run when the test awaits next."""
+        """Let time pass, and wake in order whoever waits for a moment until then.
+
+        They run when the test awaits next.
+        """
         if seconds < 0:
             raise ValueError(f"time does not go back: got {seconds} s")
         until_s = self._elapsed_s + seconds
@@ -72,7 +79,9 @@ class ManualClock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Give a block that ends with TimeoutError when the test has let so many seconds pass inside it."""
+        """Give a block that ends with TimeoutError when the test has let so many seconds pass
+        inside it.
+        """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as limit:
             if seconds is None:
@@ -82,7 +91,9 @@ class ManualClock:
                 yield limit
 
     async def asleep(self, seconds: float) -> None:
-        """Return when somebody waits on this clock who asked for exactly so many seconds: from then on the test's next `advance` reaches them."""
+        """Return when somebody waits on this clock who asked for exactly so many seconds: from then
+        on the test's next `advance` reaches them.
+        """
         if seconds in self._lengths.values():
             return
         expected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,7 +102,9 @@ class ManualClock:
 
     @asynccontextmanager
     async def ticking(self, seconds: float) -> AsyncIterator[None]:
-        """Let time pass in steps of so many seconds inside the block, each as soon as somebody waits who asked for exactly that: no step while they all work."""
+        """Let time pass in steps of so many seconds inside the block, each as soon as somebody
+        waits who asked for exactly that: no step while they all work.
+        """
 
         async def tick() -> None:
             while True:
@@ -130,15 +143,20 @@ class ManualClock:
 
 
 class Standstill(RuntimeError):
-    """Raised out of the event loop when virtual time cannot pass: a socket is open, or nothing can happen any more."""
+    """Raised out of the event loop when virtual time cannot pass: a socket is open, or nothing can
+    happen any more.
+    """
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still while anything runs, and jumps to the next timer when nothing can run before it.
+    """An event loop whose time stands still while anything runs, and jumps to the next timer when
+    nothing can run before it.
 
-    Errors: raises Standstill out of `run_until_complete` when it would have to wait and a file descriptor other than its own is registered (a socket, a pipe: what comes
-    over it takes real time), and when no timer is left and no thread wakes it: a deadlock.
-    A call in `asyncio.to_thread` holds the time until it is over or given up. A thread of another kind does not: the time may jump before it wakes the loop.
+    Errors: raises Standstill out of `run_until_complete` when it would have to wait and a file
+    descriptor other than its own is registered (a socket, a pipe: what comes over it takes real
+    time), and when no timer is left and no thread wakes it: a deadlock. A call in
+    `asyncio.to_thread` holds the time until it is over or given up. A thread of another kind does
+    not: the time may jump before it wakes the loop.
 
     >>> loop = VirtualTimeLoop()
     >>> loop.run_until_complete(asyncio.sleep(3600))
@@ -152,7 +170,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._in_threads: set[asyncio.Future[Any]] = set()
         self._jumps = _JumpingSelector(self)
         super().__init__(self._jumps)
-        # asyncio runs timers that are due before `time() + _clock_resolution`; its 1e-9 is lost in a float's rounding after half a year, and then a timer is never due.
+        # asyncio runs timers that are due before `time() + _clock_resolution`; its 1e-9 is lost in
+        # a float's rounding after half a year, and then a timer is never due.
         self._clock_resolution = 1e-6
         # The pipe by which other threads wake the loop, made by the line above.
         self._jumps.own = frozenset(key.fd for key in self._jumps.get_map().values())
@@ -162,7 +181,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass although something holds it: a test of a call that hangs in a thread lets its time-out come."""
+        """Let time pass although something holds it: a test of a call that hangs in a thread lets
+        its time-out come.
+        """
         if seconds < 0:
             raise ValueError(f"time does not go back: got {seconds} s")
         self._now_s += seconds
@@ -173,7 +194,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return bool(self._in_threads)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Run a call in a thread; virtual time stands still until it is over, or nobody waits for it any more."""
+        """Run a call in a thread.
+
+        Virtual time stands still until it is over, or nobody waits for it any more.
+        """
         call: asyncio.Future[Any] = super().run_in_executor(executor, func, *args)
         self._in_threads.add(call)
         call.add_done_callback(self._in_threads.discard)
@@ -194,13 +218,16 @@ class _JumpingSelector(selectors.DefaultSelector):
             return ready
         if strangers := sorted(self._strangers()):
             raise Standstill(
-                f"virtual time cannot pass while these file descriptors are watched, for what they bring takes real time: {strangers}"
+                "virtual time cannot pass while these file descriptors are watched, for what they bring "
+                f"takes real time: {strangers}"
             )
         if timeout is None or self._loop.is_held:
             ready = super().select(_PATIENCE_S)
             if not ready:
                 raise Standstill(
-                    "a call in a thread does not end" if self._loop.is_held else "every task waits, and no timer is left to end that"
+                    "a call in a thread does not end"
+                    if self._loop.is_held
+                    else "every task waits, and no timer is left to end that"
                 )
             return ready
         self._loop.advance(timeout)
@@ -211,9 +238,11 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class LoopClock:
-    """A `Clock` that follows one event loop, for records with exact stamps and for code that reads the time in a thread.
+    """A `Clock` that follows one event loop, for records with exact stamps and for code that reads
+    the time in a thread.
 
-    `now` begins at a fixed moment and moves with the loop, so that a stamp in a message is the same in every run.
+    `now` begins at a fixed moment and moves with the loop, so that a stamp in a
+    message is the same in every run.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, start: datetime = _START) -> None:

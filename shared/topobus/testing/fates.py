@@ -1,7 +1,9 @@
-"""Injects faults into the operations of a bus: unconfirmed writes, lost connections, delays, and the death of the process.
+"""Injects faults into the operations of a bus: unconfirmed writes, lost connections, delays, and
+the death of the process.
 
-Flows in: a function that chooses the fault of each operation by its number, its name and its parts; the same choice gives the same run. Flows out: a
-bus of the type that a service takes, which passes all other operations to the bus below. The bus below may be on a real connection or in memory.
+Flows in: a function that chooses the fault of each operation by its number, its name and its parts;
+the same choice gives the same run. Flows out: a bus of the type that a service takes, which passes
+all other operations to the bus below. The bus below may be on a real connection or in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +19,20 @@ from topobus.bus.failures import ConnectionLost
 from topobus.formats.messages.nouns import Ask, Event, State
 from topobus.values.errors import PeerUnavailable
 
-__all__ = ["READS", "WRITES", "Delayed", "Died", "Dies", "Fate", "FatedBus", "Fates", "Interrupted", "Refused", "Step", "Unconfirmed"]
+__all__ = [
+    "READS",
+    "WRITES",
+    "Delayed",
+    "Died",
+    "Dies",
+    "Fate",
+    "FatedBus",
+    "Fates",
+    "Interrupted",
+    "Refused",
+    "Step",
+    "Unconfirmed",
+]
 
 READS = frozenset({"get", "history", "last", "list"})
 WRITES = frozenset({"put", "compare_and_set", "delete", "compare_and_delete", "publish", "ask"})
@@ -53,14 +68,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Dies:
-    """The process dies: before the operation is sent, or after it has happened and before anybody knows."""
+    """The process dies: before the operation is sent, or after it has happened and before anybody
+    knows.
+    """
 
     is_done: bool
 
 
 @dataclass(frozen=True)
 class Unconfirmed:
-    """Nobody learns whether it happened: a write is ambiguous, an ask or a read is lost with its connection."""
+    """Nobody learns whether it happened: a write is ambiguous, an ask or a read is lost with its
+    connection.
+    """
 
     is_done: bool
 
@@ -102,9 +121,10 @@ class Fates:
     ) -> None:
         """Choose by a function or by number.
 
-        Shapes: counted — the operations that have a fate; the others are done as ever, while the process lives. spared — values and requests that have none
-        either, such as those of a dry run. hangs — one that died stands still for ever at its step, and is cancelled from outside; otherwise Died is raised
-        in it.
+        Shapes: counted — the operations that have a fate; the others are done as ever, while the
+        process lives. spared — values and requests that have none either, such as those of a dry
+        run. hangs — one that died stands still for ever at its step, and is cancelled from outside;
+        otherwise Died is raised in it.
         """
         self._choose = choose.get if isinstance(choose, Mapping) else None
         self._decide = None if isinstance(choose, Mapping) else choose
@@ -115,9 +135,12 @@ class Fates:
         """All operations that were counted, in order."""
         self.died = asyncio.Event()
         self.is_dying = False
-        """The step at which the process dies has begun: it dies there whatever others see of that step first."""
+        """The step at which the process dies has begun: it dies there whatever others see of that
+        step first."""
 
-    async def apply(self, operation: str, noun: str, parts: Mapping[str, str], value: Any, act: Callable[[], Awaitable[T]]) -> T:
+    async def apply(
+        self, operation: str, noun: str, parts: Mapping[str, str], value: Any, act: Callable[[], Awaitable[T]]
+    ) -> T:
         """Do one operation, as its fate lets it be."""
         if self.died.is_set():
             await self._die()
@@ -125,7 +148,13 @@ class Fates:
             return await act()
         step = Step(number=len(self.steps) + 1, operation=operation, noun=noun, parts=parts, value=value)
         self.steps.append(step)
-        fate = self._decide(step) if self._decide is not None else self._choose(step.number) if self._choose is not None else None
+        fate = (
+            self._decide(step)
+            if self._decide is not None
+            else self._choose(step.number)
+            if self._choose is not None
+            else None
+        )
         match fate:
             case Refused(why=why):
                 raise PeerUnavailable(f"{step}: {why}")
@@ -186,10 +215,16 @@ class FatedBus(Bus):
         """Write a key."""
         return await self.fates.apply("put", state.name, parts, value, lambda: self._below.put(state, value, **parts))
 
-    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, **parts: str) -> Written | Conflict:
+    async def compare_and_set(
+        self, state: State[M], value: M, expected_revision: int, **parts: str
+    ) -> Written | Conflict:
         """Write a key that is still at the revision."""
         return await self.fates.apply(
-            "compare_and_set", state.name, parts, value, lambda: self._below.compare_and_set(state, value, expected_revision, **parts)
+            "compare_and_set",
+            state.name,
+            parts,
+            value,
+            lambda: self._below.compare_and_set(state, value, expected_revision, **parts),
         )
 
     async def delete(self, state: State[Any], **parts: str) -> None:
@@ -199,12 +234,20 @@ class FatedBus(Bus):
     async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
         """Delete a key that is still at the revision."""
         return await self.fates.apply(
-            "compare_and_delete", state.name, parts, None, lambda: self._below.compare_and_delete(state, expected_revision, **parts)
+            "compare_and_delete",
+            state.name,
+            parts,
+            None,
+            lambda: self._below.compare_and_delete(state, expected_revision, **parts),
         )
 
-    async def list(self, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None, **parts: str) -> tuple[Entry[M], ...]:
+    async def list(
+        self, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None, **parts: str
+    ) -> tuple[Entry[M], ...]:
         """Read all entries that match."""
-        return await self.fates.apply("list", state.name, parts, None, lambda: self._below.list(state, on_rejected=on_rejected, **parts))
+        return await self.fates.apply(
+            "list", state.name, parts, None, lambda: self._below.list(state, on_rejected=on_rejected, **parts)
+        )
 
     async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
         """Read the kept values of one key."""
@@ -220,8 +263,12 @@ class FatedBus(Bus):
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
         """Read the newest events."""
-        return await self.fates.apply("last", event.name, parts, None, lambda: self._below.last(event, limit=limit, **parts))
+        return await self.fates.apply(
+            "last", event.name, parts, None, lambda: self._below.last(event, limit=limit, **parts)
+        )
 
     async def ask(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, **parts: str) -> R:
         """Ask a peer."""
-        return await self.fates.apply("ask", ask.name, parts, request, lambda: self._below.ask(ask, request, timeout_s=timeout_s, **parts))
+        return await self.fates.apply(
+            "ask", ask.name, parts, request, lambda: self._below.ask(ask, request, timeout_s=timeout_s, **parts)
+        )

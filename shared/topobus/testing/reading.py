@@ -1,4 +1,6 @@
-"""Reads an endless generator in the background and waits for items: tests wait on watches and feeds with it instead of sleeping."""
+"""Reads an endless generator in the background and waits for items: tests wait on watches and feeds
+with it instead of sleeping.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ T = TypeVar("T")
 class Reader(Generic[T]):
     """Collects items while the `async with` block runs.
 
-    Use as `async with Reader(bus.watch(MACHINE)) as reader: await reader.until(lambda items: len(items) == 3)`.
+    Use as `async with Reader(bus.watch(MACHINE)) as reader: await
+    reader.until(lambda items: len(items) == 3)`.
     """
 
     def __init__(self, source: AsyncGenerator[T, None]) -> None:
@@ -25,7 +28,10 @@ class Reader(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def until(self, is_enough: Callable[[list[T]], bool], *, timeout_s: float = 60.0) -> list[T]:
-        """Wait until the items satisfy the test; gives them. Fails with what came when time is up or the source ended."""
+        """Wait until the items satisfy the test; gives them.
+
+        Fails with what came when time is up or the source ended.
+        """
         if self._task is None:
             raise RuntimeError("use the reader as a context manager")
         try:
@@ -36,7 +42,9 @@ class Reader(Generic[T]):
                         raise AssertionError(f"the source ended after {self.items}")
                     await self._arrived.wait()
         except TimeoutError:
-            raise AssertionError(f"not enough within {timeout_s:g} s; {len(self.items)} came: {self.items[-20:]}") from None
+            raise AssertionError(
+                f"not enough within {timeout_s:g} s; {len(self.items)} came: {self.items[-20:]}"
+            ) from None
         return self.items
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,9 @@
-"""CPUs offered by number instead of by name: one device for each NUMA node, socket, cache or machine, of which claims have shares.
+"""CPUs offered by number instead of by name: one device for each NUMA node, socket, cache or
+machine, of which claims have shares.
 
-Flows in: devices. Flows out: what is a group, and how many of its CPUs may be given. Which CPUs a claim has of a group is decided when it is prepared, by who
-writes the ledger; the names of a group's CPUs are in its `near_cpus`.
+Flows in: devices. Flows out: what is a group, and how many of its CPUs may be given. Which CPUs a
+claim has of a group is decided when it is prepared, by who writes the ledger; the names of a
+group's CPUs are in its `near_cpus`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def cpus_of(device: Device) -> CpuSet:
 
 
 def cut_group(device: Device, owned: CpuSet | None) -> Device | None:
-    """Offer no more CPUs of a group than may be given; None when there are none. What is no group stays as it is.
+    """Offer no more CPUs of a group than may be given; None when there are none.
+
+    What is no group stays as it is.
 
     Shapes: owned — CPUs that claims may have; None: all.
     """

@@ -1,6 +1,8 @@
-"""Devices and inventories: what a device service offers, in the words that alignment, DRA and people share.
+"""Devices and inventories: what a device service offers, in the words that alignment, DRA and
+people share.
 
-A device's name is stable over reboots (it comes from where or what the device is, never from the order of discovery).
+A device's name is stable over reboots (it comes from where or what the device is,
+never from the order of discovery).
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from topobus.values.maintenance import DeviceVerb, Maintenance
 from topobus.values.names import Generation
 from topobus.values.pci import PciAddress
 
-__all__ = ["AttributeValue", "Device", "DeviceRole", "Inventory", "KeptFunction", "Link", "LinkClass", "class_of_driver", "driver_name"]
+__all__ = [
+    "AttributeValue",
+    "Device",
+    "DeviceRole",
+    "Inventory",
+    "KeptFunction",
+    "Link",
+    "LinkClass",
+    "class_of_driver",
+    "driver_name",
+]
 
 _DRIVER_DOMAIN = ".topobus.dev"
 
@@ -26,7 +38,10 @@ AttributeValue = bool | int | str
 
 
 class LinkClass(StrEnum):
-    """How two devices reach each other, widest first; the order of the members is the order of preference."""
+    """How two devices reach each other, widest first.
+
+    The order of the members is the order of preference.
+    """
 
     FABRIC = "fabric"
     """NVLink, XGMI or the like."""
@@ -46,7 +61,8 @@ class DeviceRole(StrEnum):
     COMPUTE = "compute"
     """What its class is for, by a container: computing, a network, a function of an FPGA."""
     PASSTHROUGH = "passthrough"
-    """A passthrough driver (vfio-pci) holds it, for a virtual machine or a program that drives it itself."""
+    """A passthrough driver (vfio-pci) holds it, for a virtual machine or a program that drives it
+    itself."""
     PARTITION_PARENT = "partition-parent"
     """It is cut into parts, which are offered instead: MIG, CPX, virtual functions."""
     MANAGEMENT = "management"
@@ -60,14 +76,16 @@ class Link(Struct, frozen=True, kw_only=True):
     kind: LinkClass = LinkClass.FABRIC
     bandwidth_gbps: float = 0.0
     count: int = 0
-    """How many links are bonded, each with its part of the bandwidth (NVLink); 0: the driver does not tell."""
+    """How many links are bonded, each with its part of the bandwidth (NVLink); 0: the driver does
+    not tell."""
 
 
 class Device(Struct, frozen=True, kw_only=True):
     """One allocatable device.
 
-    `numa_nodes` is None when the machine does not tell (the kernel's -1): no opinion, never node 0. `attributes` are what DRA selectors see in the
-    driver's domain; the standard ones (`resource.kubernetes.io/pcieRoot`, `pciBusID`, `numaNode`) are derived from the fields here.
+    `numa_nodes` is None when the machine does not tell (the kernel's -1): no opinion, never node 0.
+    `attributes` are what DRA selectors see in the driver's domain; the standard ones
+    (`resource.kubernetes.io/pcieRoot`, `pciBusID`, `numaNode`) are derived from the fields here.
     """
 
     name: str
@@ -81,7 +99,8 @@ class Device(Struct, frozen=True, kw_only=True):
     pci: PciAddress | None = None
     pcie_root: str = ""
     pcie_roots: tuple[str, ...] = ()
-    """Of what is no PCIe function itself, such as a CPU: the roots near it, sorted. One constraint on `pcieRoot` then ties it to devices under any of them."""
+    """Of what is no PCIe function itself, such as a CPU: the roots near it, sorted. One constraint
+    on `pcieRoot` then ties it to devices under any of them."""
     pcie_path: tuple[PciAddress, ...] = ()
     """Bridges from the root complex down to the device."""
     pcie_switch: PciAddress | None = None
@@ -98,20 +117,25 @@ class Device(Struct, frozen=True, kw_only=True):
     capacity: dict[str, int] = {}
     """Amounts in base units (bytes, count)."""
     allows_multiple: bool = False
-    """Several claims may hold it at once, each a share of its capacity. Kubelet's device plugins know no shares: there it is offered by replicas (`sharing`), or not at all."""
+    """Several claims may hold it at once, each a share of its capacity. Kubelet's device plugins
+    know no shares: there it is offered by replicas (`sharing`), or not at all."""
     sharing: DeviceSharing | None = None
     """The operator has it shared so; None: it is given whole, or shared as its driver says."""
     capacity_policies: dict[str, CapacityPolicy] = {}
     """By capacity: which amounts a claim may have. Only of a device that several may hold."""
     consumes: tuple[CounterUse, ...] = ()
-    """What it takes from the counter sets of its inventory while it is held: it and another that takes too much of the same are never held at once."""
+    """What it takes from the counter sets of its inventory while it is held: it and another that
+    takes too much of the same are never held at once."""
     partition_of: str = ""
-    """Name of the device that it is cut out of: the two are never held at once. Without `consumes` any number of its parts can be held together."""
+    """Name of the device that it is cut out of: the two are never held at once. Without `consumes`
+    any number of its parts can be held together."""
     near_cpus: CpuSet = CpuSet()
     role: DeviceRole = DeviceRole.COMPUTE
-    """What it is for. It is prepared as that alone: when the hardware is set up for something else meanwhile, a claim is refused."""
+    """What it is for. It is prepared as that alone: when the hardware is set up for something else
+    meanwhile, a claim is refused."""
     pool: str = ""
-    """The pool that its device service puts it into, by the operator's selectors; empty: the class's own resource offers it."""
+    """The pool that its device service puts it into, by the operator's selectors; empty: the
+    class's own resource offers it."""
     health: DeviceHealth = HEALTHY
     maintenance: Maintenance | None = None
     """The operator's word that nobody new gets it; None: there is none."""
@@ -154,7 +178,8 @@ class KeptFunction(Struct, frozen=True, kw_only=True):
 class Inventory(Struct, frozen=True, kw_only=True):
     """All devices of one class on one node, sick ones included, sorted by name.
 
-    A device that vanished stays listed as Unhealthy while it may be held (an allocated id must never leave kubelet's list).
+    A device that vanished stays listed as Unhealthy while it may be held (an allocated id
+    must never leave kubelet's list).
     """
 
     node: str
@@ -172,9 +197,11 @@ class Inventory(Struct, frozen=True, kw_only=True):
     kept: tuple[KeptFunction, ...] = ()
     """Functions that no device stands for, by address: what they are for instead."""
     resource: str = ""
-    """The resource name under which kubelet and pods know the class, when it is not ours: `nvidia.com/gpu` of somebody else's device plugin."""
+    """The resource name under which kubelet and pods know the class, when it is not ours:
+    `nvidia.com/gpu` of somebody else's device plugin."""
     reading_drivers: tuple[str, ...] = ()
-    """Those of `drivers` that can say of devices that preparing them changes nothing: `prepare` may be asked before the devices are anybody's (`is_ahead`)."""
+    """Those of `drivers` that can say of devices that preparing them changes nothing: `prepare` may
+    be asked before the devices are anybody's (`is_ahead`)."""
 
     def device(self, name: str) -> Device | None:
         """Find a device by name."""

@@ -1,6 +1,7 @@
 """How an operator has a device shared, and what one owner has of a shared device: values alone.
 
-Flows in: an operator's words, and what a claim or kubelet was given. What follows from them (replicas' ids, what is left) stands in `topobus.values.shares`.
+Flows in: an operator's words, and what a claim or kubelet was given. What follows from them
+(replicas' ids, what is left) stands in `topobus.values.shares`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many times kubelet is offered it; a claim's part is counted in the same shares."""
     policy: SharePolicy = SharePolicy.SPREAD
     refuses_many: bool = True
-    """A container that asks for more than one replica is refused: two shares of one GPU are not twice a GPU."""
+    """A container that asks for more than one replica is refused: two shares of one GPU are not
+    twice a GPU."""
     strategy: str = ""
-    """What its containers do with it where a claim says nothing else: `TimeSlicing`, `MPS`; empty: nothing is set."""
+    """What its containers do with it where a claim says nothing else: `TimeSlicing`, `MPS`; empty:
+    nothing is set."""
     time_slice: str = ""
     """With TimeSlicing: `Default`, `Short`, `Medium` or `Long`; empty: Default."""
 

@@ -1,7 +1,8 @@
 """Container edits: what a device adds to a container, in CDI's terms.
 
-One value serves three doors: the device plugin's Allocate answer, a CDI file, and an OCI spec. A cpuset has no form in any of them: the gateway gives it through the
-container runtime's plugin interface (NRI). Source: CDI spec 1.1.0, containerEdits.
+One value serves three doors: the device plugin's Allocate answer, a CDI file, and an OCI spec. A
+cpuset has no form in any of them: the gateway gives it through the container runtime's plugin
+interface (NRI). Source: CDI spec 1.1.0, containerEdits.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ __all__ = ["ContainerEdits", "Cpuset", "DeviceNode", "Hook", "IntelRdt", "Mount"
 
 
 class DeviceNode(Struct, frozen=True, kw_only=True):
-    """A device node to create in the container. `permissions` is a subset of `rwm`, or `none`: the node is there and may not be opened."""
+    """A device node to create in the container.
+
+    `permissions` is a subset of `rwm`, or `none`: the node is there and may not be opened.
+    """
 
     path: str
     host_path: str = ""
     permissions: str = "rw"
     kind: str = ""
-    """`b`, `c`, `u` or `p`; with `major` and `minor` the node need not exist on the host. Empty: as the host's node is."""
+    """`b`, `c`, `u` or `p`; with `major` and `minor` the node need not exist on the host. Empty: as
+    the host's node is."""
     major: int = 0
     minor: int = 0
     file_mode: int | None = None
@@ -44,7 +49,8 @@ class Hook(Struct, frozen=True, kw_only=True):
     """A program of the host that the runtime runs as root at one moment of a container's life."""
 
     name: str
-    """`prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart` or `poststop`, as in an OCI spec."""
+    """`prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart` or `poststop`,
+    as in an OCI spec."""
     path: str
     args: tuple[str, ...] = ()
     """The first is the program's name, as execve(2) has it."""
@@ -77,15 +83,21 @@ class Cpuset(Struct, frozen=True, kw_only=True):
     mems: NodeSet = NodeSet()
     """Empty: those of its parent."""
     with_shared: bool = False
-    """True: the container runs on the shared pool, too, whichever CPUs that are at the time; its memory comes from anywhere then."""
+    """True: the container runs on the shared pool, too, whichever CPUs that are at the time; its
+    memory comes from anywhere then."""
 
     def __or__(self, other: Cpuset) -> Cpuset:
         """Join what a container has of two devices."""
-        return Cpuset(cpus=self.cpus | other.cpus, mems=self.mems | other.mems, with_shared=self.with_shared or other.with_shared)
+        return Cpuset(
+            cpus=self.cpus | other.cpus, mems=self.mems | other.mems, with_shared=self.with_shared or other.with_shared
+        )
 
 
 class ContainerEdits(Struct, frozen=True, kw_only=True):
-    """Edits for one container. Environment keys must be unique per class: kubelet keeps the first of two and only logs it."""
+    """Edits for one container.
+
+    Environment keys must be unique per class: kubelet keeps the first of two and only logs it.
+    """
 
     env: dict[str, str] = {}
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -106,9 +118,12 @@ class ContainerEdits(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_runtime(self) -> bool:
-        """Say whether a container runtime has to be told by CDI: a device plugin's answer to kubelet has no words for some of it."""
+        """Say whether a container runtime has to be told by CDI: a device plugin's answer to
+        kubelet has no words for some of it.
+        """
         special_nodes = any(
-            node.kind or node.file_mode is not None or node.uid is not None or node.gid is not None for node in self.device_nodes
+            node.kind or node.file_mode is not None or node.uid is not None or node.gid is not None
+            for node in self.device_nodes
         )
         return bool(
             self.hooks

@@ -1,7 +1,7 @@
 """The few errors of Topobus: each names who must act.
 
-An answer that a caller expects is a value (see `outcome`), never one of these. Facts are attributes; the message says what,
-where, got, wanted.
+An answer that a caller expects is a value (see `outcome`), never one of these. Facts are
+attributes; the message says what, where, got, wanted.
 """
 
 __all__ = ["ConfigError", "ContractError", "HardwareError", "InvariantError", "PeerUnavailable", "TopobusError"]
@@ -31,15 +31,23 @@ class ConfigError(TopobusError):
 
 
 class ContractError(TopobusError):
-    """Raised for bytes that no contract accepts; the message is terminated, a sample kept, the event counted."""
+    """Raised for bytes that no contract accepts.
+
+    The message is terminated, a sample kept, the event counted.
+    """
 
 
 class HardwareError(TopobusError):
-    """Raised when the machine lies or vanishes: an unreadable or contradictory tree, a driver that fails."""
+    """Raised when the machine lies or vanishes: an unreadable or contradictory tree, a driver that
+    fails.
+    """
 
 
 class PeerUnavailable(TopobusError):
-    """Raised when a peer did not answer in time or is not there; the caller may try again after `retry_after_s`."""
+    """Raised when a peer did not answer in time or is not there.
+
+    The caller may try again after `retry_after_s`.
+    """
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0, next_step: str = "", **facts: object) -> None:
         super().__init__(message, next_step=next_step, **facts)

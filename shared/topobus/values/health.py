@@ -1,6 +1,7 @@
 """Device health as a value: what is wrong, how bad, since when, on what evidence, and what to do.
 
-Silence is not death: a device whose service stopped talking is Unknown; only evidence makes it Unhealthy.
+Silence is not death: a device whose service stopped talking is Unknown;
+only evidence makes it Unhealthy.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class RecoveryAction(StrEnum):
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """What a driver saw of one device in one dimension, at one look. No observation for a dimension means: nothing wrong there."""
+    """What a driver saw of one device in one dimension, at one look.
+
+    No observation for a dimension means: nothing wrong there.
+    """
 
     dimension: Dimension
     state: HealthState
@@ -77,11 +81,15 @@ class Condition(Struct, frozen=True, kw_only=True):
     relapses: int = 0
     """How often it got sick again while recovering; each one lengthens the next recovery."""
     until: str = ""
-    """RFC 3339, UTC: while it recovers, when it is given out again unless it gets sick before. Empty in all other states."""
+    """RFC 3339, UTC: while it recovers, when it is given out again unless it gets sick before.
+    Empty in all other states."""
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):
-    """A device's health rolled up: the worst condition decides; the conditions tell the rest. Healthy has no conditions."""
+    """A device's health rolled up: the worst condition decides; the conditions tell the rest.
+
+    Healthy has no conditions.
+    """
 
     state: HealthState = HealthState.HEALTHY
     since: str = ""

@@ -1,4 +1,5 @@
-"""A hint: NUMA nodes from which a resource could be served, and whether that is as narrow as the resource allows.
+"""A hint: NUMA nodes from which a resource could be served, and whether that is as narrow as the
+resource allows.
 
 Semantics are kubelet's (pkg/kubelet/cm/topologymanager): `nodes` None means "no NUMA opinion".
 """

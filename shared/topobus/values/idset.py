@@ -1,8 +1,10 @@
-"""Sets of small non-negative ids as immutable bitsets: `NodeSet` for NUMA nodes, `CpuSet` for logical CPUs.
+"""Sets of small non-negative ids as immutable bitsets: `NodeSet` for NUMA nodes, `CpuSet` for
+logical CPUs.
 
-Python integers are the bitset (sparse ids and ids above 63 are ordinary), and union, intersection and comparison cost a few machine words.
-Each kind has a highest id, that of Linux: a set comes from messages of others, and a few characters of text must not become a set that costs seconds.
-The text form is the kernel's list format (`0-3,8`), in messages too.
+Python integers are the bitset (sparse ids and ids above 63 are ordinary), and union, intersection
+and comparison cost a few machine words. Each kind has a highest id, that of Linux: a set comes from
+messages of others, and a few characters of text must not become a set that costs seconds. The text
+form is the kernel's list format (`0-3,8`), in messages too.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from typing import ClassVar, Self
 
 __all__ = ["CpuSet", "IdSet", "NodeSet", "ids_of_bits"]
 
-# arch/x86/Kconfig, NR_CPUS_RANGE_END with CPUMASK_OFFSTACK: no kernel is built for more. arm64 stops at 4096, ppc64 at 8192.
+# arch/x86/Kconfig, NR_CPUS_RANGE_END with CPUMASK_OFFSTACK: no kernel is built for more.
+# arm64 stops at 4096, ppc64 at 8192.
 _MAX_CPU_ID = 8191
-# include/linux/numa.h with NODES_SHIFT 10, the largest that any architecture offers: MAX_NUMNODES is 1024.
+# include/linux/numa.h with NODES_SHIFT 10, the largest that any
+# architecture offers: MAX_NUMNODES is 1024.
 _MAX_NODE_ID = 1023
-# Every second CPU of the largest machine takes 20 kB to write down; a text longer than this repeats itself.
+# Every second CPU of the largest machine takes 20 kB to write down; a text
+# longer than this repeats itself.
 _MAX_TEXT = 64 * 1024
-# Below this an integer's lowest bit is found and cleared in a few machine words; above, each such step would cost the length of the whole integer.
+# Below this an integer's lowest bit is found and cleared in a few machine words; above, each such
+# step would cost the length of the whole integer.
 _FEW_BITS = 512
 
 
@@ -81,7 +87,9 @@ class IdSet:
         (0, 8, 9)
         """
         if len(text) > _MAX_TEXT:
-            raise ValueError(f"not a list of ids: {text[:20]!r}… has {len(text)} characters, wanted at most {_MAX_TEXT}")
+            raise ValueError(
+                f"not a list of ids: {text[:20]!r}… has {len(text)} characters, wanted at most {_MAX_TEXT}"
+            )
         bits = 0
         for part in text.strip().split(","):
             span = part.strip()
@@ -94,7 +102,9 @@ class IdSet:
             if high < low:
                 raise ValueError(f"not a list of ids: {text.strip()!r} (part {span!r})")
             if high > cls.MAX_ID:
-                raise ValueError(f"not a list of ids: {text.strip()[:60]!r} (part {span[:20]!r}: wanted 0 to {cls.MAX_ID})")
+                raise ValueError(
+                    f"not a list of ids: {text.strip()[:60]!r} (part {span[:20]!r}: wanted 0 to {cls.MAX_ID})"
+                )
             bits |= ((1 << (high - low + 1)) - 1) << low
         return cls._wrap(bits)
 

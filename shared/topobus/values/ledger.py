@@ -1,6 +1,8 @@
-"""The ledger: who holds what on one node. Written by `topology` alone, by compare-and-set on the bucket's revision.
+"""The ledger: who holds what on one node.
 
-Here stand the values; the transitions (reserve, commit, adopt, release) stand beside them in `topobus.engine.ledger.transitions`.
+Written by `topology` alone, by compare-and-set on the bucket's revision. Here stand the values; the
+transitions (reserve, commit, adopt, release) stand beside them in
+`topobus.engine.ledger.transitions`.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: tuple[MemoryBlock, ...] = ()
     """Memory by NUMA node, where the node aligns memory."""
     shared: dict[str, tuple[str, ...]] = {}
-    """Those of `devices` that the owner has a share of, by class: others may hold a share of them, too; nobody the whole."""
+    """Those of `devices` that the owner has a share of, by class: others may hold a share of them,
+    too; nobody the whole."""
     shares: dict[str, dict[str, HeldShare]] = {}
-    """How much the owner has of those of `shared` whose amounts are known: class to device to what it has."""
+    """How much the owner has of those of `shared` whose amounts are known: class to device to what
+    it has."""
     groups: dict[str, CpuSet] = {}
     """Those of `cpus` that were chosen out of a group of CPUs, by the group's device name."""
 
@@ -64,10 +68,12 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     holdings: tuple[Holding, ...] = ()
     decision_id: str = ""
     is_prepared: bool = False
-    """True from the adoption of a claim until the gateway has undone it: containers may be using the devices, so only the gateway's word frees them."""
+    """True from the adoption of a claim until the gateway has undone it: containers may be using
+    the devices, so only the gateway's word frees them."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use it, sorted, where the owner does not say it: those of a claim, and the one of kubelet's Allocate, which names none; its PodResources does so
-    afterwards. One that kubelet alone has named has no uid. They hold nothing themselves."""
+    """The pods that use it, sorted, where the owner does not say it: those of a claim, and the one
+    of kubelet's Allocate, which names none; its PodResources does so afterwards. One that kubelet
+    alone has named has no uid. They hold nothing themselves."""
 
     @property
     def user(self) -> Owner | None:
@@ -89,11 +95,14 @@ class Adoption(Struct, frozen=True, kw_only=True):
     is_shared: bool = False
     """True for admin access: nothing is held."""
     is_prepared: bool = False
-    """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
+    """True: containers may use the devices from now on, so they stay held until a `release` with
+    `is_undone`."""
     shared: dict[str, tuple[str, ...]] = {}
-    """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
+    """Those of `devices` of which the owner has a share (consumable capacity): others may have a
+    share, too, nobody the whole."""
     shares: dict[str, dict[str, HeldShare]] = {}
-    """How much the owner has of those of `shared`: class to device to its amounts, and the replicas that kubelet chose."""
+    """How much the owner has of those of `shared`: class to device to its amounts, and the replicas
+    that kubelet chose."""
     memory: tuple[MemoryBlock, ...] = ()
     """Memory by NUMA node that goes with it."""
     container: str = ""
@@ -101,11 +110,15 @@ class Adoption(Struct, frozen=True, kw_only=True):
     pods: tuple[Owner, ...] = ()
     """The pods that use the devices, where the owner does not say it; 256 at most."""
     group_cpus: dict[str, int] = {}
-    """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
+    """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the
+    ledger's writer chooses."""
 
 
 class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a decision event still needs; kept with the effect until the event is out, so that a crash in between loses nothing of it."""
+    """What a decision event still needs.
+
+    Kept with the effect until the event is out, so that a crash in between loses nothing of it.
+    """
 
     owner: Owner
     time: str
@@ -129,8 +142,8 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     owner_key: str
     decision_id: str = ""
     outcome: Placement | Refusal | None = None
-    """The answer; None for an adoption that went well and for a release. Old records drop it: what was placed stands in the
-    allocation."""
+    """The answer; None for an adoption that went well and for a release. Old records drop it: what
+    was placed stands in the allocation."""
     devices: dict[str, tuple[str, ...]] = {}
     """What a release let go: class to device names, CPUs by device name."""
     displaced: tuple[Owner, ...] = ()
@@ -139,13 +152,15 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int = 0
     """The ledger's sequence that the operation made: its age among the others."""
     is_announced: bool = False
-    """True once the decision event is known to be in its stream; a start emits what is missing, once."""
+    """True once the decision event is known to be in its stream; a start emits what is missing,
+    once."""
 
 
 class Holders(Struct, frozen=True, kw_only=True):
     """Who holds what on one node: all of a ledger that its readers need.
 
-    `epoch` changes when the store was lost and the ledger rebuilt; `sequence` grows with every write.
+    `epoch` changes when the store was lost and the ledger rebuilt;
+    `sequence` grows with every write.
     """
 
     node: str
@@ -156,20 +171,32 @@ class Holders(Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Holders, frozen=True, kw_only=True):
-    """One node's ledger, as its writer keeps it. The stored answers are the most of it, so whoever follows it reads it as `Holders`."""
+    """One node's ledger, as its writer keeps it.
+
+    The stored answers are the most of it, so whoever follows it reads it as `Holders`.
+    """
 
     operations: dict[str, OperationRecord] = {}
     """Operation id to stored answer; the newest 256 (by `number`) are kept."""
     disbelieved: tuple[int, ...] = ()
-    """Newest revisions of the bucket that somebody else wrote and that were put back, so that a later start does not begin with one of them."""
+    """Newest revisions of the bucket that somebody else wrote and that were put back, so that a
+    later start does not begin with one of them."""
 
 
 def changed_owners(before: Holders, after: Holders) -> frozenset[str]:
-    """List the owners whose allocation is not the same object in both, those included that only one of the two has.
+    """List the owners whose allocation is not the same object in both, those included that only one
+    of the two has.
 
-    A transition and a decoder of a ledger keep the allocations that they do not change, so what rests on the others alone need not be looked at again.
-    Shapes: result — keys; an allocation that is equal and another object counts as changed, which costs time and nothing else.
-    Cost:   O(owners), without a look into an allocation.
+    A transition and a decoder of a ledger keep the allocations that they do not change, so what
+    rests on the others alone need not be looked at again.
+    Shapes: result — keys; an allocation that is equal and another object counts as changed,
+    which costs time and nothing else.
+    Cost: O(owners), without a look into an allocation.
     """
     old, new = before.allocations, after.allocations
-    return frozenset([*(key for key, allocation in new.items() if old.get(key) is not allocation), *(key for key in old if key not in new)])
+    return frozenset(
+        [
+            *(key for key, allocation in new.items() if old.get(key) is not allocation),
+            *(key for key in old if key not in new),
+        ]
+    )

@@ -1,7 +1,9 @@
-"""The machine: NUMA nodes, CPUs, memory and the PCI tree of one node, as discovery saw it at one moment.
+"""The machine: NUMA nodes, CPUs, memory and the PCI tree of one node, as discovery saw it at one
+moment.
 
-Flows in: values read by `topobus.sysfs`. Flows out: everything that places or describes devices. Never reads anything itself.
-Node and CPU ids are the kernel's. A fact that the machine does not tell is None or empty, never a plausible default.
+Flows in: values read by `topobus.sysfs`. Flows out: everything that places or describes devices.
+Never reads anything itself. Node and CPU ids are the kernel's. A fact that the machine does not
+tell is None or empty, never a plausible default.
 """
 
 from __future__ import annotations
@@ -24,24 +26,30 @@ class HugepagePool(Struct, frozen=True, kw_only=True):
 
 
 class NumaNode(Struct, frozen=True, kw_only=True):
-    """One NUMA node. `cpus` holds online CPUs only and is empty on memory-only nodes (CXL, HBM, GPU memory)."""
+    """One NUMA node.
+
+    `cpus` holds online CPUs only and is empty on memory-only nodes (CXL, HBM, GPU memory).
+    """
 
     id: int
     cpus: CpuSet
     memory_bytes: int
     hugepages: tuple[HugepagePool, ...] = ()
     near_cpus: CpuSet = CpuSet()
-    """CPUs that reach this memory best, unusable ones included: the node's own, or for a memory-only node those that the machine's tables name
-    (HMAT initiators, distances, the GPU's own CPUs). Empty when it does not tell."""
+    """CPUs that reach this memory best, unusable ones included: the node's own, or for a
+    memory-only node those that the machine's tables name (HMAT initiators, distances, the GPU's own
+    CPUs). Empty when it does not tell."""
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
-    """One present logical CPU; topology fields are None when it is offline, for the kernel hides them then.
+    """One present logical CPU.
 
-    A CPU outside our cpuset has `is_allowed` False and `online` False: it runs, but not for us; its topology fields are known.
+    Topology fields are None when it is offline, for the kernel hides them then. A CPU
+    outside our cpuset has `is_allowed` False and `online` False: it runs, but not for us;
+    its topology fields are known.
 
-    `core` is the lowest CPU id among the SMT siblings that are online (unique in the machine, as kubelet numbers cores); `l3` likewise is the
-    lowest CPU id that shares the level-3 cache.
+    `core` is the lowest CPU id among the SMT siblings that are online (unique in the machine, as
+    kubelet numbers cores); `l3` likewise is the lowest CPU id that shares the level-3 cache.
     """
 
     id: int
@@ -52,7 +60,8 @@ class Cpu(Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
     l3: int | None = None
     kind: str = ""
-    """`performance`, `efficiency` or `low-power` on hybrid machines; empty where the kernel does not say."""
+    """`performance`, `efficiency` or `low-power` on hybrid machines; empty where the kernel does
+    not say."""
     is_allowed: bool = True
 
 
@@ -64,7 +73,10 @@ class L3Cache(Struct, frozen=True, kw_only=True):
 
 
 class PciLink(Struct, frozen=True, kw_only=True):
-    """A PCIe link: speed per lane in GT/s and lane count, now and at best. Zero where the machine does not tell."""
+    """A PCIe link: speed per lane in GT/s and lane count, now and at best.
+
+    Zero where the machine does not tell.
+    """
 
     speed_gts: float = 0.0
     width: int = 0
@@ -73,7 +85,9 @@ class PciLink(Struct, frozen=True, kw_only=True):
 
     @property
     def bandwidth_gbps(self) -> float:
-        """Usable bandwidth in Gbit/s one way, after line coding (8b/10b below 8 GT/s, 128b/130b from there)."""
+        """Usable bandwidth in Gbit/s one way, after line coding (8b/10b below 8 GT/s, 128b/130b
+        from there).
+        """
         coding = 0.8 if self.speed_gts < 8 else 128 / 130
         return self.speed_gts * self.width * coding
 
@@ -81,8 +95,9 @@ class PciLink(Struct, frozen=True, kw_only=True):
 class PciDevice(Struct, frozen=True, kw_only=True):
     """One PCI function.
 
-    `path` holds the bridges between the root complex and the function, root side first; a function below a switch has the switch's
-    upstream and downstream ports in it. `class_code` is the 24-bit class (0x030200 = 3D controller).
+    `path` holds the bridges between the root complex and the function, root side first; a function
+    below a switch has the switch's upstream and downstream ports in it. `class_code` is the 24-bit
+    class (0x030200 = 3D controller).
     """
 
     address: PciAddress
@@ -105,17 +120,20 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     iommu_group: int | None = None
     physfn: PciAddress | None = None
     near_cpus: CpuSet = CpuSet()
-    """Online CPUs near the function (`local_cpulist`, else the NUMA node's; all online CPUs when unknown)."""
+    """Online CPUs near the function (`local_cpulist`, else the NUMA node's; all online CPUs when
+    unknown)."""
 
     switch: PciAddress | None = None
-    """The upstream port of the innermost PCIe switch above this function, or None when there is none."""
+    """The upstream port of the innermost PCIe switch above this function, or None when there is
+    none."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
     """All that discovery knows of one node.
 
-    `distances[i][j]` is the SLIT distance (10 = local) from `numa_nodes[i]` to `numa_nodes[j]`; empty when the machine does not tell. Rows go by
-    position in `numa_nodes`, which is sorted by id: ids may be sparse, so never index by id; use `distance`.
+    `distances[i][j]` is the SLIT distance (10 = local) from `numa_nodes[i]` to `numa_nodes[j]`;
+    empty when the machine does not tell. Rows go by position in `numa_nodes`, which is sorted by
+    id: ids may be sparse, so never index by id; use `distance`.
     """
 
     node: str
@@ -143,7 +161,9 @@ class Machine(Struct, frozen=True, kw_only=True):
         return CpuSet.of(cpu.id for cpu in self.cpus if cpu.online)
 
     def distance(self, first: int, second: int) -> int:
-        """SLIT distance between two node ids; 10 to itself and 20 to others where the machine does not tell.
+        """SLIT distance between two node ids.
+
+        10 to itself and 20 to others where the machine does not tell.
 
         Errors: raises KeyError for an id that the machine lacks.
         """
@@ -151,6 +171,7 @@ class Machine(Struct, frozen=True, kw_only=True):
         if first not in ids or second not in ids:
             raise KeyError(f"NUMA node {first if first not in ids else second} is not in this machine")
         if not self.distances:
-            # LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel (include/linux/topology.h), which it assumes without a SLIT.
+            # LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel (include/linux/topology.h),
+            # which it assumes without a SLIT.
             return 10 if first == second else 20
         return self.distances[ids.index(first)][ids.index(second)]

@@ -1,7 +1,8 @@
-"""What an operator wants of one device, and what stands of it: maintenance, exclusion, their end, forgiveness, a reset.
+"""What an operator wants of one device, and what stands of it: maintenance, exclusion, their end,
+forgiveness, a reset.
 
-A device under maintenance is as healthy as it was: nobody new gets it, and whoever has it keeps it. That is the operator's will and no evidence, so it is no part of
-the device's health.
+A device under maintenance is as healthy as it was: nobody new gets it, and whoever has it keeps it.
+That is the operator's will and no evidence, so it is no part of the device's health.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class DeviceVerb(StrEnum):
 
 
 class Maintenance(Struct, frozen=True, kw_only=True):
-    """Why nobody new gets a device, by an operator's word; it stands until the device is returned."""
+    """Why nobody new gets a device, by an operator's word.
+
+    It stands until the device is returned.
+    """
 
     verb: DeviceVerb
     """`maintain` or `exclude`."""
@@ -67,7 +71,7 @@ class DeviceOperation(Struct, frozen=True, kw_only=True):
 
         >>> DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.MAINTAIN, why="fan", who="ada", is_draining=True).text
         'maintain --drain gpu-0 by ada (fan)'
-        """
+        """  # noqa: E501
         drain = " --drain" if self.is_draining else ""
         why = f" ({self.why})" if self.why else ""
         return f"{self.verb.value}{drain} {self.device} by {self.who}{why}"

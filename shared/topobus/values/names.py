@@ -1,7 +1,8 @@
 """Names and ids: which names are legal, and how a name is made from what hardware calls itself.
 
-The uids of pods and of claims are NewTypes, because code handles both at once and mixing them up would go unnoticed. A uid whose kind another field tells
-(`Owner.uid`, `metadata.uid`) is a plain str until somebody has read that field.
+The uids of pods and of claims are NewTypes, because code handles both at once and mixing them up
+would go unnoticed. A uid whose kind another field tells (`Owner.uid`, `metadata.uid`) is a plain
+str until somebody has read that field.
 """
 
 import re
@@ -26,9 +27,11 @@ __all__ = [
 PodUid = NewType("PodUid", str)
 """A pod's `metadata.uid`. An API server gives a new one to a pod of the same name."""
 ClaimUid = NewType("ClaimUid", str)
-"""A ResourceClaim's `metadata.uid`. Kubelet names a claim by it, and claims and pods are looked up side by side in the gateway."""
+"""A ResourceClaim's `metadata.uid`. Kubelet names a claim by it, and claims and pods are looked up
+side by side in the gateway."""
 Generation = Annotated[int, Meta(ge=0, le=2**53)]
-"""A number that grows with each change of something. Up to 2**53 every JSON reader keeps it exactly (RFC 8259 section 6), and one more is a number still."""
+"""A number that grows with each change of something. Up to 2**53 every JSON reader keeps it exactly
+(RFC 8259 section 6), and one more is a number still."""
 # A thousand changes a second reach it in 34 years: above it stands only what somebody forged.
 _HIGHEST_GENERATION = 2**40
 # RFC 1123, as Kubernetes applies it: at most 63 characters a label, 253 a name.
@@ -58,7 +61,8 @@ def is_dns_subdomain(text: str) -> bool:
 def is_extended_resource_name(name: str) -> bool:
     """Say whether kubelet takes this as an extended resource's name.
 
-    Rule: a domain prefix that is not Kubernetes' own, and `requests.` + name (the form that quotas use) is still a qualified name.
+    Rule: a domain prefix that is not Kubernetes' own, and `requests.` + name (the form that quotas
+    use) is still a qualified name.
     Source: k8s.io/kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
 
     >>> [is_extended_resource_name(name) for name in ("topobus.dev/gpu", "nodomain", "kubernetes.io/x", "a.b/-x")]
@@ -87,7 +91,8 @@ def to_dns_label(text: str) -> str:
 def meant_name(written: str, names: Collection[str]) -> str:
     """Find the known name that a misspelt one stands for; empty when none is near.
 
-    Two words of three letters that differ in one are two words: whoever asks for an npu did not mean a gpu.
+    Two words of three letters that differ in one are two words: whoever asks
+    for an npu did not mean a gpu.
 
     >>> [meant_name(written, ["cpu", "gpu", "nic"]) for written in ("gpus", "GPU", "gup", "npu")]
     ['gpu', 'gpu', 'gpu', '']
@@ -98,7 +103,10 @@ def meant_name(written: str, names: Collection[str]) -> str:
 
 
 def next_generation(generation: int) -> int:
-    """Count on; a number so high that nobody can have counted to it begins anew, for its successors would soon be none.
+    """Count on.
+
+    A number so high that nobody can have counted to it begins anew, for its
+    successors would soon be none.
 
     >>> next_generation(7), next_generation(2**53)
     (8, 1)

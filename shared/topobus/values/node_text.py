@@ -1,4 +1,6 @@
-"""Writes sets of NUMA nodes, lists of names and numbers of things for people: an empty set of nodes is told as unknown, never printed as a name."""
+"""Writes sets of NUMA nodes, lists of names and numbers of things for people: an empty set of nodes
+is told as unknown, never printed as a name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _SHOWN = 8
 
 
 def on_nodes(nodes: NodeSet, *, has_unknown: bool = False) -> str:
-    """Say on which NUMA nodes something is; `has_unknown`: the machine does not tell the node of a part of it.
+    """Say on which NUMA nodes something is; `has_unknown`: the machine does not tell the node of a
+    part of it.
 
     >>> on_nodes(NodeSet(0, 1)), on_nodes(NodeSet(0), has_unknown=True), on_nodes(NodeSet())
     ('on NUMA node 0-1', 'on NUMA node 0 and an unknown one', 'on an unknown NUMA node')

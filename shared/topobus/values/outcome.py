@@ -1,4 +1,6 @@
-"""Answers that a caller expects: a Placement, or a Refusal with reasons a machine can act on and a person can understand."""
+"""Answers that a caller expects: a Placement, or a Refusal with reasons a machine can act on and a
+person can understand.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _UNALIGNED = ("no-alignment", "no-affinity")
 class Reason(Struct, frozen=True, kw_only=True):
     """One reason: a stable kebab code, a sentence, and the facts behind it.
 
-    Codes in use stand in docs/reference/reasons.md; `facts` values are numbers, names or cpulists, never sentences.
+    Codes in use stand in docs/reference/reasons.md; `facts` values are numbers,
+    names or cpulists, never sentences.
     """
 
     code: str
@@ -25,14 +28,20 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 
 class Refusal(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="outcome"):
-    """No, because. `to_free` says whose devices would have to go for a yes; empty when nothing that is held stands in the way."""
+    """No, because. `to_free` says whose devices would have to go for a yes.
+
+    Empty when nothing that is held stands in the way.
+    """
 
     reasons: tuple[Reason, ...]
     to_free: tuple[Reason, ...] = ()
 
 
 class HintList(Struct, frozen=True, kw_only=True):
-    """The hints of one resource, for the record. None is "no opinion", an empty tuple is "cannot be satisfied"."""
+    """The hints of one resource, for the record.
+
+    None is "no opinion", an empty tuple is "cannot be satisfied".
+    """
 
     resource: str
     hints: tuple[Hint, ...] | None
@@ -41,13 +50,16 @@ class HintList(Struct, frozen=True, kw_only=True):
 
 
 class MemoryBlock(Struct, frozen=True, kw_only=True):
-    """What one container holds of one kind of memory: the affinity, and how many bytes of which node."""
+    """What one container holds of one kind of memory: the affinity, and how many bytes of which
+    node.
+    """
 
     kind: str
     """`memory`, or `hugepages-2Mi` and the like."""
     nodes: NodeSet
     shares: tuple[tuple[int, int], ...] = ()
-    """(NUMA node, bytes), by node; a node of the affinity that gave nothing is left out, but belongs to the group."""
+    """(NUMA node, bytes), by node; a node of the affinity that gave nothing is left out, but
+    belongs to the group."""
 
     @property
     def by_node(self) -> dict[int, int]:
@@ -79,18 +91,25 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
 
     @property
     def has_alignment(self) -> bool:
-        """Say whether its alignment is worth telling: nothing is merged for a claim, whose devices are chosen before the node is asked to hold them."""
+        """Say whether its alignment is worth telling: nothing is merged for a claim, whose devices
+        are chosen before the node is asked to hold them.
+        """
         return bool(self.name or self.hints or self.alignment.nodes is not None)
 
     @property
     def told_reasons(self) -> tuple[Reason, ...]:
-        """The reasons that people are told: of a claim not that nothing is aligned, beside the one that says how near its devices are.
+        """The reasons that people are told: of a claim not that nothing is aligned, beside the one
+        that says how near its devices are.
 
         >>> why = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="devices-chosen", message="gpu-0"))
         >>> [reason.code for reason in ContainerPlacement(name="", alignment=Hint(None, True), reasons=why).told_reasons]
         ['devices-chosen']
-        """
-        return self.reasons if self.has_alignment else tuple(reason for reason in self.reasons if reason.code not in _UNALIGNED)
+        """  # noqa: E501
+        return (
+            self.reasons
+            if self.has_alignment
+            else tuple(reason for reason in self.reasons if reason.code not in _UNALIGNED)
+        )
 
 
 class Placement(Struct, frozen=True, kw_only=True, tag="placement", tag_field="outcome"):

@@ -1,7 +1,9 @@
-"""Partitions: which devices of one class and node can be held at once, since they take from the same counters.
+"""Partitions: which devices of one class and node can be held at once, since they take from the
+same counters.
 
-Flows in: devices with what they consume, the counter sets, and names that are held. Flows out: faults of what a driver says, the counter that is short, the devices
-that can exclude each other, or a part of them that always fits together. A device counts once, however many hold a share of it.
+Flows in: devices with what they consume, the counter sets, and names that are held. Flows out:
+faults of what a driver says, the counter that is short, the devices that can exclude each other, or
+a part of them that always fits together. A device counts once, however many hold a share of it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from topobus.values.names import is_dns_label
 __all__ = ["MAX_PARTS", "PARTS", "Partitions", "Shortage", "partitioned"]
 
 MAX_PARTS = 1024
-"""Parts that a device may have by `partition_of` alone; a physical function has 256 virtual ones at most in practice. The number is fixed, so that one part more changes
-neither the parent nor its counter."""
+"""Parts that a device may have by `partition_of` alone; a physical function has 256 virtual ones at
+most in practice. The number is fixed, so that one part more changes neither the parent nor its
+counter."""
 PARTS = "topobus-parts"
-"""The counter that stands for a device which is held whole or in parts, where its driver counts nothing; no driver may name one so."""
+"""The counter that stands for a device which is held whole or in parts, where its driver counts
+nothing; no driver may name one so."""
 # The limits of resource.k8s.io/v1.
 _MAX_SETS_OF_DEVICE = 2
 _MAX_COUNTERS = 32
@@ -45,20 +49,28 @@ class Partitions:
     """What the devices of one class and node take of their counters; never changed."""
 
     def __init__(self, devices: Iterable[Device], counter_sets: Iterable[CounterSet]) -> None:
-        """Read what each device uses; a set or a counter that nobody declared has nothing to give."""
+        """Read what each device uses.
+
+        A set or a counter that nobody declared has nothing to give.
+        """
         self._totals: dict[_Key, int] = {
-            (counter_set.name, counter): total for counter_set in counter_sets for counter, total in counter_set.counters.items()
+            (counter_set.name, counter): total
+            for counter_set in counter_sets
+            for counter, total in counter_set.counters.items()
         }
-        self._uses: dict[str, dict[_Key, int]] = {device.name: _amounts(device.consumes) for device in devices if device.consumes}
+        self._uses: dict[str, dict[_Key, int]] = {
+            device.name: _amounts(device.consumes) for device in devices if device.consumes
+        }
 
     def __bool__(self) -> bool:
         """Say whether any device uses a counter."""
         return bool(self._uses)
 
     def shortage(self, held: Collection[str], wanted: Iterable[str]) -> Shortage | None:
-        """Find the first counter, by name, that is short when `wanted` is held besides `held`; None when all of it fits.
+        """Find the first counter, by name, that is short when `wanted` is held besides `held`.
 
-        What is held already takes nothing more. Counters that `wanted` does not touch are not looked at, though they may be overdrawn.
+        None when all of it fits. What is held already takes nothing more. Counters that `wanted`
+        does not touch are not looked at, though they may be overdrawn.
         """
         more = sorted({name for name in wanted if name in self._uses and name not in held})
         asked = _sum(self._uses[name] for name in more)
@@ -68,24 +80,40 @@ class Partitions:
             in_use = sum(self._uses[name][key] for name in users)
             total = self._totals.get(key, 0)
             if asked[key] + in_use > total or key not in self._totals:
-                return Shortage(counter_set=key[0], counter=key[1], total=total, in_use=in_use, wanted=asked[key], devices=tuple(users))
+                return Shortage(
+                    counter_set=key[0],
+                    counter=key[1],
+                    total=total,
+                    in_use=in_use,
+                    wanted=asked[key],
+                    devices=tuple(users),
+                )
         return None
 
     def blocked(self, held: Collection[str]) -> dict[str, Shortage]:
-        """Find the devices that do not fit beside what is held, with the counter that is short. Order: by name."""
+        """Find the devices that do not fit beside what is held, with the counter that is short.
+
+        Order: by name.
+        """
         if not any(name in self._uses for name in held):
             return {}
         shortages = {name: self.shortage(held, (name,)) for name in sorted(self._uses) if name not in held}
         return {name: shortage for name, shortage in shortages.items() if shortage is not None}
 
     def rivals(self) -> frozenset[str]:
-        """Find the devices that cannot be handed out without counting: they use a counter of which not all of its users fit at once."""
+        """Find the devices that cannot be handed out without counting: they use a counter of which
+        not all of its users fit at once.
+        """
         asked = _sum(self._uses.values())
         short = {key for key, amount in asked.items() if amount > self._totals.get(key, 0) or key not in self._totals}
         return frozenset(name for name, uses in self._uses.items() if not short.isdisjoint(uses))
 
     def together(self, devices: Sequence[Device]) -> frozenset[str]:
-        """Choose devices of which any number fit at once: those that are no part of another first, then by name. Devices without counters are all in."""
+        """Choose devices of which any number fit at once: those that are no part of another first,
+        then by name.
+
+        Devices without counters are all in.
+        """
         kept: set[str] = set()
         for device in sorted(devices, key=lambda device: (bool(device.partition_of), device.name)):
             if self.shortage(kept, (device.name,)) is None:
@@ -98,9 +126,11 @@ def partitioned(
 ) -> tuple[tuple[Device, ...], tuple[CounterSet, ...], dict[str, str]]:
     """Check what a driver says of its partitions, and count those that name no counters.
 
-    A device that says no more than `partition_of` gets a counter set with its parent's name, of which the parent takes all and a part takes 1: any number of parts
-    at once, and never beside the whole. What was counted so once is counted anew.
-    Shapes: result — the devices without fault in the order given, all counter sets that are in use by name, and name to fault of the others.
+    A device that says no more than `partition_of` gets a counter set with its parent's name, of
+    which the parent takes all and a part takes 1: any number of parts at once, and never beside the
+    whole. What was counted so once is counted anew.
+    Shapes: result — the devices without fault in the order given, all counter sets that are in use
+    by name, and name to fault of the others.
     """
     faults: dict[str, str] = {}
     sets: dict[str, CounterSet] = {}
@@ -116,7 +146,11 @@ def partitioned(
         fault = _fault_of_uses(device, sets) or _fault_of_parent(device, by_name, sets)
         if not fault and device.partition_of in by_name and not device.consumes:
             parts[device.partition_of] = parts.get(device.partition_of, 0) + 1
-            fault = f"{device.partition_of} has more than {MAX_PARTS} parts" if parts[device.partition_of] > MAX_PARTS else ""
+            fault = (
+                f"{device.partition_of} has more than {MAX_PARTS} parts"
+                if parts[device.partition_of] > MAX_PARTS
+                else ""
+            )
             changed[device.name] = structs.replace(device, consumes=(_part_of(device.partition_of, 1),))
         if fault:
             faults[device.name] = fault
@@ -179,7 +213,10 @@ def _fault_of_uses(device: Device, sets: Mapping[str, CounterSet]) -> str:
 
 
 def _fault_of_parent(device: Device, by_name: Mapping[str, Device], sets: Mapping[str, CounterSet]) -> str:
-    """Say why a device cannot be told from its parent: they must exclude each other. A parent that is not there excludes nothing."""
+    """Say why a device cannot be told from its parent: they must exclude each other.
+
+    A parent that is not there excludes nothing.
+    """
     parent = by_name.get(device.partition_of)
     if parent is None:
         return ""
@@ -188,7 +225,11 @@ def _fault_of_parent(device: Device, by_name: Mapping[str, Device], sets: Mappin
     if not device.consumes:
         if parent.consumes or parent.partition_of:
             return f"partition_of names {parent.name}, which counts or is a partition itself: wanted consumes"
-        return f"partition_of names {parent.name}, and so does a counter set: wanted consumes" if parent.name in sets else ""
+        return (
+            f"partition_of names {parent.name}, and so does a counter set: wanted consumes"
+            if parent.name in sets
+            else ""
+        )
     if Partitions((device, parent), sets.values()).shortage((parent.name,), (device.name,)) is None:
         return f"partition_of names {parent.name}, and its counters let both be held at once"
     return ""

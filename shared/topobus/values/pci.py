@@ -1,6 +1,7 @@
 """PCI addresses as the kernel writes them, extended domains included.
 
-Source: the kernel's `%04x:%02x:%02x.%x`; a domain above 16 bits (VMD, Hyper-V) just has more digits.
+Source: the kernel's `%04x:%02x:%02x.%x`; a domain above 16 bits (VMD,
+Hyper-V) just has more digits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ class PciAddress:
     function: int
 
     def __init__(self, domain: int, bus: int, device: int, function: int) -> None:
-        for name, value, limit in (("domain", domain, 1 << 32), ("bus", bus, 256), ("device", device, 32), ("function", function, 8)):
+        for name, value, limit in (
+            ("domain", domain, 1 << 32),
+            ("bus", bus, 256),
+            ("device", device, 32),
+            ("function", function, 8),
+        ):
             if not 0 <= value < limit:
                 raise ValueError(f"PCI {name} {value} is out of range: wanted 0 to {limit - 1}")
             object.__setattr__(self, name, value)

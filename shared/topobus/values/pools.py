@@ -1,7 +1,9 @@
-"""Pools: devices of one class that kubelet is offered under a resource name of their own, such as `topobus.dev/gpu-h100`.
+"""Pools: devices of one class that kubelet is offered under a resource name of their own, such as
+`topobus.dev/gpu-h100`.
 
-Flows in: an operator's pools, each a name and conditions on a device. Flows out: the one pool of a device, or none. Pools are tried as they are listed and
-the first that matches has the device, so a device is in one resource at most; what no pool takes stays in the class's own resource.
+Flows in: an operator's pools, each a name and conditions on a device. Flows out: the one pool of a
+device, or none. Pools are tried as they are listed and the first that matches has the device, so a
+device is in one resource at most; what no pool takes stays in the class's own resource.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _TEXTS: dict[str, Callable[[Device], str]] = {
 }
 _NUMBERS: dict[str, Callable[[Device], int | None]] = {
     # A device with several nodes is local to none of them alone.
-    "numa_node": lambda device: next(iter(device.numa_nodes)) if device.numa_nodes is not None and len(device.numa_nodes) == 1 else None,
+    "numa_node": lambda device: (
+        next(iter(device.numa_nodes)) if device.numa_nodes is not None and len(device.numa_nodes) == 1 else None
+    ),
     "socket": lambda device: device.socket,
 }
 _TABLES = ("attributes", "capacity")
@@ -43,13 +47,15 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """One thing that must be true of a device. What a device does not have is never true of it."""
 
     field: str
-    """`driver`, `model`, `name`, `numa_node`, `parent`, `pci`, `pcie_root`, `role`, `socket`, `uuid`, `vendor`, or `attributes.NAME`, `capacity.NAME`."""
+    """`driver`, `model`, `name`, `numa_node`, `parent`, `pci`, `pcie_root`, `role`, `socket`,
+    `uuid`, `vendor`, or `attributes.NAME`, `capacity.NAME`."""
     equals: bool | int | str | None = None
     """Exactly this value."""
     one_of: tuple[bool | int | str, ...] = ()
     """One of these values."""
     glob: str = ""
-    """Text that this pattern matches as a whole: `*` any text, `?` one character, `[ab]` one of these; capitals matter."""
+    """Text that this pattern matches as a whole: `*` any text, `?` one character, `[ab]` one of
+    these; capitals matter."""
     minimum: int | str | None = None
     """A number of at least this; text is a quantity: `80Gi`."""
     maximum: int | str | None = None
@@ -71,10 +77,16 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         if len(tests) != 1:
             got = " and ".join(tests) or "none"
             raise ValueError(f"field {self.field!r}: wanted one of equals, one_of, glob, minimum or maximum; got {got}")
-        if self.field in _TEXTS and (tests == ["minimum or maximum"] or not all(isinstance(value, str) for value in self._values())):
+        if self.field in _TEXTS and (
+            tests == ["minimum or maximum"] or not all(isinstance(value, str) for value in self._values())
+        ):
             raise ValueError(f"field {self.field!r} is text: wanted glob, or equals or one_of with text in quotes")
-        if (self.field in _NUMBERS or self.field.startswith("capacity.")) and (self.glob or not all(map(_is_number, self._values()))):
-            raise ValueError(f"field {self.field!r} is a number: wanted minimum, maximum, or equals or one_of with numbers")
+        if (self.field in _NUMBERS or self.field.startswith("capacity.")) and (
+            self.glob or not all(map(_is_number, self._values()))
+        ):
+            raise ValueError(
+                f"field {self.field!r} is a number: wanted minimum, maximum, or equals or one_of with numbers"
+            )
         for name, bound in (("minimum", self.minimum), ("maximum", self.maximum)):
             if bound is not None:
                 _amount(bound, f"field {self.field!r}: {name} is")
@@ -106,17 +118,22 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Devices of a class under a resource name of their own."""
 
     name: str
-    """The resource's name without the prefix: the class, a dash, and whatever tells it from the others (`gpu-h100`). A DNS label."""
+    """The resource's name without the prefix: the class, a dash, and whatever tells it from the
+    others (`gpu-h100`). A DNS label."""
     where: tuple[Condition, ...]
     """All of these are true of the pool's devices."""
 
     def __post_init__(self) -> None:
         """Refuse a name that is no resource's, and a pool of everything."""
         if not is_dns_label(self.name):
-            raise ValueError(f"name is {self.name!r}, wanted lower-case letters, digits and '-', at most {_NAME_LIMIT}, such as gpu-h100")
+            raise ValueError(
+                f"name is {self.name!r}, wanted lower-case letters, digits and '-', at most {_NAME_LIMIT}, "
+                "such as gpu-h100"
+            )
         if not self.where:
             raise ValueError(
-                f"pool {self.name}: where is empty, wanted at least one condition such as {{field = 'model', glob = '*H100*'}}"
+                f"pool {self.name}: where is empty, wanted at least one condition such as {{field = 'model', "
+                "glob = '*H100*'}"
             )
 
     def takes(self, device: Device) -> bool:
@@ -133,13 +150,21 @@ def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
     seen: set[str] = set()
     for pool in pools:
         if device_class == "cpu":
-            return f"pool {pool.name!r}: class cpu has no pools, for kubelet gives exclusive CPUs by its own resource cpu"
+            return (
+                f"pool {pool.name!r}: class cpu has no pools, for kubelet gives exclusive CPUs by its own resource cpu"
+            )
         if not pool.name.startswith(f"{device_class}-"):
             # So no two services of a node can offer one name, and a name tells the class.
             near = f"{device_class}-{pool.name}"[:_NAME_LIMIT]
-            return f"pool {pool.name!r} of class {device_class}: wanted a name that begins with '{device_class}-', such as {near}"
+            return (
+                f"pool {pool.name!r} of class {device_class}: wanted a name that begins with '{device_class}-', "
+                f"such as {near}"
+            )
         if pool.name in seen:
-            return f"pool {pool.name!r} is listed twice: wanted one pool, with one_of where a field may have several values"
+            return (
+                f"pool {pool.name!r} is listed twice: wanted one pool, with one_of where a field may have several "
+                "values"
+            )
         seen.add(pool.name)
     return ""
 
@@ -147,7 +172,8 @@ def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
 def pool_of(device: Device, pools: Sequence[Pool]) -> str:
     """Name the pool of a device.
 
-    Order: of several pools that take it, the first in the operator's list. Errors: raises nothing; empty when none takes it.
+    Order: of several pools that take it, the first in the operator's list. Errors: raises
+    nothing; empty when none takes it.
     """
     return next((pool.name for pool in pools if pool.takes(device)), "")
 
@@ -160,8 +186,9 @@ def resource_of(device: Device) -> str:
 def resource_split(devices: Sequence[Device], classes: Collection[str] = ()) -> dict[str, tuple[Device, ...]]:
     """Sort devices of one class by the resource that offers them.
 
-    Shapes: classes — all classes of the node: a pool called like one of them is none, for the class has the name; result — resource without its prefix to its
-            devices, sorted by name, each with one device at least and in the order given.
+    Shapes: classes — all classes of the node: a pool called like one of them is none, for the class
+    has the name; result — resource without its prefix to its devices, sorted by name, each with one
+    device at least and in the order given.
     """
     found_devices: dict[str, list[Device]] = {}
     for device in devices:

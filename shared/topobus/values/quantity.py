@@ -1,7 +1,9 @@
 """Kubernetes quantities, exact: `1536Mi`, `0.5`, `2e3`, `250m`.
 
-A value is a whole number of billionths, as in apimachinery: anything finer is rounded away from zero, and a binary amount (`Ki`, ...) beyond 2^63-1 is capped. Digits are
-ASCII's alone. As in apimachinery a number without digits counts as none of its unit (`G` is 0) where the short way of reading takes it.
+A value is a whole number of billionths, as in apimachinery: anything finer is rounded away
+from zero, and a binary amount (`Ki`, ...) beyond 2^63-1 is capped. Digits are ASCII's alone.
+As in apimachinery a number without digits counts as none of its unit (`G` is 0) where the
+short way of reading takes it.
 Source: k8s.io/apimachinery/pkg/api/resource/quantity.go.
 """
 
@@ -18,9 +20,11 @@ _SHAPE = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:([eE][+-]?[0-9]+)|(Ki|M
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_SUFFIX = {exponent: suffix for suffix, exponent in _DECIMAL.items()} | {0: ""}
-# apimachinery caps binary amounts that do not fit 64 bits instead of refusing them (quantity.go, "maxAllowed").
+# apimachinery caps binary amounts that do not fit 64 bits instead of refusing
+# them (quantity.go, "maxAllowed").
 _LARGEST = (2**63 - 1) * _NANO
-# So many decimal digits fit 64 bits whatever they are (quantity.go, "maxInt64Factors"), and so many with a binary suffix.
+# So many decimal digits fit 64 bits whatever they are (quantity.go, "maxInt64Factors"),
+# and so many with a binary suffix.
 _SHORT_DIGITS = 18
 _SHORT_BINARY_DIGITS = {"Ki": 11, "Mi": 8, "Gi": 5, "Ti": 2, "Pi": -1, "Ei": -4}
 # A number with more digits than this is no amount of anything; it only costs time to read.
@@ -66,7 +70,9 @@ class Quantity:
         Errors: raises ValueError that shows the text.
         """
         if isinstance(text, bool):
-            raise ValueError(f"not a quantity: {text}, wanted a number with an optional suffix, such as 2, 500m or 64Gi")
+            raise ValueError(
+                f"not a quantity: {text}, wanted a number with an optional suffix, such as 2, 500m or 64Gi"
+            )
         if isinstance(text, int):
             return cls(text * _NANO)
         written = repr(text) if isinstance(text, float) else text
@@ -102,7 +108,11 @@ class Quantity:
         elif suffix:
             scale += _DECIMAL[suffix]
         # apimachinery counts a zero before the point as a digit.
-        is_short = form is not QuantityForm.BINARY and max(len(digits) - behind_point, 1) + behind_point <= _SHORT_DIGITS and scale >= -9
+        is_short = (
+            form is not QuantityForm.BINARY
+            and max(len(digits) - behind_point, 1) + behind_point <= _SHORT_DIGITS
+            and scale >= -9
+        )
         if not digits and "0" not in written.partition(power or "\n")[0] and not is_short:
             raise _not_a_quantity(written)
         amount = int(digits or "0") * factor
@@ -129,7 +139,9 @@ class Quantity:
 
     @property
     def is_integer(self) -> bool:
-        """Say whether apimachinery gives it as a number of 64 bits without reckoning (AsInt64): `1k`, but neither `1000m` nor `1Pi`."""
+        """Say whether apimachinery gives it as a number of 64 bits without reckoning (AsInt64):
+        `1k`, but neither `1000m` nor `1Pi`.
+        """
         return self.scale is not None and self.scale >= 0 and abs(self.nano) <= _LARGEST
 
     def approximate(self) -> float:
@@ -140,10 +152,18 @@ class Quantity:
         return number * float(f"1e{self.scale}") if self.scale else number
 
     def __add__(self, other: Quantity) -> Quantity:
-        return Quantity(self.nano + other.nano, self.form if self.nano else other.form, self._scale_with(other, self.nano + other.nano))
+        return Quantity(
+            self.nano + other.nano,
+            self.form if self.nano else other.form,
+            self._scale_with(other, self.nano + other.nano),
+        )
 
     def __sub__(self, other: Quantity) -> Quantity:
-        return Quantity(self.nano - other.nano, self.form if self.nano else other.form, self._scale_with(other, self.nano - other.nano))
+        return Quantity(
+            self.nano - other.nano,
+            self.form if self.nano else other.form,
+            self._scale_with(other, self.nano - other.nano),
+        )
 
     def _scale_with(self, other: Quantity, nano: int) -> int | None:
         if self.scale is None or other.scale is None:
@@ -186,7 +206,10 @@ class Quantity:
 
 
 def _not_a_quantity(written: str) -> ValueError:
-    return ValueError(f"not a quantity: {written[:_MAX_CHARACTERS]!r}, wanted a number with an optional suffix, such as 2, 500m or 64Gi")
+    return ValueError(
+        f"not a quantity: {written[:_MAX_CHARACTERS]!r}, wanted a number with an optional suffix, such as 2, "
+        "500m or 64Gi"
+    )
 
 
 def _capped(nano: int) -> int:

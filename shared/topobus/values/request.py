@@ -1,6 +1,7 @@
 """What is asked for: pods, containers, devices; and who asks.
 
-CPUs asked here are exclusive ones (whole logical CPUs, as kubelet's static policy grants); shared CPU time is not ours to place.
+CPUs asked here are exclusive ones (whole logical CPUs, as kubelet's static policy grants); shared
+CPU time is not ours to place.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class LocalityLevel(StrEnum):
     """What must not be left, narrowest first."""
 
     LINK = "link"
-    """Devices that are linked with each other directly (NVLink, XGMI); binds only classes whose devices report links."""
+    """Devices that are linked with each other directly (NVLink, XGMI); binds only classes whose
+    devices report links."""
     SWITCH = "switch"
     """One PCIe switch; CPUs count as inside on the NUMA nodes that the switch is local to."""
     L3 = "l3"
@@ -54,7 +56,10 @@ class LocalityLevel(StrEnum):
 
 
 class Locality(Struct, frozen=True, kw_only=True):
-    """All that a container gets lies within one domain of this level. Hard: or it is refused. Soft: where that can be had."""
+    """All that a container gets lies within one domain of this level. Hard: or it is refused.
+
+    Soft: where that can be had.
+    """
 
     level: LocalityLevel
     is_hard: bool = True
@@ -64,7 +69,9 @@ class Locality(Struct, frozen=True, kw_only=True):
 
 
 class ContainerKind(StrEnum):
-    """When a container runs: `init` ends before the next starts, `sidecar` is an init container that goes on, `app` runs with its siblings."""
+    """When a container runs: `init` ends before the next starts, `sidecar` is an init container
+    that goes on, `app` runs with its siblings.
+    """
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -79,11 +86,14 @@ class OwnerKind(StrEnum):
     CLAIM = "claim"
     """A ResourceClaim."""
     DEVICE_PLUGIN = "device-plugin"
-    """An Allocate call of kubelet's, which names no pod; `name` is the resource, `uid` is made of the device ids."""
+    """An Allocate call of kubelet's, which names no pod; `name` is the resource, `uid` is made of
+    the device ids."""
     CONTAINER = "container"
-    """A container to which kubelet's own CPU manager or memory manager gave something; `name` is the pod, `uid` the container: kubelet tells no uid."""
+    """A container to which kubelet's own CPU manager or memory manager gave something; `name` is
+    the pod, `uid` the container: kubelet tells no uid."""
     OPERATOR = "operator"
-    """Who works on a device (`topobus device`), in decisions alone: nobody holds anything as one. `name` is who it is, `uid` the device with its class."""
+    """Who works on a device (`topobus device`), in decisions alone: nobody holds anything as one.
+    `name` is who it is, `uid` the device with its class."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -108,22 +118,27 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 
 class DeviceRequest(Struct, frozen=True, kw_only=True):
-    """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a class; or so many of a resource named in full (`nvidia.com/gpu`).
+    """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a
+    class.
 
-    A class by count means what no pool of it has, as the class's own resource does for kubelet. `names`, when given, is the very set wanted (a claim's
-    allocation): `count` must equal its length.
+    Or so many of a resource named in full (`nvidia.com/gpu`). A class by count means what no pool
+    of it has, as the class's own resource does for kubelet. `names`, when given, is the very set
+    wanted (a claim's allocation): `count` must equal its length.
     """
 
     device_class: str
-    """A class, a pool, or, with a slash in it, the resource of somebody else's device plugin: the class that has its devices is the node's to know."""
+    """A class, a pool, or, with a slash in it, the resource of somebody else's device plugin: the
+    class that has its devices is the node's to know."""
     count: int
     names: tuple[str, ...] = ()
     is_shared: bool = False
     """True for admin access: looks at devices without holding them."""
     by_share: bool = False
-    """True for a share of each of the named devices: others may hold shares of them, too, and nobody the whole."""
+    """True for a share of each of the named devices: others may hold shares of them, too, and
+    nobody the whole."""
     amounts: dict[str, dict[str, int]] = {}
-    """With `by_share`: how much of each named device, as capacity to amount; a device that is not named here is not counted."""
+    """With `by_share`: how much of each named device, as capacity to amount; a device that is not
+    named here is not counted."""
 
 
 class ContainerRequest(Struct, frozen=True, kw_only=True):
@@ -134,7 +149,8 @@ class ContainerRequest(Struct, frozen=True, kw_only=True):
     cpus: int = 0
     memory_bytes: int = 0
     is_memory_fixed: bool = True
-    """False for memory that may be exceeded (no limit, or one above the request): it is recorded and never aligned."""
+    """False for memory that may be exceeded (no limit, or one above the request): it is recorded
+    and never aligned."""
     hugepages: dict[str, int] = {}
     """Bytes of huge pages by kind: `hugepages-2Mi`."""
     devices: tuple[DeviceRequest, ...] = ()
@@ -145,11 +161,14 @@ class ClaimUse(Struct, frozen=True, kw_only=True):
 
     owner_key: str
     containers: tuple[str, ...] = ()
-    """The containers that use it, in the pod's order; none: nobody does, and with scope container it is aligned with nothing."""
+    """The containers that use it, in the pod's order; none: nobody does, and with scope container
+    it is aligned with nothing."""
 
 
 class PodRequest(Struct, frozen=True, kw_only=True):
-    """What a pod (or a claim, as one nameless container) wants, with its own policy and scope when it has them."""
+    """What a pod (or a claim, as one nameless container) wants, with its own policy and scope when
+    it has them.
+    """
 
     owner: Owner
     containers: tuple[ContainerRequest, ...]
@@ -158,6 +177,8 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     scope: Scope | None = None
     """None: the node's scope."""
     locality: tuple[Locality, ...] = ()
-    """Each level once at most. With scope pod the pod as a whole stays within the domain, else each container by itself."""
+    """Each level once at most. With scope pod the pod as a whole stays within the domain, else each
+    container by itself."""
     claims: tuple[ClaimUse, ...] = ()
-    """Claims of the pod whose devices and CPUs are to be aligned together with what it gets, as if it had asked for exactly these; they stay the claims'."""
+    """Claims of the pod whose devices and CPUs are to be aligned together with what it gets, as if
+    it had asked for exactly these; they stay the claims'."""

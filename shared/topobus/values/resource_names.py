@@ -1,7 +1,9 @@
 """Resource names of pods: which of our classes is like a resource that nobody offers.
 
-Flows in: a resource's full name (`nvidia.com/gpu`) and the classes of a node. Flows out: the class that its name speaks of, for a hint; nothing is ever given
-on the strength of it. Words as device plugins use them: NVIDIA, AMD and Intel GPU plugins, the SR-IOV and RDMA shared device plugins, Xilinx and Intel FPGA plugins.
+Flows in: a resource's full name (`nvidia.com/gpu`) and the classes of a node. Flows out: the class
+that its name speaks of, for a hint; nothing is ever given on the strength of it. Words as device
+plugins use them: NVIDIA, AMD and Intel GPU plugins, the SR-IOV and RDMA shared device plugins,
+Xilinx and Intel FPGA plugins.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ __all__ = ["CLASS_RESOURCE_PREFIX", "RESOURCE_PREFIX", "is_resource_name", "simi
 RESOURCE_PREFIX = "topobus.dev/"
 """Before a class or a pool: the resource under which pods ask for it."""
 CLASS_RESOURCE_PREFIX = "deviceclass.resource.kubernetes.io/"
-"""Before the name of a DeviceClass: the resource under which pods ask for devices by a claim (KEP-5004)."""
+"""Before the name of a DeviceClass: the resource under which pods ask for devices by a claim
+(KEP-5004)."""
 
 _WORDS: dict[str, frozenset[str]] = {
     "fpga": frozenset({"fpga", "fpgas", "xilinx", "af", "region", "alveo"}),
     "gpu": frozenset({"gpu", "gpus", "vgpu", "mig", "i915", "xe", "cuda", "rocm"}),
-    "nic": frozenset({"nic", "nics", "rdma", "hca", "sriov", "netdevice", "roce", "ib", "infiniband", "mellanox", "mlnxnics", "vf"}),
+    "nic": frozenset(
+        {"nic", "nics", "rdma", "hca", "sriov", "netdevice", "roce", "ib", "infiniband", "mellanox", "mlnxnics", "vf"}
+    ),
 }
 
 
 def is_resource_name(text: str) -> bool:
-    """Say whether a device request names a resource in full, instead of one of our classes or pools: those have no slash.
+    """Say whether a device request names a resource in full, instead of one of our classes or
+    pools: those have no slash.
 
     >>> is_resource_name("nvidia.com/gpu"), is_resource_name("gpu-h100")
     (True, False)
@@ -33,11 +39,13 @@ def is_resource_name(text: str) -> bool:
 
 
 def similar_class(resource: str, classes: Collection[str]) -> str:
-    """Name the class that a resource's name speaks of; empty when its words tell of none, or of several.
+    """Name the class that a resource's name speaks of.
+
+    Empty when its words tell of none, or of several.
 
     >>> similar_class("nvidia.com/gpu", ["gpu", "nic"]), similar_class("rdma/hca", ["gpu", "nic"]), similar_class("example.com/dongle", ["gpu"])
     ('gpu', 'nic', '')
-    """
+    """  # noqa: E501
     words = set(re.split(r"[^a-z0-9]+", resource.lower()))
     alike = [name for name in sorted(classes) if words & ({name} | _WORDS.get(name, frozenset()))]
     return alike[0] if len(alike) == 1 else ""

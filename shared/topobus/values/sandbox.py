@@ -1,7 +1,8 @@
-"""A pod's sandbox as the container runtime tells it, and the network interface that a device is inside it.
+"""A pod's sandbox as the container runtime tells it, and the network interface that a device is
+inside it.
 
-Flows in: what the runtime says of a sandbox. Flows out: values that gateway and device services share. What a pod's author may have written (annotations) is kept to
-the few keys that are read.
+Flows in: what the runtime says of a sandbox. Flows out: values that gateway and device services
+share. What a pod's author may have written (annotations) is kept to the few keys that are read.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     """Those of BANDWIDTH_ANNOTATIONS that the pod has."""
     host_ports: tuple[HostPort, ...] = ()
     ports_unknown: str = ""
-    """Why `host_ports` may lack some; empty: they are all that the pod has. Who would have to open them refuses the sandbox then."""
+    """Why `host_ports` may lack some; empty: they are all that the pod has. Who would have to open
+    them refuses the sandbox then."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -1,7 +1,9 @@
-"""Shares of devices: the ids of replicas, what a replica is worth, what others have of a device, and what is left of it.
+"""Shares of devices: the ids of replicas, what a replica is worth, what others have of a device,
+and what is left of it.
 
-Flows in: devices and the ledger's words of who has what. Flows out: names, amounts, and the capacities that are short. A replica is worth what a claim gets that names no
-amount, so both ways of asking count in the same units.
+Flows in: devices and the ledger's words of who has what. Flows out: names, amounts, and the
+capacities that are short. A replica is worth what a claim gets that names no amount, so both ways
+of asking count in the same units.
 """
 
 from __future__ import annotations
@@ -68,22 +70,26 @@ def number_of_replica(name: str) -> int | None:
 
 
 def replica_share(device: Device, numbers: Iterable[int]) -> HeldShare:
-    """Say what these replicas of a device are worth together: of each capacity what a claim gets that names no amount.
+    """Say what these replicas of a device are worth together: of each capacity what a claim gets
+    that names no amount.
 
     >>> replica_share(Device(name="gpu-0", device_class="gpu", capacity={"cores": 8}), [2, 0]).replicas
     (0, 2)
     """
     replicas = tuple(sorted(set(numbers)))
     amounts = {
-        name: policy.default * len(replicas) for name, policy in sorted(device.capacity_policies.items()) if policy.default is not None
+        name: policy.default * len(replicas)
+        for name, policy in sorted(device.capacity_policies.items())
+        if policy.default is not None
     }
     return HeldShare(amounts=amounts, replicas=replicas)
 
 
 def share_without(share: HeldShare, taken: HeldShare) -> HeldShare | None:
-    """Give what is left of a share when another one takes its replicas out of it; None: nothing, or neither names a replica that the other lacks.
+    """Give what is left of a share when another one takes its replicas out of it.
 
-    Without replicas a share is one whole.
+    None: nothing, or neither names a replica that the other lacks. Without
+    replicas a share is one whole.
     """
     kept = tuple(number for number in share.replicas if number not in taken.replicas)
     if not kept:
@@ -95,7 +101,8 @@ def share_without(share: HeldShare, taken: HeldShare) -> HeldShare | None:
 def shares_held(holdings: Iterable[tuple[str, Holding]]) -> dict[str, dict[str, dict[str, HeldShare]]]:
     """Collect what owners have of shared devices.
 
-    Shapes: holdings — owner's key and what it holds; result — class to device to owner's key to its share. One that tells no amounts is left out.
+    Shapes: holdings — owner's key and what it holds; result — class to device to owner's key to its
+    share. One that tells no amounts is left out.
     """
     held: dict[str, dict[str, dict[str, HeldShare]]] = {}
     for key, holding in holdings:
@@ -122,7 +129,9 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
 
 def shortage_of(device: Device, wanted: Mapping[str, int], held: Mapping[str, HeldShare]) -> Shortage | None:
-    """Find the first capacity, by name, of which a device has too little left; what it does not have at all is not counted.
+    """Find the first capacity, by name, of which a device has too little left.
+
+    What it does not have at all is not counted.
 
     >>> device = Device(name="gpu-0", device_class="gpu", capacity={"shares": 4})
     >>> shortage_of(device, {"shares": 2}, {"claim/a": HeldShare(amounts={"shares": 3})}).left
@@ -132,7 +141,9 @@ def shortage_of(device: Device, wanted: Mapping[str, int], held: Mapping[str, He
         total = device.capacity.get(name)
         owners = {key: share.amounts[name] for key, share in held.items() if share.amounts.get(name)}
         if total is not None and amount and sum(owners.values()) + amount > total:
-            return Shortage(capacity=name, wanted=amount, in_use=sum(owners.values()), total=total, owners=tuple(sorted(owners)))
+            return Shortage(
+                capacity=name, wanted=amount, in_use=sum(owners.values()), total=total, owners=tuple(sorted(owners))
+            )
     return None
 
 

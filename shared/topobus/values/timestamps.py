@@ -1,6 +1,7 @@
 """Timestamps: how a moment is written in messages, objects and files.
 
-Flows in: an aware `datetime`. Flows out: its text. The clock itself is `topobus.process.clock`; a decision gets the moment as an argument.
+Flows in: an aware `datetime`. Flows out: its text. The clock itself is `topobus.process.clock`; a
+decision gets the moment as an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ __all__ = ["in_whole_seconds", "rfc3339", "short_time"]
 def rfc3339(moment: datetime) -> str:
     """Write a moment as RFC 3339 in UTC with microseconds, so that texts sort as moments do.
 
-    Errors: none for an aware moment; a naive one is read as the machine's local time, so do not pass one.
+    Errors: none for an aware moment; a naive one is read as the machine's
+    local time, so do not pass one.
     Source: RFC 3339 section 5.6.
 
     >>> rfc3339(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
@@ -22,7 +24,8 @@ def rfc3339(moment: datetime) -> str:
     >>> rfc3339(datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=timezone(timedelta(hours=2))))
     '2026-01-02T01:04:05.000678Z'
     """
-    # A third of what strftime costs; each message on the bus has such a text. The offset, +00:00, is left out.
+    # A third of what strftime costs; each message on the bus has such a text.
+    # The offset, +00:00, is left out.
     utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     return f"{utc.isoformat(timespec='microseconds')[:-6]}Z"
 

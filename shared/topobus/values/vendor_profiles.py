@@ -1,10 +1,14 @@
-"""Names resources and devices towards kubelet as a vendor's own device plugin does, so that pods, charts and exporters written for that plugin work unchanged.
+"""Names resources and devices towards kubelet as a vendor's own device plugin does, so that pods,
+charts and exporters written for that plugin work unchanged.
 
-Pure. Flows in: a device, its pool, the profiles of the gateway's setting `profiles`. Flows out: the resource's name, the way of naming its devices, and both back from a
-resource; for a plan, which devices a resource has.
+Pure. Flows in: a device, its pool, the profiles of the gateway's setting `profiles`. Flows
+out: the resource's name, the way of naming its devices, and both back from a resource; for a
+plan, which devices a resource has.
 
-Source: NVIDIA/k8s-device-plugin internal/rm/rm.go (`mig-` and the profile, `+` becomes `.`) and internal/plugin/server.go (sockets); ROCm/k8s-device-plugin
-internal/pkg/plugin/plugin.go; sriov-network-device-plugin cmd/sriovdp/main.go (prefix intel.com), pkg/resources/server.go (sockets).
+Source: NVIDIA/k8s-device-plugin internal/rm/rm.go (`mig-` and the profile, `+` becomes `.`)
+and internal/plugin/server.go (sockets); ROCm/k8s-device-plugin
+internal/pkg/plugin/plugin.go; sriov-network-device-plugin cmd/sriovdp/main.go (prefix
+intel.com), pkg/resources/server.go (sockets).
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ _MIG = "mig-"
 
 
 def resource_in_profile(device: Device, pool: str, profiles: Collection[VendorProfile]) -> str:
-    """Name the resource of a device as its vendor's plugin does; empty where no profile speaks of it.
+    """Name the resource of a device as its vendor's plugin does.
+
+    Empty where no profile speaks of it.
 
     Shapes: pool — of the device, empty for none. GPUs go by maker. NICs have profile intel-sriov where they are in a pool, whoever made them: the SR-IOV plugin
             offers what its configuration selects, and its resources have underscores.
@@ -54,7 +60,7 @@ def resource_in_profile(device: Device, pool: str, profiles: Collection[VendorPr
     'nvidia.com/mig-1g.10gb.me'
     >>> resource_in_profile(Device(name="nic-0", device_class="nic"), "nic-intel-sriov-netdevice", ["intel-sriov"])
     'intel.com/intel_sriov_netdevice'
-    """
+    """  # noqa: E501
     for profile in profiles:
         if device.device_class != _CLASSES[profile] or (device.device_class == "gpu" and device.vendor != profile):
             continue
@@ -74,7 +80,9 @@ def profile_in(resource: str, device_class: str, profiles: Collection[VendorProf
     ('nvidia', None)
     """
     domain = resource.partition("/")[0]
-    return next((profile for profile in profiles if _DOMAINS[profile] == domain and _CLASSES[profile] == device_class), None)
+    return next(
+        (profile for profile in profiles if _DOMAINS[profile] == domain and _CLASSES[profile] == device_class), None
+    )
 
 
 def pool_in(resource: str, profile: VendorProfile) -> str:
@@ -82,7 +90,7 @@ def pool_in(resource: str, profile: VendorProfile) -> str:
 
     >>> pool_in("nvidia.com/gpu", "nvidia"), pool_in("nvidia.com/gpu-h100", "nvidia"), pool_in("intel.com/intel_sriov_dpdk", "intel-sriov")
     ('', 'gpu-h100', 'nic-intel-sriov-dpdk')
-    """
+    """  # noqa: E501
     name = resource.partition("/")[2]
     if profile == "intel-sriov":
         return f"nic-{name.replace('_', '-')}"
@@ -90,22 +98,26 @@ def pool_in(resource: str, profile: VendorProfile) -> str:
 
 
 def is_named_by(resource: str, profiles: Collection[VendorProfile]) -> bool:
-    """Say whether a resource is one that a profile could give: somebody else's plugin may not have it beside us.
+    """Say whether a resource is one that a profile could give: somebody else's plugin may not have
+    it beside us.
 
     >>> is_named_by("nvidia.com/gpu", ["nvidia"]), is_named_by("nvidia.com/pgpu", ["nvidia"]), is_named_by("amd.com/gpu", ["nvidia"])
     (True, False, False)
-    """
+    """  # noqa: E501
     names = {"nvidia": ("gpu", _MIG), "amd": ("gpu",), "intel-sriov": ("",)}
     return any(resource.startswith(f"{_DOMAINS[profile]}/{name}") for profile in profiles for name in names[profile])
 
 
 def ids_of_profile(profile: VendorProfile | None) -> IdProfile:
-    """Tell how the plugin of a profile names its devices: a UUID, the PCI address, the PCI address of whole cards."""
+    """Tell how the plugin of a profile names its devices: a UUID, the PCI address, the PCI address
+    of whole cards.
+    """
     return "topobus" if profile is None else _IDS[profile]
 
 
 def socket_names(resource: str) -> tuple[str, ...]:
-    """Name the sockets by which the vendors' plugins serve a resource: NVIDIA's, the SR-IOV plugin's, and those made with AMD's library.
+    """Name the sockets by which the vendors' plugins serve a resource: NVIDIA's, the SR-IOV
+    plugin's, and those made with AMD's library.
 
     >>> socket_names("nvidia.com/gpu")
     ('nvidia-gpu.sock', 'nvidia.com_gpu.sock', 'nvidia.com_gpu')
@@ -124,10 +136,14 @@ def asked_in_profiles(request: PodRequest, profiles: Collection[VendorProfile]) 
     )
 
 
-def pools_of_profiles(devices: Sequence[Device], profiles: Collection[VendorProfile]) -> tuple[tuple[Device, ...], Mapping[str, str]]:
-    """Give the devices of a class with a pool for each resource of a profile that has only some of a pool's (or of the class's) devices, as a MIG profile has.
+def pools_of_profiles(
+    devices: Sequence[Device], profiles: Collection[VendorProfile]
+) -> tuple[tuple[Device, ...], Mapping[str, str]]:
+    """Give the devices of a class with a pool for each resource of a profile that has only some of
+    a pool's (or of the class's) devices, as a MIG profile has.
 
-    Shapes: result — the devices in their order, and resources (`nvidia.com/gpu`) to what has exactly their devices: the class, or a pool.
+    Shapes: result — the devices in their order, and resources (`nvidia.com/gpu`) to what has
+    exactly their devices: the class, or a pool.
     """
     named = {device.name: resource_in_profile(device, device.pool, profiles) for device in devices}
     users: dict[str, set[str]] = {}
@@ -152,7 +168,8 @@ def renamed(request: PodRequest, names: Mapping[str, str]) -> PodRequest:
         structs.replace(
             container,
             devices=tuple(
-                structs.replace(device, device_class=names.get(device.device_class, device.device_class)) for device in container.devices
+                structs.replace(device, device_class=names.get(device.device_class, device.device_class))
+                for device in container.devices
             ),
         )
         for container in request.containers
@@ -163,4 +180,8 @@ def renamed(request: PodRequest, names: Mapping[str, str]) -> PodRequest:
 def _mig_name(device: Device, profile: VendorProfile) -> str:
     """Name a MIG instance's resource by its profile; empty for a whole GPU."""
     mig_profile = device.attributes.get("profile")
-    return f"{_MIG}{mig_profile.replace('+', '.')}" if profile == "nvidia" and isinstance(mig_profile, str) and mig_profile else ""
+    return (
+        f"{_MIG}{mig_profile.replace('+', '.')}"
+        if profile == "nvidia" and isinstance(mig_profile, str) and mig_profile
+        else ""
+    )

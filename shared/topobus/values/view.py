@@ -1,6 +1,8 @@
-"""One node as a plan sees it: the machine, the devices and who holds what, small enough to travel in a decision event.
+"""One node as a plan sees it: the machine, the devices and who holds what, small enough to travel
+in a decision event.
 
-A plan is a pure function of a NodeView and a PodRequest; the view in the event is what makes any past decision replayable offline.
+A plan is a pure function of a NodeView and a PodRequest; the view in the event is what makes any
+past decision replayable offline.
 """
 
 from __future__ import annotations
@@ -16,27 +18,44 @@ from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.outcome import MemoryBlock
 from topobus.values.request import Policy, Scope
 
-__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "KubeletVersion", "NodeAlignment", "NodeView", "NumaMemory", "PlanMode"]
+__all__ = [
+    "AlignmentOptions",
+    "CoreView",
+    "CpuOptions",
+    "KubeletVersion",
+    "NodeAlignment",
+    "NodeView",
+    "NumaMemory",
+    "PlanMode",
+]
 
 
 class KubeletVersion(StrEnum):
-    """Whose semantics mode compatible has; only releases whose answers differ have a name of their own."""
+    """Whose semantics mode compatible has.
+
+    Only releases whose answers differ have a name of their own.
+    """
 
     V1_35 = "1.35"
     """Device hints range over all NUMA nodes, those without such a device included."""
     V1_36 = "1.36"
     """Device hints range over the NUMA nodes that host such a device (k/k PR 138244)."""
     V1_37 = "1.37"
-    """With distribute-cpus-across-numa the affinity's width is a floor for the nodes used (k/k PR 139456)."""
+    """With distribute-cpus-across-numa the affinity's width is a floor for the nodes used (k/k PR
+    139456)."""
 
 
 class PlanMode(StrEnum):
-    """What happens when kubelet's order of containers and choices ends in a refusal; a pod that it admits is placed alike in both."""
+    """What happens when kubelet's order of containers and choices ends in a refusal.
+
+    A pod that it admits is placed alike in both.
+    """
 
     COMPATIBLE = "compatible"
     """The refusal stands, as in kubelet."""
     CORRECTED = "corrected"
-    """Other hints, devices and ways of sharing among the containers are searched; `AlignmentOptions.search_steps` bounds it."""
+    """Other hints, devices and ways of sharing among the containers are searched;
+    `AlignmentOptions.search_steps` bounds it."""
 
 
 class CpuOptions(Struct, frozen=True, kw_only=True):
@@ -50,10 +69,13 @@ class CpuOptions(Struct, frozen=True, kw_only=True):
     strict_cpu_reservation: bool = False
     """Takes the reserved CPUs out of the shared pool; it changes no exclusive assignment."""
     has_affinity_floor: bool = False
-    """With distribute_cpus_across_numa use at least as many NUMA nodes as the affinity has: kubelet from 1.37 on."""
+    """With distribute_cpus_across_numa use at least as many NUMA nodes as the affinity has: kubelet
+    from 1.37 on."""
     is_corrected: bool = False
-    """Differ from kubelet 1.36 where it is wrong: spread over the nodes that were scored (k/k 141237); a core or socket with an offline CPU can be
-    wholly free (124066); a partly used L3 group is taken when it holds enough (137315); the affinity's width is a floor for the spread (139456)."""
+    """Differ from kubelet 1.36 where it is wrong: spread over the nodes that were scored (k/k
+    141237); a core or socket with an offline CPU can be wholly free (124066); a partly used L3
+    group is taken when it holds enough (137315); the affinity's width is a floor for the spread
+    (139456)."""
 
 
 class CoreView(Struct, frozen=True, kw_only=True):
@@ -78,15 +100,19 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     """Tries of one container that mode corrected may spend on a pod; 2000 take about half a second."""
     kubelet: KubeletVersion = KubeletVersion.V1_36
     aligns_memory: bool = False
-    """kubelet's memory manager policy Static: memory and huge pages are aligned and kept apart by NUMA node."""
+    """kubelet's memory manager policy Static: memory and huge pages are aligned and kept apart by
+    NUMA node."""
     max_allowable_numa_nodes: int = 0
-    """kubelet's `max-allowable-numa-nodes`: a machine with more is refused, unless the policy is none. 0: no limit, for ours needs none."""
+    """kubelet's `max-allowable-numa-nodes`: a machine with more is refused, unless the policy is
+    none. 0: no limit, for ours needs none."""
     allow_request_policy: bool = True
     """Whether a pod may ask for a policy, scope or locality other than the node's."""
 
 
 class NodeAlignment(Struct, frozen=True, kw_only=True):
-    """How one node aligns, as its operator set it, and whose devices it hands out now: with it others judge what the node itself would say."""
+    """How one node aligns, as its operator set it, and whose devices it hands out now: with it
+    others judge what the node itself would say.
+    """
 
     node: str
     options: AlignmentOptions = AlignmentOptions()
@@ -95,11 +121,15 @@ class NodeAlignment(Struct, frozen=True, kw_only=True):
     reserved_memory: dict[str, int] = {}
     """Bytes of ordinary memory by NUMA node that are never handed out; keys are node ids."""
     unheard_classes: dict[str, str] = {}
-    """Class whose service keeps silent to since when (RFC 3339, UTC), as the node's topology sees it: nothing of it is handed out."""
+    """Class whose service keeps silent to since when (RFC 3339, UTC), as the node's topology sees
+    it: nothing of it is handed out."""
 
 
 class NumaMemory(Struct, frozen=True, kw_only=True):
-    """What one NUMA node has to give, by kind (`memory`, `hugepages-2Mi`), in bytes; reserved memory is taken off."""
+    """What one NUMA node has to give, by kind (`memory`, `hugepages-2Mi`), in bytes.
+
+    Reserved memory is taken off.
+    """
 
     id: int
     allocatable: dict[str, int]
@@ -125,9 +155,11 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Class to what its devices' `consumes` refers to; classes without any are left out."""
     unhealthy_cpus: CpuSet = CpuSet()
     held_devices: dict[str, dict[str, str]] = {}
-    """Class to device name to the key of the owner that holds it; of several with shares the last by key."""
+    """Class to device name to the key of the owner that holds it; of several with shares the last
+    by key."""
     shared_devices: dict[str, tuple[str, ...]] = {}
-    """Class to those of the held devices that are held by share only, sorted: another share may be given."""
+    """Class to those of the held devices that are held by share only, sorted: another share may be
+    given."""
     held_shares: dict[str, dict[str, dict[str, HeldShare]]] = {}
     """Class to device to owner key to what the owner has of it, where amounts are known."""
     held_cpus: dict[str, CpuSet] = {}
@@ -142,4 +174,5 @@ class NodeView(Struct, frozen=True, kw_only=True):
     custom_hints: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
     """Class to hints that its service gave, for classes with custom hints."""
     resource_names: dict[str, str] = {}
-    """Resource name of somebody else's device plugin (`nvidia.com/gpu`) to the class that has its devices."""
+    """Resource name of somebody else's device plugin (`nvidia.com/gpu`) to the class that has its
+    devices."""

@@ -1,6 +1,8 @@
-"""Reduces a captured KFD topology to what `topobus.sysfs.kfd` reads of it: `reduce.py TOPOLOGY-FOLDER > NAME.json`.
+"""Reduces a captured KFD topology to what `topobus.sysfs.kfd` reads of it: `reduce.py
+TOPOLOGY-FOLDER > NAME.json`.
 
-Shapes: result — by node: the properties that we read, `memory` as "heap_type size_in_bytes" a bank, `links` as "type max_bandwidth" to the list of nodes that they lead to.
+Shapes: result — by node: the properties that we read, `memory` as "heap_type size_in_bytes" a bank,
+`links` as "type max_bandwidth" to the list of nodes that they lead to.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def reduce_topology(folder: Path) -> dict[str, dict[str, object]]:
         links: dict[str, list[int]] = {}
         for link in node.glob("io_links/*/properties"):
             link_facts = _read(link)
-            links.setdefault(f"{link_facts['type']} {link_facts['max_bandwidth']}", []).append(int(link_facts["node_to"]))
+            links.setdefault(f"{link_facts['type']} {link_facts['max_bandwidth']}", []).append(
+                int(link_facts["node_to"])
+            )
         banks = [_read(bank) for bank in sorted(node.glob("mem_banks/*/properties"))]
         nodes[node.name] = {
             "properties": {name: int(facts[name]) for name in _PROPERTIES if name in facts},
@@ -45,5 +49,8 @@ def _read(path: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    lines = (f'"{number}": {json.dumps(node, separators=(",", ":"))}' for number, node in reduce_topology(Path(sys.argv[1])).items())
+    lines = (
+        f'"{number}": {json.dumps(node, separators=(",", ":"))}'
+        for number, node in reduce_topology(Path(sys.argv[1])).items()
+    )
     sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")

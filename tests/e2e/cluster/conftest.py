@@ -1,4 +1,7 @@
-"""A cluster named by the environment. Without one these tests are skipped, and the end of the run says in capitals that nothing was checked.
+"""A cluster named by the environment.
+
+Without one these tests are skipped, and the end of the run says in
+capitals that nothing was checked.
 
 | variable | what | default |
 |---|---|---|
@@ -16,7 +19,7 @@
 | TOPOBUS_CLUSTER_RESTART_KUBELET | shell command | that test is skipped |
 | TOPOBUS_CLUSTER_RESTART_RUNTIME | shell command that ends the container runtime and starts it again | that test is skipped |
 | TOPOBUS_CLUSTER_KILL_GATEWAY, _UPDATE_SURGE, _UPDATE, _BREAK_DEVICE, _UNINSTALL | shell commands, with installation `running` | that test is skipped |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -41,7 +44,11 @@ def _missing() -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what lies here when no cluster is named; else keep the order of the file, whatever order the other tests are put into: its last test uninstalls."""
+    """Skip what lies here when no cluster is named.
+
+    Else keep the order of the file, whatever order the other tests are put
+    into: its last test uninstalls.
+    """
     places = [index for index, item in enumerate(items) if _HERE in item.path.parents]
     in_order = sorted((items[index] for index in places), key=lambda item: (str(item.path), item.reportinfo()[1] or 0))
     for index, item in zip(places, in_order, strict=True):
@@ -62,7 +69,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped and _missing():
         terminalreporter.write_sep("!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: set {', '.join(_WANTED)}", red=True)
     elif skipped:
-        terminalreporter.write_sep("!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: each says which command it needs (-rs)", red=True)
+        terminalreporter.write_sep(
+            "!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: each says which command it needs (-rs)", red=True
+        )
 
 
 @pytest.fixture(scope="session")
@@ -86,10 +95,16 @@ def _check_folder(kubelet: Path) -> None:
             # Not is_dir(), to which a folder without rights is none.
             list((kubelet / name).iterdir())
         except PermissionError:
-            pytest.fail(f"TOPOBUS_KUBELET_DIR={kubelet}: {name} cannot be read by user {os.getuid()}: run this as root", pytrace=False)
+            pytest.fail(
+                f"TOPOBUS_KUBELET_DIR={kubelet}: {name} cannot be read by user {os.getuid()}: run this as root",
+                pytrace=False,
+            )
         except OSError as err:
             why = f"{kubelet / name}: {err.strerror}"
-            pytest.fail(f"TOPOBUS_KUBELET_DIR={kubelet} is not this node's kubelet folder ({why}): see kubelet's --root-dir", pytrace=False)
+            pytest.fail(
+                f"TOPOBUS_KUBELET_DIR={kubelet} is not this node's kubelet folder ({why}): see kubelet's --root-dir",
+                pytrace=False,
+            )
 
 
 @pytest_asyncio.fixture

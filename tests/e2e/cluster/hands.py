@@ -23,7 +23,8 @@ from support.cluster import Cluster, until
 __all__ = ["IMAGE", "Hands", "HandsPod", "Started", "hands_of_cluster", "refusals_of"]
 
 IMAGE = os.environ.get("TOPOBUS_CLUSTER_SHELLIMAGE", "docker.io/library/busybox:local")
-# What a container sees at its very start goes to its log: a device that came late would be missing there.
+# What a container sees at its very start goes to its log: a device that
+# came late would be missing there.
 _SCRIPT = "ls /sys/class/net | tr '\\n' ' '; grep Cpus_allowed_list /proc/self/status; exec sleep 999999"
 
 # busybox has one where the machine has none.
@@ -77,12 +78,19 @@ class Hands:
     ) -> HandsPod:
         """Make a claim and its pod.
 
-        Shapes: nic — the claim's opaque configuration of the interface; host_port — served by the pod at `address` alone; is_cpu_group — `cpu_count` CPUs of one group.
+        Shapes: nic — the claim's opaque configuration of the interface; host_port — served by the
+        pod at `address` alone; is_cpu_group — `cpu_count` CPUs of one group.
         """
         name = f"{self.run}-{uuid.uuid4().hex[:8]}"
         requests: list[dict[str, Any]] = [
-            {"name": kind, "exactly": {"deviceClassName": f"{self.run}-{kind}", "allocationMode": "ExactCount", "count": count}}
-            for kind, is_wanted, count in (("nic", nic is not None, 1), ("cpu", has_cpu, 1 if is_cpu_group else cpu_count))
+            {
+                "name": kind,
+                "exactly": {"deviceClassName": f"{self.run}-{kind}", "allocationMode": "ExactCount", "count": count},
+            }
+            for kind, is_wanted, count in (
+                ("nic", nic is not None, 1),
+                ("cpu", has_cpu, 1 if is_cpu_group else cpu_count),
+            )
             if is_wanted
         ]
         if is_cpu_group:
@@ -90,7 +98,9 @@ class Hands:
         devices: dict[str, Any] = {"requests": requests}
         if nic:
             devices["config"] = [{"requests": ["nic"], "opaque": {"driver": "nic.topobus.dev", "parameters": nic}}]
-        await self._make(ResourceClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": devices}})
+        await self._make(
+            ResourceClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": devices}}
+        )
         container: dict[str, Any] = {
             "name": "main",
             "image": IMAGE,
@@ -104,7 +114,8 @@ class Hands:
         spec = {
             "nodeName": "",
             "containers": [container],
-            # A container that is held back while the gateway is away fails at its start; kubelet tries it again, but for pods that say Never.
+            # A container that is held back while the gateway is away fails at its start; kubelet
+            # tries it again, but for pods that say Never.
             "restartPolicy": "Always",
             "terminationGracePeriodSeconds": 1,
             "resourceClaims": [{"name": "hands", "resourceClaimName": name}],
@@ -130,14 +141,17 @@ class Hands:
                         return seen
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            raise AssertionError(f"pod {pod.name} does not run after {limit_s:g} s: {await self.said_of(pod)}") from None
+            raise AssertionError(
+                f"pod {pod.name} does not run after {limit_s:g} s: {await self.said_of(pod)}"
+            ) from None
 
     def _log(self, pod: HandsPod) -> Started | None:
         for file in Path("/var/log/pods").glob(f"default_{pod.name}_{pod.uid}/main/*.log"):
             try:
                 text = file.read_text()
             except FileNotFoundError:
-                # Of a container that was held back at its start: kubelet has removed it, and makes another.
+                # Of a container that was held back at its start: kubelet has
+                # removed it, and makes another.
                 continue
             words = " ".join(line.split(" ", 3)[3] for line in text.splitlines() if line.count(" ") >= 3)
             match = re.match(r"(.*?)\s*Cpus_allowed_list:\s*(\S+)", words)
@@ -147,7 +161,10 @@ class Hands:
 
     async def said_of(self, pod: HandsPod) -> list[str]:
         """Events of a pod."""
-        events = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": pod.name})]
+        events = [
+            event.to_dict()
+            async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": pod.name})
+        ]
         return [f"{event.get('reason')}: {event.get('message')}" for event in events][-8:]
 
     async def phase(self, pod: HandsPod) -> str:
@@ -208,7 +225,10 @@ class Hands:
 
 @asynccontextmanager
 async def hands_of_cluster() -> AsyncIterator[Hands]:
-    """Classes and pods in the cluster that the environment names; what was made is removed at the end."""
+    """Classes and pods in the cluster that the environment names.
+
+    What was made is removed at the end.
+    """
     async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as cluster:
         made = Hands(cluster)
         await made.make_classes()
@@ -225,7 +245,9 @@ async def refusals_of(hands: Hands, pod: HandsPod, words: tuple[str, ...]) -> li
 
 
 async def container_pid(pod_uid: str) -> int:
-    """Find the process of a pod's container on this machine, when it has told its log all and sleeps."""
+    """Find the process of a pod's container on this machine, when it has told its log all and
+    sleeps.
+    """
 
     async def sleeper() -> int:
         return await asyncio.to_thread(_sleeper, pod_uid)
@@ -257,8 +279,14 @@ def cpus_of_pid(pid: int) -> str:
 def ping(address: str, count: int = 2) -> bool:
     """Ping from the host, which is made to ask where the address is.
 
-    An interface's addresses are announced once, when it is switched on, and a bridge drops that: its port opens a moment later. The host would go on for up to a minute to send to
-    the interface that had the address before (base_reachable_time of 30 s, times 1.5 at most, and its probes).
+    An interface's addresses are announced once, when it is switched on, and a bridge drops that:
+    its port opens a moment later. The host would go on for up to a minute to send to the interface
+    that had the address before (base_reachable_time of 30 s, times 1.5 at most, and its probes).
     """
     subprocess.run(["ip", "neigh", "flush", "to", address], capture_output=True, timeout=20, check=False)
-    return subprocess.run([*_PING, "-c", str(count), "-W", "2", address], capture_output=True, timeout=20, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [*_PING, "-c", str(count), "-W", "2", address], capture_output=True, timeout=20, check=False
+        ).returncode
+        == 0
+    )

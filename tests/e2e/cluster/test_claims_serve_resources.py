@@ -1,4 +1,6 @@
-"""Pods by resource on a real cluster whose API server keeps `extendedResourceName`: a class that appears takes kubelet's list back, and claims serve from then on."""
+"""Pods by resource on a real cluster whose API server keeps `extendedResourceName`: a class that
+appears takes kubelet's list back, and claims serve from then on.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ async def listed() -> int:
 
 
 async def test_claims_serve_a_resource_as_long_as_a_class_names_it(cluster: Cluster) -> None:
-    """A pod by kubelet's allocation runs on; the next one gets a claim on another device; a restart of its container is nobody's trouble; the list comes back with the class gone."""
+    """A pod by kubelet's allocation runs on; the next one gets a claim on another device.
+
+    A restart of its container is nobody's trouble; the list comes back with the class gone.
+    """
     devices = await until("slices", lambda: cluster.devices(DRIVER), lambda seen: len(seen) > 1)
     await until(f"{len(devices)} devices at kubelet", listed, lambda count: count == len(devices))
     await until(f"allocatable {RESOURCE}", lambda: cluster.allocatable(RESOURCE), bool)
@@ -65,7 +70,9 @@ async def test_claims_serve_a_resource_as_long_as_a_class_names_it(cluster: Clus
     last = await cluster.make_pod(resource=RESOURCE)
     await cluster.until_running(last)
 
-    granted = [[result["device"] for result in claim["status"]["allocation"]["devices"]["results"]] for (claim,) in given]
+    granted = [
+        [result["device"] for result in claim["status"]["allocation"]["devices"]["results"]] for (claim,) in given
+    ]
     assert [len(names) for names in granted] == [1, 2]
     assert len({name for names in granted for name in names}) == 3
     assert first["status"]["phase"] == "Running"

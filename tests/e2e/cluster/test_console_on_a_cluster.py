@@ -1,4 +1,6 @@
-"""The console beside a real cluster: it logs somebody in, draws the node that is there, and shows a claim that waits with the reason that the cluster gives."""
+"""The console beside a real cluster: it logs somebody in, draws the node that is there, and shows a
+claim that waits with the reason that the cluster gives.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ PASSWORD = "correct-horse-battery"
 async def test_console_shows_a_waiting_claim_of_the_cluster_after_a_login(
     cluster: Cluster, installation: Installation, tmp_path: Path
 ) -> None:
-    """A claim for devices of a driver that nobody has waits, and its pod says why, for both; without the password nothing is told."""
+    """A claim for devices of a driver that nobody has waits, and its pod says why, for both.
+
+    Without the password nothing is told.
+    """
     if not installation.nats_url:
-        pytest.skip("NOT CHECKED ON A CLUSTER: this installation's NATS is not reached from here (TOPOBUS_CLUSTER_NATS_URL)")
+        pytest.skip(
+            "NOT CHECKED ON A CLUSTER: this installation's NATS is not reached from here (TOPOBUS_CLUSTER_NATS_URL)"
+        )
     await until("slices", lambda: cluster.devices(DRIVER), bool)
     claim = await cluster.make_claim("nobody.topobus.dev")
     pod = await cluster.make_pod(claim=claim)
@@ -38,13 +45,18 @@ async def test_console_shows_a_waiting_claim_of_the_cluster_after_a_login(
     async with service("console", installation.nats_url, settings) as running:
         port = urlsplit((await running.logged("console.listening"))["url"]).port or 0
         refused, _, _ = await ask(port, "/api/stream")
-        _, headers, _ = await ask(port, "/login", method="POST", body=f"password={PASSWORD}", Origin=f"http://127.0.0.1:{port}")
+        _, headers, _ = await ask(
+            port, "/login", method="POST", body=f"password={PASSWORD}", Origin=f"http://127.0.0.1:{port}"
+        )
         cookie = headers["set-cookie"].partition(";")[0]
         async with stream(port, Cookie=cookie) as events:
             page = Shown(events)
             keys = (f"resourceclaim/default/{claim}", f"pod/default/{pod}")
             await page.until(
-                lambda page: all(page.topic("waiting").get(key, {}).get("message") for key in keys) and cluster.node in page.topic("nodes")
+                lambda page: (
+                    all(page.topic("waiting").get(key, {}).get("message") for key in keys)
+                    and cluster.node in page.topic("nodes")
+                )
             )
         status, _, drawing = await ask(port, f"/api/nodes/{cluster.node}", Cookie=cookie)
 

@@ -1,8 +1,11 @@
-"""Devices that kubelet gives to a second pod while the first one runs with them (UpdateAllocatedDevices, pkg/kubelet/cm/devicemanager/manager.go of 1.36.2), made on purpose.
+"""Devices that kubelet gives to a second pod while the first one runs with them
+(UpdateAllocatedDevices, pkg/kubelet/cm/devicemanager/manager.go of 1.36.2), made on purpose.
 
-A pod is being killed when the first one is admitted, topology is stopped so that its Allocate takes until the other has ended, and pods are listed meanwhile: kubelet frees what the
-ended one had, and forgets what it is allocating. Seen on one real node (1.36.2, containerd 2.4, 2026-11-29): with `_refuse_given_twice` of the gateway's device plugin made
-empty, first and second ran with one GPU in common.
+A pod is being killed when the first one is admitted, topology is stopped so that its Allocate
+takes until the other has ended, and pods are listed meanwhile: kubelet frees what the ended one
+had, and forgets what it is allocating. Seen on one real node (1.36.2, containerd 2.4,
+2026-11-29): with `_refuse_given_twice` of the gateway's device plugin made empty, first and
+second ran with one GPU in common.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from support.installation import Installation, Processes
 CLASS = os.environ.get("TOPOBUS_CLUSTER_CLASS", "gpu")
 RESOURCE = f"topobus.dev/{CLASS}"
 KUBELET = Path(os.environ.get("TOPOBUS_KUBELET_DIR", "/var/lib/kubelet"))
-# As long does the killed pod take to end: longer than the next one needs to be scheduled and admitted.
+# As long does the killed pod take to end: longer than the next one
+# needs to be scheduled and admitted.
 _ENDING_S = 4
-# Without the runtime's word, by which the gateway knows who runs with a device; and an Allocate that waits for a topology that is stopped until the killed pod has ended.
+# Without the runtime's word, by which the gateway knows who runs with a device; and an Allocate
+# that waits for a topology that is stopped until the killed pod has ended.
 _SETTINGS = {"TOPOBUS_GATEWAY__RUNTIME__SOCKET": "", "TOPOBUS_GATEWAY__DEADLINES__ADOPT_S": "10"}
 
 
@@ -43,10 +48,16 @@ async def processes(installation: Installation, monkeypatch: pytest.MonkeyPatch)
     await installation.kill_gateway()
 
 
-async def test_second_pod_is_refused_when_kubelet_gives_it_a_device_of_the_first(cluster: Cluster, processes: Processes) -> None:
-    """It is turned away by the first one's name, nobody runs with a device of another, and the next pod gets all that the first one left."""
+async def test_second_pod_is_refused_when_kubelet_gives_it_a_device_of_the_first(
+    cluster: Cluster, processes: Processes
+) -> None:
+    """It is turned away by the first one's name, nobody runs with a device of another, and the next
+    pod gets all that the first one left.
+    """
     offered = len(await until("slices", lambda: cluster.devices(f"{CLASS}.topobus.dev"), bool))
-    await until(f"{offered} devices at kubelet", partial(listed_by_kubelet, KUBELET, RESOURCE), lambda count: count == offered)
+    await until(
+        f"{offered} devices at kubelet", partial(listed_by_kubelet, KUBELET, RESOURCE), lambda count: count == offered
+    )
     await until(f"allocatable {RESOURCE}", lambda: cluster.allocatable(RESOURCE), lambda count: count == offered)
     over = await cluster.make_pod(resource=RESOURCE, ending_s=_ENDING_S)
     await cluster.until_running(over)
@@ -55,14 +66,20 @@ async def test_second_pod_is_refused_when_kubelet_gives_it_a_device_of_the_first
         await until(f"{over} is being killed", partial(cluster.events, over, "Killing"), bool)
         first = await _allocating(cluster, processes, 1)
         assert over in await devices_by_pod(KUBELET, RESOURCE), "it had ended before: kubelet forgets nothing then"
-        await until(f"kubelet's list is without {over}", partial(devices_by_pod, KUBELET, RESOURCE), lambda devices: over not in devices)
+        await until(
+            f"kubelet's list is without {over}",
+            partial(devices_by_pod, KUBELET, RESOURCE),
+            lambda devices: over not in devices,
+        )
     await cluster.until_running(first)
     await cluster.remove(over)
     # Topology would choose none that the first one has.
     with processes.frozen("topology"):
         second = await _allocating(cluster, processes, offered - 1)
     decided = await until(
-        f"kubelet decides on {second}", partial(_status, cluster, second), lambda status: status.get("phase") != "Pending"
+        f"kubelet decides on {second}",
+        partial(_status, cluster, second),
+        lambda status: status.get("phase") != "Pending",
     )
     after_it = await devices_by_pod(KUBELET, RESOURCE)
     assert set(after_it) == {first}, f"{second} runs, too, and they have {after_it}"
@@ -79,7 +96,9 @@ async def test_second_pod_is_refused_when_kubelet_gives_it_a_device_of_the_first
 
 
 async def _allocating(cluster: Cluster, processes: Processes, count: int) -> str:
-    """Make a pod for so many devices, and wait until kubelet allocates them: right before that the gateway is asked for a choice, and topology is not there to make it."""
+    """Make a pod for so many devices, and wait until kubelet allocates them: right before that the
+    gateway is asked for a choice, and topology is not there to make it.
+    """
 
     async def choices() -> int:
         return (processes.folder / "gateway.log").read_text().count('"preference.fell-back"')

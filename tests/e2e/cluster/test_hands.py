@@ -1,7 +1,10 @@
-"""Hands on a real kubelet, API server, scheduler and containerd 2: a chosen CPU is pinned, a chosen interface is in the pod, and both come back, whatever dies in between.
+"""Hands on a real kubelet, API server, scheduler and containerd 2: a chosen CPU is pinned, a chosen
+interface is in the pod, and both come back, whatever dies in between.
 
-Topobus runs here as processes of this suite on this machine's own hardware, as root (TOPOBUS_CLUSTER_INSTALLATION=hands). TOPOBUS_CLUSTER_NRI names the runtime's NRI socket;
-TOPOBUS_CLUSTER_HANDS_PODS says how many pods at least come and go under faults, TOPOBUS_CLUSTER_HANDS_SEED which faults.
+Topobus runs here as processes of this suite on this machine's own hardware, as root
+(TOPOBUS_CLUSTER_INSTALLATION=hands). TOPOBUS_CLUSTER_NRI names the runtime's NRI socket;
+TOPOBUS_CLUSTER_HANDS_PODS says how many pods at least come and go under faults,
+TOPOBUS_CLUSTER_HANDS_SEED which faults.
 """
 
 from __future__ import annotations
@@ -22,7 +25,14 @@ import pytest_asyncio
 from e2e.cluster.hands import Hands, HandsPod, container_pid, cpus_of_pid, hands_of_cluster, ping
 from support.cluster import until
 from support.installation import setting
-from support.real_hands import HandsInstallation, Interface, host_interfaces, installed_hands, interface_of_process, veth_bench
+from support.real_hands import (
+    HandsInstallation,
+    Interface,
+    host_interfaces,
+    installed_hands,
+    interface_of_process,
+    veth_bench,
+)
 from topobus.values.idset import CpuSet
 
 _INTERFACES = 6
@@ -64,8 +74,13 @@ def _configuration(address: str) -> dict[str, object]:
     }
 
 
-async def test_container_has_the_cpu_alone_when_its_claim_asks_for_one(hands: Hands, topobus: HandsInstallation) -> None:
-    """The claim's container runs on one CPU, all others on the rest; within 100 ms of the unpreparation everybody has all again."""
+async def test_container_has_the_cpu_alone_when_its_claim_asks_for_one(
+    hands: Hands, topobus: HandsInstallation
+) -> None:
+    """The claim's container runs on one CPU, all others on the rest.
+
+    Within 100 ms of the unpreparation everybody has all again.
+    """
     neighbour = await hands.make()
     await hands.started(neighbour, _LIMIT_S)
     neighbour_pid = await container_pid(neighbour.uid)
@@ -77,7 +92,9 @@ async def test_container_has_the_cpu_alone_when_its_claim_asks_for_one(hands: Ha
     returning = asyncio.create_task(_until_cpus(neighbour_pid, online))
     await hands.remove(pod, _LIMIT_S)
     returned_at = await returning
-    unprepared_at = await until("the claim is unprepared", partial(_logged_at, topobus, "claim.unprepared", claim_uid), lambda at: at > 0)
+    unprepared_at = await until(
+        "the claim is unprepared", partial(_logged_at, topobus, "claim.unprepared", claim_uid), lambda at: at > 0
+    )
 
     assert CpuSet.parse(seen.cpus).isdisjoint(CpuSet.parse(others))
     assert CpuSet.parse(seen.cpus) | CpuSet.parse(others) == CpuSet.parse(online)
@@ -101,8 +118,12 @@ async def _logged_at(topobus: HandsInstallation, event: str, claim_uid: str) -> 
     return 0.0
 
 
-async def test_pod_is_reached_through_the_interface_that_its_claim_chose(hands: Hands, bench: dict[str, Interface]) -> None:
-    """The interface is there when the container starts, has what the claim configures, answers a ping, stands in the claim's status within 1 s, and comes back as it was."""
+async def test_pod_is_reached_through_the_interface_that_its_claim_chose(
+    hands: Hands, bench: dict[str, Interface]
+) -> None:
+    """The interface is there when the container starts, has what the claim configures, answers a
+    ping, stands in the claim's status within 1 s, and comes back as it was.
+    """
     pod = await hands.make(nic=_configuration("10.77.1.1"), address="10.77.1.1")
     seen = await hands.started(pod, _LIMIT_S)
     running_at = time.monotonic()
@@ -124,7 +145,9 @@ async def test_pod_is_reached_through_the_interface_that_its_claim_chose(hands: 
 async def test_nothing_is_lost_when_pods_come_and_go_while_services_are_killed(
     hands: Hands, topobus: HandsInstallation, bench: dict[str, Interface]
 ) -> None:
-    """No pod starts without its interface or CPU, no CPU is in two exclusive sets, and every interface comes back with its name, MAC and MTU."""
+    """No pod starts without its interface or CPU, no CPU is in two exclusive sets, and every
+    interface comes back with its name, MAC and MTU.
+    """
     count = int(setting("HANDS_PODS", "12"))
     seed = int(setting("HANDS_SEED", "0")) or secrets.randbelow(2**31)
     print(f"hands: {count} pods under faults, TOPOBUS_CLUSTER_HANDS_SEED={seed}")  # noqa: T201 - to repeat it

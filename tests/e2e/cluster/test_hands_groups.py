@@ -1,6 +1,8 @@
-"""Claims for a number of a group's CPUs on a real node: kube-scheduler counts the group's capacity, and which CPUs is decided when the claim is prepared.
+"""Claims for a number of a group's CPUs on a real node: kube-scheduler counts the group's capacity,
+and which CPUs is decided when the claim is prepared.
 
-As `test_hands`: TOPOBUS_CLUSTER_INSTALLATION=hands, TOPOBUS_CLUSTER_NRI. The cluster needs DRAConsumableCapacity (on by default in Kubernetes 1.36).
+As `test_hands`: TOPOBUS_CLUSTER_INSTALLATION=hands, TOPOBUS_CLUSTER_NRI. The cluster needs
+DRAConsumableCapacity (on by default in Kubernetes 1.36).
 """
 
 from __future__ import annotations
@@ -43,8 +45,13 @@ async def _cpus_of(pid: int) -> str:
     return cpus_of_pid(pid)
 
 
-async def test_cpus_of_a_group_are_alone_when_a_claim_asks_for_a_number(topobus: HandsInstallation, hands: Hands) -> None:
-    """One of the machine's CPUs by number: the pod has it alone, all others the rest; all of them are refused, and in the end everybody has all again."""
+async def test_cpus_of_a_group_are_alone_when_a_claim_asks_for_a_number(
+    topobus: HandsInstallation, hands: Hands
+) -> None:
+    """One of the machine's CPUs by number: the pod has it alone, all others the rest.
+
+    All of them are refused, and in the end everybody has all again.
+    """
     neighbour = await hands.make()
     await hands.started(neighbour, _LIMIT_S)
     neighbour_pid = await container_pid(neighbour.uid)

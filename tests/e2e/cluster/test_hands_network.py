@@ -1,7 +1,10 @@
-"""An operator's CNI networks, bad input and restarts of kubelet and runtime, with hands on a real node.
+"""An operator's CNI networks, bad input and restarts of kubelet and runtime, with hands on a real
+node.
 
-As `test_hands`: TOPOBUS_CLUSTER_INSTALLATION=hands, TOPOBUS_CLUSTER_NRI. TOPOBUS_CLUSTER_RESTART_KUBELET and TOPOBUS_CLUSTER_RESTART_RUNTIME are shell commands that restart them. The CNI
-project's plugins (Debian's containernetworking-plugins) stand in /usr/lib/cni or /opt/cni/bin.
+As `test_hands`: TOPOBUS_CLUSTER_INSTALLATION=hands, TOPOBUS_CLUSTER_NRI.
+TOPOBUS_CLUSTER_RESTART_KUBELET and TOPOBUS_CLUSTER_RESTART_RUNTIME are shell commands
+that restart them. The CNI project's plugins (Debian's containernetworking-plugins) stand
+in /usr/lib/cni or /opt/cni/bin.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ import pytest_asyncio
 from e2e.cluster.hands import Hands, container_pid, cpus_of_pid, hands_of_cluster, ping, refusals_of
 from support.cluster import until
 from support.installation import command, setting
-from support.real_hands import HandsInstallation, Interface, host_interfaces, installed_hands, interface_of_process, veth_bench
+from support.real_hands import (
+    HandsInstallation,
+    Interface,
+    host_interfaces,
+    installed_hands,
+    interface_of_process,
+    veth_bench,
+)
 from support.real_traffic import Rate, changes_of_interfaces, measure_rate
 from topobus.values.idset import CpuSet
 
@@ -42,7 +52,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def _networks(folder: Path) -> dict[str, str]:
-    """Write the operator's networks: `door` hands the chosen interface over, `slow` is a bridge with limits, `broken` names a plugin that is not installed."""
+    """Write the operator's networks: `door` hands the chosen interface over, `slow` is a bridge
+    with limits, `broken` names a plugin that is not installed.
+    """
     static = {"ipam": {"type": "static"}, "capabilities": {"ips": True}}
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
     bandwidth = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
@@ -76,7 +88,9 @@ def topobus(bench: dict[str, Interface], tmp_path_factory: pytest.TempPathFactor
     settings = {
         "TOPOBUS_NIC__INTERFACES__OFFER": json.dumps([{"name": name} for name in bench]),
         "TOPOBUS_NIC__CNI__NETWORKS": json.dumps(_networks(folder)),
-        "TOPOBUS_NIC__CNI__PLUGINS": json.dumps(["bandwidth", "bridge", "host-device", "loopback", "not-installed", "portmap", "static"]),
+        "TOPOBUS_NIC__CNI__PLUGINS": json.dumps(
+            ["bandwidth", "bridge", "host-device", "loopback", "not-installed", "portmap", "static"]
+        ),
         "TOPOBUS_NIC__CNI__STATE_DIR": str(folder / "state"),
     }
     with installed_hands(settings) as installation:
@@ -106,13 +120,19 @@ def _through(network: str, address: str) -> dict[str, Any]:
 def _forwarded(port: int, chain: str = "") -> list[str]:
     """The kernel's rules of a chain (empty: of all) in their order that name a port of the host."""
     rules = subprocess.run(
-        ["iptables", "-t", "nat", "-S", *([chain] if chain else [])], capture_output=True, text=True, timeout=20, check=True
+        ["iptables", "-t", "nat", "-S", *([chain] if chain else [])],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
     )
     return [rule for rule in rules.stdout.splitlines() if f"--dport {port} " in rule or f"--dports {port} " in rule]
 
 
 def _forget_other_chains(port: int, network: str) -> None:
-    """Take out the rules for a port that lead to other networks' chains: the cluster's own network may have `portmap`, too, and its rule comes first."""
+    """Take out the rules for a port that lead to other networks' chains: the cluster's own network
+    may have `portmap`, too, and its rule comes first.
+    """
     for rule in _forwarded(port, "CNI-HOSTPORT-DNAT"):
         if f'\\"{network}\\"' not in rule:
             words = shlex.split(rule.replace("-A ", "-D ", 1))
@@ -125,7 +145,9 @@ def _fetch(url: str) -> str:
 
 
 async def test_host_port_is_answered_through_the_chosen_interface(hands: Hands, bench: dict[str, Interface]) -> None:
-    """The pod listens on the chosen interface's address alone, and the cluster's own rule for the port is taken out: what answers came through our chain."""
+    """The pod listens on the chosen interface's address alone, and the cluster's own rule for the
+    port is taken out: what answers came through our chain.
+    """
     address = "10.77.20.1"
     pod = await hands.make(nic=_through("door", f"{address}/16"), address=address, host_port=_HOST_PORT)
     await hands.started(pod, _LIMIT_S)
@@ -151,8 +173,12 @@ async def test_limits_of_the_annotations_hold_within_5_percent(hands: Hands, ben
     pod = await hands.make(nic=_through("slow", "10.78.0.9/24"), address="10.78.0.9", annotations=annotations)
     await hands.started(pod, _LIMIT_S)
     pid = await container_pid(pod.uid)
-    to_pod = await asyncio.to_thread(partial(measure_rate, sender=None, receiver=pid, address="10.78.0.9", interface="net1"))
-    from_pod = await asyncio.to_thread(partial(measure_rate, sender=pid, receiver=None, address="10.78.0.1", interface=_BRIDGE))
+    to_pod = await asyncio.to_thread(
+        partial(measure_rate, sender=None, receiver=pid, address="10.78.0.9", interface="net1")
+    )
+    from_pod = await asyncio.to_thread(
+        partial(measure_rate, sender=pid, receiver=None, address="10.78.0.1", interface=_BRIDGE)
+    )
     await hands.remove(pod, _LIMIT_S)
 
     print(f"hands: to the pod {_say(to_pod)}, from it {_say(from_pod)}")  # noqa: T201 - acceptance asks for the figure
@@ -168,8 +194,8 @@ def _say(rate: Rate) -> str:
 @pytest.mark.parametrize(
     ("nic", "cpu_count", "words"),
     [
-        pytest.param(_configuration(interface={"name": "net1", "addresses": ["10.77.300.1/16"]}), 0, ("interface.addresses[0]", "10.77.300.1"), id="address"),
-        pytest.param(_configuration(interface={"name": "eth0"}), 0, ("name-taken", "write another interface.name"), id="name"),
+        pytest.param(_configuration(interface={"name": "net1", "addresses": ["10.77.300.1/16"]}), 0, ("interface.addresses[0]", "10.77.300.1"), id="address"),  # noqa: E501
+        pytest.param(_configuration(interface={"name": "eth0"}), 0, ("name-taken", "write another interface.name"), id="name"),  # noqa: E501
         pytest.param(_configuration(interface={"name": "net1", "mtu": 70000}), 0, ("interface.mtu", "70000"), id="mtu"),
         pytest.param(_configuration(vf={"vlan": 5000}), 0, ("vf.vlan", "5000"), id="vlan"),
         pytest.param(_through("broken", "10.77.21.1/16"), 0, ("plugins[1]", "not-installed"), id="binary"),
@@ -184,7 +210,10 @@ async def test_bad_input_is_refused_by_field_and_changes_nothing(
     topobus: HandsInstallation,
     bench: dict[str, Interface],
 ) -> None:
-    """The pod stays pending with an event that names the field; no interface is touched meanwhile, and the pods beside it go on."""
+    """The pod stays pending with an event that names the field.
+
+    No interface is touched meanwhile, and the pods beside it go on.
+    """
     neighbour = await hands.make(nic=_at(_FIRST))
     await hands.started(neighbour, _LIMIT_S)
     pid = await container_pid(neighbour.uid)
@@ -202,7 +231,8 @@ async def test_bad_input_is_refused_by_field_and_changes_nothing(
 
     print(f"hands: {line}")  # noqa: T201 - for people
     assert phase == "Pending"
-    # The kernel tells of the other ends (tbhp0) when it gets round to it: they came up with the neighbour's interface, before anybody listened.
+    # The kernel tells of the other ends (tbhp0) when it gets round to it: they came up with the
+    # neighbour's interface, before anybody listened.
     assert [change for change in changes if " tbhp" not in change] == []
     assert (after, cpus_after) == (before, cpus)
     assert len(journal) == 1
@@ -219,7 +249,9 @@ def _journal(topobus: HandsInstallation) -> list[str]:
 async def test_interface_and_cpu_stay_right_over_a_restart(
     which: str, hands: Hands, topobus: HandsInstallation, bench: dict[str, Interface]
 ) -> None:
-    """A pod holds an interface and a CPU while kubelet or the runtime is restarted: both stay, a pod that comes later gets the rest, and all comes back."""
+    """A pod holds an interface and a CPU while kubelet or the runtime is restarted: both stay, a
+    pod that comes later gets the rest, and all comes back.
+    """
     neighbour = await hands.make()
     await hands.started(neighbour, _LIMIT_S)
     neighbour_pid = await container_pid(neighbour.uid)

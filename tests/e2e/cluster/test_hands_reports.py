@@ -1,7 +1,9 @@
-"""What a real API server, kubelet and containerd make of the gateway's reports, with the deployed account's rights and no others: status, events, files in the container.
+"""What a real API server, kubelet and containerd make of the gateway's reports, with the deployed
+account's rights and no others: status, events, files in the container.
 
-As `test_hands`: TOPOBUS_CLUSTER_INSTALLATION=hands, TOPOBUS_CLUSTER_NRI. The roles and policies of deploy/kubernetes/gateway.yaml are applied, and the gateway runs with a token of its account
-that is bound to a pod on this node, as the one in its DaemonSet is.
+As `test_hands`: TOPOBUS_CLUSTER_INSTALLATION=hands, TOPOBUS_CLUSTER_NRI. The roles and policies of
+deploy/kubernetes/gateway.yaml are applied, and the gateway runs with a token of its account that is
+bound to a pod on this node, as the one in its DaemonSet is.
 """
 
 from __future__ import annotations
@@ -64,20 +66,32 @@ def topobus(bench: dict[str, Interface], tmp_path_factory: pytest.TempPathFactor
 
 
 async def _account(admin: Path, node: str, kubeconfig: Path) -> Path:
-    """Give the gateway's account its deployed rights, and write a kubeconfig with a token of it that names this node."""
+    """Give the gateway's account its deployed rights, and write a kubeconfig with a token of it
+    that names this node.
+    """
     manifests = yaml.safe_load_all(await asyncio.to_thread(_MANIFEST.read_text, encoding="utf-8"))
     async with AsyncClient(KubeConfig.from_file(admin), trust_env=False, field_manager="topobus-e2e") as client:
-        await client.apply(Namespace.from_dict({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}))
+        await client.apply(
+            Namespace.from_dict({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
+        )
         for manifest in manifests:
             if manifest["kind"] != "DaemonSet":
                 await client.apply(codecs.from_dict(manifest), force=True)
         with suppress(ApiError):
             await client.delete(Pod, _ANCHOR, namespace=_NAMESPACE, grace_period=0)
         container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "999999"]}
-        spec = {"nodeName": node, "serviceAccountName": _ACCOUNT, "terminationGracePeriodSeconds": 0, "containers": [container]}
+        spec = {
+            "nodeName": node,
+            "serviceAccountName": _ACCOUNT,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+        }
         await client.create(Pod.from_dict({"metadata": {"name": _ANCHOR, "namespace": _NAMESPACE}, "spec": spec}))
         reference = {"apiVersion": "v1", "kind": "Pod", "name": _ANCHOR}
-        asked = {"metadata": {"namespace": _NAMESPACE}, "spec": {"audiences": [], "boundObjectRef": reference, "expirationSeconds": 7200}}
+        asked = {
+            "metadata": {"namespace": _NAMESPACE},
+            "spec": {"audiences": [], "boundObjectRef": reference, "expirationSeconds": 7200},
+        }
         answer = await client.create(ServiceAccountToken.from_dict(asked), _ACCOUNT, namespace=_NAMESPACE)
     config = yaml.safe_load(await asyncio.to_thread(admin.read_text, encoding="utf-8"))
     config["users"][0]["user"] = {"token": answer.status.token}
@@ -98,8 +112,12 @@ async def hands(topobus: HandsInstallation) -> AsyncIterator[Hands]:
             await made.clean()
 
 
-async def test_interface_is_in_status_events_and_file_with_the_deployed_rights(hands: Hands, topobus: HandsInstallation) -> None:
-    """The API server takes the status and shows it within a second, pod and claim have an event, and the container reads its interface in its file."""
+async def test_interface_is_in_status_events_and_file_with_the_deployed_rights(
+    hands: Hands, topobus: HandsInstallation
+) -> None:
+    """The API server takes the status and shows it within a second, pod and claim have an event,
+    and the container reads its interface in its file.
+    """
     configuration = {
         "apiVersion": "nic.topobus.dev/v1",
         "kind": "Interface",
@@ -113,7 +131,9 @@ async def test_interface_is_in_status_events_and_file_with_the_deployed_rights(h
     (entry,) = (await hands.claim(pod))["status"]["devices"]
     pid = await container_pid(pod.uid)
     document = json.loads(
-        await asyncio.to_thread(Path(f"/proc/{pid}/root{_FOLDER}/{pod.claim}/nic/nic.topobus.dev-metadata.json").read_text)
+        await asyncio.to_thread(
+            Path(f"/proc/{pid}/root{_FOLDER}/{pod.claim}/nic/nic.topobus.dev-metadata.json").read_text
+        )
     )
     events = await until("events", partial(_reasons, hands, pod), lambda reasons: len(reasons) == 2)
     await hands.remove(pod, _LIMIT_S)
@@ -137,8 +157,14 @@ def interface_mac(entry: dict[str, Any]) -> str:
 
 
 async def test_refusal_is_in_an_event_with_the_next_step(hands: Hands) -> None:
-    """A claim with an MTU that the interface cannot have: the pod waits, and its event names the field, the code and what to do."""
-    configuration = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"name": "net1", "mtu": 99999999}}
+    """A claim with an MTU that the interface cannot have: the pod waits, and its event names the
+    field, the code and what to do.
+    """
+    configuration = {
+        "apiVersion": "nic.topobus.dev/v1",
+        "kind": "Interface",
+        "interface": {"name": "net1", "mtu": 99999999},
+    }
     pod = await hands.make(nic=configuration)
     said = await until(
         "a refusal",
@@ -155,5 +181,10 @@ async def test_refusal_is_in_an_event_with_the_next_step(hands: Hands) -> None:
 
 async def _reasons(hands: Hands, pod: HandsPod) -> list[tuple[str, str]]:
     """Whom our events are about, and why."""
-    events = [event.to_dict() async for event in hands.client.list(Event, namespace="default", fields={"involvedObject.name": pod.name})]
-    return sorted((event["involvedObject"]["kind"], event["reason"]) for event in events if event["reason"].startswith("Devices"))
+    events = [
+        event.to_dict()
+        async for event in hands.client.list(Event, namespace="default", fields={"involvedObject.name": pod.name})
+    ]
+    return sorted(
+        (event["involvedObject"]["kind"], event["reason"]) for event in events if event["reason"].startswith("Devices")
+    )

@@ -1,7 +1,9 @@
-"""Pods of all kinds on real nodes through kills, restarts, reboots and cut-offs; a checker compares, many times a second, what each container has with what was promised and with all others'.
+"""Pods of all kinds on real nodes through kills, restarts, reboots and cut-offs.
 
-Topobus runs on them as processes of this suite, as root (TOPOBUS_CLUSTER_INSTALLATION=nodes). Its kernel is asked for every container, so the nodes share this machine: one node of it, or
-several in namespaces or containers of their own.
+A checker compares, many times a second, what each container has with what was promised and with all
+others'. Topobus runs on them as processes of this suite, as root
+(TOPOBUS_CLUSTER_INSTALLATION=nodes). Its kernel is asked for every container, so the nodes share
+this machine: one node of it, or several in namespaces or containers of their own.
 
 | variable | what | default |
 |---|---|---|
@@ -12,7 +14,7 @@ several in namespaces or containers of their own.
 | TOPOBUS_CLUSTER_RESTART_KUBELET, _RESTART_RUNTIME, _REBOOT, _CUT_OFF and _JOIN | shell commands for $NODE | does not happen |
 | TOPOBUS_CLUSTER_STRESS_PODS, _STRESS_FAULTS | how many pods at least come and go, how many things at least befall them | 200, each once |
 | TOPOBUS_CLUSTER_STRESS_SEED | what else, and when | by chance |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ from support.installation import setting
 from support.node_fleet import INTERFACES, NodeFleet
 from support.pod_load import PodKind, PodLoad
 
-# The gateway looks each three seconds and believes a difference after half a second; a start of the gateway looks at once.
+# The gateway looks each three seconds and believes a difference after half a second; a
+# start of the gateway looks at once.
 _OUTSIDE_LOOK_S = 5.0
 _PAUSE_S = (4.0, 12.0)
 _SECONDS = (1, 2, 4, 8)
@@ -86,7 +89,12 @@ async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
 
     def request(name: str, count: int, selector: str = "") -> dict[str, Any]:
         selectors = [{"cel": {"expression": selector}}] if selector else []
-        exactly = {"deviceClassName": classes[name], "allocationMode": "ExactCount", "count": count, "selectors": selectors}
+        exactly = {
+            "deviceClassName": classes[name],
+            "allocationMode": "ExactCount",
+            "count": count,
+            "selectors": selectors,
+        }
         return {"name": name, "exactly": exactly}
 
     this = tuple(node for node, machine in fleet.machines.items() if machine == "this")
@@ -113,7 +121,11 @@ async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
             # One may be at a time, for a node of two CPUs has one to give and one for all others.
             "cpu": made(workers=1, requests=(request("cpu", 1),)),
             "interface": made(
-                workers=INTERFACES, requests=(request("nic", 1, _IS_OURS),), config=(config,), wants={"nic": 1}, interface="net1"
+                workers=INTERFACES,
+                requests=(request("nic", 1, _IS_OURS),),
+                config=(config,),
+                wants={"nic": 1},
+                interface="net1",
             ),
             "resource": made(workers=1, resources={"topobus.dev/nic": 1}, wants={"nic": 1}),
             "plain": made(workers=3),
@@ -122,8 +134,12 @@ async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
 
 
 @pytest.mark.timeout(8 * 3600)
-async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_node(cluster: Cluster, fleet: NodeFleet) -> None:
-    """No device is in two containers at a moment, none has less than promised or other devices when it starts anew, no exclusive CPU is shared while a gateway is there, and nothing is left."""
+async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_node(
+    cluster: Cluster, fleet: NodeFleet
+) -> None:
+    """No device is in two containers at a moment, none has less than promised or other devices when
+    it starts anew, no exclusive CPU is shared while a gateway is there, and nothing is left.
+    """
     pods, count = int(setting("STRESS_PODS", "200")), int(setting("STRESS_FAULTS", "0"))
     seed = int(setting("STRESS_SEED", "0")) or secrets.randbelow(2**31)
     chance = random.Random(seed)
@@ -158,8 +174,10 @@ async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_nod
     said = [f"at {each.since_s - begun_s:.1f} s for {each.lasted_s:.2f} s: {each.text}" for each in looks.overlaps]
     slowest = {kind: f"{max(took_s):.0f}" for kind, took_s in load.took_s.items() if took_s}
     print(  # noqa: T201 - the figures
-        f"nodes: {load.done.total()} pods in {time.time() - begun_s:.0f} s, {dict(load.done)}; {befell.total()} faults, {dict(befell)}; {looks.looks} looks at "
-        f"{ {kind: len(pods_of_kind) for kind, pods_of_kind in looks.seen.items()} } pods; slowest of each kind {slowest} s; turned away by kubelet: {load.turned_away}; "
+        f"nodes: {load.done.total()} pods in {time.time() - begun_s:.0f} s, {dict(load.done)}; "
+        f"{befell.total()} faults, {dict(befell)}; {looks.looks} looks at "
+        f"{ {kind: len(pods_of_kind) for kind, pods_of_kind in looks.seen.items()} } pods; slowest of each "
+        f"kind {slowest} s; turned away by kubelet: {load.turned_away}; "
         f"CPUs shared: {said}"
     )
 
@@ -167,7 +185,9 @@ async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_nod
     assert load.failed == []
     assert looks.seen.keys() == kinds.keys()
     assert [each.text for each in looks.overlaps if each.looks > 1 and not _is_within(each, away[each.node])] == []
-    assert [each.text for each in looks.overlaps if each.until_s > _back_s(each, away[each.node]) + _OUTSIDE_LOOK_S] == []
+    assert [
+        each.text for each in looks.overlaps if each.until_s > _back_s(each, away[each.node]) + _OUTSIDE_LOOK_S
+    ] == []
     await until("nothing is left on any node", partial(asyncio.to_thread, fleet.left), lambda remains: not remains)
 
 

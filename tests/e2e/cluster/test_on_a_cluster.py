@@ -1,6 +1,8 @@
-"""Topobus on a cluster of its operator's: real kubelet, API server, scheduler and container runtime. Its authors had none; they ran it on two simulators.
+"""Topobus on a cluster of its operator's: real kubelet, API server, scheduler and container
+runtime.
 
-The tests stand in the order of a life, and the last one takes Topobus off the node. conftest.py lists what the environment says.
+Its authors had none; they ran it on two simulators. The tests stand in the order of a life, and the
+last one takes Topobus off the node. conftest.py lists what the environment says.
 """
 
 from __future__ import annotations
@@ -53,16 +55,23 @@ def plugin_sockets() -> set[tuple[str, int, int]]:
 
 
 async def is_up(cluster: Cluster, *, in_claims: int = 0) -> int:
-    """Wait until both doors are open; how many devices the resource offers: all but those that claims have."""
+    """Wait until both doors are open.
+
+    How many devices the resource offers: all but those that claims have.
+    """
     devices = await until(f"slices of {DRIVER} on {cluster.node}", lambda: cluster.devices(DRIVER), bool)
     wanted = len(devices) - in_claims
     return await until(
-        f"{wanted} allocatable {RESOURCE} on {cluster.node}", lambda: cluster.allocatable(RESOURCE), lambda count: count == wanted
+        f"{wanted} allocatable {RESOURCE} on {cluster.node}",
+        lambda: cluster.allocatable(RESOURCE),
+        lambda count: count == wanted,
     )
 
 
 async def test_scheduler_sees_devices_with_standard_attributes_when_the_node_is_up(cluster: Cluster) -> None:
-    """Slices of our node are there, and each device says its PCI address, root and NUMA node, by which a scheduler aligns."""
+    """Slices of our node are there, and each device says its PCI address, root and NUMA node, by
+    which a scheduler aligns.
+    """
     devices = await until("slices", lambda: cluster.devices(DRIVER), bool)
 
     lacking = {name: {"pciBusID", "pcieRoot", "numaNode"} - attribute_names(device) for name, device in devices.items()}
@@ -70,11 +79,17 @@ async def test_scheduler_sees_devices_with_standard_attributes_when_the_node_is_
 
 
 async def test_kubelet_has_the_driver_when_the_node_is_up(cluster: Cluster) -> None:
-    """Our registration socket stands in kubelet's folder on this machine, and the node has the resource: both doors are open."""
+    """Our registration socket stands in kubelet's folder on this machine, and the node has the
+    resource: both doors are open.
+    """
     offered = await is_up(cluster)
 
     assert offered == len(await cluster.devices(DRIVER))
-    assert [our_socket for our_socket in our_sockets() if our_socket.startswith("plugins_registry/") and DRIVER in our_socket]
+    assert [
+        our_socket
+        for our_socket in our_sockets()
+        if our_socket.startswith("plugins_registry/") and DRIVER in our_socket
+    ]
 
 
 async def test_pod_runs_when_it_asks_for_a_resource(cluster: Cluster) -> None:
@@ -86,7 +101,11 @@ async def test_pod_runs_when_it_asks_for_a_resource(cluster: Cluster) -> None:
 
 
 async def test_pod_runs_with_its_claim_when_it_asks_by_dra(cluster: Cluster) -> None:
-    """The DRA door: the scheduler allocates a device of our slices, kubelet prepares it, the container starts; its CDI file goes with the pod."""
+    """The DRA door: the scheduler allocates a device of our slices, kubelet prepares it, the
+    container starts.
+
+    Its CDI file goes with the pod.
+    """
     devices = await until("slices", lambda: cluster.devices(DRIVER), bool)
     claim = await cluster.make_claim(DRIVER)
     pod = await cluster.make_pod(claim=claim)
@@ -102,11 +121,17 @@ async def test_pod_runs_with_its_claim_when_it_asks_by_dra(cluster: Cluster) -> 
     assert (result["driver"], result["pool"]) == (DRIVER, cluster.node)
     assert result["device"] in devices
     assert [file for file in written if found_claim["metadata"]["uid"] in file]
-    await until("the claim's CDI file is gone", left, lambda names: not [name for name in names if found_claim["metadata"]["uid"] in name])
+    await until(
+        "the claim's CDI file is gone",
+        left,
+        lambda names: not [name for name in names if found_claim["metadata"]["uid"] in name],
+    )
 
 
 async def test_scheduler_aligns_two_classes_when_a_claim_asks_for_one_pcie_root(cluster: Cluster) -> None:
-    """Kubernetes' own scheduler, by the attribute alone: a device of each class below the same PCIe root."""
+    """Kubernetes' own scheduler, by the attribute alone: a device of each class below the same PCIe
+    root.
+    """
     drivers = (DRIVER, f"{SECOND_CLASS}.topobus.dev")
     roots: dict[str, dict[str, str]] = {}
     for driver in drivers:
@@ -127,7 +152,10 @@ def _root(device: dict[str, Any]) -> str:
 
 
 async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster) -> None:
-    """After TOPOBUS_CLUSTER_RESTART_KUBELET the resource is back and slices are published again; pods of both doors still run, and new ones start."""
+    """After TOPOBUS_CLUSTER_RESTART_KUBELET the resource is back and slices are published again.
+
+    Pods of both doors still run, and new ones start.
+    """
     await is_up(cluster)
     by_claim = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
     by_resource = await cluster.make_pod(resource=RESOURCE)
@@ -149,8 +177,12 @@ async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster
     await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
 
 
-async def test_claims_are_prepared_again_when_the_gateway_is_killed(cluster: Cluster, installation: Installation) -> None:
-    """After a kill -9 the old pod still runs, a new one gets another device, and the old one's claim is undone in the end."""
+async def test_claims_are_prepared_again_when_the_gateway_is_killed(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """After a kill -9 the old pod still runs, a new one gets another device, and the old one's
+    claim is undone in the end.
+    """
     await is_up(cluster)
     claim = await cluster.make_claim(DRIVER)
     old = await cluster.make_pod(claim=claim)
@@ -160,7 +192,10 @@ async def test_claims_are_prepared_again_when_the_gateway_is_killed(cluster: Clu
     await cluster.until_running(await cluster.make_pod(claim=other))
 
     assert (await cluster.pod(old))["status"]["phase"] == "Running"
-    devices = [(await cluster.claim(name))["status"]["allocation"]["devices"]["results"][0]["device"] for name in (claim, other)]
+    devices = [
+        (await cluster.claim(name))["status"]["allocation"]["devices"]["results"][0]["device"]
+        for name in (claim, other)
+    ]
     assert len(set(devices)) == 2
     await cluster.remove(old)
 
@@ -194,8 +229,12 @@ class Watch:
             await asyncio.sleep(0.1)
 
 
-async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(cluster: Cluster, installation: Installation) -> None:
-    """The new one first: allocatable and slices never change, running pods go on, and a pod that comes meanwhile starts."""
+async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The new one first: allocatable and slices never change, running pods go on, and a pod that
+    comes meanwhile starts.
+    """
     await is_up(cluster)
     running = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
     await cluster.until_running(running)
@@ -211,8 +250,12 @@ async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(cluster
     assert (await cluster.pod(running))["status"]["phase"] == "Running"
 
 
-async def test_pods_go_on_when_the_gateway_is_updated_without_surge(cluster: Cluster, installation: Installation) -> None:
-    """The old one ends first: slices stay, running pods go on, everything is offered again and new pods are admitted at both doors."""
+async def test_pods_go_on_when_the_gateway_is_updated_without_surge(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The old one ends first: slices stay, running pods go on, everything is offered again and new
+    pods are admitted at both doors.
+    """
     await is_up(cluster)
     by_claim = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
     by_resource = await cluster.make_pod(resource=RESOURCE)
@@ -230,7 +273,9 @@ async def test_pods_go_on_when_the_gateway_is_updated_without_surge(cluster: Clu
 
 
 async def test_pods_of_both_doors_run_and_end_when_they_come_in_bursts(cluster: Cluster) -> None:
-    """40 pods, half by each door, as many at once as the node has devices: none is turned away, none waits for the other door, all end."""
+    """40 pods, half by each door, as many at once as the node has devices: none is turned away,
+    none waits for the other door, all end.
+    """
     offered = await is_up(cluster)
     half = offered // 2
     assert half, f"the node has {offered} {RESOURCE}, wanted two or more"
@@ -238,10 +283,14 @@ async def test_pods_of_both_doors_run_and_end_when_they_come_in_bursts(cluster: 
     for burst in range(0, _PODS_A_DOOR, half):
         count = min(half, _PODS_A_DOOR - burst)
         claims = [await cluster.make_claim(DRIVER) for _ in range(count)]
-        made = [cluster.make_pod(claim=claim) for claim in claims] + [cluster.make_pod(resource=RESOURCE) for _ in range(count)]
+        made = [cluster.make_pod(claim=claim) for claim in claims] + [
+            cluster.make_pod(resource=RESOURCE) for _ in range(count)
+        ]
         pods = await asyncio.gather(*made)
         await asyncio.gather(*(cluster.until_running(pod) for pod in pods))
-        allocated = [(await cluster.claim(claim))["status"]["allocation"]["devices"]["results"][0]["device"] for claim in claims]
+        allocated = [
+            (await cluster.claim(claim))["status"]["allocation"]["devices"]["results"][0]["device"] for claim in claims
+        ]
         given.append(set(allocated))
         await asyncio.gather(*(cluster.remove(pod) for pod in pods))
 
@@ -251,12 +300,17 @@ async def test_pods_of_both_doors_run_and_end_when_they_come_in_bursts(cluster: 
 
 
 async def test_pod_by_claim_starts_at_once_when_the_pod_that_had_its_device_is_gone(cluster: Cluster) -> None:
-    """The loser waits and is told who has its device, on the pod and on the claim; kubelet looks again as soon as the device is free."""
+    """The loser waits and is told who has its device, on the pod and on the claim.
+
+    Kubelet looks again as soon as the device is free.
+    """
     offered = await is_up(cluster)
     winner = await cluster.make_pod(resource=RESOURCE, count=offered)
     await cluster.until_running(winner)
     await until(
-        "slices say that a pod has the devices", lambda: cluster.devices(DRIVER), lambda devices: all(map(_is_occupied, devices.values()))
+        "slices say that a pod has the devices",
+        lambda: cluster.devices(DRIVER),
+        lambda devices: all(map(_is_occupied, devices.values())),
     )
     # Whoever tolerates that a pod has the device is given it.
     claim = await cluster.make_claim(DRIVER, tolerates=_OCCUPIED)
@@ -281,7 +335,9 @@ def _is_occupied(device: dict[str, Any]) -> bool:
 
 
 async def test_fault_is_in_the_pods_status_when_its_device_fails(cluster: Cluster, installation: Installation) -> None:
-    """The container's status shows the device as Unhealthy (kubelet's ResourceHealthStatus), and its slice has a taint."""
+    """The container's status shows the device as Unhealthy (kubelet's ResourceHealthStatus), and
+    its slice has a taint.
+    """
     await is_up(cluster)
     claim = await cluster.make_claim(DRIVER)
     pod = await cluster.make_pod(claim=claim)
@@ -290,14 +346,22 @@ async def test_fault_is_in_the_pods_status_when_its_device_fails(cluster: Cluste
     device = (await cluster.devices(DRIVER))[result["device"]]
     await installation.break_device(result["device"], device["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
 
-    await until("a taint on its device", lambda: cluster.devices(DRIVER), lambda devices: devices[result["device"]].get("taints"))
     await until(
-        "health in the pod's status", lambda: cluster.pod(pod), lambda shown: "Unhealthy" in str(shown["status"].get("containerStatuses"))
+        "a taint on its device",
+        lambda: cluster.devices(DRIVER),
+        lambda devices: devices[result["device"]].get("taints"),
+    )
+    await until(
+        "health in the pod's status",
+        lambda: cluster.pod(pod),
+        lambda shown: "Unhealthy" in str(shown["status"].get("containerStatuses")),
     )
 
 
 async def test_nothing_is_left_when_it_is_uninstalled(cluster: Cluster, installation: Installation) -> None:
-    """Pods first, then Topobus: no socket, no CDI file, no slice stays, and the node offers nothing of ours any more."""
+    """Pods first, then Topobus: no socket, no CDI file, no slice stays, and the node offers nothing
+    of ours any more.
+    """
 
     async def sockets() -> list[str]:
         return our_sockets()

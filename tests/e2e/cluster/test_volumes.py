@@ -1,6 +1,9 @@
-"""Where the volumes of a pod let it go, on a real API server with kube-scheduler and kube-controller-manager: the controller and the scheduler say the same.
+"""Where the volumes of a pod let it go, on a real API server with kube-scheduler and
+kube-controller-manager: the controller and the scheduler say the same.
 
-The controller runs in this process, with a nats-server of its own; the devices are published by nobody's driver, so that nothing has to run on the node, and no container starts. One node is enough.
+The controller runs in this process, with a nats-server of its own; the devices are
+published by nobody's driver, so that nothing has to run on the node, and no
+container starts. One node is enough.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ async def host_of(cluster: Cluster) -> str:
 
 async def phase_of(cluster: Cluster, volume_claim: str) -> str:
     """The phase of a PersistentVolumeClaim."""
-    claim: dict[str, Any] = (await cluster.client.get(PersistentVolumeClaim, volume_claim, namespace="default")).to_dict()
+    claim: dict[str, Any] = (
+        await cluster.client.get(PersistentVolumeClaim, volume_claim, namespace="default")
+    ).to_dict()
     return str(claim.get("status", {}).get("phase", ""))
 
 
@@ -52,36 +57,52 @@ async def make_bound(cluster: Cluster, host: str) -> str:
 def message_of(pod: dict[str, Any], kind: str) -> str:
     """The message of a pod's condition that is False; empty while it is not."""
     conditions = pod.get("status", {}).get("conditions", ())
-    return next((str(each.get("message")) for each in conditions if each["type"] == kind and each["status"] == "False"), "")
+    return next(
+        (str(each.get("message")) for each in conditions if each["type"] == kind and each["status"] == "False"), ""
+    )
 
 
 async def test_devices_are_bound_only_where_the_pods_volume_is(cluster: Cluster) -> None:
-    """A pod whose volume is on another host keeps its gate, gets no device and is told why; one whose volume is here gets both and is bound by kube-scheduler."""
+    """A pod whose volume is on another host keeps its gate, gets no device and is told why.
+
+    One whose volume is here gets both and is bound by kube-scheduler.
+    """
     driver = f"{cluster.run}.example.com"
     await cluster.publish(driver, 2)
     far, near = await make_bound(cluster, _ELSEWHERE), await make_bound(cluster, await host_of(cluster))
     claims = [await cluster.make_claim(driver) for _ in range(2)]
     kept, served = [
-        await cluster.make_pod(claim=claim, volume=volume, gate=GATE) for claim, volume in zip(claims, (far, near), strict=True)
+        await cluster.make_pod(claim=claim, volume=volume, gate=GATE)
+        for claim, volume in zip(claims, (far, near), strict=True)
     ]
     settings = ControllerSettings(home="cluster", cluster=ClusterSettings(kubeconfig=os.environ["KUBECONFIG"]))
     async with NatsServer() as nats, running_controller(settings, nats.url):
-        bound = await until(f"pod {served} has a node", partial(cluster.pod, served), lambda pod: bool(pod["spec"].get("nodeName")))
+        bound = await until(
+            f"pod {served} has a node", partial(cluster.pod, served), lambda pod: bool(pod["spec"].get("nodeName"))
+        )
         waiting = await until(
-            f"pod {kept} is told why it waits", partial(cluster.pod, kept), lambda pod: bool(message_of(pod, "topobus.dev/Allocated"))
+            f"pod {kept} is told why it waits",
+            partial(cluster.pod, kept),
+            lambda pod: bool(message_of(pod, "topobus.dev/Allocated")),
         )
     allocated = [bool((await cluster.claim(claim)).get("status", {}).get("allocation")) for claim in claims]
 
     assert bound["spec"]["nodeName"] == cluster.node
-    assert f"PersistentVolumeClaim default/{far} can be used on other nodes only" in message_of(waiting, "topobus.dev/Allocated")
+    assert f"PersistentVolumeClaim default/{far} can be used on other nodes only" in message_of(
+        waiting, "topobus.dev/Allocated"
+    )
     assert allocated == [False, True]
 
 
 async def test_scheduler_keeps_the_pod_off_in_words_that_are_known(cluster: Cluster) -> None:
-    """Without a gate kube-scheduler itself says that the volume is elsewhere, and its words are those of a rule that is looked at before."""
+    """Without a gate kube-scheduler itself says that the volume is elsewhere, and its words are
+    those of a rule that is looked at before.
+    """
     pod = await cluster.make_pod(volume=await make_bound(cluster, _ELSEWHERE))
 
-    refused = await until(f"pod {pod} is refused", partial(cluster.pod, pod), lambda seen: bool(message_of(seen, "PodScheduled")))
+    refused = await until(
+        f"pod {pod} is refused", partial(cluster.pod, pod), lambda seen: bool(message_of(seen, "PodScheduled"))
+    )
 
     message = message_of(refused, "PodScheduled")
     assert "volume" in message.lower()

@@ -1,4 +1,6 @@
-"""The life of a classic claim: allocated at once or by negotiation, shared, told why it waits, taken back and let go."""
+"""The life of a classic claim: allocated at once or by negotiation, shared, told why it waits,
+taken back and let go.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def _has_finalizer(api_object: ApiObject | None) -> bool:
 async def test_immediate_claim_is_allocated_without_a_pod_and_let_go_when_deleted(served: ClassicPlace) -> None:
     """Finalizer, ledger, status; and back. The result names driver, node and devices."""
     await served.apply(
-        parameters("two", "{count: 2, selector: {productName: '*h100*'}}") + claim("now", mode="Immediate", parameters="two")
+        parameters("two", "{count: 2, selector: {productName: '*h100*'}}")
+        + claim("now", mode="Immediate", parameters="two")
     )
     done = await served.allocated("now")
 
@@ -41,7 +44,10 @@ async def test_immediate_claim_is_allocated_without_a_pod_and_let_go_when_delete
 
 
 async def test_delayed_claim_is_negotiated_reserved_and_bound_with_its_pod(served: ClassicPlace) -> None:
-    """Potential nodes, selected node, allocation with the pod in reservedFor, the pod's node; without a pod nothing happens."""
+    """Potential nodes, selected node, allocation with the pod in reservedFor, the pod's node.
+
+    Without a pod nothing happens.
+    """
     await served.apply(claim("later"))
     await served.until_reason("later", "WaitForFirstConsumer")
     await served.apply(pod("first", "later"))
@@ -81,8 +87,13 @@ async def test_delayed_claim_is_taken_back_when_its_last_pod_is_gone(served: Cla
 
 
 async def test_claim_is_used_by_one_pod_at_a_time_unless_its_class_is_shareable(served: ClassicPlace) -> None:
-    """The second pod waits for the first to go; a shareable claim serves both at once, with the class's configuration for the node."""
-    await served.apply(claim("alone") + claim("shared", of="shared-gpu") + pod("first", "alone") + pod("other", "shared"))
+    """The second pod waits for the first to go.
+
+    A shareable claim serves both at once, with the class's configuration for the node.
+    """
+    await served.apply(
+        claim("alone") + claim("shared", of="shared-gpu") + pod("first", "alone") + pod("other", "shared")
+    )
     await served.scheduled("first")
     node = await served.scheduled("other")
     await served.apply(pod("second", "alone") + pod("another", "shared"))
@@ -123,7 +134,10 @@ async def test_claim_that_is_prepared_is_let_go_only_when_that_is_undone(served:
 
 
 async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> None:
-    """A request in the status takes the allocation back and leaves the claim; an immediate one is allocated anew, by another operation."""
+    """A request in the status takes the allocation back and leaves the claim.
+
+    An immediate one is allocated anew, by another operation.
+    """
     await served.apply(claim("now", mode="Immediate"))
     await served.allocated("now")
     await served.change("now", classic_lifecycle.with_deallocation_request)
@@ -132,7 +146,9 @@ async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> 
         "resourceclaim",
         "now",
         lambda api_object: (
-            api_object is not None and classic_lifecycle.attempt_of(api_object).number == 2 and bool(api_object.status.get("allocation"))
+            api_object is not None
+            and classic_lifecycle.attempt_of(api_object).number == 2
+            and bool(api_object.status.get("allocation"))
         ),
     )
     assert again is not None
@@ -158,20 +174,20 @@ async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> 
             "driver nic.topobus.dev wants ClaimParameters of nic.resource.topobus.dev",
         ),
         (
-            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: foreign}, driverName: x.example.com}"
-            + claim("c", of="foreign"),
+            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: foreign}, "
+            "driverName: x.example.com}" + claim("c", of="foreign"),
             "NoDriver",
             "names driver x.example.com: installed are gpu.topobus.dev, nic.topobus.dev",
         ),
         (
-            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: f}, driverName: fpga.topobus.dev}"
-            + claim("c", of="f"),
+            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: f}, driverName: "
+            "fpga.topobus.dev}" + claim("c", of="f"),
             "NoDriver",
             "no node offers devices of class fpga",
         ),
         (
-            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: s}, driverName: gpu.topobus.dev, structuredParameters: true}"
-            + claim("c", of="s", mode="Immediate"),
+            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: s}, driverName: "
+            "gpu.topobus.dev, structuredParameters: true}" + claim("c", of="s", mode="Immediate"),
             "Malformed",
             "structuredParameters is true",
         ),
@@ -193,7 +209,9 @@ async def test_claim_that_nobody_can_read_is_deleted_with_what_it_holds(served: 
     """The ledger says what it holds, whatever somebody wrote into its status."""
     await served.apply(claim("now", mode="Immediate"))
     await served.allocated("now")
-    await served.change("now", lambda api_object: msgspec.structs.replace(api_object, status={"allocation": 5, "reservedFor": "x"}))
+    await served.change(
+        "now", lambda api_object: msgspec.structs.replace(api_object, status={"allocation": 5, "reservedFor": "x"})
+    )
     await served.until_reason("now", "Malformed")
     await served.delete("resourceclaim", "now")
 
@@ -201,7 +219,9 @@ async def test_claim_that_nobody_can_read_is_deleted_with_what_it_holds(served: 
     assert served.held("n1") == {}
 
 
-async def test_node_allocation_state_shows_what_is_allocated_and_prepared(served: ClassicPlace, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_node_allocation_state_shows_what_is_allocated_and_prepared(
+    served: ClassicPlace, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One view of inventories and ledger, by the command line."""
     await served.apply(claim("now", mode="Immediate"))
     done = await served.allocated("now")
@@ -211,7 +231,11 @@ async def test_node_allocation_state_shows_what_is_allocated_and_prepared(served
     code = await asyncio.to_thread(run, ["nodeallocationstates", "n1", "--nats", served.url, "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert code == 0
-    assert (printed["kind"], printed["metadata"]["name"], printed["status"]) == ("NodeAllocationState", "n1", {"state": "Ready"})
+    assert (printed["kind"], printed["metadata"]["name"], printed["status"]) == (
+        "NodeAllocationState",
+        "n1",
+        {"state": "Ready"},
+    )
     assert [allocatable_device["name"] for allocatable_device in printed["spec"]["allocatableDevices"]][:4] == [
         "gpu-0",
         "gpu-1",

@@ -1,4 +1,6 @@
-"""The controller: claims become allocations at a node, or are told why not, and let go of them when they end."""
+"""The controller: claims become allocations at a node, or are told why not, and let go of them when
+they end.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ spec:
 
 
 async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_for_it(served: Home) -> None:
-    """A claim with a CEL selector and matchAttribute pcieRoot gets a GPU and a NIC of one root, held at the node and announced."""
+    """A claim with a CEL selector and matchAttribute pcieRoot gets a GPU and a NIC of one root,
+    held at the node and announced.
+    """
     (api_object,) = parse_manifest(PAIR, where="pair.yaml")
 
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
@@ -77,7 +81,9 @@ async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_f
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="pair", uid="uid-pair")
     held = served.topology.ledger.allocations[owner.key].holdings[0].devices
     assert held == {"gpu": (results[0]["device"],), "nic": (results[1]["device"],)}
-    assert [(received.value.verb, received.value.node, received.value.owner) for received in events] == [("place", NODE, owner)]
+    assert [(received.value.verb, received.value.node, received.value.owner) for received in events] == [
+        ("place", NODE, owner)
+    ]
 
 
 async def test_example_claim_is_allocated_on_the_demo_machine(served: Home) -> None:
@@ -109,7 +115,9 @@ async def test_controller_writes_kubernetes_status_when_allocated(served: Home) 
 
 
 async def test_controller_says_why_when_claim_cannot_fit(served: Home) -> None:
-    """A claim for more than there is gets the first failing check of the devices, grouped with numbers."""
+    """A claim for more than there is gets the first failing check of the devices, grouped with
+    numbers.
+    """
     await served.apply(claim("taker", count=2))
     await served.allocated("taker")
     await served.apply(claim("greedy", count=7))
@@ -117,7 +125,8 @@ async def test_controller_says_why_when_claim_cannot_fit(served: Home) -> None:
     message = await served.until_reason("greedy", "DoesNotFit")
 
     assert message == (
-        "node demo-node: request r wants 7 devices of class gpu.topobus.dev, found 6 of 8 (2 devices: held by claim default/taker)"
+        "node demo-node: request r wants 7 devices of class gpu.topobus.dev, found 6 of 8 (2 devices: held "
+        "by claim default/taker)"
     )
 
 
@@ -148,7 +157,9 @@ async def test_controller_allocates_waiting_claim_when_devices_become_free(serve
             ("selector #0", "colour"),
             id="cel-missing-key",
         ),
-        pytest.param(claim("bad", device_class="tpu"), "Invalid", ("no DeviceClass 'tpu'", "gpu.topobus.dev"), id="no-such-class"),
+        pytest.param(
+            claim("bad", device_class="tpu"), "Invalid", ("no DeviceClass 'tpu'", "gpu.topobus.dev"), id="no-such-class"
+        ),
         pytest.param(claim("bad", count=0), "Malformed", ("count", "at least 1"), id="breaks-a-limit"),
         pytest.param(
             ApiObject(
@@ -178,7 +189,9 @@ async def test_controller_says_where_when_claim_is_wrong(
 
 async def test_controller_survives_stored_class_that_nobody_can_read(served: Home) -> None:
     """A malformed DeviceClass counts as absent and takes nobody down."""
-    broken = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "odd"}, spec={"selectors": "x"})
+    broken = ApiObject(
+        api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "odd"}, spec={"selectors": "x"}
+    )
     await served.apply(broken)
     await served.apply(claim("user", device_class="odd"))
 
@@ -197,19 +210,28 @@ async def test_controller_releases_devices_when_claim_is_deleted(served: Home) -
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
-async def test_controller_waits_with_the_release_while_a_container_may_use_the_devices(served: Home, *, is_forced: bool) -> None:
-    """Devices that are prepared stay held, whoever deletes their claim; they go when the node has undone it."""
+async def test_controller_waits_with_the_release_while_a_container_may_use_the_devices(
+    served: Home, *, is_forced: bool
+) -> None:
+    """Devices that are prepared stay held, whoever deletes their claim.
+
+    They go when the node has undone it.
+    """
     await served.apply(claim("used", count=8))
     await served.allocated("used")
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid="uid-used")
     await served.topology.set_prepared(owner, is_prepared=True)
     async with Reader(served.bus.watch(catalogue.LEDGER)) as ledgers:
-        await ledgers.until(lambda items: any(change.value is not None and owner.key in change.value.allocations for change in items))
+        await ledgers.until(
+            lambda items: any(change.value is not None and owner.key in change.value.allocations for change in items)
+        )
     if is_forced:
         await served.bus.delete(catalogue.OBJECT, kind="resourceclaim", namespace="default", name="used")
     else:
         await served.delete("used")
-        waiting = await served.until("used", lambda value: value is not None and len(value.status.get("conditions") or []) == 2)
+        waiting = await served.until(
+            "used", lambda value: value is not None and len(value.status.get("conditions") or []) == 2
+        )
         assert waiting is not None
         assert "let go when that is undone" in waiting.status["conditions"][1]["message"]
     await served.apply(claim("next"))
@@ -233,7 +255,9 @@ async def test_controller_releases_devices_when_object_is_removed_by_force(serve
 
 
 async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
-    """A node that refuses the attempt is asked again with another operation, never with the refused one."""
+    """A node that refuses the attempt is asked again with another operation, never with the refused
+    one.
+    """
     served.topology.refuse_next = 1
 
     await served.apply(claim("again"))
@@ -243,7 +267,10 @@ async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
 
 
 async def test_controller_does_not_hammer_a_node_that_refuses_for_ever(served: Home) -> None:
-    """A node that refuses every device is asked about each once, and then only after a while; the claim says why it waits."""
+    """A node that refuses every device is asked about each once, and then only after a while.
+
+    The claim says why it waits.
+    """
     served.topology.refuse_next = 1000
 
     await served.apply(claim("unwanted"))
@@ -271,7 +298,10 @@ spec:
 
 
 async def test_controller_makes_and_ends_claims_when_a_pod_names_a_template(served: Home) -> None:
-    """A pod's template becomes one claim with the pod as owner; it is allocated, and released when the pod is gone."""
+    """A pod's template becomes one claim with the pod as owner.
+
+    It is allocated, and released when the pod is gone.
+    """
     for api_object in parse_manifest(TEMPLATED, where="pod.yaml"):
         await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
     items = await served.objects.until(lambda changes: any(_claim_names(change.value) for change in changes))
@@ -323,14 +353,18 @@ async def test_controller_puts_all_claims_of_a_pod_on_one_node(
 
 
 def _claim_names(api_object: ApiObject | None) -> list[str]:
-    statuses = api_object.status.get("resourceClaimStatuses") if api_object is not None and api_object.kind == "Pod" else None
+    statuses = (
+        api_object.status.get("resourceClaimStatuses") if api_object is not None and api_object.kind == "Pod" else None
+    )
     return [status["resourceClaimName"] for status in statuses or []]
 
 
 async def test_claim_is_held_and_let_go_by_the_real_topology(
     bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
 ) -> None:
-    """With the real service at the node: allocated, held in its ledger, refused to others, released."""
+    """With the real service at the node: allocated, held in its ledger, refused to others,
+    released.
+    """
     machine, inventories = recorded
     await bus.put(catalogue.MACHINE, machine, node=NODE)
     for inventory in inventories:
@@ -342,7 +376,12 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
         controller(nats_server.url),
     ):
         runtime = Runtime(
-            name="topology", node=NODE, bus=node_bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+            name="topology",
+            node=NODE,
+            bus=node_bus,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
         )
         topology = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
         home = Home(bus, objects, WatchedTopology(bus, NODE), inventories)
@@ -366,7 +405,12 @@ async def test_controller_process_says_ready_and_stops_when_told(nats_server: Na
     """The console entry starts, connects, and ends with status 0 on SIGTERM."""
     environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": nats_server.url, "TOPOBUS_ALL__LOG__FORMAT": "json"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "topobus.controller.main", env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        sys.executable,
+        "-m",
+        "topobus.controller.main",
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     assert process.stdout is not None
     async with asyncio.timeout(60):
@@ -380,13 +424,22 @@ async def test_controller_process_says_ready_and_stops_when_told(nats_server: Na
 
 
 async def test_claim_with_as_much_configuration_as_upstream_takes_is_allocated(served: Home) -> None:
-    """32 opaque configurations of 10 kB are what an API server accepts: the claim is allocated, with each of them once in its status."""
+    """32 opaque configurations of 10 kB are what an API server accepts: the claim is allocated,
+    with each of them once in its status.
+    """
     api_object = claim("large")
-    config = [{"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}} for number in range(32)]
-    await served.apply(msgspec.structs.replace(api_object, spec={"devices": {**api_object.spec["devices"], "config": config}}))
+    config = [
+        {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}}
+        for number in range(32)
+    ]
+    await served.apply(
+        msgspec.structs.replace(api_object, spec={"devices": {**api_object.spec["devices"], "config": config}})
+    )
 
     await served.allocated("large")
 
     done = await served.until("large", lambda value: value is not None and bool(value.status.get("allocation")))
     assert done is not None
-    assert [each["opaque"]["parameters"]["n"] for each in done.status["allocation"]["devices"]["config"]] == list(range(32))
+    assert [each["opaque"]["parameters"]["n"] for each in done.status["allocation"]["devices"]["config"]] == list(
+        range(32)
+    )

@@ -57,7 +57,8 @@ async def say(home: Home, device: str, condition: str) -> None:
         }
         api_object = msgspec.structs.replace(entry.value, status={**entry.value.status, "devices": [said]})
         if not isinstance(
-            await home.bus.compare_and_set(catalogue.OBJECT, api_object, entry.revision, **object_parts(api_object)), Conflict
+            await home.bus.compare_and_set(catalogue.OBJECT, api_object, entry.revision, **object_parts(api_object)),
+            Conflict,
         ):
             return
 
@@ -69,12 +70,17 @@ def _device(api_object: ApiObject | None) -> str:
 
 
 async def test_pod_waits_for_binding_and_gets_another_device_when_it_fails(served: Home) -> None:
-    """The pod is told what it waits for; a failure gives the device back and another is tried; its condition lets the pod go on."""
+    """The pod is told what it waits for; a failure gives the device back and another is tried.
+
+    Its condition lets the pod go on.
+    """
     for api_object in parse_manifest(MANIFEST, where="fabric.yaml"):
         await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
     await served.apply(pod("user", "card"))
 
-    waits = await until(served, "pod", "user", lambda pod: conditions(pod, "PodScheduled").get("reason") == "WaitsForBinding")
+    waits = await until(
+        served, "pod", "user", lambda pod: conditions(pod, "PodScheduled").get("reason") == "WaitsForBinding"
+    )
     await say(served, "card-0", "broken")
     moved = await served.until("card", lambda api_object: _device(api_object) == "card-1")
     await say(served, "card-1", "attached")

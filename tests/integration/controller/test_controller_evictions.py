@@ -1,4 +1,6 @@
-"""Evictions on a real server: a taint that a claim does not tolerate lets it go, tells its pods, and nobody else's."""
+"""Evictions on a real server: a taint that a claim does not tolerate lets it go, tells its pods,
+and nobody else's.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def tolerant(name: str, *tolerations: dict[str, Any]) -> ApiObject:
 
 
 async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:
-    """The event names the pod; the pod is deleted; the claim gets another device; a claim on another device stays; the rule tells how far it is."""
+    """The event names the pod; the pod is deleted; the claim gets another device.
+
+    A claim on another device stays; the rule tells how far it is.
+    """
     await served.apply(claim("job"))
     await served.apply(claim("other"))
     (device_of_job,), (others,) = await served.allocated("job"), await served.allocated("other")
@@ -53,7 +58,9 @@ async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:
         await served.apply(rule(device_of_job["device"]))
         events = await decisions.until(lambda items: any(event.value.verb == "evict" for event in items))
     gone = await until(served, "pod", "trainer", lambda pod: pod is None)
-    moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [device_of_job["device"]]))
+    moved = await served.until(
+        "job", lambda job: job is not None and _devices(job) not in ([], [device_of_job["device"]])
+    )
     taint_rule = await until(
         served,
         "devicetaintrule",
@@ -75,7 +82,9 @@ async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:
 
 
 async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:
-    """A claim that tolerates the taint keeps its device, and says so by staying while its neighbour goes."""
+    """A claim that tolerates the taint keeps its device, and says so by staying while its neighbour
+    goes.
+    """
     bears = {"key": "example.com/maintenance", "operator": "Exists"}
     await served.apply(tolerant("bears", bears))
     (granted,) = await served.allocated("bears")
@@ -99,7 +108,9 @@ async def test_claim_goes_after_its_seconds_when_it_tolerates_for_a_while(served
 
     await served.apply(rule(granted["device"]))  # it came in January
 
-    await served.until("while", lambda api_object: api_object is not None and _condition(api_object).get("reason") == "TakenBack")
+    await served.until(
+        "while", lambda api_object: api_object is not None and _condition(api_object).get("reason") == "TakenBack"
+    )
 
 
 async def test_sick_device_evicts_its_claim(served: Home) -> None:
@@ -108,10 +119,16 @@ async def test_sick_device_evicts_its_claim(served: Home) -> None:
     (granted,) = await served.allocated("job")
     gpus = next(inventory for inventory in served.inventories if inventory.device_class == "gpu")
     sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z")
-    devices = tuple(msgspec.structs.replace(device, health=sick) if device.name == granted["device"] else device for device in gpus.devices)
+    devices = tuple(
+        msgspec.structs.replace(device, health=sick) if device.name == granted["device"] else device
+        for device in gpus.devices
+    )
 
     await served.bus.put(
-        catalogue.INVENTORY, Inventory(node=NODE, device_class="gpu", generation=2, devices=devices), node=NODE, device_class="gpu"
+        catalogue.INVENTORY,
+        Inventory(node=NODE, device_class="gpu", generation=2, devices=devices),
+        node=NODE,
+        device_class="gpu",
     )
 
     moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [granted["device"]]))

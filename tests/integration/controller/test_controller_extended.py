@@ -1,4 +1,6 @@
-"""Extended resources on a real server: a pod that asks for `example.com/gpu` gets devices by a claim that nobody wrote."""
+"""Extended resources on a real server: a pod that asks for `example.com/gpu` gets devices by a
+claim that nobody wrote.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,16 @@ async def test_pod_with_an_extended_resource_is_scheduled_with_a_claim(served: H
     for api_object in parse_manifest(MANIFEST, where="pod.yaml"):
         await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
 
-    pod = await until(served, "pod", "trainer", lambda api_object: conditions(api_object, "PodScheduled").get("status") == "True")
+    pod = await until(
+        served, "pod", "trainer", lambda api_object: conditions(api_object, "PodScheduled").get("status") == "True"
+    )
 
     assert pod is not None
     status = pod.status["extendedResourceClaimStatus"]
-    assert [request_mapping["requestName"] for request_mapping in status["requestMappings"]] == ["container-0-request-0"]
+    assert [request_mapping["requestName"] for request_mapping in status["requestMappings"]] == [
+        "container-0-request-0"
+    ]
     results = await served.allocated(status["resourceClaimName"])
-    assert [(result["request"], result["driver"]) for result in results] == [("container-0-request-0", "gpu.topobus.dev")] * 2
+    assert [(result["request"], result["driver"]) for result in results] == [
+        ("container-0-request-0", "gpu.topobus.dev")
+    ] * 2

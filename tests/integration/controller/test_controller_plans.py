@@ -34,8 +34,13 @@ async def _plan_ready(home: Home) -> None:
     await home.until_reason("probe", "DoesNotFit")
 
 
-async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
-    """A pod is placed on a node that answers; a node that is silent is listed as unknown, not as refusing."""
+async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(
+    served: Home, recorded: tuple[Machine, list[Inventory]]
+) -> None:
+    """A pod is placed on a node that answers.
+
+    A node that is silent is listed as unknown, not as refusing.
+    """
     silent = Machine(node="silent-node", numa_nodes=recorded[0].numa_nodes, cpus=recorded[0].cpus)
     await served.bus.put(catalogue.MACHINE, silent, node="silent-node")
     await _plan_ready(served)
@@ -55,7 +60,10 @@ async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(served:
 async def test_plan_chooses_the_same_node_every_time_when_several_fit(
     served: Home, topologies: AsyncExitStack, recorded: tuple[Machine, list[Inventory]]
 ) -> None:
-    """Of equally good nodes the first by name gets the pod; when it is full, the next one; a dry run holds nothing."""
+    """Of equally good nodes the first by name gets the pod; when it is full, the next one.
+
+    A dry run holds nothing.
+    """
     other = msgspec.structs.replace(recorded[0], node="another-node")
     inventories = [msgspec.structs.replace(inventory, node="another-node") for inventory in recorded[1]]
     topology = await topologies.enter_async_context(real_topology(served.bus, other, inventories))
@@ -80,7 +88,9 @@ async def test_plan_tells_each_nodes_reasons_when_none_fits(served: Home) -> Non
     await _plan_ready(served)
 
     reply = await served.bus.ask(catalogue.PLAN, PlanRequest(op_id="op-2", pod=_pod(5)), node=CLUSTER)
-    nowhere = await served.bus.ask(catalogue.PLAN, PlanRequest(op_id="op-3", pod=_pod(1), node="elsewhere"), node=CLUSTER)
+    nowhere = await served.bus.ask(
+        catalogue.PLAN, PlanRequest(op_id="op-3", pod=_pod(1), node="elsewhere"), node=CLUSTER
+    )
 
     assert reply.chosen is None
     assert [(node_answer.node, type(node_answer.result)) for node_answer in reply.answers] == [(NODE, Refusal)]

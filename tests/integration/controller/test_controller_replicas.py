@@ -1,4 +1,6 @@
-"""Controllers beside each other, and controllers that die: a device is given once, and an attempt that was begun is finished."""
+"""Controllers beside each other, and controllers that die: a device is given once, and an attempt
+that was begun is finished.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ from topobus.testing.fates import FatedBus
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
 
-async def test_controller_completes_attempt_when_another_replica_died_after_placing(home: Home, nats_server: NatsServer) -> None:
-    """What a crash left between the node's ledger and the claim's status is completed with the same devices."""
+async def test_controller_completes_attempt_when_another_replica_died_after_placing(
+    home: Home, nats_server: NatsServer
+) -> None:
+    """What a crash left between the node's ledger and the claim's status is completed with the same
+    devices.
+    """
     await home.apply(claim("crashed", count=2))
     async with controller(nats_server.url):
         await home.allocated("crashed")
@@ -41,7 +47,9 @@ async def test_controller_completes_attempt_when_another_replica_died_after_plac
     assert len({request.op_id for request in home.topology.requests}) == 1
 
 
-async def test_controller_never_gives_device_twice_when_three_replicas_compete(home: Home, nats_server: NatsServer) -> None:
+async def test_controller_never_gives_device_twice_when_three_replicas_compete(
+    home: Home, nats_server: NatsServer
+) -> None:
     """Three replicas serve twelve claims for eight GPUs: eight are allocated, each device once."""
     async with controller(nats_server.url), controller(nats_server.url), controller(nats_server.url):
         for index in range(12):
@@ -59,7 +67,10 @@ async def test_controller_never_gives_device_twice_when_three_replicas_compete(h
 async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any_moment(
     home: Home, nats_server: NatsServer, seed: int
 ) -> None:
-    """Twelve replicas are cut off after some writes, while claims come and go; in the end every holding has its claim and the reverse."""
+    """Twelve replicas are cut off after some writes, while claims come and go.
+
+    In the end every holding has its claim and the reverse.
+    """
     random = Random(seed)
     names = [f"c{index}" for index in range(10)]
 
@@ -80,13 +91,15 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
             return mortals[0]
 
         async with controller(nats_server.url, mortal=mortal):
-            # A change may be nothing to do, such as the end of a claim that is not there: who lives when all is settled is given another one.
+            # A change may be nothing to do, such as the end of a claim that is not there: who lives
+            # when all is settled is given another one.
             while not await died_or(home.objects.until(is_settled, timeout_s=60), mortals[0].fates):
                 await change()
 
     async with controller(nats_server.url):
         await home.until_settled()
-        # A claim that was told why it waits may be under way again: something was let go after that.
+        # A claim that was told why it waits may be under way again:
+        # something was let go after that.
         async with asyncio.timeout(60):
             while _given(home.objects.items) != _held(home.topology):  # noqa: ASYNC110 - two watches tell of it, in any order
                 await asyncio.sleep(0.05)
@@ -96,7 +109,9 @@ def _given(items: list[Change[ApiObject]]) -> dict[str, list[str]]:
     """List what stored claims say that they have, by uid."""
     newest = {change.parts["name"]: change.value for change in items if change.parts.get("kind") == "resourceclaim"}
     return {
-        api_object.metadata["uid"]: sorted(result["device"] for result in api_object.status["allocation"]["devices"]["results"])
+        api_object.metadata["uid"]: sorted(
+            result["device"] for result in api_object.status["allocation"]["devices"]["results"]
+        )
         for api_object in newest.values()
         if api_object is not None and api_object.status.get("allocation")
     }
@@ -104,7 +119,10 @@ def _given(items: list[Change[ApiObject]]) -> dict[str, list[str]]:
 
 def _held(topology: WatchedTopology) -> dict[str, list[str]]:
     """List what the ledger says that claims have, by uid."""
-    return {allocation.owner.uid: sorted(allocation.holdings[0].devices["gpu"]) for allocation in topology.ledger.allocations.values()}
+    return {
+        allocation.owner.uid: sorted(allocation.holdings[0].devices["gpu"])
+        for allocation in topology.ledger.allocations.values()
+    }
 
 
 def _allocated_devices(items: list[Change[ApiObject]]) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Shares of GPUs stand-alone: the controller gives four quarters, holds them on the node with their amounts, and says what is short for the fifth."""
+"""Shares of GPUs stand-alone: the controller gives four quarters, holds them on the node with their
+amounts, and says what is short for the fifth.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ async def share_one_gpu(home: Home) -> Device:
     """Have the operator of the demo node share one GPU of 80 GiB; the others stay whole."""
     inventory = next(inventory for inventory in home.inventories if inventory.device_class == "gpu")
     first, *others = inventory.devices
-    whole = structs.replace(first, attributes={**first.attributes, "tenant": "one"}, pool="gpu-shared", capacity={"memory": 80 * GIB})
+    whole = structs.replace(
+        first, attributes={**first.attributes, "tenant": "one"}, pool="gpu-shared", capacity={"memory": 80 * GIB}
+    )
     pool = SharedPool(name="gpu-shared", where=(Condition(field="attributes.tenant", equals="one"),), replicas=4)
     (shared,) = with_sharing([whole], [pool])
     changed: Inventory = structs.replace(inventory, generation=inventory.generation + 1, devices=(shared, *others))
@@ -32,7 +36,10 @@ async def share_one_gpu(home: Home) -> Device:
 
 
 async def test_four_claims_share_a_gpu_and_the_fifth_is_told_what_is_short(home: Home, nats_server: NatsServer) -> None:
-    """The ledger has each claim's amounts; the fifth waits with the numbers, and has its quarter when another one goes."""
+    """The ledger has each claim's amounts.
+
+    The fifth waits with the numbers, and has its quarter when another one goes.
+    """
     shared = await share_one_gpu(home)
     async with controller(nats_server.url):
         for name in "abcd":

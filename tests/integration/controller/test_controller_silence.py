@@ -1,4 +1,6 @@
-"""A device service that does not answer: its devices are allocated to nobody, what is held stays held, and its first answer ends that."""
+"""A device service that does not answer: its devices are allocated to nobody, what is held stays
+held, and its first answer ends that.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ async def watched(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:
     """The demo node with a controller, and no device service: time passes from look to look."""
     clock = ManualClock()
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
-        runtime = Runtime(name="controller", node="central", bus=bus, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=clock, readiness=Readiness(), registry=CollectorRegistry()
+        )
         task = asyncio.create_task(serve(msgspec.structs.replace(SETTINGS, silence=LOOKS), runtime))
         async with clock.ticking(LOOKS.every_s):
             yield home
@@ -46,13 +50,18 @@ async def _hints(request: HintsRequest) -> HintsReply:
 
 
 async def test_claim_waits_for_a_silent_service_and_is_served_when_it_speaks(watched: Home) -> None:
-    """The reason says that the service does not answer; as soon as it does, the claim gets its devices."""
-    # More than there are: it is told again whenever the reasons change, until silence is among them.
+    """The reason says that the service does not answer.
+
+    As soon as it does, the claim gets its devices.
+    """
+    # More than there are: it is told again whenever the reasons
+    # change, until silence is among them.
     await watched.apply(claim("probe", count=9))
     await watched.until(
         "probe",
         lambda api_object: (
-            api_object is not None and "service does not answer" in str(api_object.status.get("conditions", [{}])[0].get("message"))
+            api_object is not None
+            and "service does not answer" in str(api_object.status.get("conditions", [{}])[0].get("message"))
         ),
     )
     await watched.apply(claim("job"))

@@ -1,4 +1,6 @@
-"""A controller that cannot even write down what is wrong with a claim: that is a write as any other, waited out, and nobody else's trouble."""
+"""A controller that cannot even write down what is wrong with a claim: that is a write as any
+other, waited out, and nobody else's trouble.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtu
 
 
 async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home, nats_server: NatsServer) -> None:
-    """A malformed claim whose condition could not be written is told later; the controller lives, and other claims are served."""
+    """A malformed claim whose condition could not be written is told later.
+
+    The controller lives, and other claims are served.
+    """
     bad = ApiObject(
-        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "bad", "uid": "u"}, spec={"devices": {"requests": 5}}
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "bad", "uid": "u"},
+        spec={"devices": {"requests": 5}},
     )
     await home.apply(bad)
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
@@ -38,7 +46,12 @@ async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home,
 
         deaf = FatedBus(bus, Fates(refuse_twice))
         runtime = Runtime(
-            name="controller", node="central", bus=deaf, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+            name="controller",
+            node="central",
+            bus=deaf,
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
         )
         task = asyncio.create_task(serve(SETTINGS, runtime))
         try:

@@ -1,4 +1,6 @@
-"""What stands of a node that is gone is removed from every bucket when an operator says so, and nothing of a node that lives."""
+"""What stands of a node that is gone is removed from every bucket when an operator says so, and
+nothing of a node that lives.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,13 @@ pytestmark = [pytest.mark.integration]
 
 _GONE = "n1"
 _POD = Owner(kind=OwnerKind.POD, name="trainer", uid="u1")
-_HELD = Ledger(node=_GONE, allocations={_POD.key: Allocation(owner=_POD, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))})
+_HELD = Ledger(
+    node=_GONE, allocations={_POD.key: Allocation(owner=_POD, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))}
+)
 _KEPT_BACK = ClassMaintenance(
-    node=_GONE, device_class="gpu", devices={"gpu-0": Maintenance(verb=DeviceVerb.EXCLUDE, why="ECC errors", who="root@vm")}
+    node=_GONE,
+    device_class="gpu",
+    devices={"gpu-0": Maintenance(verb=DeviceVerb.EXCLUDE, why="ECC errors", who="root@vm")},
 )
 
 
@@ -99,14 +105,19 @@ async def own(bus: Bus, nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 @pytest.mark.memory_bus
 async def test_forget_removes_every_key_of_a_node_and_of_no_other_when_it_is_gone(bus: Bus, own: Bus) -> None:
-    """Of each bucket what names the node; its devices' present state ends; a second time there is nothing."""
+    """Of each bucket what names the node; its devices' present state ends.
+
+    A second time there is nothing.
+    """
     await _fill(bus)
     await bus.put(RELAY, NodeRelay(node=_GONE), node=_GONE)
     # As a relay wrote it at a hub: a class with a bucket of its own, in the common one.
     common: State[Any] = State(**{**vars(INVENTORY), "classes_apart": ()})
     await bus.put(common, inventory(1, device_class="nic"), node=_GONE, device_class="nic")
     await bus.publish(HEALTH, health(1), event_id="h-1", node=_GONE, device_class="gpu", device="gpu-0")
-    seen = DisagreementEvent(node=_GONE, device_class="gpu", device="gpu-0", kubelet="a", ledger="b", time="2026-01-01T00:00:00Z")
+    seen = DisagreementEvent(
+        node=_GONE, device_class="gpu", device="gpu-0", kubelet="a", ledger="b", time="2026-01-01T00:00:00Z"
+    )
     await bus.publish(DISAGREEMENT, seen, event_id="d-1", node=_GONE, device_class="gpu", device="gpu-0")
     await _fill(bus, "n10")
 
@@ -117,7 +128,9 @@ async def test_forget_removes_every_key_of_a_node_and_of_no_other_when_it_is_gon
 
     assert before == {"machine", "inventory", "alignment", "maintenance", "ledger", "relay"}
     assert {key.outcome for key in dry.keys} == {KeyOutcome.PRESENT}
-    assert [(key.bucket, key.key, key.outcome) for key in reply.keys] == [(key.bucket, key.key, KeyOutcome.REMOVED) for key in dry.keys]
+    assert [(key.bucket, key.key, key.outcome) for key in reply.keys] == [
+        (key.bucket, key.key, KeyOutcome.REMOVED) for key in dry.keys
+    ]
     assert (reply.keys[0].bucket, reply.keys[-1].bucket, len(reply.keys)) == ("topobus_machines", "topobus_ledgers", 8)
     assert reply.events == {"TOPOBUS_HEALTH": 1, "TOPOBUS_DISAGREEMENTS": 1}
     assert await _stands(bus) == set()
@@ -130,7 +143,9 @@ async def test_forget_removes_every_key_of_a_node_and_of_no_other_when_it_is_gon
 @pytest.mark.memory_bus
 @pytest.mark.parametrize("is_forced", [False, True])
 async def test_forget_is_refused_when_a_service_of_the_node_answers(bus: Bus, own: Bus, is_forced: bool) -> None:
-    """A node that lives would write it all anew, and its ledger is what keeps devices from being given twice: no word of an operator changes that."""
+    """A node that lives would write it all anew, and its ledger is what keeps devices from being
+    given twice: no word of an operator changes that.
+    """
 
     async def answer(_: HintsRequest) -> HintsReply:
         return HintsReply(hints=None)
@@ -147,7 +162,9 @@ async def test_forget_is_refused_when_a_service_of_the_node_answers(bus: Bus, ow
 
 @pytest.mark.memory_bus
 async def test_forget_is_refused_when_the_relay_of_the_node_answers(bus: Bus, own: Bus) -> None:
-    """What its node's own server has it would say to the hub anew, when all other services are gone."""
+    """What its node's own server has it would say to the hub anew, when all other services are
+    gone.
+    """
 
     async def answer(_: LinkRequest) -> NodeRelay:
         return NodeRelay(node=_GONE)
@@ -164,7 +181,10 @@ async def test_forget_is_refused_when_the_relay_of_the_node_answers(bus: Bus, ow
 
 @pytest.mark.memory_bus
 async def test_forget_is_refused_with_what_would_be_lost_until_it_is_forced(bus: Bus, own: Bus) -> None:
-    """Who holds something there, and which devices an operator keeps back, is named; with force it goes."""
+    """Who holds something there, and which devices an operator keeps back, is named.
+
+    With force it goes.
+    """
     await _fill(bus, ledger=_HELD)
     await bus.put(MAINTENANCE, _KEPT_BACK, node=_GONE, device_class="gpu")
 
@@ -184,7 +204,11 @@ async def test_forget_is_refused_with_what_would_be_lost_until_it_is_forced(bus:
 
 @pytest.mark.memory_bus
 async def test_forget_leaves_what_a_service_writes_anew_meanwhile(bus: Bus, own: Bus) -> None:
-    """By revision: the newer value stays, what comes after it is not touched, the ledger least of all; the answer says so."""
+    """By revision: the newer value stays, what comes after it is not touched, the ledger least of
+    all.
+
+    The answer says so.
+    """
     await _fill(bus)
 
     async def write_anew() -> None:
@@ -207,7 +231,9 @@ async def test_forget_leaves_what_a_service_writes_anew_meanwhile(bus: Bus, own:
 
 @pytest.mark.memory_bus
 @pytest.mark.parametrize("is_done", [True, False])
-async def test_forget_says_unknown_and_goes_on_the_next_time_when_a_deletion_is_not_confirmed(bus: Bus, own: Bus, is_done: bool) -> None:
+async def test_forget_says_unknown_and_goes_on_the_next_time_when_a_deletion_is_not_confirmed(
+    bus: Bus, own: Bus, is_done: bool
+) -> None:
     """A write that timed out may have happened or not; asked again it removes what is there."""
     await _fill(bus)
     fates = Fates({2: Unconfirmed(is_done=is_done)}, counted=frozenset({"compare_and_delete"}))
@@ -255,7 +281,9 @@ async def test_controller_forgets_a_ghost_and_refuses_its_own_node_when_it_is_as
     assert await served.bus.get(LEDGER, node=NODE) is not None
 
 
-async def test_controller_has_the_rights_to_forget_and_others_have_not_when_the_server_has_accounts(nats_binary: Path) -> None:
+async def test_controller_has_the_rights_to_forget_and_others_have_not_when_the_server_has_accounts(
+    nats_binary: Path,
+) -> None:
     """Each key is written by its own service's login, and removed by the controller's."""
     async with account_nats(accounts(Shape.CENTRAL), binary=nats_binary) as nats, nats.bus("controller") as controller:
         await controller.provision()

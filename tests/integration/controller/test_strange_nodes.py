@@ -1,4 +1,6 @@
-"""A node that joins with garbage, another release or a wrong clock beside a good one: it is told by name, and nobody else notices."""
+"""A node that joins with garbage, another release or a wrong clock beside a good one: it is told by
+name, and nobody else notices.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class LateClock(SystemClock):
 async def test_strange_node_is_named_and_the_good_one_is_served(
     home: Home, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
 ) -> None:
-    """The controller says release, clock and what it cannot read of one node, allocates on the other, and takes all back when the node is mended."""
+    """The controller says release, clock and what it cannot read of one node, allocates on the
+    other, and takes all back when the node is mended.
+    """
     readiness = Remarks()
     settings = NatsSettings(url=nats_server.url)
     machine = msgspec.structs.replace(recorded[0], node=STRANGE)
@@ -65,14 +69,18 @@ async def test_strange_node_is_named_and_the_good_one_is_served(
     await strange.put(catalogue.MACHINE, machine, node=STRANGE)
     await strange.put(catalogue.INVENTORY, inventory, node=STRANGE, device_class="nic")
     # As a release would write it that nobody here knows: past all of our own code.
-    await strange._connection.publish(f"$KV.topobus_inventories.{STRANGE}.gpu", b'{"node": 7}', headers={"Topobus-Release": "9.1.0"})
+    await strange._connection.publish(
+        f"$KV.topobus_inventories.{STRANGE}.gpu", b'{"node": 7}', headers={"Topobus-Release": "9.1.0"}
+    )
     await strange._connection.barrier()
     await strange.close()
 
     async with controller(nats_server.url, readiness=readiness):
         await home.apply(claim("one"))
         (result,) = await home.allocated("one")
-        text = await readiness.until(lambda text: all(word in text for word in ("clock", "discovery", "nic", "cannot be read")))
+        text = await readiness.until(
+            lambda text: all(word in text for word in ("clock", "discovery", "nic", "cannot be read"))
+        )
         is_ready = readiness.is_ready
         async with Bus.session(settings, name="discovery") as mended:
             await mended.put(catalogue.MACHINE, machine, node=STRANGE)

@@ -1,4 +1,6 @@
-"""A real device service that cuts cards when claims get parts of them: what is published, and what claims get, over a bus and over lives of the service."""
+"""A real device service that cuts cards when claims get parts of them: what is published, and what
+claims get, over a bus and over lives of the service.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,10 @@ def _amd() -> AmdDriver:
 
 
 async def test_claims_get_parts_of_cards_that_are_cut_for_them(bench: CutBench, cards: AmdKernel) -> None:
-    """Every way of each card is published once, within Kubernetes' limits; a claim cuts its card, and the slices and everybody's health stay as they were."""
+    """Every way of each card is published once, within Kubernetes' limits.
+
+    A claim cuts its card, and the slices and everybody's health stay as they were.
+    """
     on_demand = PartitionSettings(on_demand=True)
     await bench.publish(cards.machine.machine)
     async with bench.service(_amd(), partitions=on_demand):
@@ -117,16 +122,24 @@ async def test_claims_get_parts_of_cards_that_are_cut_for_them(bench: CutBench, 
         assert refused.reasons[0].code == "card-in-use"
     assert isinstance(whole_at_last, Prepared)
     assert {device.health.state for device in after.devices} == {HealthState.HEALTHY}
-    assert {device.name: device.attributes for device in after.devices} == {device.name: device.attributes for device in before.devices}
+    assert {device.name: device.attributes for device in after.devices} == {
+        device.name: device.attributes for device in before.devices
+    }
     assert [switch[1:] for switch in cards.switches] == [("SPX", "CPX"), ("CPX", "SPX")]
 
 
 def _drm_files(folder: str, index: int) -> dict[str, object]:
-    return {f"{folder}/drm/renderD{129 + index}/dev": f"226:{129 + index}", f"{folder}/drm/renderD{129 + index}/uevent": ""}
+    return {
+        f"{folder}/drm/renderD{129 + index}/dev": f"226:{129 + index}",
+        f"{folder}/drm/renderD{129 + index}/uevent": "",
+    }
 
 
 async def test_claims_get_virtual_functions_that_are_made_for_them(bench: CutBench, tmp_path: Path) -> None:
-    """A card is published whole and in its functions while it has none; the first claim makes them, and the last one takes them away where the rule says so."""
+    """A card is published whole and in its functions while it has none.
+
+    The first claim makes them, and the last one takes them away where the rule says so.
+    """
     root = tmp_path / "cards"
     kernel = SriovKernel(root, device=0x56C0, class_code=0x038000, driver="xe", files=_drm_files)
     rule = FunctionRule(where=(Condition(field="pci", equals="0000:3b:00.0"),), count=2, when_idle="remove")

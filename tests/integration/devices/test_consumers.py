@@ -17,7 +17,9 @@ _DEVICE = {"node": NODE, "device_class": "gpu", "device": "acme-0"}
 async def test_device_service_makes_no_consumer_when_all_that_it_has_to_read_is_garbage(
     bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machine, ledger, its own inventory and its own events are read key by key and subject by subject, and older ones where the newest cannot be read."""
+    """Machine, ledger, its own inventory and its own events are read key by key and subject by
+    subject, and older ones where the newest cannot be read.
+    """
     calls: list[str] = []
     call = JetStream.call
 

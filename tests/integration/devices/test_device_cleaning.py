@@ -1,4 +1,6 @@
-"""What everybody sees of a device while it is cleaned, when it is dirty, and when its journal cannot be read: inventory and health over a real bus."""
+"""What everybody sees of a device while it is cleaned, when it is dirty, and when its journal
+cannot be read: inventory and health over a real bus.
+"""
 
 from __future__ import annotations
 
@@ -57,33 +59,51 @@ async def _gateway(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 async def _use(gateway: Bus) -> None:
     """Come and go."""
-    prepared = await gateway.ask(PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+    prepared = await gateway.ask(
+        PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+    )
     assert isinstance(prepared.result, Prepared)
-    left = await gateway.ask(UNPREPARE, UnprepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+    left = await gateway.ask(
+        UNPREPARE, UnprepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+    )
     assert left.refusal is None
 
 
-async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """When unprepare is answered everybody already sees `cleaning`; the next owner is told to ask again; once clean it is Healthy at once."""
+async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """When unprepare is answered everybody already sees `cleaning`.
+
+    The next owner is told to ask again; once clean it is Healthy at once.
+    """
     bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
     await bench.publish_machine()
     async with _gateway(nats_server) as gateway, bench.service(driver, health=HealthSettings(poll_s=0.05)):
         await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
         await _use(gateway)
         seen = await bench.inventory(has_state(HealthState.UNKNOWN, "toy-0"))
-        waiting = await gateway.ask(PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+        waiting = await gateway.ask(
+            PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+        )
         driver.may_clean.set()
         healthy = await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
 
     device = seen.device("toy-0")
     assert device is not None
-    assert [(condition.reason, condition.evidence["owner"]) for condition in device.health.conditions] == [("cleaning", OWNER.key)]
+    assert [(condition.reason, condition.evidence["owner"]) for condition in device.health.conditions] == [
+        ("cleaning", OWNER.key)
+    ]
     assert isinstance(waiting.result, Accepted)
     assert healthy.generation == seen.generation + 1
 
 
-async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """The health event names who left it and why; its neighbour stays Healthy; tried again it succeeds, and the device recovers."""
+async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """The health event names who left it and why; its neighbour stays Healthy.
+
+    Tried again it succeeds, and the device recovers.
+    """
     bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
     driver.dirt = "process 4711 still has 10 GiB"
     driver.may_clean.set()
@@ -123,8 +143,12 @@ async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is
     assert has_state(HealthState.HEALTHY, "toy-1")(inventory)
 
 
-async def test_service_waits_and_says_so_when_another_process_has_the_journal(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """Two services would undo each other's work, so the second one answers only when the first has ended."""
+async def test_service_waits_and_says_so_when_another_process_has_the_journal(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Two services would undo each other's work, so the second one answers only when the first has
+    ended.
+    """
     bench, readiness = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), Readiness()
     other = Journal(bench.journal)
     bench.journal.mkdir()

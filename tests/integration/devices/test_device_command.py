@@ -1,4 +1,6 @@
-"""`topobus device` with the real topology and a real device service: what it does stands over restarts of all of them, the NATS server included."""
+"""`topobus device` with the real topology and a real device service: what it does stands over
+restarts of all of them, the NATS server included.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,16 @@ BOTH = PodRequest(
 async def _topobus(url: str, *arguments: str, code: int = 0) -> Any:
     """Run one command with --json."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "topobus.cli.main", *arguments, "--json", "--nats", url, env={**os.environ}, stdout=-1, stderr=-1
+        sys.executable,
+        "-m",
+        "topobus.cli.main",
+        *arguments,
+        "--json",
+        "--nats",
+        url,
+        env={**os.environ},
+        stdout=-1,
+        stderr=-1,
     )
     out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode == code, f"{arguments}: {process.returncode}\n{out.decode()}\n{err.decode()}"
@@ -46,8 +57,12 @@ def _kept_back(inventory: Inventory) -> list[str]:
     return [device.name for device in inventory.devices if device.maintenance is not None]
 
 
-async def test_word_stands_when_service_topology_and_server_begin_anew(own_bench: DeviceBench, own_nats_server: NatsServer) -> None:
-    """The command says it is done, nothing is placed there from then on, all restart, and it is still so until it is returned; the stream has who and why."""
+async def test_word_stands_when_service_topology_and_server_begin_anew(
+    own_bench: DeviceBench, own_nats_server: NatsServer
+) -> None:
+    """The command says it is done, nothing is placed there from then on, all restart, and it is
+    still so until it is returned; the stream has who and why.
+    """
     bench, url = own_bench, own_nats_server.url
     await bench.publish_machine()
     async with topology(url, TOPOBUS_ALL__NODE=NODE), bench.service(ToyDriver(count=2)):
@@ -72,13 +87,20 @@ async def test_word_stands_when_service_topology_and_server_begin_anew(own_bench
     assert "did you mean toy-" in unknown
     assert inventory.device("toy-1") is not None
     assert [(device["device"], device["maintenance"]["who"]) for device in listed["devices"]] == [("toy-0", "ada")]
-    said = [(event["verb"], event["operation"]["who"], event["operation"]["why"]) for event in decisions["decisions"] if event["operation"]]
+    said = [
+        (event["verb"], event["operation"]["who"], event["operation"]["why"])
+        for event in decisions["decisions"]
+        if event["operation"]
+    ]
     assert said == [("maintain", "ada", "fan")]
     assert isinstance(placed.result, Placement)
 
 
 async def _until_placeable(bench: DeviceBench) -> None:
-    """Wait until topology knows both devices; it follows the inventory as the bench does, and tells nobody when it has."""
+    """Wait until topology knows both devices.
+
+    It follows the inventory as the bench does, and tells nobody when it has.
+    """
     async with asyncio.timeout(LIMIT_S):
         for number in itertools.count():
             request = PlaceRequest(op_id=f"dry-{number}", pod=BOTH, is_dry_run=True)

@@ -1,4 +1,7 @@
-"""Health of devices as users hear it: the whole story of a GPU, with its holders; nothing twice, and all again when it was lost."""
+"""Health of devices as users hear it: the whole story of a GPU, with its holders.
+
+Nothing twice, and all again when it was lost.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,13 @@ from topobus.values.request import Owner, OwnerKind
 pytestmark = pytest.mark.integration
 
 
-async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(bench: DeviceBench, gpus: tuple[str, str]) -> None:
-    """Gone: Unhealthy, with the owner who is hit; back: Recovering, then Healthy. Events are numbered; the inventory agrees; the neighbour is left alone."""
+async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(
+    bench: DeviceBench, gpus: tuple[str, str]
+) -> None:
+    """Gone: Unhealthy, with the owner who is hit; back: Recovering, then Healthy.
+
+    Events are numbered; the inventory agrees; the neighbour is left alone.
+    """
     gpu, neighbour = gpus
     address = bench.recorded.pci("h100")[0]
     allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": (gpu,)}),))
@@ -55,8 +63,13 @@ async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(benc
     assert len(await bench.events(neighbour)) == 1
 
 
-async def test_health_names_the_pods_behind_a_claim_when_they_use_the_device(bench: DeviceBench, gpus: tuple[str, str]) -> None:
-    """A claim tells an operator little; the event has the pods that use it, each once, beside the claim."""
+async def test_health_names_the_pods_behind_a_claim_when_they_use_the_device(
+    bench: DeviceBench, gpus: tuple[str, str]
+) -> None:
+    """A claim tells an operator little.
+
+    The event has the pods that use it, each once, beside the claim.
+    """
     gpu, neighbour = gpus
     claim = Owner(kind=OwnerKind.CLAIM, name="training", uid="u2")
     pods = tuple(Owner(kind=OwnerKind.POD, name=name, uid=f"u-{name}") for name in ("trainer-0", "trainer-1"))
@@ -79,7 +92,9 @@ async def test_health_names_the_pods_behind_a_claim_when_they_use_the_device(ben
 async def test_health_names_the_present_holder_when_the_ledger_changed_since_the_last_event(
     bench: DeviceBench, gpus: tuple[str, str]
 ) -> None:
-    """An event names who holds the device when it is told, not who held it when the service started or at the event before."""
+    """An event names who holds the device when it is told, not who held it when the service started
+    or at the event before.
+    """
     gpu, _ = gpus
     address = bench.recorded.pci("h100")[0]
     allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": (gpu,)}),))
@@ -101,7 +116,9 @@ async def test_health_names_the_present_holder_when_the_ledger_changed_since_the
 
 
 async def test_restart_repeats_nothing_when_nothing_changed(bench: DeviceBench, gpus: tuple[str, str]) -> None:
-    """A second life publishes no inventory and no event that says the same again, and numbers on from the first."""
+    """A second life publishes no inventory and no event that says the same again, and numbers on
+    from the first.
+    """
     gpu, _ = gpus
     await bench.publish_machine()
     async with bench.service(NvidiaDriver()):
@@ -123,7 +140,10 @@ async def test_restart_repeats_nothing_when_nothing_changed(bench: DeviceBench, 
 
 
 async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(bench: DeviceBench) -> None:
-    """After forget_s a free device leaves with an is_removed event; a held one stays listed as Unhealthy."""
+    """After forget_s a free device leaves with an is_removed event.
+
+    A held one stays listed as Unhealthy.
+    """
     toy = ToyDriver("acme", count=2)
     allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": ("acme-0",)}),))
     await bench.bus.put(LEDGER, Ledger(node=NODE, allocations={OWNER.key: allocation}), node=NODE)
@@ -137,7 +157,9 @@ async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(
         toy.names = ("acme-1",)
         again = await bench.event(
             lambda health_event: (
-                health_event.device == "acme-1" and not health_event.is_removed and health_event.generation > event.generation
+                health_event.device == "acme-1"
+                and not health_event.is_removed
+                and health_event.generation > event.generation
             )
         )
 
@@ -147,7 +169,10 @@ async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(
 
 
 async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: DeviceBench) -> None:
-    """A sticky fault outlives its evidence and a restart; a start with health.forgive lets it heal."""
+    """A sticky fault outlives its evidence and a restart.
+
+    A start with health.forgive lets it heal.
+    """
     toy = ToyDriver("acme", count=1)
     fault = Observation(dimension=Dimension.COMPUTE, state=HealthState.UNHEALTHY, reason="xid", is_sticky=True)
     await bench.publish_machine()
@@ -169,21 +194,30 @@ async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: DeviceBen
 
 
 async def test_health_is_said_again_when_another_class_pushed_it_out_of_the_stream(bench: DeviceBench) -> None:
-    """The newest event of each device is its present state for late subscribers, also after somebody else has filled the stream."""
+    """The newest event of each device is its present state for late subscribers, also after
+    somebody else has filled the stream.
+    """
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme", count=2)):
-        first = {name: await bench.event(lambda event, name=name: event.device == name) for name in ("acme-0", "acme-1")}
+        first = {
+            name: await bench.event(lambda event, name=name: event.device == name) for name in ("acme-0", "acme-1")
+        }
         await _fill_health(bench.bus)
         # Late subscribers: their snapshot begins after the flood.
         again = {name: await bench.event(lambda event, name=name: event.device == name) for name in first}
 
-    assert {name: health_event.health.state for name, health_event in again.items()} == dict.fromkeys(first, HealthState.HEALTHY)
+    assert {name: health_event.health.state for name, health_event in again.items()} == dict.fromkeys(
+        first, HealthState.HEALTHY
+    )
     assert [health_event.generation > first[name].generation for name, health_event in again.items()] == [True, True]
 
 
 async def _fill_health(bus: Bus) -> None:
-    """Write more events of a class of somebody else's than the stream takes; a small stream, so that it is soon done."""
+    """Write more events of a class of somebody else's than the stream takes.
+
+    A small stream, so that it is soon done.
+    """
     api = bus._states._jetstream
     info = await api.stream_info(HEALTH.stream)
     assert info is not None

@@ -1,4 +1,6 @@
-"""The device host against a real NATS server: inventories, health events, restarts, and drivers that hang."""
+"""The device host against a real NATS server: inventories, health events, restarts, and drivers
+that hang.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,12 @@ class _CountingDriver(ToyDriver):
             await self.has_looked.wait()
 
 
-async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """The demo machine's GPUs come in one inventory: four a NUMA node, two a switch, each under its root complex, healthy."""
+async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """The demo machine's GPUs come in one inventory: four a NUMA node, two a switch, each under its
+    root complex, healthy.
+    """
     bench = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine"))
     await bench.publish_machine()
 
@@ -68,7 +74,9 @@ async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(bus
         inventory = await bench.inventory(lambda each_inventory: bool(each_inventory.devices))
 
     assert inventory.generation == 1
-    assert [(str(device.pci), device.numa_nodes, device.pcie_root, str(device.pcie_switch)) for device in inventory.devices] == [
+    assert [
+        (str(device.pci), device.numa_nodes, device.pcie_root, str(device.pcie_switch)) for device in inventory.devices
+    ] == [
         ("0000:18:00.0", NodeSet(0), "pci0000:15", "0000:16:00.0"),
         ("0000:1a:00.0", NodeSet(0), "pci0000:15", "0000:16:00.0"),
         ("0000:4b:00.0", NodeSet(0), "pci0000:48", "0000:49:00.0"),
@@ -82,7 +90,9 @@ async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(bus
 
 
 class _TellingReadiness(Readiness):
-    """Readiness that can be waited for: a service calls itself ready a moment after its inventory is out."""
+    """Readiness that can be waited for: a service calls itself ready a moment after its inventory
+    is out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +106,9 @@ class _TellingReadiness(Readiness):
 
 
 async def test_service_is_not_ready_when_the_machine_is_missing(bench: DeviceBench, gpus: tuple[str, str]) -> None:
-    """Without discovery's word the service publishes nothing, says what it waits for, and goes on as soon as the word comes."""
+    """Without discovery's word the service publishes nothing, says what it waits for, and goes on
+    as soon as the word comes.
+    """
     readiness = _TellingReadiness()
 
     async with bench.service(NvidiaDriver(), readiness=readiness):
@@ -115,7 +127,9 @@ async def test_service_is_not_ready_when_the_machine_is_missing(bench: DeviceBen
 
 
 async def test_inventory_is_empty_and_says_who_looked_when_there_is_no_hardware(bench: DeviceBench) -> None:
-    """No hardware is an ordinary state: an empty inventory with the names of the drivers that looked."""
+    """No hardware is an ordinary state: an empty inventory with the names of the drivers that
+    looked.
+    """
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme"), ToyDriver("other")):
@@ -124,7 +138,9 @@ async def test_inventory_is_empty_and_says_who_looked_when_there_is_no_hardware(
     assert (inventory.devices, inventory.drivers, inventory.generation) == ((), ("acme", "other"), 1)
 
 
-async def test_host_takes_no_step_when_the_drivers_see_what_they_saw(bench: DeviceBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_takes_no_step_when_the_drivers_see_what_they_saw(
+    bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At last ten looks in a row bring no step, and the first fault after them is told."""
     driver, steps = _CountingDriver("calm", count=1), 0
     advance = publishing.advance_inventory
@@ -143,14 +159,18 @@ async def test_host_takes_no_step_when_the_drivers_see_what_they_saw(bench: Devi
             while steps != before:
                 before = steps
                 await driver.after(looks=10)
-        driver.faults = {"calm-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)}
+        driver.faults = {
+            "calm-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)
+        }
         await bench.inventory(has_state(HealthState.UNHEALTHY, "calm-0"))
 
     assert before > 0
 
 
 async def test_driver_is_known_to_hang_when_its_own_thread_looked_last(bench: DeviceBench) -> None:
-    """A driver whose thread repeats its looks by itself becomes Unknown after its time limit, and Healthy when it returns."""
+    """A driver whose thread repeats its looks by itself becomes Unknown after its time limit, and
+    Healthy when it returns.
+    """
     driver = _CountingDriver("calm", count=1)
     await bench.publish_machine()
 
@@ -161,20 +181,27 @@ async def test_driver_is_known_to_hang_when_its_own_thread_looked_last(bench: De
         unknown = await bench.inventory(has_state(HealthState.UNKNOWN, "calm-0"))
         driver.go.set()
         await bench.inventory(
-            lambda inventory: inventory.generation > unknown.generation and states(inventory) == {"calm-0": HealthState.HEALTHY}
+            lambda inventory: (
+                inventory.generation > unknown.generation and states(inventory) == {"calm-0": HealthState.HEALTHY}
+            )
         )
 
     assert "did not come back within 0.3 s" in unknown.devices[0].health.conditions[0].message
 
 
 async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: DeviceBench) -> None:
-    """A hung driver's devices become Unknown and stay listed; another driver's faults are told as ever; when it returns, its devices are back."""
+    """A hung driver's devices become Unknown and stay listed.
+
+    Another driver's faults are told as ever; when it returns, its devices are back.
+    """
     hung, well = ToyDriver("hung", count=1), ToyDriver("well", count=1)
     await bench.publish_machine()
 
     clock = ManualClock()
     async with bench.service(hung, well, clock=clock):
-        await bench.inventory(lambda inventory: set(states(inventory).values()) == {HealthState.HEALTHY} and len(inventory.devices) == 2)
+        await bench.inventory(
+            lambda inventory: set(states(inventory).values()) == {HealthState.HEALTHY} and len(inventory.devices) == 2
+        )
         hung.go.clear()
         async with clock.ticking(POLL_S):
             await asyncio.to_thread(hung.held.wait)
@@ -193,7 +220,9 @@ async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: DeviceBench) -
 
 
 async def test_first_inventory_comes_when_one_driver_hangs_from_the_start(bench: DeviceBench) -> None:
-    """The first inventory waits for a slow driver only as long as first_wait_s: registration never hangs on one vendor."""
+    """The first inventory waits for a slow driver only as long as first_wait_s: registration never
+    hangs on one vendor.
+    """
     hung, well = ToyDriver("hung", count=1), ToyDriver("well", count=1)
     hung.go.clear()
     await bench.publish_machine()
@@ -224,15 +253,23 @@ async def test_skipped_plugin_is_named_in_warnings_when_it_cannot_be_loaded(benc
     """A plugin that does not load is told to everybody who reads the inventory; the others run."""
     await bench.publish_machine()
 
-    async with bench.service(ToyDriver("acme", count=1), skipped=(SkippedPlugin(name="broken", value="no:Driver", why="ImportError: no"),)):
+    async with bench.service(
+        ToyDriver("acme", count=1), skipped=(SkippedPlugin(name="broken", value="no:Driver", why="ImportError: no"),)
+    ):
         inventory = await bench.inventory(lambda _: True)
 
     assert inventory.warnings == ("broken: plugin is skipped: ImportError: no",)
     assert list(states(inventory)) == ["acme-0"]
 
 
-async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: DeviceBench, gpus: tuple[str, str]) -> None:
-    """Prepare gives edits of each GPU and the variable for all; hints follow the devices' NUMA node, and are said to whoever listens; unknown devices are refused."""
+async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(
+    bench: DeviceBench, gpus: tuple[str, str]
+) -> None:
+    """Prepare gives edits of each GPU and the variable for all.
+
+    Hints follow the devices' NUMA node, and are said to whoever
+    listens; unknown devices are refused.
+    """
     await bench.publish_machine()
 
     async with bench.service(NvidiaDriver()):
@@ -248,7 +285,9 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: Dev
             said = asyncio.ensure_future(anext(notices))
             # The task listens before this round trip ends.
             await bench.bus.inspect()
-            hints = await bench.bus.ask(HINT, HintsRequest(op_id="op-4", count=2, available=gpus), timeout_s=60, **where)
+            hints = await bench.bus.ask(
+                HINT, HintsRequest(op_id="op-4", count=2, available=gpus), timeout_s=60, **where
+            )
             notice = await said
 
     assert isinstance(first.result, Prepared)
@@ -265,7 +304,9 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: Dev
 async def test_journal_is_free_for_the_next_life_when_a_service_ends_while_it_reads_it(
     bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that reads the folder cannot be ended with its service, and takes nothing that nobody would give back."""
+    """A thread that reads the folder cannot be ended with its service, and takes nothing that
+    nobody would give back.
+    """
     bench.journal.mkdir()
     loop, load = asyncio.get_running_loop(), Journal.load
     has_begun, is_let_go, has_ended = asyncio.Event(), threading.Event(), threading.Event()

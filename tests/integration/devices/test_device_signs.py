@@ -1,4 +1,6 @@
-"""Each sign of docs/reference/health-reasons.md, as one recorded fault: it flips exactly its device, in the events, the metric, kubelet's lists and pod status, and the slices."""
+"""Each sign of docs/reference/health-reasons.md, as one recorded fault: it flips exactly its
+device, in the events, the metric, kubelet's lists and pod status, and the slices.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,17 @@ def _found(drivers: Sequence[DeviceDriver], root: Path) -> list[Device]:
 
 
 async def _check(node: SickNode, expected: dict[str, tuple[str, HealthState]]) -> None:
-    """Wait for what these devices' signs are to say everywhere, and see that nothing is said of others."""
+    """Wait for what these devices' signs are to say everywhere, and see that nothing is said of
+    others.
+    """
     kept_back = {name: _KUBELETS_WORD[state] for name, (_, state) in expected.items() if state in _KUBELETS_WORD}
 
     outputs = await node.outputs({name: reason for name, (reason, _) in expected.items()}, kept_back)
 
     counts = {sign: sum(1 for other in expected.values() if other == sign) for sign in expected.values()}
-    assert outputs == Outputs(events=expected, pod_status=kept_back, unlisted=frozenset(kept_back), tainted=frozenset(kept_back))
+    assert outputs == Outputs(
+        events=expected, pod_status=kept_back, unlisted=frozenset(kept_back), tainted=frozenset(kept_back)
+    )
     assert await node.counts(counts) == counts
 
 
@@ -81,7 +87,9 @@ async def _check(node: SickNode, expected: dict[str, tuple[str, HealthState]]) -
 async def test_each_recorded_fault_flips_its_devices_alone_on_every_road(
     nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path, device_class: str
 ) -> None:
-    """All faults of a class at once, each on a card of its own: what is told is what was struck, and no more."""
+    """All faults of a class at once, each on a card of its own: what is told is what was struck,
+    and no more.
+    """
     machine, kernel = build_faulty(tmp_path / "machine"), Kernel()
     drivers: dict[str, list[DeviceDriver]] = {
         "gpu": [NvidiaDriver(), AmdDriver(), IntelDriver(WedgeEvents(lambda _: kernel))],
@@ -99,7 +107,12 @@ async def test_each_recorded_fault_flips_its_devices_alone_on_every_road(
                 kernel.give_up(machine.folder(str(placed_fault.devices[0].pci)))
 
         await _check(
-            node, {name: (placed_fault.fault.code, placed_fault.fault.state) for placed_fault in placed for name in placed_fault.names}
+            node,
+            {
+                name: (placed_fault.fault.code, placed_fault.fault.state)
+                for placed_fault in placed
+                for name in placed_fault.names
+            },
         )
 
 
@@ -107,18 +120,26 @@ async def test_each_recorded_fault_flips_its_devices_alone_on_every_road(
 async def test_each_sign_of_nvml_flips_its_gpu_alone_on_every_road(
     nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path
 ) -> None:
-    """The same for what NVML tells, each of another GPU, by a library of a profile and the real pynvml."""
+    """The same for what NVML tells, each of another GPU, by a library of a profile and the real
+    pynvml.
+    """
     machine = build_faulty(tmp_path / "machine")
     addresses = machine.pci("h100")
     names = [f"gpu-{address.replace(':', '-').replace('.', '-')}" for address in addresses]
     with ExitStack() as stack:
         before = [fault.before for fault in NVML_FAULTS]
         before += [{} for _ in addresses[len(before) :]]
-        gpus = [FakeGpu(address=at, minor=minor, uuid=f"GPU-{minor}", **before[minor]) for minor, at in enumerate(addresses)]
+        gpus = [
+            FakeGpu(address=at, minor=minor, uuid=f"GPU-{minor}", **before[minor]) for minor, at in enumerate(addresses)
+        ]
         library = stack.enter_context(fake_nvml(tmp_path / "lib", *gpus))
-        async with sick_node(nats_server.url, server, machine.root, tmp_path, [NvidiaDriver()], library_path=str(library.folder)) as node:
+        async with sick_node(
+            nats_server.url, server, machine.root, tmp_path, [NvidiaDriver()], library_path=str(library.folder)
+        ) as node:
             await node.inventory_of(len(addresses))
             for address, fault in zip(addresses, NVML_FAULTS, strict=False):
                 library.set(address, **fault.after)
 
-            await _check(node, {name: (fault.code, fault.state) for name, fault in zip(names, NVML_FAULTS, strict=False)})
+            await _check(
+                node, {name: (fault.code, fault.state) for name, fault in zip(names, NVML_FAULTS, strict=False)}
+            )

@@ -1,4 +1,6 @@
-"""A claim for a function, through a real NATS server, the gateway and kubelet's calls: the card is programmed once for all who want the function, one after the other."""
+"""A claim for a function, through a real NATS server, the gateway and kubelet's calls: the card is
+programmed once for all who want the function, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +70,19 @@ class Node:
     async def service(self, driver: IntelDflDriver | None = None) -> AsyncIterator[None]:
         """Run the fpga service for the length of a block."""
         async with Bus.session(NatsSettings(url=self.rig.url), name="fpga") as bus:
-            runtime = Runtime(name="fpga", node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+            runtime = Runtime(
+                name="fpga",
+                node=NODE,
+                bus=bus,
+                clock=SystemClock(),
+                readiness=Readiness(),
+                registry=CollectorRegistry(),
+            )
             registry = DriverRegistry(drivers=(driver or IntelDflDriver(self.programmer),))
             services = FpgaServices(functions=self.settings.functions, can_program=True)
-            task = asyncio.create_task(serve_devices(self.settings, runtime, "fpga", registry=registry, host_services=services))
+            task = asyncio.create_task(
+                serve_devices(self.settings, runtime, "fpga", registry=registry, host_services=services)
+            )
             try:
                 yield
             finally:
@@ -100,7 +111,11 @@ class Node:
                 "source": "FromClaim",
                 "opaque": {
                     "driver": "fpga.topobus.dev",
-                    "parameters": {"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": function},
+                    "parameters": {
+                        "apiVersion": "fpga.topobus.dev/v1",
+                        "kind": "FunctionParameters",
+                        "function": function,
+                    },
                 },
             }
         ]
@@ -114,9 +129,13 @@ class Node:
         return prepared.error
 
     async def release(self, reference: ClaimReference) -> None:
-        """Unprepare a claim as kubelet does when its pod has gone, and take its allocation back as the controller does when it is deleted."""
+        """Unprepare a claim as kubelet does when its pod has gone, and take its allocation back as
+        the controller does when it is deleted.
+        """
         assert await self.rig.kubelet.unprepare_claims([reference]) == {}
-        await self.rig.plane.let_go(Owner(kind=OwnerKind.CLAIM, namespace="default", name=reference.name, uid=reference.uid))
+        await self.rig.plane.let_go(
+            Owner(kind=OwnerKind.CLAIM, namespace="default", name=reference.name, uid=reference.uid)
+        )
 
     def afu_id(self) -> str:
         """Give what the port shows."""
@@ -125,7 +144,9 @@ class Node:
 
 @pytest_asyncio.fixture
 async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with a card that has another function, its services, the gateway, and a kubelet that knows the driver."""
+    """A node with a card that has another function, its services, the gateway, and a kubelet that
+    knows the driver.
+    """
     async with make_rig(nats_server.url, classes=()) as rig:
         made = Node(rig, tmp_path)
         add(made.store, gbs(), "matrix", ("default",))
@@ -139,7 +160,10 @@ async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def test_card_is_programmed_once_when_two_claims_want_one_function(node: Node) -> None:
-    """The first claim's card is programmed; its port is reset after it; the second claim finds the function loaded. The container gets the port, and never the engine."""
+    """The first claim's card is programmed; its port is reset after it.
+
+    The second claim finds the function loaded. The container gets the port, and never the engine.
+    """
     before = node.afu_id()
     first_claim, second_claim = await node.claim("one", "matrix"), await node.claim("two", FUNCTION)
 
@@ -170,7 +194,10 @@ async def test_claim_says_why_when_its_function_is_not_for_it(node: Node) -> Non
 
 
 async def test_card_is_out_of_use_until_it_is_whole_when_programming_fails(node: Node) -> None:
-    """Everybody sees that the card is dirty; once it can be programmed again it is made whole by itself, and a claim gets it."""
+    """Everybody sees that the card is dirty.
+
+    Once it can be programmed again it is made whole by itself, and a claim gets it.
+    """
     node.programmer.error = 5
     first_claim = await node.claim("one", "matrix")
     refused = await node.prepare(first_claim)
@@ -209,7 +236,11 @@ class RememberingDflDriver(IntelDflDriver):
 
 
 async def test_driver_hears_of_the_earlier_run_before_it_looks(nats_server: NatsServer, tmp_path: Path) -> None:
-    """Names may depend on what a card had before the restart: the inventory of that run is the memory. The first run has nothing to remember."""
+    """Names may depend on what a card had before the restart: the inventory of that run is the
+    memory.
+
+    The first run has nothing to remember.
+    """
     async with make_rig(nats_server.url, classes=()) as rig:
         made = Node(rig, tmp_path)
         await made.show_machine()

@@ -1,4 +1,6 @@
-"""A GPU that a tenant left dirty, through the whole gpu service: the real driver on a libnvidia-ml of a profile, inventory, events and the next tenant."""
+"""A GPU that a tenant left dirty, through the whole gpu service: the real driver on a libnvidia-ml
+of a profile, inventory, events and the next tenant.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class _Gpus:
 async def _gpus(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[_Gpus]:
     recorded = build(PROFILES / "h100-pair.toml", tmp_path / "machine")
     addresses = recorded.pci("h100")
-    with fake_nvml(tmp_path / "lib", *(FakeGpu(address=address, minor=minor) for minor, address in enumerate(addresses))) as library:
+    with fake_nvml(
+        tmp_path / "lib", *(FakeGpu(address=address, minor=minor) for minor, address in enumerate(addresses))
+    ) as library:
         bench = DeviceBench(bus, nats_server.url, recorded)
         bench.hardware = HardwareSettings(root=str(recorded.root), rescan_s=0.2, library_path=str(library.folder))
         driver = NvidiaDriver()
@@ -77,7 +81,10 @@ async def _gpus(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> AsyncItera
 async def test_gpu_is_refused_to_the_next_tenant_until_the_last_ones_process_is_gone(
     bus: Bus, nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    """Unhealthy `dirty` with pod and pid in event and evidence; the next tenant is refused with that reason; when the process has ended it is Healthy again."""
+    """Unhealthy `dirty` with pod and pid in event and evidence.
+
+    The next tenant is refused with that reason; when the process has ended it is Healthy again.
+    """
     async with _gpus(bus, nats_server, tmp_path) as gpus:
         first = await gpus.prepare(OWNER)
         add_process(gpus.bench.recorded.root, 4711, pod="trainer-0")
@@ -96,7 +103,11 @@ async def test_gpu_is_refused_to_the_next_tenant_until_the_last_ones_process_is_
     assert (event.device, worst.reason) == (gpus.name, "dirty")
     assert "claim default/training left it dirty" in worst.message
     assert "process 4711 (python3) of pod trainer-0 with 10240 MiB" in worst.message
-    assert {key: worst.evidence[key] for key in ("owner", "pids", "pods")} == {"owner": OWNER.key, "pids": "4711", "pods": "trainer-0"}
+    assert {key: worst.evidence[key] for key in ("owner", "pids", "pods")} == {
+        "owner": OWNER.key,
+        "pids": "4711",
+        "pods": "trainer-0",
+    }
     assert sum(device.health.state is HealthState.HEALTHY for device in sick.devices) == len(sick.devices) - 1
     assert isinstance(refused, Refusal)
     assert "process 4711" in refused.reasons[0].message
@@ -104,7 +115,9 @@ async def test_gpu_is_refused_to_the_next_tenant_until_the_last_ones_process_is_
 
 
 async def test_gpu_that_is_clean_never_leaves_the_list(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """A tenant that leaves nothing costs nobody anything: the next one has the GPU at once, and no event is sent."""
+    """A tenant that leaves nothing costs nobody anything: the next one has the GPU at once, and no
+    event is sent.
+    """
     async with _gpus(bus, nats_server, tmp_path) as gpus:
         for owner in (OWNER, NEXT):
             assert isinstance(await gpus.prepare(owner), Prepared)

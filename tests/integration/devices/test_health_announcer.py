@@ -1,4 +1,6 @@
-"""Health events of one class: each change is published once, whatever is asked of the stream meanwhile."""
+"""Health events of one class: each change is published once, whatever is asked of the stream
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,17 @@ _WHERE = {"node": "n1", "device_class": "gpu"}
 
 
 async def _announce(announcer: HealthAnnouncer) -> bool:
-    return await announcer.announce(device("gpu-0", 0), affected=(), inventory_generation=1, time="2026-01-01T00:00:00Z")
+    return await announcer.announce(
+        device("gpu-0", 0), affected=(), inventory_generation=1, time="2026-01-01T00:00:00Z"
+    )
 
 
-async def test_event_is_not_lost_when_it_is_published_while_the_stream_is_looked_at(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream's description is older than the event then: what stands beyond it is no loss, and nothing is told twice."""
+async def test_event_is_not_lost_when_it_is_published_while_the_stream_is_looked_at(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's description is older than the event then: what stands beyond it is no loss, and
+    nothing is told twice.
+    """
     announcer, span = HealthAnnouncer(bus, **_WHERE), Bus.span
 
     async def overtaken(self: Bus, event: Any) -> Span:

@@ -1,4 +1,6 @@
-"""An inventory that is lost, forged or deleted in its bucket is written again by the service that owns it."""
+"""An inventory that is lost, forged or deleted in its bucket is written again by the service that
+owns it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ pytestmark = pytest.mark.integration
 
 
 async def test_inventory_comes_back_when_the_store_is_lost(own_bench: DeviceBench, own_nats_server: NatsServer) -> None:
-    """A server that comes back with an empty store gets inventory and events again, without a restart of the service; whoever saw the first event takes the second."""
+    """A server that comes back with an empty store gets inventory and events again, without a
+    restart of the service.
+
+    Whoever saw the first event takes the second.
+    """
     toy = ToyDriver("acme", count=1)
     await own_bench.publish_machine()
 
@@ -52,7 +58,9 @@ _FORGED_INVENTORIES: dict[str, Callable[[Inventory], bytes]] = {
 
 @pytest.mark.parametrize("forgery", _FORGED_INVENTORIES)
 async def test_inventory_is_written_again_when_somebody_writes_over_it(bench: DeviceBench, forgery: str) -> None:
-    """Garbage and false inventories are healed by the owner while it runs, with a generation that readers take."""
+    """Garbage and false inventories are healed by the owner while it runs, with a generation that
+    readers take.
+    """
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme", count=1)):
@@ -86,9 +94,13 @@ async def test_inventory_is_written_again_when_somebody_deletes_it(bench: Device
 
 
 async def test_inventory_goes_on_when_the_life_before_left_a_generation_at_the_end(bench: DeviceBench) -> None:
-    """A forged generation in the bucket at the start is not gone on from: its successor would be unreadable for everybody."""
+    """A forged generation in the bucket at the start is not gone on from: its successor would be
+    unreadable for everybody.
+    """
     await bench.publish_machine()
-    await bench.bus.put(INVENTORY, Inventory(node=NODE, device_class="gpu", generation=2**53), node=NODE, device_class="gpu")
+    await bench.bus.put(
+        INVENTORY, Inventory(node=NODE, device_class="gpu", generation=2**53), node=NODE, device_class="gpu"
+    )
 
     async with bench.service(ToyDriver("acme", count=1)):
         inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
@@ -98,7 +110,9 @@ async def test_inventory_goes_on_when_the_life_before_left_a_generation_at_the_e
 
 @pytest.mark.parametrize("stream", [f"KV_{_BUCKET}", HEALTH.stream, f"KV_{MACHINE.bucket}"])
 async def test_service_says_all_again_when_a_stream_is_deleted_under_it(bench: DeviceBench, stream: str) -> None:
-    """A deleted stream is made again and holds again what this service has to say, without a restart and without a reconnect."""
+    """A deleted stream is made again and holds again what this service has to say, without a
+    restart and without a reconnect.
+    """
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme", count=1)):

@@ -1,4 +1,6 @@
-"""MIG instances made for claims through the whole gpu service: inventory with counters, prepare and unprepare over the bus, health of one instance, what a restart finds."""
+"""MIG instances made for claims through the whole gpu service: inventory with counters, prepare and
+unprepare over the bus, health of one instance, what a restart finds.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class _MigService:
         """Ask NVML what there is."""
         with as_somebody(self.library.folder):
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(self.address)
-            return [(made.profile, made.start) for made in read_mig(pynvml, handle, read_profiles(pynvml, handle)).instances]
+            return [
+                (made.profile, made.start) for made in read_mig(pynvml, handle, read_profiles(pynvml, handle)).instances
+            ]
 
 
 @asynccontextmanager
@@ -73,7 +77,9 @@ async def _mig_service(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> Asy
     recorded = build(PROFILES / "h100-pair.toml", tmp_path / "machine")
     first, second = recorded.pci("h100")
     add_capabilities(recorded.root, 0)
-    with fake_nvml(tmp_path / "lib", mig_gpu(H100_80, first), FakeGpu(address=second, name="NVIDIA L4", minor=1)) as library:
+    with fake_nvml(
+        tmp_path / "lib", mig_gpu(H100_80, first), FakeGpu(address=second, name="NVIDIA L4", minor=1)
+    ) as library:
         bench = DeviceBench(bus, nats_server.url, recorded)
         bench.hardware = HardwareSettings(root=str(recorded.root), rescan_s=0.2, library_path=str(library.folder))
         await bench.publish_machine()
@@ -82,7 +88,9 @@ async def _mig_service(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> Asy
 
 
 async def test_instance_lives_as_long_as_its_claim(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """Offered with counters beside an L4, made by prepare, kept over a restart as its owner's, struck by its own Xid alone, and gone after unprepare."""
+    """Offered with counters beside an L4, made by prepare, kept over a restart as its owner's,
+    struck by its own Xid alone, and gone after unprepare.
+    """
     async with _mig_service(bus, nats_server, tmp_path) as gpus, AsyncExitStack() as life:
         await life.enter_async_context(gpus.life())
         offered = await gpus.bench.inventory(lambda it: len(it.devices) == 26)
@@ -106,12 +114,16 @@ async def test_instance_lives_as_long_as_its_claim(bus: Bus, nats_server: NatsSe
     assert made == kept == [(14, 2), (19, 6)]
     assert isinstance(again, Prepared)
     assert prepared.edits == again.edits
-    assert [name for name, state in states(sick).items() if state is not HealthState.HEALTHY] == [gpus.name("1g-10gb-6")]
+    assert [name for name, state in states(sick).items() if state is not HealthState.HEALTHY] == [
+        gpus.name("1g-10gb-6")
+    ]
     assert (refused, left) == ([None, None], [])
 
 
 async def test_place_is_sick_while_somebody_else_has_it(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """An instance made beside the service: what does not fit is Unhealthy with that reason, and Healthy again when it is gone."""
+    """An instance made beside the service: what does not fit is Unhealthy with that reason, and
+    Healthy again when it is gone.
+    """
     async with _mig_service(bus, nats_server, tmp_path) as gpus, gpus.life():
         await gpus.bench.inventory(lambda it: len(it.devices) == 26)
         gi = make_instance(gpus.library.folder, gpus.address, H100_80, "1g.10gb", 6)
@@ -131,8 +143,13 @@ async def test_place_is_sick_while_somebody_else_has_it(bus: Bus, nats_server: N
     assert len(well.devices) == 26
 
 
-async def test_instance_in_use_keeps_its_place_from_the_next_one(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
-    """A program outlives its pod: the device is Unhealthy `dirty` and nobody gets it; when the program has ended, the instance goes by itself and the device is Healthy."""
+async def test_instance_in_use_keeps_its_place_from_the_next_one(
+    bus: Bus, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """A program outlives its pod: the device is Unhealthy `dirty` and nobody gets it.
+
+    When the program has ended, the instance goes by itself and the device is Healthy.
+    """
     async with _mig_service(bus, nats_server, tmp_path) as gpus, gpus.life():
         await gpus.bench.inventory(lambda it: len(it.devices) == 26)
         await gpus.prepare("1g-10gb-0")

@@ -1,4 +1,7 @@
-"""MPS control daemons as real processes: started, adopted, watched, ended; nothing of them stays."""
+"""MPS control daemons as real processes: started, adopted, watched, ended.
+
+Nothing of them stays.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +70,20 @@ def node(tmp_path: Path) -> Iterator[_Node]:
 
 
 def test_daemon_serves_with_its_limits_when_it_was_started(node: _Node) -> None:
-    """It answers, has the GPUs alone and in order, and knows what a client may have, whatever the client's own variables say."""
+    """It answers, has the GPUs alone and in order, and knows what a client may have, whatever the
+    client's own variables say.
+    """
     daemons = node.life()
 
     assert daemons.ensure(node.wanted) is None
 
     assert daemons.is_serving(node.wanted)
     assert node.mps.modes() == {"Exclusive_Process"}
-    asked = ("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0", "get_default_device_pinned_mem_limit 1")
+    asked = (
+        "get_default_active_thread_percentage",
+        "get_default_device_pinned_mem_limit 0",
+        "get_default_device_pinned_mem_limit 1",
+    )
     assert [node.mps.ask(NAME, command) for command in asked] == ["25", "1024M", "2048M"]
     log = (DaemonFolder(daemons.folder, NAME).logs / "control.log").read_text()
     assert "devices GPU-1,GPU-2" in log
@@ -115,7 +124,9 @@ def test_daemon_is_killed_when_it_does_not_obey(node: _Node) -> None:
 
 
 def test_running_daemon_is_adopted_when_the_service_starts_again(node: _Node) -> None:
-    """The same process serves on, its client is not cut off, and the new life ends it as the old one would have."""
+    """The same process serves on, its client is not cut off, and the new life ends it as the old
+    one would have.
+    """
     node.life().ensure(node.wanted)
     client, before = node.mps.client(NAME), node.mps.pids()
 
@@ -132,7 +143,9 @@ def test_running_daemon_is_adopted_when_the_service_starts_again(node: _Node) ->
 
 
 def test_daemon_is_started_again_at_once_when_it_was_killed(node: _Node) -> None:
-    """Its GPUs are Degraded with a code of their own, told once though it is back, and containers that have its folder reach the new one in it."""
+    """Its GPUs are Degraded with a code of their own, told once though it is back, and containers
+    that have its folder reach the new one in it.
+    """
     daemons = node.life()
     daemons.ensure(node.wanted)
     client, pipes = node.mps.client(NAME), DaemonFolder(daemons.folder, NAME).pipes
@@ -147,7 +160,10 @@ def test_daemon_is_started_again_at_once_when_it_was_killed(node: _Node) -> None
         NAME: ("mps-daemon-gone", HealthState.DEGRADED),
         "gpu-1": ("mps-daemon-gone", HealthState.DEGRADED),
     }
-    assert seen[NAME].evidence == {"pid": str(control), "log": str(DaemonFolder(daemons.folder, NAME).logs / "control.log")}
+    assert seen[NAME].evidence == {
+        "pid": str(control),
+        "log": str(DaemonFolder(daemons.folder, NAME).logs / "control.log"),
+    }
     assert daemons.observations() == {}
     assert is_cut(client)
     assert daemons.is_serving(node.wanted)
@@ -157,7 +173,10 @@ def test_daemon_is_started_again_at_once_when_it_was_killed(node: _Node) -> None
 
 
 def test_pause_between_restarts_grows_when_a_daemon_does_not_start(node: _Node) -> None:
-    """At once, then after one second, two, four; the third failure makes its GPUs Unhealthy, and one that starts at last makes them well."""
+    """At once, then after one second, two, four.
+
+    The third failure makes its GPUs Unhealthy, and one that starts at last makes them well.
+    """
     daemons = node.life()
     daemons.ensure(node.wanted)
     node.mps.kill(node.mps.pids()[0])
@@ -182,7 +201,10 @@ def test_pause_between_restarts_grows_when_a_daemon_does_not_start(node: _Node) 
 
 
 def test_start_is_refused_with_its_log_when_the_daemon_fails(node: _Node) -> None:
-    """The reason names a log that is still there when all else is undone; it goes with the next start."""
+    """The reason names a log that is still there when all else is undone.
+
+    It goes with the next start.
+    """
     node.mps.behave("fails")
     daemons = node.life()
 
@@ -230,7 +252,9 @@ def test_start_is_refused_when_the_compute_mode_may_not_be_set(node: _Node) -> N
 
 
 def test_daemon_of_another_boot_is_started_anew_when_a_stranger_has_its_number(node: _Node) -> None:
-    """The same process number and the same start time say nothing after a reboot: nobody is asked in its place, and the daemon is started."""
+    """The same process number and the same start time say nothing after a reboot: nobody is asked
+    in its place, and the daemon is started.
+    """
     node.life().ensure(node.wanted)
     (pid,) = node.mps.pids()
     file = Path(node.settings.state_dir, NAME, "daemon.json")
@@ -249,11 +273,16 @@ def test_daemon_of_another_boot_is_started_anew_when_a_stranger_has_its_number(n
 
 
 def test_limits_grow_when_a_larger_share_joins(node: _Node) -> None:
-    """The daemon's own limit is that of its largest client, so that nobody gets more who leaves its variables out, and nobody gets less."""
+    """The daemon's own limit is that of its largest client, so that nobody gets more who leaves its
+    variables out, and nobody gets less.
+    """
     daemons = node.life()
     shared = [
         DaemonState(
-            name=NAME, gpus=node.wanted.gpus[:1], limits=Limits(threads_percent=percent, memory_mib=(mib,)), programs=node.wanted.programs
+            name=NAME,
+            gpus=node.wanted.gpus[:1],
+            limits=Limits(threads_percent=percent, memory_mib=(mib,)),
+            programs=node.wanted.programs,
         )
         for percent, mib in ((25, 1000), (50, 2000), (10, 500))
     ]
@@ -280,7 +309,9 @@ def test_daemon_of_somebody_else_stays_when_an_earlier_owner_ends_again(node: _N
 
 
 def test_process_in_a_daemons_folder_is_ended_when_nothing_is_known_of_it(node: _Node) -> None:
-    """A folder without its file was being made or removed when the service died: what runs for it is found by its environment."""
+    """A folder without its file was being made or removed when the service died: what runs for it
+    is found by its environment.
+    """
     node.life().ensure(node.wanted)
     (node.mps.state_dir / NAME / "daemon.json").unlink()
 
@@ -290,7 +321,9 @@ def test_process_in_a_daemons_folder_is_ended_when_nothing_is_known_of_it(node: 
 
 
 def test_mode_is_given_back_by_the_next_life_when_the_file_says_so(node: _Node) -> None:
-    """The mode from before stands in the file before it is changed, so a life that found a GPU in it for itself still gives the first one back."""
+    """The mode from before stands in the file before it is changed, so a life that found a GPU in
+    it for itself still gives the first one back.
+    """
     first = node.life()
     first.ensure(node.wanted)
     node.mps.end_all()
@@ -303,7 +336,9 @@ def test_mode_is_given_back_by_the_next_life_when_the_file_says_so(node: _Node) 
 
 
 def test_end_goes_on_when_a_gpu_has_left_the_bus(node: _Node) -> None:
-    """A GPU that nvidia-smi does not know any more has no compute mode to give back, and its pod must not wait for one."""
+    """A GPU that nvidia-smi does not know any more has no compute mode to give back, and its pod
+    must not wait for one.
+    """
     daemons = node.life()
     daemons.ensure(node.wanted)
     (node.mps.programs / "modes" / "GPU-2").unlink()

@@ -1,4 +1,6 @@
-"""What a device service does with an operator's word: seen at once, kept over restarts of the service and of the store, done once for one id."""
+"""What a device service does with an operator's word: seen at once, kept over restarts of the
+service and of the store, done once for one id.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ async def _topology(bench: DeviceBench) -> AsyncIterator[Bus]:
 
 
 def _request(verb: DeviceVerb, op_id: str, *, device: str = "toy-0", is_draining: bool = False) -> PerformRequest:
-    operation = DeviceOperation(device_class="gpu", device=device, verb=verb, why="fan", who="ada", is_draining=is_draining)
+    operation = DeviceOperation(
+        device_class="gpu", device=device, verb=verb, why="fan", who="ada", is_draining=is_draining
+    )
     return PerformRequest(op_id=op_id, operation=operation, time="2026-01-02T03:04:05.000000Z")
 
 
@@ -76,23 +80,34 @@ def _code(result: Operated | Refusal) -> str:
 
 
 async def test_device_is_seen_as_kept_back_when_the_answer_comes(bench: DeviceBench) -> None:
-    """The inventory says it by then, the neighbour is offered, a new user is refused, and one who had it is made ready again."""
+    """The inventory says it by then, the neighbour is offered, a new user is refused, and one who
+    had it is made ready again.
+    """
     await bench.publish_machine()
     async with _topology(bench) as bus, bench.service(ToyDriver(count=2)):
         await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
         result = await _perform(bus, DeviceVerb.MAINTAIN, "op-1")
         entry = await bench.inventory(lambda _: True)
         async with Bus.session(NatsSettings(url=bench.url), name="gateway") as gateway:
-            new = await gateway.ask(PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu")
+            new = await gateway.ask(
+                PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+            )
             again = await gateway.ask(
-                PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",), is_again=True), node=NODE, device_class="gpu"
+                PREPARE,
+                PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",), is_again=True),
+                node=NODE,
+                device_class="gpu",
             )
 
     assert isinstance(result, Operated)
     device, neighbour = entry.device("toy-0"), entry.device("toy-1")
     assert device is not None
     assert neighbour is not None
-    assert (device.is_allocatable, device.maintenance, device.health.state) == (False, result.maintenance, HealthState.HEALTHY)
+    assert (device.is_allocatable, device.maintenance, device.health.state) == (
+        False,
+        result.maintenance,
+        HealthState.HEALTHY,
+    )
     assert neighbour.is_allocatable
     assert isinstance(new.result, Refusal)
     assert new.result.reasons[0].code == "device-kept-back"
@@ -100,7 +115,9 @@ async def test_device_is_seen_as_kept_back_when_the_answer_comes(bench: DeviceBe
 
 
 async def test_word_stands_when_the_service_begins_anew(bench: DeviceBench) -> None:
-    """The same id gets the same answer, and the service that starts again does not offer the device for a moment."""
+    """The same id gets the same answer, and the service that starts again does not offer the device
+    for a moment.
+    """
     await bench.publish_machine()
     async with _topology(bench) as bus:
         async with bench.service(ToyDriver(count=2)):
@@ -118,13 +135,21 @@ async def test_word_stands_when_the_service_begins_anew(bench: DeviceBench) -> N
     assert isinstance(returned, Operated)
     assert (returned.maintenance, returned.is_changed) == (None, True)
     # Between the word and its end nothing else was said of it.
-    offered = [entry.value.generation for entry in history if not _kept_back("toy-0")(entry.value) and entry.value.generation > generation]
+    offered = [
+        entry.value.generation
+        for entry in history
+        if not _kept_back("toy-0")(entry.value) and entry.value.generation > generation
+    ]
     assert offered in ([], [history[-1].value.generation])
 
 
 @pytest.mark.real_server
-async def test_word_is_written_again_when_the_store_is_lost(own_bench: DeviceBench, own_nats_server: NatsServer) -> None:
-    """A server that comes back with an empty store is told by the service that runs on, so that its next start knows it."""
+async def test_word_is_written_again_when_the_store_is_lost(
+    own_bench: DeviceBench, own_nats_server: NatsServer
+) -> None:
+    """A server that comes back with an empty store is told by the service that runs on, so that its
+    next start knows it.
+    """
     bench = own_bench
     await bench.publish_machine()
     async with bench.service(ToyDriver(count=2)):
@@ -158,7 +183,11 @@ async def _perform_patiently(bus: Bus, verb: DeviceVerb, op_id: str) -> Operated
 
 
 async def test_device_recovers_when_its_sticky_fault_is_forgiven(bench: DeviceBench) -> None:
-    """Without a restart; while the evidence is seen it stays Unhealthy, and when that ends it heals, which unforgiven it never would."""
+    """Without a restart.
+
+    While the evidence is seen it stays Unhealthy, and when that ends it heals,
+    which unforgiven it never would.
+    """
     driver = ToyDriver(count=2)
     driver.faults = {"toy-0": (STICKY,)}
     await bench.publish_machine()
@@ -202,7 +231,10 @@ async def test_reset_is_refused_with_the_holder_when_the_device_is_held(bench: D
 
 
 async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> None:
-    """A device without a PCI function whose driver has no verb for it; an unknown one is told apart."""
+    """A device without a PCI function whose driver has no verb for it.
+
+    An unknown one is told apart.
+    """
     await bench.publish_machine()
     async with _topology(bench) as bus, bench.service(ToyDriver(count=1)):
         await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
@@ -213,7 +245,9 @@ async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> Non
 
 
 async def test_other_makers_devices_are_offered_throughout_when_a_driver_is_exchanged(bench: DeviceBench) -> None:
-    """Kept back, idle, the driver fails as it is exchanged (Unknown), comes back with a sticky fault, is forgiven, heals, is returned: the neighbour is offered in each inventory."""
+    """Kept back, idle, the driver fails as it is exchanged (Unknown), comes back with a sticky
+    fault, is forgiven, heals, is returned: the neighbour is offered in each inventory.
+    """
     acme, other = ToyDriver("acme", count=1), ToyDriver("other", count=1)
     shown: list[Inventory] = []
 

@@ -1,4 +1,6 @@
-"""From a driver to an allocation: a real device service with the sample driver of shares and partitions, and what is published of it."""
+"""From a driver to an allocation: a real device service with the sample driver of shares and
+partitions, and what is published of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.driver import Discovery
 from topobus.devicekit.settings import PartitionSettings
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
+from topobus.engine.allocation.values import (
+    Allocated,
+    AllocationInput,
+    ClaimToAllocate,
+    DeviceId,
+    Node,
+    NoFit,
+    Outcome,
+    Usage,
+)
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.limits import check_slice
@@ -40,7 +51,11 @@ def _allocate(inventory: Inventory, name: str, *held: str) -> Outcome:
             slices=slices_from_inventory(inventory),
             usage=Usage(
                 {DeviceId("gpu.topobus.dev", inventory.node, device): "claim a/b" for device in held},
-                excluded={DeviceId("gpu.topobus.dev", inventory.node, device): why for device, why in only.items() if device not in held},
+                excluded={
+                    DeviceId("gpu.topobus.dev", inventory.node, device): why
+                    for device, why in only.items()
+                    if device not in held
+                },
             ),
         ),
         CelCompiler(),
@@ -48,7 +63,9 @@ def _allocate(inventory: Inventory, name: str, *held: str) -> Outcome:
 
 
 async def test_inventory_and_slices_say_what_a_driver_says_of_shares_and_partitions(bench: DeviceBench) -> None:
-    """Counters of the driver and those that follow from `partition_of`, within the limits of Kubernetes, and allocated as hardware allows."""
+    """Counters of the driver and those that follow from `partition_of`, within the limits of
+    Kubernetes, and allocated as hardware allows.
+    """
     await bench.publish_machine()
     async with bench.service(CardDriver()):
         inventory = await bench.inventory(lambda it: len(it.devices) > 0)
@@ -58,7 +75,11 @@ async def test_inventory_and_slices_say_what_a_driver_says_of_shares_and_partiti
         ("card-0", ["memory", "slices"]),
         ("function-0", [PARTS]),
     ]
-    parts = {device.name: [use.amount for use in device.consumes] for device in inventory.devices if device.name.startswith("function")}
+    parts = {
+        device.name: [use.amount for use in device.consumes]
+        for device in inventory.devices
+        if device.name.startswith("function")
+    }
     assert parts == {"function-0": [MAX_PARTS], "function-0-0": [1], "function-0-1": [1]}
     assert [problem for each in slices_from_inventory(inventory) for problem in check_slice(each.spec)] == []
     assert isinstance(_allocate(inventory, "function-0-0", "function-0-1"), Allocated)

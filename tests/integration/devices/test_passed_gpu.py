@@ -1,4 +1,6 @@
-"""A GPU that goes to a virtual machine, through the whole gpu service: what everybody sees of it meanwhile, over a restart, and when it is back."""
+"""A GPU that goes to a virtual machine, through the whole gpu service: what everybody sees of it
+meanwhile, over a restart, and when it is back.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class _Node:
         return (await self.gateway.ask(UNPREPARE, request, timeout_s=60, node=NODE, device_class="gpu")).refusal
 
     async def look(self) -> Inventory:
-        """Give what is published after a look that began after this call: it sees another width of the second GPU, and the drivers of now."""
+        """Give what is published after a look that began after this call: it sees another width of
+        the second GPU, and the drivers of now.
+        """
         self.width -= 1
         self.bench.recorded.write(f"{self.bench.recorded.folder(self.second)}/max_link_width", str(self.width))
         await self.bench.publish_machine()
@@ -83,7 +87,9 @@ async def node(bus: Bus, nats_server: NatsServer, kernel: KernelWrites) -> Async
     drivers.add_driver("vfio-pci")
     for group, address in enumerate(recorded.pci("h100")):
         shown = (f"{recorded.folder(address)}/drm", f"proc/driver/nvidia/gpus/{address}")
-        drivers.add_function(address, "nvidia", group=group, shown=[path for path in shown if (kernel.root / path).exists()])
+        drivers.add_function(
+            address, "nvidia", group=group, shown=[path for path in shown if (kernel.root / path).exists()]
+        )
     bench = DeviceBench(bus, nats_server.url, recorded)
     await bench.publish_machine()
     async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as gateway:
@@ -91,7 +97,11 @@ async def node(bus: Bus, nats_server: NatsServer, kernel: KernelWrites) -> Async
 
 
 async def test_gpu_of_a_machine_stays_listed_as_it_was_and_nobody_is_told_that_it_is_sick(node: _Node) -> None:
-    """Looks at the machine while VFIO has it, in this life of the service and in the next, change nothing; it returns the same, and the next claim's container gets its nodes."""
+    """Looks at the machine while VFIO has it, in this life of the service and in the next, change
+    nothing.
+
+    It returns the same, and the next claim's container gets its nodes.
+    """
     async with node.bench.service(NvidiaDriver(), passthrough=ALLOWED):
         before = await node.bench.inventory(lambda inventory: len(inventory.devices) == 2)
         passed = await node.prepare(OWNER, is_machine=True)

@@ -1,4 +1,6 @@
-"""Shared devices end to end on the device side: a real device service with the setting, what it publishes, and what its driver is told of each owner."""
+"""Shared devices end to end on the device side: a real device service with the setting, what it
+publishes, and what its driver is told of each owner.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +52,23 @@ class Watcher(ToyDriver):
 
 
 async def test_device_service_shares_what_its_operator_names(bench: DeviceBench) -> None:
-    """The inventory has the device in its pool with shares, its neighbour as before; the driver hears of every owner, from a claim to a replica."""
+    """The inventory has the device in its pool with shares, its neighbour as before.
+
+    The driver hears of every owner, from a claim to a replica.
+    """
     driver = Watcher()
     await bench.publish_machine()
     replica = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu-shared", uid="r0")
     claim = Owner(kind=OwnerKind.CLAIM, name="c", uid="c0")
-    async with bench.service(driver, sharing=(POOL,)), Bus.session(NatsSettings(url=bench.url), name="gateway") as gateway:
+    async with (
+        bench.service(driver, sharing=(POOL,)),
+        Bus.session(NatsSettings(url=bench.url), name="gateway") as gateway,
+    ):
         inventory = await bench.inventory(lambda it: len(it.devices) == 2)
         for owner in (replica, claim):
-            request = PrepareRequest(op_id=f"p-{owner.uid}", owner=owner, devices=("acme-0",), shares={"acme-0": {"shares": 1}})
+            request = PrepareRequest(
+                op_id=f"p-{owner.uid}", owner=owner, devices=("acme-0",), shares={"acme-0": {"shares": 1}}
+            )
             reply = await gateway.ask(PREPARE, request, node=inventory.node, device_class="gpu")
             assert isinstance(reply.result, Prepared)
         for owner in (replica, claim):

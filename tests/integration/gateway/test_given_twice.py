@@ -1,6 +1,8 @@
-"""Devices that kubelet gives to a second pod while the first one has them, because somebody listed pods while it allocated (kubelet 1.36.2, UpdateAllocatedDevices).
+"""Devices that kubelet gives to a second pod while the first one has them, because somebody listed
+pods while it allocated (kubelet 1.36.2, UpdateAllocatedDevices).
 
-Seen on three real nodes, without the container runtime's word: two running pods with the same GPUs. The simulated kubelet has the defect, too.
+Seen on three real nodes, without the container runtime's word: two running pods with the same GPUs.
+The simulated kubelet has the defect, too.
 """
 
 from __future__ import annotations
@@ -35,8 +37,13 @@ async def list_pods(socket: Path) -> None:
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named yet"])
-async def test_second_pod_is_refused_when_kubelet_gives_it_devices_that_a_pod_has(nats_server: NatsServer, *, is_named: bool) -> None:
-    """The pod that has them keeps them alone; the refusal has kubelet count anew, so that the next pod gets what is free."""
+async def test_second_pod_is_refused_when_kubelet_gives_it_devices_that_a_pod_has(
+    nats_server: NatsServer, *, is_named: bool
+) -> None:
+    """The pod that has them keeps them alone.
+
+    The refusal has kubelet count anew, so that the next pod gets what is free.
+    """
     async with make_rig(nats_server.url, classes=("gpu",)) as rig:
         await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 0))
         async with rig.kubelet, rig.gateway():

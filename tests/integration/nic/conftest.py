@@ -1,4 +1,7 @@
-"""Two network namespaces a test: one that is the host for the plugins, one that is the pod; and the plugins themselves."""
+"""Two network namespaces a test: one that is the host for the plugins, one that is the pod.
+
+And the plugins themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,11 @@ _LIMIT_S = 30.0
 
 @dataclass
 class Node:
-    """A host with a pod's sandbox; plugins run in the host's namespace, so that the machine's own interfaces and rules are never touched."""
+    """A host with a pod's sandbox.
+
+    Plugins run in the host's namespace, so that the machine's own
+    interfaces and rules are never touched.
+    """
 
     bundle: Bundle
     host: Namespace
@@ -35,7 +42,9 @@ class Node:
     @property
     def runner(self) -> CniRunner:
         """A runner as after a start."""
-        settings = RunnerSettings(bin_dirs=(self.bundle.bin_dir,), program_path=self.bundle.program_path, limit_s=_LIMIT_S)
+        settings = RunnerSettings(
+            bin_dirs=(self.bundle.bin_dir,), program_path=self.bundle.program_path, limit_s=_LIMIT_S
+        )
         return CniRunner(settings, AttachmentRecords(self.folder / "records"))
 
     def namespace(self, role: str) -> Namespace:
@@ -69,7 +78,12 @@ class Node:
 
     def host_local(self, subnet: str = "10.99.0.0/24", **keys: Any) -> dict[str, Any]:
         """Addresses of host-local, kept in the test's folder."""
-        return {"type": "host-local", "ranges": [[{"subnet": subnet}]], "dataDir": str(self.folder / "addresses"), **keys}
+        return {
+            "type": "host-local",
+            "ranges": [[{"subnet": subnet}]],
+            "dataDir": str(self.folder / "addresses"),
+            **keys,
+        }
 
     @property
     def leased(self) -> list[str]:

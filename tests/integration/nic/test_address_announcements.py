@@ -17,7 +17,10 @@ from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import take_back
 from topobus.values.sandbox import AttachedInterface
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made"),
+]
 
 
 @pytest.fixture
@@ -29,9 +32,12 @@ def machine() -> Iterator[Rig]:
 
 @pytest.mark.parametrize("address", ["10.0.0.9", "fd00::9"])
 def test_neighbours_learn_at_once_where_an_address_is_now(machine: Rig, address: str) -> None:
-    """Another pod had the address a moment ago, and a neighbour remembers its hardware address: it is told, instead of sending there until it gives up.
+    """Another pod had the address a moment ago, and a neighbour remembers its hardware address: it
+    is told, instead of sending there until it gives up.
 
-    Between hosts a switch keeps the neighbour's link up. Here it goes down with the interface that moves, and a kernel that notes this in time (it looks once a second) forgets the neighbour by itself.
+    Between hosts a switch keeps the neighbour's link up. Here it goes down with the
+    interface that moves, and a kernel that notes this in time (it looks once a second)
+    forgets the neighbour by itself.
     """
     before, record = machine.state(), DeviceRecord()
     old_mac = "02:00:00:00:00:55"
@@ -58,12 +64,19 @@ def test_neighbours_are_told_nothing_when_the_claim_says_so(machine: Rig) -> Non
 
 
 def test_interface_is_handed_over_when_settings_cannot_be_written(machine: Rig) -> None:
-    """Telling the neighbours is a help and no promise: without a writable /proc/sys the pod has its interface all the same."""
+    """Telling the neighbours is a help and no promise: without a writable /proc/sys the pod has its
+    interface all the same.
+    """
     record = DeviceRecord()
     places = Places(proc="/nonexistent")
 
     attached = hand_over(
-        places, "eth1", machine.namespace, configured(interface={"name": "net1", "addresses": ["10.0.0.9/24"]}), record, tag=TAG
+        places,
+        "eth1",
+        machine.namespace,
+        configured(interface={"name": "net1", "addresses": ["10.0.0.9/24"]}),
+        record,
+        tag=TAG,
     )
 
     assert isinstance(attached, AttachedInterface)

@@ -1,4 +1,6 @@
-"""A claim's `cni` in a real sandbox: the chosen device, the pod's host ports and rates, the record, and what is refused before anything is changed."""
+"""A claim's `cni` in a real sandbox: the chosen device, the pod's host ports and rates, the record,
+and what is refused before anything is changed.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,25 @@ def attachment(node: Node, **networks: Any) -> CniAttachment:
 
 def sandbox(node: Node, **changes: Any) -> Sandbox:
     """The pod's sandbox as the runtime tells it."""
-    fields: Mapping[str, Any] = {"id": "sandbox-1", "uid": "u1", "namespace": "default", "name": "web", "network_namespace": node.pod.path}
+    fields: Mapping[str, Any] = {
+        "id": "sandbox-1",
+        "uid": "u1",
+        "namespace": "default",
+        "name": "web",
+        "network_namespace": node.pod.path,
+    }
     return Sandbox(**{**fields, **changes})
 
 
 def routed_bridge(node: Node) -> dict[str, Any]:
     """A bridge over which the pod reaches everything."""
-    return {"type": "bridge", "bridge": "tb0", "isGateway": True, "ipMasq": True, "ipam": node.host_local(routes=[{"dst": "0.0.0.0/0"}])}
+    return {
+        "type": "bridge",
+        "bridge": "tb0",
+        "isGateway": True,
+        "ipMasq": True,
+        "ipam": node.host_local(routes=[{"dst": "0.0.0.0/0"}]),
+    }
 
 
 def veth(node: Node) -> None:
@@ -74,7 +88,10 @@ def answer_in(node: Node, port: int) -> threading.Thread:
 
 
 def test_host_port_answers_when_the_pod_has_one(node: Node) -> None:
-    """A TCP connection from beyond the host to its port reaches the pod's; after detach nobody listens, and no rule is left."""
+    """A TCP connection from beyond the host to its port reaches the pod's.
+
+    After detach nobody listens, and no rule is left.
+    """
     outside = node.namespace("outside")
     node.host.ip("link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", outside.name)
     for namespace, address in ((node.host, "192.0.2.1/24"), (outside, "192.0.2.2/24")):
@@ -104,7 +121,9 @@ def test_kernel_limits_the_pod_when_its_annotations_say_so(node: Node) -> None:
     cni = attachment(node, web=[routed_bridge(node), {"type": "bandwidth", "capabilities": {"bandwidth": True}}])
     rates = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1500k"}
 
-    attached = node.host.call(lambda: cni.attach({"network": "web"}, sandbox(node, annotations=rates), "net1", _NIC, DeviceRecord()))
+    attached = node.host.call(
+        lambda: cni.attach({"network": "web"}, sandbox(node, annotations=rates), "net1", _NIC, DeviceRecord())
+    )
 
     assert isinstance(attached, AttachedInterface), attached
     listed: list[dict[str, Any]] = json.loads(node.host.run("tc", "-json", "qdisc", "show"))
@@ -112,11 +131,20 @@ def test_kernel_limits_the_pod_when_its_annotations_say_so(node: Node) -> None:
 
 
 def test_chosen_device_moves_when_the_list_names_another(node: Node) -> None:
-    """The allocator's choice is what is handed over, `lo` is up in the sandbox, and the interface is told as the pod sees it."""
+    """The allocator's choice is what is handed over, `lo` is up in the sandbox, and the interface
+    is told as the pod sees it.
+    """
     veth(node)
     node.pod.ip("link", "set", "lo", "down")
     cni = attachment(
-        node, data=[{"type": "host-device", "device": "other0", "ipam": {"type": "static", "addresses": [{"address": "10.98.0.7/24"}]}}]
+        node,
+        data=[
+            {
+                "type": "host-device",
+                "device": "other0",
+                "ipam": {"type": "static", "addresses": [{"address": "10.98.0.7/24"}]},
+            }
+        ],
     )
     mac = (node.host.link("nic0") or {})["address"]
     record = DeviceRecord()
@@ -133,15 +161,22 @@ def test_chosen_device_moves_when_the_list_names_another(node: Node) -> None:
 
 
 def test_attach_gives_the_same_answer_when_it_is_asked_again(node: Node) -> None:
-    """Also by a service that was started since; and another sandbox of the pod gets it after a detach."""
+    """Also by a service that was started since.
+
+    And another sandbox of the pod gets it after a detach.
+    """
     veth(node)
     plugins = [{"type": "host-device", "ipam": node.host_local("10.98.0.0/24")}]
     states: list[RecordState] = [RecordState()]
     record = DeviceRecord(write=states.append)
-    first = node.host.call(lambda: attachment(node, data=plugins).attach({"network": "data"}, sandbox(node), "net1", _NIC, record))
+    first = node.host.call(
+        lambda: attachment(node, data=plugins).attach({"network": "data"}, sandbox(node), "net1", _NIC, record)
+    )
 
     again = node.host.call(
-        lambda: attachment(node, data=plugins).attach({"network": "data"}, sandbox(node), "net1", _NIC, DeviceRecord(states[-1]))
+        lambda: attachment(node, data=plugins).attach(
+            {"network": "data"}, sandbox(node), "net1", _NIC, DeviceRecord(states[-1])
+        )
     )
 
     assert isinstance(first, AttachedInterface), first
@@ -156,7 +191,11 @@ def test_detach_takes_all_back_when_the_service_died_in_the_middle(node: Node) -
     states: list[RecordState] = []
     node.host.call(
         lambda: attachment(node, data=plugins).attach(
-            {"network": "data"}, sandbox(node, network_namespace=lost.path), "net1", _NIC, DeviceRecord(write=states.append)
+            {"network": "data"},
+            sandbox(node, network_namespace=lost.path),
+            "net1",
+            _NIC,
+            DeviceRecord(write=states.append),
         )
     )
     record = DeviceRecord(states[0])
@@ -172,7 +211,9 @@ class Killed(BaseException):
 
 
 def test_nothing_is_left_when_the_service_died_at_any_write(node: Node) -> None:
-    """Before and after each write of the journal and of the runner's record, in attach and in detach: the next start takes all of it back."""
+    """Before and after each write of the journal and of the runner's record, in attach and in
+    detach: the next start takes all of it back.
+    """
     veth(node)
     plugins = [{"type": "host-device", "ipam": node.host_local("10.98.0.0/24")}, {"type": "tuning", "mtu": 1400}]
     died = 0
@@ -190,11 +231,15 @@ def test_nothing_is_left_when_the_service_died_at_any_write(node: Node) -> None:
                 journal.append(state)
                 die()
 
-            def live(journal: list[RecordState] = journal, write: Any = write, die: Any = die, is_detach: bool = is_detach) -> bool:
+            def live(
+                journal: list[RecordState] = journal, write: Any = write, die: Any = die, is_detach: bool = is_detach
+            ) -> bool:
                 cni = attachment(node, data=plugins)
                 if is_detach:
                     record = DeviceRecord(write=journal.append)
-                    assert isinstance(cni.attach({"network": "data"}, sandbox(node), "net1", _NIC, record), AttachedInterface)
+                    assert isinstance(
+                        cni.attach({"network": "data"}, sandbox(node), "net1", _NIC, record), AttachedInterface
+                    )
                 dying_at_writes(cni, die)
                 record = DeviceRecord(journal[-1], write)
                 try:
@@ -216,8 +261,8 @@ def test_nothing_is_left_when_the_service_died_at_any_write(node: Node) -> None:
             assert list(node.folder.glob("state/*")) == []
             if not is_dead:
                 break
-    # Attach: two writes of the journal and two of the runner's record; detach: one for the plugin that is undone and one of the journal; before and after each,
-    # and the deletion of the record.
+    # Attach: two writes of the journal and two of the runner's record; detach: one for the plugin
+    # that is undone and one of the journal; before and after each, and the deletion of the record.
     assert died == 14
 
 
@@ -242,7 +287,11 @@ def dying_at_writes(cni: CniAttachment, die: Callable[[], None]) -> None:
     [
         ([{"type": "no-such"}], {"network": "data"}, "cni-plugin-forbidden"),
         ([{"type": "sriov"}], {"network": "data"}, "cni-config-invalid"),
-        ([{"type": "ib-sriov", "ipam": {"type": "static"}}, {"type": "host-device"}], {"network": "data"}, "cni-config-invalid"),
+        (
+            [{"type": "ib-sriov", "ipam": {"type": "static"}}, {"type": "host-device"}],
+            {"network": "data"},
+            "cni-config-invalid",
+        ),
         ([{"type": "bridge", "ipam": {"type": "dhcp"}}, {"type": "vrf"}], {"network": "other"}, "cni-network-unknown"),
         (
             [{"type": "bridge"}],
@@ -271,9 +320,9 @@ def test_check_names_the_binary_when_the_machine_has_it_not(node: Node) -> None:
     refusal = attachment(node, data=[{"type": "macvlan", "ipam": {"type": "static"}}, {"type": "vrf"}]).check(
         {"network": "data"}, virtual_function
     )
-    missing = CniAttachment(CniSettings(networks={"data": str(node.folder / "data.conflist")}, bin_dirs=("/nowhere",))).check(
-        {"network": "data"}, virtual_function
-    )
+    missing = CniAttachment(
+        CniSettings(networks={"data": str(node.folder / "data.conflist")}, bin_dirs=("/nowhere",))
+    ).check({"network": "data"}, virtual_function)
 
     assert refusal is None
     assert missing is not None
@@ -298,7 +347,9 @@ def test_networks_that_cannot_be_used_are_named_when_the_service_starts(node: No
 
 
 def test_attach_leaves_nothing_when_a_chain_makes_no_interface(node: Node) -> None:
-    """A chain that only switches on `lo` hands over nothing: refused, undone, and the record is empty."""
+    """A chain that only switches on `lo` hands over nothing: refused, undone, and the record is
+    empty.
+    """
     record = DeviceRecord()
     cni = attachment(node, data=[{"type": "loopback"}])
 

@@ -1,4 +1,6 @@
-"""The nic driver attaches by an operator's CNI network: the interface comes back as it was, whatever the chain left behind."""
+"""The nic driver attaches by an operator's CNI network: the interface comes back as it was,
+whatever the chain left behind.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,22 @@ def driver_of(rig: NicRig, bundle: Bundle, folder: Path, plugins: list[dict[str,
     )
     driver = LinuxNetdevDriver()
     driver.configure(
-        NicServices(interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), hands=InterfaceHands(cni=CniAttachment(settings)))
+        NicServices(
+            interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)),
+            hands=InterfaceHands(cni=CniAttachment(settings)),
+        )
     )
     return driver
 
 
-def test_interface_comes_back_as_it_was_when_a_chain_moved_and_tuned_it(rig: NicRig, bundle: Bundle, tmp_path: Path) -> None:
-    """host-device gives back the name alone: MAC, MTU, addresses, routes and settings are from the record. Packets flow in between."""
+def test_interface_comes_back_as_it_was_when_a_chain_moved_and_tuned_it(
+    rig: NicRig, bundle: Bundle, tmp_path: Path
+) -> None:
+    """host-device gives back the name alone: MAC, MTU, addresses, routes and settings are from the
+    record.
+
+    Packets flow in between.
+    """
     driver, record, before = driver_of(rig, bundle, tmp_path, MOVED), DeviceRecord(), state_of(rig.name)
     context = rig.context(interface={"name": "net1"}, cni={"network": "data"})
 
@@ -71,8 +82,12 @@ def test_interface_comes_back_as_it_was_when_a_chain_moved_and_tuned_it(rig: Nic
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["sandbox-known", "after-a-crash"])
-def test_interface_comes_back_when_it_left_the_pod_by_itself(rig: NicRig, bundle: Bundle, tmp_path: Path, *, is_known: bool) -> None:
-    """As hardware does when its namespace ends: on the host under the pod's name for it, with what the chain had set."""
+def test_interface_comes_back_when_it_left_the_pod_by_itself(
+    rig: NicRig, bundle: Bundle, tmp_path: Path, *, is_known: bool
+) -> None:
+    """As hardware does when its namespace ends: on the host under the pod's name for it, with what
+    the chain had set.
+    """
     driver, before = driver_of(rig, bundle, tmp_path, MOVED), state_of(rig.name)
     states: list[RecordState] = []
     context = rig.context(interface={"name": "tbq-net1"}, cni={"network": "data"})
@@ -100,7 +115,9 @@ def test_interface_is_as_it_was_when_a_chain_fails(rig: NicRig, bundle: Bundle, 
     assert (state_of(rig.name), record.steps) == (before, ())
 
 
-def test_child_is_made_and_gone_when_a_chain_leaves_the_device_on_the_host(rig: NicRig, bundle: Bundle, tmp_path: Path) -> None:
+def test_child_is_made_and_gone_when_a_chain_leaves_the_device_on_the_host(
+    rig: NicRig, bundle: Bundle, tmp_path: Path
+) -> None:
     """A macvlan of the chosen device: the device itself does not move."""
     driver = driver_of(rig, bundle, tmp_path, [{"type": "macvlan", "mode": "bridge", "ipam": STATIC}])
     record, before = DeviceRecord(), state_of(rig.name)
@@ -115,9 +132,13 @@ def test_child_is_made_and_gone_when_a_chain_leaves_the_device_on_the_host(rig: 
     assert (state_of(rig.name), record.steps) == (before, ())
 
 
-def test_check_names_the_claim_and_the_device_when_the_network_is_unknown(rig: NicRig, bundle: Bundle, tmp_path: Path) -> None:
+def test_check_names_the_claim_and_the_device_when_the_network_is_unknown(
+    rig: NicRig, bundle: Bundle, tmp_path: Path
+) -> None:
     """At prepare, with what there is."""
-    refusal = driver_of(rig, bundle, tmp_path, MOVED).check(rig.tree, [rig.device], rig.context(cni={"network": "storage"}))
+    refusal = driver_of(rig, bundle, tmp_path, MOVED).check(
+        rig.tree, [rig.device], rig.context(cni={"network": "storage"})
+    )
 
     assert isinstance(refusal, Refusal)
     assert (refusal.reasons[0].code, refusal.reasons[0].facts["known"], refusal.reasons[0].facts["device"]) == (

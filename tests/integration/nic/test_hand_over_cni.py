@@ -1,4 +1,6 @@
-"""The nic driver attaches by an operator's CNI network: the interface itself goes by an unmodified plugin, and is afterwards all that it was."""
+"""The nic driver attaches by an operator's CNI network: the interface itself goes by an unmodified
+plugin, and is afterwards all that it was.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,21 @@ def driver(rig: NicRig, bundle: Bundle, tmp_path: Path) -> LinuxNetdevDriver:
     )
     made = LinuxNetdevDriver()
     made.configure(
-        NicServices(interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), hands=InterfaceHands(cni=CniAttachment(settings)))
+        NicServices(
+            interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)),
+            hands=InterfaceHands(cni=CniAttachment(settings)),
+        )
     )
     return made
 
 
-def test_interface_is_all_that_it_was_when_a_chain_has_moved_and_changed_it(rig: NicRig, driver: LinuxNetdevDriver) -> None:
-    """The plugins give back the name; MAC, MTU, addresses, routes and settings are ours to put back."""
+def test_interface_is_all_that_it_was_when_a_chain_has_moved_and_changed_it(
+    rig: NicRig, driver: LinuxNetdevDriver
+) -> None:
+    """The plugins give back the name.
+
+    MAC, MTU, addresses, routes and settings are ours to put back.
+    """
     before, record = state_of(rig.name), DeviceRecord(RecordState(sandbox=rig.sandbox))
     context = rig.context(interface={"name": "data0"}, cni={"network": "data"})
 

@@ -1,4 +1,6 @@
-"""The nic driver hands a real interface over to a real network namespace and takes it back: with real packets, on this machine's kernel."""
+"""The nic driver hands a real interface over to a real network namespace and takes it back: with
+real packets, on this machine's kernel.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def fields(answer: object) -> list[tuple[str, object]]:
 
 
 def test_attach_gives_the_pod_a_network_and_detach_gives_the_host_its_interface_back(rig: NicRig) -> None:
-    """Name, address and MTU are those of the claim, packets flow; afterwards name, MAC, MTU, addresses, routes and settings are as before."""
+    """Name, address and MTU are those of the claim, packets flow.
+
+    Afterwards name, MAC, MTU, addresses, routes and settings are as before.
+    """
     driver, record, before = rig.driver(), DeviceRecord(), state_of(rig.name)
     context = rig.context(
         interface={"name": "net1", "mtu": 1400, "mac": "02:73:00:00:00:99", "addresses": [NEAR]},
@@ -56,7 +61,11 @@ def test_attach_gives_the_pod_a_network_and_detach_gives_the_host_its_interface_
 
 
 def test_to_attach_names_an_interface_unless_it_stays(rig: NicRig) -> None:
-    """A claim attaches by default; with `mode: host`, or for a device plugin, which names no pod, it stays and is told in the variable."""
+    """A claim attaches by default.
+
+    With `mode: host`, or for a device plugin, which names no pod, it
+    stays and is told in the variable.
+    """
     driver = rig.driver()
     plugin = PrepareContext(owner=Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/nic", uid="u"))
     variable = f"TOPOBUS_NIC_{rig.name.upper()}"
@@ -67,13 +76,19 @@ def test_to_attach_names_an_interface_unless_it_stays(rig: NicRig) -> None:
     assert driver.prepare(rig.tree, [rig.device], rig.context(interface={"name": "net1"})) == {
         rig.device.name: ContainerEdits(env={variable: "net1"})
     }
-    assert driver.prepare(rig.tree, [rig.device], rig.context(mode="host")) == {rig.device.name: ContainerEdits(env={variable: rig.name})}
+    assert driver.prepare(rig.tree, [rig.device], rig.context(mode="host")) == {
+        rig.device.name: ContainerEdits(env={variable: rig.name})
+    }
 
 
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        pytest.param({"interface": {"addresses": ["10.0.0.300/24"]}}, "config[0].interface.addresses[0]", id="an address that is none"),
+        pytest.param(
+            {"interface": {"addresses": ["10.0.0.300/24"]}},
+            "config[0].interface.addresses[0]",
+            id="an address that is none",
+        ),
         pytest.param({"interface": {"mtu": 65536}}, "config[0].interface.mtu", id="an MTU that no interface has"),
         pytest.param({"vf": {"vlan": 5000}}, "config[0].vf.vlan", id="a VLAN of 5000"),
         pytest.param({"vf": {"vlan": 5}}, "vf", id="a VLAN for what is no virtual function"),
@@ -122,7 +137,9 @@ def test_attach_refuses_a_sandbox_that_is_gone(rig: NicRig) -> None:
     """The pod ended meanwhile: a refusal, and nothing changed."""
     before = state_of(rig.name)
     record = DeviceRecord()
-    sandbox = type(rig.sandbox)(id="sb-2", uid="p", namespace="a", name="b", network_namespace="/run/netns/tb-nicdrv-nowhere")
+    sandbox = type(rig.sandbox)(
+        id="sb-2", uid="p", namespace="a", name="b", network_namespace="/run/netns/tb-nicdrv-nowhere"
+    )
 
     answer = rig.driver().attach(rig.tree, rig.device, rig.context(), sandbox, record)
 

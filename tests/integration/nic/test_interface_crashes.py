@@ -1,4 +1,6 @@
-"""SIGKILL at every moment of a hand-over and of a return: what the record says is enough to make the interface again what it was."""
+"""SIGKILL at every moment of a hand-over and of a return: what the record says is enough to make
+the interface again what it was.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,19 @@ from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.take_back import take_back
 from topobus.values.sandbox import AttachedInterface
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made"),
+]
 
 MOST_MOMENTS = 200
 
 
 def kill_each(machine: Rig, file: Path, act: Callable[[DeviceRecord], object], begin: Callable[[], object]) -> int:
-    """Kill `act` at its first moment, its second, and so on until it comes to its end; after each, undo from the record alone and compare. How often it killed."""
+    """Kill `act` at its first moment, its second, and so on until it comes to its end.
+
+    After each, undo from the record alone and compare. How often it killed.
+    """
     before, names = machine.state(), machine.names(machine.host)
     rules = ip("-n", machine.pod, "rule") + ip("-n", machine.pod, "-6", "rule")
     for moment in range(1, MOST_MOMENTS):
@@ -34,14 +42,21 @@ def kill_each(machine: Rig, file: Path, act: Callable[[DeviceRecord], object], b
         where = f"killed at moment {moment}"
         assert (machine.state(), where) == (before, where)
         assert (machine.names(machine.host), machine.names(machine.pod), where) == (names, {"lo"}, where)
-        assert (ip("-n", machine.pod, "rule") + ip("-n", machine.pod, "-6", "rule"), record.steps, where) == (rules, (), where)
+        assert (ip("-n", machine.pod, "rule") + ip("-n", machine.pod, "-6", "rule"), record.steps, where) == (
+            rules,
+            (),
+            where,
+        )
         if not is_killed:
             return moment - 1
     raise AssertionError(f"it has more than {MOST_MOMENTS} moments")
 
 
 def test_hand_over_is_undone_from_the_record_when_it_is_killed_at_any_moment(tmp_path: Path) -> None:
-    """Name, MAC, MTU, queue, addresses, routes, settings, alias and up as before; no rule left in the pod."""
+    """Name, MAC, MTU, queue, addresses, routes, settings, alias and up as before.
+
+    No rule left in the pod.
+    """
     file = tmp_path / "nic-eth1.json"
     with rig() as machine:
 
@@ -71,13 +86,20 @@ def test_share_is_undone_from_the_record_when_it_is_killed_at_any_moment(tmp_pat
 
 
 def test_return_is_finished_from_the_record_when_it_is_killed_at_any_moment(tmp_path: Path) -> None:
-    """A return that died is asked again and ends as if it had not; so does one that died before it wrote that it was done."""
+    """A return that died is asked again and ends as if it had not.
+
+    So does one that died before it wrote that it was done.
+    """
     file = tmp_path / "nic-eth1.json"
     with rig() as machine:
 
         def begin() -> None:
             assert not dies_at(
-                0, file, lambda record: hand_over(machine.places, "eth1", machine.namespace, configured(**FULL), record, tag=TAG)
+                0,
+                file,
+                lambda record: hand_over(
+                    machine.places, "eth1", machine.namespace, configured(**FULL), record, tag=TAG
+                ),
             )
             assert machine.names(machine.pod) == {"lo", "net1"}
 

@@ -1,4 +1,6 @@
-"""Hand-overs in real network namespaces: the pod has the interface as configured, packets flow, and the host has it back exactly as it was."""
+"""Hand-overs in real network namespaces: the pod has the interface as configured, packets flow, and
+the host has it back exactly as it was.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from topobus.nic.netlink.vf_settings import VfPlace, VfState, vf_message, vf_req
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made"),
+]
 
 
 @pytest.fixture
@@ -35,11 +40,24 @@ def machine() -> Iterator[Rig]:
 def name_each(machine: Rig, names: list[tuple[str, str, str]]) -> None:
     """Give interfaces alternative names: (where, interface, name)."""
     for where, interface, name in names:
-        ip("-n", machine.host if where == "host" else machine.pod, "link", "property", "add", "dev", interface, "altname", name)
+        ip(
+            "-n",
+            machine.host if where == "host" else machine.pod,
+            "link",
+            "property",
+            "add",
+            "dev",
+            interface,
+            "altname",
+            name,
+        )
 
 
 def test_hand_over_gives_the_pod_what_is_configured_and_the_host_what_it_had(machine: Rig) -> None:
-    """Name, MTU, hardware address, addresses, routes, rules, neighbours and settings in the pod; a ping; then everything on the host as before, and no rule left."""
+    """Name, MTU, hardware address, addresses, routes, rules, neighbours and settings in the pod.
+
+    A ping; then everything on the host as before, and no rule left.
+    """
     before, record = machine.state(), DeviceRecord()
     rules = ip("-n", machine.pod, "rule") + ip("-n", machine.pod, "-6", "rule")
 
@@ -48,8 +66,14 @@ def test_hand_over_gives_the_pod_what_is_configured_and_the_host_what_it_had(mac
     is_answered = machine.answers("10.0.0.1")
     taken = take_back(machine.places, machine.namespace, record)
 
-    assert attached == AttachedInterface(name="net1", mac="02:00:00:00:00:99", addresses=("10.0.0.9/24", "fd00::9/64"), mtu=1300)
-    assert (inside.is_up, inside.sysctls["net.ipv4.conf.IFNAME.rp_filter"], inside.sysctls["net.ipv6.conf.IFNAME.accept_ra"]) == (
+    assert attached == AttachedInterface(
+        name="net1", mac="02:00:00:00:00:99", addresses=("10.0.0.9/24", "fd00::9/64"), mtu=1300
+    )
+    assert (
+        inside.is_up,
+        inside.sysctls["net.ipv4.conf.IFNAME.rp_filter"],
+        inside.sysctls["net.ipv6.conf.IFNAME.accept_ra"],
+    ) == (
         True,
         2,
         0,
@@ -66,19 +90,27 @@ def test_hand_over_gives_the_pod_what_is_configured_and_the_host_what_it_had(mac
 
 
 def test_hand_over_takes_the_hosts_addresses_along_when_none_are_written(machine: Rig) -> None:
-    """An interface that an administrator gave addresses works in the pod without a word in the claim."""
+    """An interface that an administrator gave addresses works in the pod without a word in the
+    claim.
+    """
     record = DeviceRecord()
 
     attached = hand_over(machine.places, "eth1", machine.namespace, configured(), record, tag=TAG)
 
     assert attached == AttachedInterface(
-        name="eth1", mac="02:00:00:00:00:07", addresses=("10.0.0.7/24", "10.0.0.6/24", "fd00::7/64", "fd00::8/64"), mtu=1400
+        name="eth1",
+        mac="02:00:00:00:00:07",
+        addresses=("10.0.0.7/24", "10.0.0.6/24", "fd00::7/64", "fd00::8/64"),
+        mtu=1400,
     )
     assert machine.answers("10.0.0.1")
 
 
 def test_hand_over_waits_for_addresses_when_it_is_asked_to(machine: Rig) -> None:
-    """With `wait`, the address is found unique when the answer comes; one that another machine has is refused by name."""
+    """With `wait`, the address is found unique when the answer comes.
+
+    One that another machine has is refused by name.
+    """
     fields = {"interface": {"addresses": ["fd00::9/64"], "duplicateAddressDetection": "wait"}}
     record = DeviceRecord()
 
@@ -103,7 +135,13 @@ def test_hand_over_waits_for_addresses_when_it_is_asked_to(machine: Rig) -> None
         ({"routes": [{"destination": "default", "gateway": "10.1.0.1"}]}, "routes[0].gateway"),
         ({"vf": {"vlan": 5}}, "vf"),
     ],
-    ids=["a name that is taken, with a large MTU", "a name that is taken", "an alternative name", "a gateway out of reach", "no function"],
+    ids=[
+        "a name that is taken, with a large MTU",
+        "a name that is taken",
+        "an alternative name",
+        "a gateway out of reach",
+        "no function",
+    ],
 )
 def test_hand_over_changes_nothing_when_it_refuses(machine: Rig, fields: dict[str, Any], field: str) -> None:
     """A refusal names its field, writes nothing to the record, and leaves the interface as it is."""
@@ -153,7 +191,9 @@ def test_check_answers_without_a_namespace_when_the_host_can_tell(machine: Rig) 
 
 
 def test_take_back_restores_when_the_pod_changed_its_interface(machine: Rig) -> None:
-    """A pod with NET_ADMIN renames it, gives it other addresses and hides our mark: the host has it back all the same."""
+    """A pod with NET_ADMIN renames it, gives it other addresses and hides our mark: the host has it
+    back all the same.
+    """
     before, record = machine.state(), DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(), record, tag=TAG)
     ip("-n", machine.pod, "link", "set", "eth1", "down")
@@ -182,10 +222,15 @@ def test_take_back_restores_when_the_pod_changed_its_interface(machine: Rig) -> 
 
 
 def test_take_back_finds_what_the_kernel_returned_when_the_namespace_is_gone(machine: Rig) -> None:
-    """Hardware comes back to the host under the pod's name, switched off: it is found by our mark and becomes what it was."""
+    """Hardware comes back to the host under the pod's name, switched off: it is found by our mark
+    and becomes what it was.
+    """
     before, record = machine.state(), DeviceRecord()
-    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1", "mtu": 1300}), record, tag=TAG)
-    # What the kernel does with hardware of a namespace that ends; a veth would be deleted, so the test moves it.
+    hand_over(
+        machine.places, "eth1", machine.namespace, configured(interface={"name": "net1", "mtu": 1300}), record, tag=TAG
+    )
+    # What the kernel does with hardware of a namespace that ends; a veth would be
+    # deleted, so the test moves it.
     ip("-n", machine.pod, "link", "set", "net1", "netns", machine.host)
     ip("netns", "del", machine.pod)
 
@@ -196,7 +241,9 @@ def test_take_back_finds_what_the_kernel_returned_when_the_namespace_is_gone(mac
 
 
 def test_take_back_says_that_it_is_lost_when_a_virtual_interface_died_with_its_namespace(machine: Rig) -> None:
-    """The kernel deletes a veth with its namespace: that is a value, the record is empty, and nobody waits for it."""
+    """The kernel deletes a veth with its namespace: that is a value, the record is empty, and
+    nobody waits for it.
+    """
     record = DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(), record, tag=TAG)
     ip("-n", machine.pod, "link", "del", "eth1")
@@ -208,20 +255,35 @@ def test_take_back_says_that_it_is_lost_when_a_virtual_interface_died_with_its_n
 
 
 def test_take_back_gives_another_name_when_its_own_is_taken_on_the_host(machine: Rig) -> None:
-    """Somebody made an eth1 meanwhile: the interface comes home under a spare name, with everything else as it was, and the answer says so."""
+    """Somebody made an eth1 meanwhile: the interface comes home under a spare name, with everything
+    else as it was, and the answer says so.
+    """
     before, record = machine.state(), DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
     ip("-n", machine.host, "link", "add", "eth1", "type", "bridge")
 
     taken = take_back(machine.places, machine.namespace, record)
 
-    assert (taken.outcome, [reason.code for reason in taken.reasons], record.steps) == ("restored", ["interface-renamed"], ())
+    assert (taken.outcome, [reason.code for reason in taken.reasons], record.steps) == (
+        "restored",
+        ["interface-renamed"],
+        (),
+    )
     now = machine.state(taken.name)
-    assert (now.mac, now.mtu, now.addresses, now.is_up, now.alias) == (before.mac, before.mtu, before.addresses, True, before.alias)
+    assert (now.mac, now.mtu, now.addresses, now.is_up, now.alias) == (
+        before.mac,
+        before.mtu,
+        before.addresses,
+        True,
+        before.alias,
+    )
 
 
 def test_take_back_asks_the_host_for_names_and_never_the_pod(machine: Rig) -> None:
-    """What the pod calls its own interfaces is no reason for another name on the host; what the host calls its own is."""
+    """What the pod calls its own interfaces is no reason for another name on the host.
+
+    What the host calls its own is.
+    """
     record = DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
     ip("-n", machine.pod, "link", "add", "eth1", "type", "bridge")
@@ -246,40 +308,61 @@ def test_interface_is_handed_over_and_taken_back_when_the_host_is_named() -> Non
 
 
 ALTERNATIVE: list[tuple[str, list[tuple[str, str, str]], list[tuple[str, str, str]]]] = [
-    # What has which alternative names before it is handed over as net1, and what is given one while it is away; then all is as before.
+    # What has which alternative names before it is handed over as net1, and what is given one while
+    # it is away; then all is as before.
     ("an unrelated one", [("host", "eth1", "enp1s17f5v9")], []),
     ("the pod's name, left from a former pod", [("host", "eth1", "net1")], []),
     ("a name that the pod has", [("host", "eth1", "eth0"), ("host", "eth1", "enp1s0")], []),
     ("its own name, given in the pod", [], [("pod", "net1", "eth1")]),
     ("a host's interface's name, given in the pod", [], [("pod", "net1", "uplink0")]),
-    ("a host's interface's alternative name, given in the pod", [("host", "uplink0", "uplink-alt")], [("pod", "net1", "uplink-alt")]),
+    (
+        "a host's interface's alternative name, given in the pod",
+        [("host", "uplink0", "uplink-alt")],
+        [("pod", "net1", "uplink-alt")],
+    ),
     ("one that nobody has, given in the pod", [], [("pod", "net1", "mine")]),
-    ("all of these", [("host", "eth1", "net1"), ("host", "eth1", "enp1s0")], [("pod", "net1", "eth1"), ("pod", "net1", "uplink0")]),
+    (
+        "all of these",
+        [("host", "eth1", "net1"), ("host", "eth1", "enp1s0")],
+        [("pod", "net1", "eth1"), ("pod", "net1", "uplink0")],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("before", "meanwhile"), [case[1:] for case in ALTERNATIVE], ids=[case[0] for case in ALTERNATIVE])
+@pytest.mark.parametrize(
+    ("before", "meanwhile"), [case[1:] for case in ALTERNATIVE], ids=[case[0] for case in ALTERNATIVE]
+)
 def test_alternative_names_are_what_they_were_when_it_is_home(
     machine: Rig, before: list[tuple[str, str, str]], meanwhile: list[tuple[str, str, str]]
 ) -> None:
-    """Whichever names it has on the host or gets in the pod: it goes in, comes home, and both it and the host's others have the names that they had."""
+    """Whichever names it has on the host or gets in the pod: it goes in, comes home, and both it
+    and the host's others have the names that they had.
+    """
     ip("-n", machine.host, "link", "add", "uplink0", "type", "bridge")
     ip("-n", machine.pod, "link", "add", "eth0", "type", "bridge")
     name_each(machine, before)
     kept, other, record = machine.state(), machine.state("uplink0"), DeviceRecord()
 
-    attached = hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
+    attached = hand_over(
+        machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG
+    )
     name_each(machine, meanwhile)
     taken = take_back(machine.places, machine.namespace, record)
 
     assert isinstance(attached, AttachedInterface), attached
     assert taken == TakenBack(outcome="restored", name="eth1")
     # In the pod another one has its index, so it got another.
-    assert (structs.replace(machine.state(), index=kept.index), machine.state("uplink0"), record.steps) == (kept, other, ())
+    assert (structs.replace(machine.state(), index=kept.index), machine.state("uplink0"), record.steps) == (
+        kept,
+        other,
+        (),
+    )
 
 
 def test_alternative_name_is_no_obstacle_when_udev_gave_it_to_what_the_kernel_returned(machine: Rig) -> None:
-    """The namespace ends first, the kernel returns the card under the pod's name, and udev gives it its own name as an alternative one."""
+    """The namespace ends first, the kernel returns the card under the pod's name, and udev gives it
+    its own name as an alternative one.
+    """
     ip("-n", machine.host, "link", "property", "add", "dev", "eth1", "altname", "enp1s0")
     before, record = machine.state(), DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
@@ -294,7 +377,10 @@ def test_alternative_name_is_no_obstacle_when_udev_gave_it_to_what_the_kernel_re
 
 
 def test_alternative_name_is_told_as_lost_when_another_interface_has_it_by_now(machine: Rig) -> None:
-    """The card is home under its own name; the name that somebody took meanwhile stays with who has it, and is told."""
+    """The card is home under its own name.
+
+    The name that somebody took meanwhile stays with who has it, and is told.
+    """
     ip("-n", machine.host, "link", "property", "add", "dev", "eth1", "altname", "enp1s0", "altname", "enp1s0np0")
     record = DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), record, tag=TAG)
@@ -319,18 +405,28 @@ def test_interface_has_a_spare_name_when_its_own_is_another_ones_alternative_nam
 
     taken = take_back(machine.places, machine.namespace, record)
 
-    assert (taken.outcome, taken.name, [reason.code for reason in taken.reasons]) == ("restored", f"tb{index}x0", ["interface-renamed"])
+    assert (taken.outcome, taken.name, [reason.code for reason in taken.reasons]) == (
+        "restored",
+        f"tb{index}x0",
+        ["interface-renamed"],
+    )
     assert machine.state("uplink0").alternative_names == ("eth1",)
 
 
 def test_two_interfaces_of_a_pod_are_told_apart_when_one_has_the_others_name_beside_its_own(machine: Rig) -> None:
-    """The first one's alternative name is the second one's wanted name: the refusal names it, and nothing is changed."""
+    """The first one's alternative name is the second one's wanted name: the refusal names it, and
+    nothing is changed.
+    """
     ip("-n", machine.host, "link", "property", "add", "dev", "eth1", "altname", "net2")
     ip("-n", machine.host, "link", "add", "eth7", "type", "veth", "peer", "name", "far7")
-    hand_over(machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), DeviceRecord(), tag=TAG)
+    hand_over(
+        machine.places, "eth1", machine.namespace, configured(interface={"name": "net1"}), DeviceRecord(), tag=TAG
+    )
     before, record = machine.state("eth7"), DeviceRecord()
 
-    refusal = hand_over(machine.places, "eth7", machine.namespace, configured(interface={"name": "net2"}), record, tag=f"{TAG} 2")
+    refusal = hand_over(
+        machine.places, "eth7", machine.namespace, configured(interface={"name": "net2"}), record, tag=f"{TAG} 2"
+    )
 
     assert isinstance(refusal, Refusal)
     assert [(reason.code, reason.facts["name"]) for reason in refusal.reasons] == [("name-taken", "net2")]
@@ -338,7 +434,9 @@ def test_two_interfaces_of_a_pod_are_told_apart_when_one_has_the_others_name_bes
 
 
 def test_interface_is_gone_when_its_name_is_another_ones_alternative_name(machine: Rig) -> None:
-    """The device's interface went away, and somebody else has its name beside its own: that one stays on the host."""
+    """The device's interface went away, and somebody else has its name beside its own: that one
+    stays on the host.
+    """
     ip("-n", machine.host, "link", "add", "uplink0", "type", "bridge")
     ip("-n", machine.host, "link", "property", "add", "dev", "uplink0", "altname", "ens9")
     before, record = machine.state("uplink0"), DeviceRecord()
@@ -349,7 +447,9 @@ def test_interface_is_gone_when_its_name_is_another_ones_alternative_name(machin
         mark(machine.places, "ens9", record, tag=TAG),
     ]
 
-    assert [answer.reasons[0].code if isinstance(answer, Refusal) else answer for answer in answers] == ["interface-gone"] * 3
+    assert [answer.reasons[0].code if isinstance(answer, Refusal) else answer for answer in answers] == [
+        "interface-gone"
+    ] * 3
     assert (machine.state("uplink0"), record.steps) == (before, ())
 
 
@@ -367,7 +467,9 @@ def test_take_back_puts_a_port_back_into_its_bridge(machine: Rig) -> None:
 
 
 def test_take_back_restores_what_somebody_else_moved_when_it_was_marked(machine: Rig) -> None:
-    """A CNI plugin moves and renames it, and does not bring it back: what was marked comes home as it was."""
+    """A CNI plugin moves and renames it, and does not bring it back: what was marked comes home as
+    it was.
+    """
     before, record = machine.state(), DeviceRecord()
 
     refusal = mark(machine.places, "eth1", record, tag=TAG)
@@ -387,9 +489,14 @@ def test_take_back_does_nothing_when_nothing_was_handed_over(machine: Rig) -> No
 
 @pytest.mark.parametrize("submode", ["bridge", "private", "vepa", "passthru"])
 def test_share_gives_a_child_and_deletes_it_when_it_comes_back(machine: Rig, submode: str) -> None:
-    """The pod has a macvlan child with an address of its own and reaches the network; the parent is untouched, and the child is gone afterwards."""
+    """The pod has a macvlan child with an address of its own and reaches the network.
+
+    The parent is untouched, and the child is gone afterwards.
+    """
     before, record = machine.state(), DeviceRecord()
-    config = configured(interface={"name": "net1", "addresses": ["10.0.0.9/24"]}, share={"mode": "macvlan", "submode": submode})
+    config = configured(
+        interface={"name": "net1", "addresses": ["10.0.0.9/24"]}, share={"mode": "macvlan", "submode": submode}
+    )
 
     attached = hand_over(machine.places, "eth1", machine.namespace, config, record, tag=TAG)
     inside = machine.state("net1", machine.namespace)
@@ -399,14 +506,20 @@ def test_share_gives_a_child_and_deletes_it_when_it_comes_back(machine: Rig, sub
     assert isinstance(attached, AttachedInterface)
     assert (inside.kind, attached.addresses, is_answered) == ("macvlan", ("10.0.0.9/24",), True)
     assert (taken.outcome, record.steps) == ("deleted", ())
-    assert (machine.state(), machine.names(machine.host), machine.names(machine.pod)) == (before, {"lo", "eth1"}, {"lo"})
+    assert (machine.state(), machine.names(machine.host), machine.names(machine.pod)) == (
+        before,
+        {"lo", "eth1"},
+        {"lo"},
+    )
 
 
 def test_share_carries_several_pods_when_each_has_a_child(machine: Rig) -> None:
     """Two children of one parent, each with its own record: one is deleted, the other stays."""
     records = [DeviceRecord(), DeviceRecord()]
     for number, record in enumerate(records):
-        config = configured(interface={"name": f"net{number}", "addresses": [f"10.0.0.2{number}/24"]}, share={"mode": "macvlan"})
+        config = configured(
+            interface={"name": f"net{number}", "addresses": [f"10.0.0.2{number}/24"]}, share={"mode": "macvlan"}
+        )
         attached = hand_over(machine.places, "eth1", machine.namespace, config, record, tag=f"{TAG} {number}")
         assert isinstance(attached, AttachedInterface), attached
 
@@ -429,7 +542,10 @@ def test_share_is_refused_when_the_kernel_has_no_such_kind(machine: Rig) -> None
 
 
 def test_settings_of_a_virtual_function_are_refused_when_the_interface_has_none(machine: Rig) -> None:
-    """The kernel is asked, and says that this interface has no such function; nothing is recorded or changed."""
+    """The kernel is asked, and says that this interface has no such function.
+
+    Nothing is recorded or changed.
+    """
     before, record = machine.state(), DeviceRecord()
 
     refusal = hand_over(
@@ -448,11 +564,21 @@ def test_settings_of_a_virtual_function_are_refused_when_the_interface_has_none(
 
 
 def test_setting_of_a_virtual_function_is_read_by_the_kernel_as_we_mean_it(machine: Rig) -> None:
-    """A kernel understands the request, though no driver here has functions: it answers EOPNOTSUPP, not EINVAL."""
+    """A kernel understands the request, though no driver here has functions: it answers EOPNOTSUPP,
+    not EINVAL.
+    """
     index = machine.state().index
     requests = vf_requests(
         0,
-        VfFields(mac="02:00:00:00:00:05", vlan=5, qos=1, vlan_protocol="802.1ad", trust=True, link_state="auto", max_tx_rate=5),
+        VfFields(
+            mac="02:00:00:00:00:05",
+            vlan=5,
+            qos=1,
+            vlan_protocol="802.1ad",
+            trust=True,
+            link_state="auto",
+            max_tx_rate=5,
+        ),
         VfState(),
     )
     errors: dict[str, int] = {}
@@ -470,7 +596,9 @@ def test_setting_of_a_virtual_function_is_read_by_the_kernel_as_we_mean_it(machi
 
 
 def test_take_back_removes_what_was_added_on_the_host_when_the_interface_is_home(machine: Rig) -> None:
-    """A return that is asked again finds the interface on the host, with an address and a route that were never its own: they go."""
+    """A return that is asked again finds the interface on the host, with an address and a route
+    that were never its own: they go.
+    """
     before, record = machine.state(), DeviceRecord()
     hand_over(machine.places, "eth1", machine.namespace, configured(), record, tag=TAG)
     ip("-n", machine.pod, "link", "set", "eth1", "netns", machine.host)
@@ -486,7 +614,8 @@ def test_take_back_removes_what_was_added_on_the_host_when_the_interface_is_home
 def test_hand_over_names_the_capabilities_when_the_service_has_none(machine: Rig) -> None:
     """A service that runs as nobody refuses, says what it needs, and has changed nothing."""
     before = machine.state()
-    # In a process that may enter no namespace, where a hand-over begins: it reads the host it is in.
+    # In a process that may enter no namespace, where a hand-over
+    # begins: it reads the host it is in.
     places = Places()
     child = os.fork()
     if child == 0:
@@ -505,7 +634,11 @@ def test_hand_over_names_the_capabilities_when_the_service_has_none(machine: Rig
 
 
 def test_bridge_is_refused_and_never_switched_off() -> None:
-    """The kernel does not move a bridge; it would say so after it was off, again at each try, and its ports would lose each other each time."""
+    """The kernel does not move a bridge.
+
+    It would say so after it was off, again at each try, and its ports
+    would lose each other each time.
+    """
     with rig() as host:
         ip("-n", host.host, "link", "add", "br9", "type", "bridge")
         ip("-n", host.host, "link", "set", "br9", "up")

@@ -1,4 +1,6 @@
-"""A pod that ends while nobody takes its interface out: the namespace is kept, and the interface comes back."""
+"""A pod that ends while nobody takes its interface out: the namespace is kept, and the interface
+comes back.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,18 @@ def _end_pod(host: Rig) -> None:
 
 
 def test_virtual_interface_comes_back_when_its_pod_ended_unseen(places: Places) -> None:
-    """The runtime removes the namespace while no service runs; a service that starts later finds the interface in it and restores it; nothing stays mounted."""
+    """The runtime removes the namespace while no service runs.
+
+    A service that starts later finds the interface in it and restores it; nothing stays mounted.
+    """
     with rig() as host:
         before = host.state()
         record = DeviceRecord()
         ours = _places(host, places)
         assert KeptNamespaces(ours).keep(host.namespace, record, _KEY) is None
-        handed_over = hand_over(ours, "eth1", host.namespace, configured(interface={"name": "net1"}), record, tag="topobus eth1")
+        handed_over = hand_over(
+            ours, "eth1", host.namespace, configured(interface={"name": "net1"}), record, tag="topobus eth1"
+        )
         assert not isinstance(handed_over, Refusal), handed_over
         _end_pod(host)
 
@@ -65,7 +72,9 @@ def test_virtual_interface_comes_back_when_its_pod_ended_unseen(places: Places) 
 
 @pytest.mark.parametrize("changed", ["another pod's namespace", "another boot"])
 def test_path_of_the_runtime_leads_nowhere_when_it_may_be_another_pods(places: Places, changed: str) -> None:
-    """A path such as /proc/<pid>/ns/net is another pod's after this one has ended, and an inode after a reboot: no stranger's namespace is entered."""
+    """A path such as /proc/<pid>/ns/net is another pod's after this one has ended, and an inode
+    after a reboot: no stranger's namespace is entered.
+    """
     record = DeviceRecord()
     with network_namespace() as pod, network_namespace() as other:
         assert KeptNamespaces(places).keep(f"/run/netns/{pod}", record, _KEY) is None
@@ -80,7 +89,9 @@ def test_path_of_the_runtime_leads_nowhere_when_it_may_be_another_pods(places: P
 
 
 def test_path_of_the_runtime_is_taken_when_it_leads_to_the_same_namespace(places: Places) -> None:
-    """Where mounting is not permitted, and this service began anew, the runtime's path is all there is."""
+    """Where mounting is not permitted, and this service began anew, the runtime's path is all there
+    is.
+    """
     record = DeviceRecord()
     with network_namespace() as pod:
         assert KeptNamespaces(places).keep(f"/run/netns/{pod}", record, _KEY) is None
@@ -95,21 +106,30 @@ def test_virtual_interface_is_lost_when_nobody_kept_the_namespace(places: Places
     """What the kernel does without us: this is what keeping is for."""
     with rig() as host:
         record = DeviceRecord()
-        handed_over = hand_over(host.places, "eth1", host.namespace, configured(interface={"name": "net1"}), record, tag="topobus eth1")
+        handed_over = hand_over(
+            host.places, "eth1", host.namespace, configured(interface={"name": "net1"}), record, tag="topobus eth1"
+        )
         assert not isinstance(handed_over, Refusal), handed_over
         _end_pod(host)
 
-        assert take_back(host.places, KeptNamespaces(_places(host, places)).open(host.namespace, record), record).outcome == "lost"
+        assert (
+            take_back(host.places, KeptNamespaces(_places(host, places)).open(host.namespace, record), record).outcome
+            == "lost"
+        )
 
 
 def test_namespace_is_let_go_when_the_service_is_killed_at_any_moment(places: Places, tmp_path: Path) -> None:
-    """Killed before or after each write of the record: the next one lets go of what is there, and nothing stays mounted."""
+    """Killed before or after each write of the record: the next one lets go of what is there, and
+    nothing stays mounted.
+    """
     with rig() as host:
         ours = _places(host, places)
         deaths = 0
         for moment in range(1, 100):
             record_file = tmp_path / f"record-{moment}"
-            is_dead = dies_at(moment, record_file, lambda record: KeptNamespaces(ours).keep(host.namespace, record, _KEY))
+            is_dead = dies_at(
+                moment, record_file, lambda record: KeptNamespaces(ours).keep(host.namespace, record, _KEY)
+            )
             deaths += is_dead
             record = DeviceRecord(read_record(record_file)) if record_file.exists() else DeviceRecord()
             KeptNamespaces(ours).let_go(record)
@@ -137,9 +157,13 @@ def test_namespace_is_let_go_when_the_service_is_killed_at_any_moment(places: Pl
     ],
 )
 def test_namespace_is_refused_when_it_is_one_of_our_own(path: str, places: Places, tmp_path: Path) -> None:
-    """Nobody reaches into another pod, or this process, by a path that no runtime gave, however it is written."""
+    """Nobody reaches into another pod, or this process, by a path that no runtime gave, however it
+    is written.
+    """
     (tmp_path / "link").symlink_to(places.kept)
-    path = path.replace("KEPT", places.kept).replace("PID", f"/proc/{os.getpid()}").replace("LINK", str(tmp_path / "link"))
+    path = (
+        path.replace("KEPT", places.kept).replace("PID", f"/proc/{os.getpid()}").replace("LINK", str(tmp_path / "link"))
+    )
     with network_namespace() as other:
         keeper, others = KeptNamespaces(places), DeviceRecord()
         assert keeper.keep(f"/run/netns/{other}", others, "nic-eth2@other") is None
@@ -154,7 +178,9 @@ def test_namespace_is_refused_when_it_is_one_of_our_own(path: str, places: Place
 
 
 def test_namespace_is_let_go_when_an_earlier_one_was_left_mounted(places: Places) -> None:
-    """The journal was lost and its mount stayed: the next tenant gets its own namespace there, and nothing stays when it leaves."""
+    """The journal was lost and its mount stayed: the next tenant gets its own namespace there, and
+    nothing stays when it leaves.
+    """
     with network_namespace() as before, network_namespace() as after:
         lost, record = DeviceRecord(), DeviceRecord()
         assert KeptNamespaces(places).keep(f"/run/netns/{before}", lost, _KEY) is None

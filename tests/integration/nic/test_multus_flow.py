@@ -1,7 +1,9 @@
-"""What Multus does with our device plugin, step by step, up to an unmodified CNI plugin that moves the interface: nothing of ours is asked for help on the way.
+"""What Multus does with our device plugin, step by step, up to an unmodified CNI plugin that moves
+the interface: nothing of ours is asked for help on the way.
 
-Multus itself is a program for a cluster; what it does between kubelet and the plugin is five lines, and stands here: the pod's ids from PodResources, the device's file by
-its name in the specification, `deviceID` and `pciBusID` written into each plugin of the network.
+Multus itself is a program for a cluster; what it does between kubelet and the plugin is five lines,
+and stands here: the pod's ids from PodResources, the device's file by its name in the
+specification, `deviceID` and `pciBusID` written into each plugin of the network.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 RESOURCE = "topobus.dev/nic"
 POD = Pod(name="web", namespace="default", uid="p-1", containers=(Container(name="main", resources={RESOURCE: 1}),))
 ADDRESS = "0000:3b:00.1"
-# A function as sysfs shows it, in the plugin's own view alone: `ip netns exec` gives each program mounts of its own.
+# A function as sysfs shows it, in the plugin's own view alone: `ip netns exec` gives
+# each program mounts of its own.
 _PRETEND = """
 mount -t tmpfs none /sys/bus/pci/devices && cd /sys/bus/pci/devices
 mkdir -p {address}/net/nic0 drivers/mlx5_core && ln -s ../drivers/mlx5_core {address}/driver
@@ -45,10 +48,14 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
     """One virtual function, named by its address towards kubelet."""
     async with make_rig(nats_server.url, classes=("nic",)) as made:
         await made.plane.show(
-            "nic", structs.replace(device("nic-0000-3b-00-1", 0), pci=PciAddress.parse(ADDRESS), parent="nic-0000-3b-00-0")
+            "nic",
+            structs.replace(device("nic-0000-3b-00-1", 0), pci=PciAddress.parse(ADDRESS), parent="nic-0000-3b-00-0"),
         )
         made.settings = structs.replace(
-            made.settings, ids={"nic": "pci"}, device_info_dir=str(made.root / "devinfo" / "dp"), default_exposure="device-plugin"
+            made.settings,
+            ids={"nic": "pci"},
+            device_info_dir=str(made.root / "devinfo" / "dp"),
+            default_exposure="device-plugin",
         )
         async with made.kubelet:
             yield made
@@ -116,6 +123,8 @@ async def test_unmodified_plugin_moves_the_interface_when_multus_hands_our_id_on
 
     assert device_id == ADDRESS
     assert info["pci"] == {"pci-address": ADDRESS, "pf-pci-address": "0000:3b:00.0"}
-    assert [(interface["name"], interface["sandbox"]) for interface in result["interfaces"]] == [("net1", node.pod.path)]
+    assert [(interface["name"], interface["sandbox"]) for interface in result["interfaces"]] == [
+        ("net1", node.pod.path)
+    ]
     assert in_pod == (["lo", "net1"], ["lo", "nic0-lan"])
     assert "nic0" in node.host.links

@@ -1,4 +1,6 @@
-"""The driver of interfaces keeps the contract of drivers with hands, on real veth pairs: each verb is killed before and after each write, and undone."""
+"""The driver of interfaces keeps the contract of drivers with hands, on real veth pairs: each verb
+is killed before and after each write, and undone.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), 
 
 
 class TestLinuxNetdevHands(HandsContract):
-    """The demo machine's tree, with two interfaces that this kernel has, too: discovery reads the tree, hands reach the kernel."""
+    """The demo machine's tree, with two interfaces that this kernel has, too: discovery reads the
+    tree, hands reach the kernel.
+    """
 
-    config = (interface_config(interface={"name": "net1", "mtu": 1300, "mac": "02:73:00:00:00:66", "addresses": ["10.213.9.2/24"]}),)
+    config = (
+        interface_config(
+            interface={"name": "net1", "mtu": 1300, "mac": "02:73:00:00:00:66", "addresses": ["10.213.9.2/24"]}
+        ),
+    )
     bad_config = (interface_config(interface={"mtu": 70000}),)
     stack: ClassVar[ExitStack]
     pods: ClassVar[list[str]]
@@ -46,7 +54,9 @@ class TestLinuxNetdevHands(HandsContract):
         """Make the driver, with hands."""
         driver = LinuxNetdevDriver()
         driver.configure(
-            NicServices(interfaces=InterfaceSettings(offer=(InterfaceRule(name="tbn*", kind="veth"),)), hands=InterfaceHands())
+            NicServices(
+                interfaces=InterfaceSettings(offer=(InterfaceRule(name="tbn*", kind="veth"),)), hands=InterfaceHands()
+            )
         )
         return driver
 
@@ -81,7 +91,8 @@ class TestLinuxNetdevHands(HandsContract):
 
 
 def _look(name: str) -> object:
-    # The contract looks from within the driver, whose thread may be in the pod's namespace just then.
+    # The contract looks from within the driver, whose thread may be in
+    # the pod's namespace just then.
     try:
         return state_of(name)
     except (CalledProcessError, OSError):

@@ -1,4 +1,6 @@
-"""The nic service as a real process, asked over the bus: a real interface goes into a namespace and comes back, also when the service is killed on the way."""
+"""The nic service as a real process, asked over the bus: a real interface goes into a namespace and
+comes back, also when the service is killed on the way.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class Service:
             "TOPOBUS_NIC__HEALTH__POLL_S": "0.1",
             "TOPOBUS_NIC__HEALTH__HOLD_S": "0.2",
             "TOPOBUS_NIC__JOURNAL__DIR": str(self.journal),
-            # A busy machine takes long for some programs one after the other; no test here waits for it.
+            # A busy machine takes long for some programs one after the
+            # other; no test here waits for it.
             "TOPOBUS_NIC__DRIVERS__TIMEOUT_S": "60",
         }
         self.offer(rig.name)
@@ -76,7 +79,9 @@ class Service:
         self._environment["TOPOBUS_NIC__INTERFACES__OFFER"] = json.dumps([{"name": name} for name in names])
 
     async def start(self, *dies_at: str) -> None:
-        """Start a life; `dies_at`: the verb, and the change of the journal at which it kills itself by SIGKILL then."""
+        """Start a life; `dies_at`: the verb, and the change of the journal at which it kills itself
+        by SIGKILL then.
+        """
         program = ["-m", "support.mortal_nic", *dies_at] if dies_at else ["-m", "topobus.nic.main"]
         environment = {**self._environment, "PYTHONPATH": str(Path(__file__).parents[2])}
         self._process = await asyncio.create_subprocess_exec(
@@ -117,10 +122,16 @@ class Service:
 
         def fitting(change: Any) -> Device | None:
             device = change.value.device(self.rig.device.name) if change.value is not None else None
-            return device if device is not None and all(device.attributes.get(key) == value for key, value in wanted.items()) else None
+            return (
+                device
+                if device is not None and all(device.attributes.get(key) == value for key, value in wanted.items())
+                else None
+            )
 
         async with Reader(self.bus.watch(INVENTORY, node=NODE, device_class="nic")) as reader:
-            changes = await reader.until(lambda items: any(fitting(change) is not None for change in items), timeout_s=LIMIT_S)
+            changes = await reader.until(
+                lambda items: any(fitting(change) is not None for change in items), timeout_s=LIMIT_S
+            )
         return next(device for change in reversed(changes) if (device := fitting(change)) is not None)
 
     async def prepare(self, config: dict[str, Any] | None = None, op_id: str = "") -> Prepared | Refusal:
@@ -135,16 +146,24 @@ class Service:
         request = UnprepareRequest(op_id="", owner=OWNER, devices=(self.rig.device.name,))
         return (await self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="nic")).refusal
 
-    async def attach(self, config: dict[str, Any] | None = None, *, owner: Owner = OWNER, sandbox: Sandbox | None = None) -> object:
+    async def attach(
+        self, config: dict[str, Any] | None = None, *, owner: Owner = OWNER, sandbox: Sandbox | None = None
+    ) -> object:
         """Attach the device to the pod's sandbox."""
         request = AttachRequest(
-            op_id="", owner=owner, devices=(self.rig.device.name,), sandbox=sandbox or self.rig.sandbox, config=(config or CONFIG,)
+            op_id="",
+            owner=owner,
+            devices=(self.rig.device.name,),
+            sandbox=sandbox or self.rig.sandbox,
+            config=(config or CONFIG,),
         )
         return (await self.bus.ask(ATTACH, request, timeout_s=LIMIT_S, node=NODE, device_class="nic")).result
 
     async def detach(self, *, owner: Owner = OWNER, sandbox: Sandbox | None = None) -> Refusal | None:
         """Detach it."""
-        request = DetachRequest(op_id="", owner=owner, devices=(self.rig.device.name,), sandbox=sandbox or self.rig.sandbox)
+        request = DetachRequest(
+            op_id="", owner=owner, devices=(self.rig.device.name,), sandbox=sandbox or self.rig.sandbox
+        )
         return (await self.bus.ask(DETACH, request, timeout_s=LIMIT_S, node=NODE, device_class="nic")).refusal
 
 
@@ -172,8 +191,13 @@ async def service(bus: Bus, nats_server: NatsServer, rig: NicRig, tmp_path: Path
         await made.end()
 
 
-async def test_interface_is_in_the_pod_and_comes_back_when_the_service_is_asked_over_the_bus(service: Service, rig: NicRig) -> None:
-    """Prepared, attached, answering, listed as before; detached: the state to the last setting, and no journal file."""
+async def test_interface_is_in_the_pod_and_comes_back_when_the_service_is_asked_over_the_bus(
+    service: Service, rig: NicRig
+) -> None:
+    """Prepared, attached, answering, listed as before.
+
+    Detached: the state to the last setting, and no journal file.
+    """
     before = state_of(rig.name)
     await service.start()
     listed = await service.device()
@@ -197,10 +221,14 @@ async def test_interface_is_in_the_pod_and_comes_back_when_the_service_is_asked_
     assert list(service.journal.glob("*.json")) == []
 
 
-async def test_slice_is_the_same_before_during_and_after_when_a_pod_has_the_interface(service: Service, rig: NicRig) -> None:
-    """No inventory that is published meanwhile tells another slice of the device: the hand-over changes neither an attribute nor a taint, so no generation.
+async def test_slice_is_the_same_before_during_and_after_when_a_pod_has_the_interface(
+    service: Service, rig: NicRig
+) -> None:
+    """No inventory that is published meanwhile tells another slice of the device: the hand-over
+    changes neither an attribute nor a taint, so no generation.
 
-    Other interfaces come while the pod has it and after it is back: then the service has looked anew, and published.
+    Other interfaces come while the pod has it and after it is back: then the service
+    has looked anew, and published.
     """
     config = interface_config(interface={"name": "net1", "mtu": 1400, "mac": "02:73:00:00:00:88", "addresses": [NEAR]})
     with network_namespace() as elsewhere, veth_pair(elsewhere) as first, veth_pair(elsewhere, peer="peer2") as second:
@@ -214,13 +242,19 @@ async def test_slice_is_the_same_before_during_and_after_when_a_pod_has_the_inte
             await service.prepare(config)
             attached = await service.attach(config)
             ip("link", "set", f"{first}x", "name", first)
-            await inventories.until(lambda items: any(_has(change, f"nic-{first}") for change in items), timeout_s=LIMIT_S)
+            await inventories.until(
+                lambda items: any(_has(change, f"nic-{first}") for change in items), timeout_s=LIMIT_S
+            )
             link = rig.link_in_pod("net1")
             detached = await service.detach()
             ip("link", "set", f"{second}x", "name", second)
-            changes = await inventories.until(lambda items: any(_has(change, f"nic-{second}") for change in items), timeout_s=LIMIT_S)
+            changes = await inventories.until(
+                lambda items: any(_has(change, f"nic-{second}") for change in items), timeout_s=LIMIT_S
+            )
 
-    published = [slice_device(device) for change in changes if change.value and (device := change.value.device(rig.device.name))]
+    published = [
+        slice_device(device) for change in changes if change.value and (device := change.value.device(rig.device.name))
+    ]
     assert isinstance(attached, Attached)
     assert (detached, link["address"]) == (None, "02:73:00:00:00:88")
     assert len(published) >= 3
@@ -233,8 +267,12 @@ def _has(change: Any, name: str) -> bool:
     return change.value is not None and change.value.device(name) is not None
 
 
-async def test_interface_stays_listed_as_it_was_when_the_service_was_killed_while_a_pod_has_it(service: Service, rig: NicRig) -> None:
-    """The pod keeps its network, the slice its attributes, and the next life takes the interface back as the first would have."""
+async def test_interface_stays_listed_as_it_was_when_the_service_was_killed_while_a_pod_has_it(
+    service: Service, rig: NicRig
+) -> None:
+    """The pod keeps its network, the slice its attributes, and the next life takes the interface
+    back as the first would have.
+    """
     before = state_of(rig.name)
     await service.start()
     listed = await service.device()
@@ -243,7 +281,8 @@ async def test_interface_stays_listed_as_it_was_when_the_service_was_killed_whil
     await service.end()
 
     with network_namespace() as elsewhere, veth_pair(elsewhere) as other:
-        # One more device, so that this life has something to publish: by then it has looked for all, and not found ours on the host.
+        # One more device, so that this life has something to publish: by then it has looked for
+        # all, and not found ours on the host.
         service.offer(rig.name, other)
         await service.start()
         has_answer = ping(rig.pod, FAR)
@@ -259,8 +298,12 @@ async def test_interface_stays_listed_as_it_was_when_the_service_was_killed_whil
 
 
 @pytest.mark.parametrize("verb", ["attach", "detach"])
-async def test_interface_is_as_before_when_the_service_is_killed_at_any_step(verb: str, service: Service, rig: NicRig) -> None:
-    """SIGKILL before each change of the journal: the next life undoes what was begun before it answers anything."""
+async def test_interface_is_as_before_when_the_service_is_killed_at_any_step(
+    verb: str, service: Service, rig: NicRig
+) -> None:
+    """SIGKILL before each change of the journal: the next life undoes what was begun before it
+    answers anything.
+    """
     before = state_of(rig.name)
     kills = 0
     is_alive = False
@@ -268,7 +311,8 @@ async def test_interface_is_as_before_when_the_service_is_killed_at_any_step(ver
         await service.start(verb, str(kills + 1))
         await service.device()
         if kills:
-            # A mortal life counts from its verb on; `unprepare` detaches as well, and waits for what is left of the life before.
+            # A mortal life counts from its verb on; `unprepare` detaches as well, and waits for
+            # what is left of the life before.
             assert await service.unprepare() is None
             assert state_of(rig.name) == before, f"after death {kills}"
             assert list(service.journal.glob("*.json")) == [], f"after death {kills}"
@@ -284,7 +328,11 @@ async def test_interface_is_as_before_when_the_service_is_killed_at_any_step(ver
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        pytest.param({"interface": {"addresses": ["10.213.7.300/24"]}}, "config[0].interface.addresses[0]", id="an address that is none"),
+        pytest.param(
+            {"interface": {"addresses": ["10.213.7.300/24"]}},
+            "config[0].interface.addresses[0]",
+            id="an address that is none",
+        ),
         pytest.param({"interface": {"mtu": 70000}}, "config[0].interface.mtu", id="an MTU too large"),
         pytest.param({"vf": {"vlan": 5000}}, "config[0].vf.vlan", id="a VLAN of 5000"),
         pytest.param({"cni": {"network": "storage"}}, None, id="a CNI network that nobody has configured"),
@@ -307,7 +355,9 @@ async def test_prepare_refuses_the_field_and_changes_nothing(
     assert list(service.journal.glob("*.json")) == []
 
 
-async def test_attach_refuses_a_name_that_the_pod_has_already_and_changes_nothing(service: Service, rig: NicRig) -> None:
+async def test_attach_refuses_a_name_that_the_pod_has_already_and_changes_nothing(
+    service: Service, rig: NicRig
+) -> None:
     """Only the sandbox can tell, so it is `attach` that refuses; the interface is as before."""
     before = state_of(rig.name)
     ip("-n", rig.pod, "link", "add", "net1", "type", "veth", "peer", "name", "other")
@@ -318,12 +368,19 @@ async def test_attach_refuses_a_name_that_the_pod_has_already_and_changes_nothin
     refusal = await service.attach()
 
     assert isinstance(refusal, Refusal)
-    assert [(reason.code, reason.facts.get("field")) for reason in refusal.reasons] == [("name-taken", "interface.name")]
+    assert [(reason.code, reason.facts.get("field")) for reason in refusal.reasons] == [
+        ("name-taken", "interface.name")
+    ]
     assert state_of(rig.name) == before
 
 
-async def test_two_claims_share_the_interface_also_when_the_service_was_killed_meanwhile(service: Service, rig: NicRig) -> None:
-    """Each has a child of its own and its own entry in the journal: one leaves, the other goes on; the parent is as before, and never was away."""
+async def test_two_claims_share_the_interface_also_when_the_service_was_killed_meanwhile(
+    service: Service, rig: NicRig
+) -> None:
+    """Each has a child of its own and its own entry in the journal: one leaves, the other goes on.
+
+    The parent is as before, and never was away.
+    """
     before = state_of(rig.name)
     other = msgspec.structs.replace(OWNER, name="backup-net", uid="77aa")
     second = interface_config(interface={"name": "net1", "addresses": ["10.213.7.3/24"]})
@@ -332,7 +389,10 @@ async def test_two_claims_share_the_interface_also_when_the_service_was_killed_m
         sandbox = msgspec.structs.replace(rig.sandbox, id="sb-2", uid="pod-2", network_namespace=f"/run/netns/{pod}")
         await service.start()
         device = await service.device(shareMode="macvlan")
-        first_attached, second_attached = await service.attach(), await service.attach(second, owner=other, sandbox=sandbox)
+        first_attached, second_attached = (
+            await service.attach(),
+            await service.attach(second, owner=other, sandbox=sandbox),
+        )
         await service.end()
         await service.start()
         refusal = await service.detach()

@@ -1,4 +1,6 @@
-"""Pods share a real interface by macvlan children: each has a network of its own, none of them outlives its claim, and the parent stays as it is."""
+"""Pods share a real interface by macvlan children: each has a network of its own, none of them
+outlives its claim, and the parent stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Shared:
     def __init__(self, rig: NicRig, stack: ExitStack) -> None:
         self.rig = rig
         self.pods = [stack.enter_context(network_namespace()) for _ in range(3)]
-        self.driver: LinuxNetdevDriver = rig.driver(InterfaceSettings(share=(SharedInterface(name=rig.name, shares=3),)))
+        self.driver: LinuxNetdevDriver = rig.driver(
+            InterfaceSettings(share=(SharedInterface(name=rig.name, shares=3),))
+        )
         (self.device,) = self.driver.discover(rig.tree, Machine(node="n", numa_nodes=(), cpus=())).devices
         self.records = [DeviceRecord(RecordState(owner=self.owner(number))) for number in range(3)]
 
@@ -52,7 +56,9 @@ class Shared:
         fields = config or {"interface": {"name": "net1", "addresses": [f"10.213.7.{10 + number}/24"]}}
         context = PrepareContext(owner=self.owner(number), config=(interface_config(**fields),))
         refusal = self.driver.check(self.rig.tree, [self.device], context)
-        return refusal or self.driver.attach(self.rig.tree, self.device, context, self.sandbox(number), self.records[number])
+        return refusal or self.driver.attach(
+            self.rig.tree, self.device, context, self.sandbox(number), self.records[number]
+        )
 
     def detach(self, number: int) -> None:
         """Take it back."""
@@ -67,7 +73,10 @@ def shared() -> Iterator[Shared]:
 
 
 def test_pods_have_a_network_each_and_the_parent_stays_as_it_is(shared: Shared) -> None:
-    """Each child has a MAC of its own and reaches the network; when a pod leaves, the others go on; in the end nothing is left."""
+    """Each child has a MAC of its own and reaches the network; when a pod leaves, the others go on.
+
+    In the end nothing is left.
+    """
     before = state_of(shared.rig.name)
 
     attached = [shared.attach(number) for number in range(3)]
@@ -90,7 +99,9 @@ def test_pods_have_a_network_each_and_the_parent_stays_as_it_is(shared: Shared) 
 
 
 def test_the_parent_s_link_is_the_link_of_all(shared: Shared) -> None:
-    """When the parent loses its carrier, the device is Unhealthy: whoever has a share of it is told, for it is one device in the ledger."""
+    """When the parent loses its carrier, the device is Unhealthy: whoever has a share of it is
+    told, for it is one device in the ledger.
+    """
     shared.attach(0)
     shared.attach(1)
     healthy = shared.driver.observe(shared.rig.tree, [shared.device])
@@ -104,7 +115,10 @@ def test_the_parent_s_link_is_the_link_of_all(shared: Shared) -> None:
 
 
 def test_a_share_ends_with_its_pod_s_namespace(shared: Shared) -> None:
-    """The kernel deletes the child; taking it back is then no error, and leaves nothing in the record."""
+    """The kernel deletes the child.
+
+    Taking it back is then no error, and leaves nothing in the record.
+    """
     shared.attach(0)
     ip("netns", "del", shared.pods[0])
 
@@ -122,14 +136,21 @@ def test_a_share_ends_with_its_pod_s_namespace(shared: Shared) -> None:
         pytest.param({"interface": {"mtu": 9000}}, "interface.mtu", id="a larger MTU than the parent's"),
     ],
 )
-def test_a_share_is_refused_when_it_would_reach_beyond_itself(shared: Shared, config: dict[str, object], field: str) -> None:
-    """What the operator has set for all is not changed by one; the field is named, and nothing was made."""
+def test_a_share_is_refused_when_it_would_reach_beyond_itself(
+    shared: Shared, config: dict[str, object], field: str
+) -> None:
+    """What the operator has set for all is not changed by one.
+
+    The field is named, and nothing was made.
+    """
     answer = shared.attach(0, **config)
 
     assert isinstance(answer, Refusal)
     assert [reason.facts.get("field") for reason in answer.reasons] == [field]
     assert shared.records[0].steps == ()
-    assert [link["ifname"] for link in lines("-d", "link", "show", "type", "macvlan") if link.get("link") == shared.rig.name] == []
+    assert [
+        link["ifname"] for link in lines("-d", "link", "show", "type", "macvlan") if link.get("link") == shared.rig.name
+    ] == []
 
 
 def test_device_is_the_same_with_and_without_sharers(shared: Shared) -> None:
@@ -142,4 +163,6 @@ def test_device_is_the_same_with_and_without_sharers(shared: Shared) -> None:
 
 
 def _without_speed(device: Device) -> Device:
-    return msgspec.structs.replace(device, attributes={key: value for key, value in device.attributes.items() if key != "linkSpeed"})
+    return msgspec.structs.replace(
+        device, attributes={key: value for key, value in device.attributes.items() if key != "linkSpeed"}
+    )

@@ -25,5 +25,8 @@ async def home(bus: Bus) -> AsyncIterator[Poisoned]:
 
     # Otherwise the controller would take the gpu service for silent during a long test.
     await bus.answer(catalogue.HINT, hints, node=machine.node, device_class="gpu")
-    async with real_topology(bus, machine, [inventories["gpu"]]) as topology, Reader(bus.watch(catalogue.OBJECT)) as objects:
+    async with (
+        real_topology(bus, machine, [inventories["gpu"]]) as topology,
+        Reader(bus.watch(catalogue.OBJECT)) as objects,
+    ):
         yield Poisoned(bus, objects, topology)

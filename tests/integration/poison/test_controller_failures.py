@@ -1,4 +1,6 @@
-"""Nodes that refuse or answer nonsense, and loops that fail at one object: each is told or counted and set aside, and the controller goes on."""
+"""Nodes that refuse or answer nonsense, and loops that fail at one object: each is told or counted
+and set aside, and the controller goes on.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ def pod(name: str, container: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("container", "wanted"),
     [
-        ({"name": "main", "resources": {"limits": {"cpu": HUGE, "memory": "1Gi"}, "requests": {"cpu": HUGE, "memory": "1Gi"}}}, HUGE),
+        (
+            {
+                "name": "main",
+                "resources": {"limits": {"cpu": HUGE, "memory": "1Gi"}, "requests": {"cpu": HUGE, "memory": "1Gi"}},
+            },
+            HUGE,
+        ),
         ({"name": "m" * 64, "resources": {"limits": {"topobus.dev/gpu": 1}}}, "64 characters"),
         ({"name": "a\nb", "resources": {"limits": {"topobus.dev/gpu": 1}}}, "printable"),
     ],
@@ -49,7 +57,10 @@ def pod(name: str, container: dict[str, Any]) -> dict[str, Any]:
 async def test_pod_is_told_when_every_node_refuses_to_read_it(
     home: Poisoned, nats_server: NatsServer, container: dict[str, Any], wanted: str
 ) -> None:
-    """A pod that no topology accepts waits with the node's words; others are scheduled and plans answered."""
+    """A pod that no topology accepts waits with the node's words.
+
+    Others are scheduled and plans answered.
+    """
     await home.write(pod("poison", container), "pod", "poison")
     async with Running(nats_server.url):
         await home.is_well()
@@ -73,7 +84,10 @@ async def test_pod_is_told_when_every_node_refuses_to_read_it(
 async def test_pods_and_plans_go_to_other_nodes_when_one_answers_nonsense(
     home: Poisoned, nats_server: NatsServer, answer: Exception | bytes
 ) -> None:
-    """A node that refuses every question, or answers what nobody can read, is left out; nothing ends."""
+    """A node that refuses every question, or answers what nobody can read, is left out.
+
+    Nothing ends.
+    """
     machine, inventories = dgx_facts()
     await home.bus.put(catalogue.MACHINE, msgspec.structs.replace(machine, node="bad-node"), node="bad-node")
     gpus = msgspec.structs.replace(inventories["gpu"], node="bad-node")
@@ -102,7 +116,10 @@ async def test_pods_and_plans_go_to_other_nodes_when_one_answers_nonsense(
     assert api_object.spec["nodeName"] == NODE
     assert reply.chosen is not None
     assert reply.chosen.node == NODE
-    assert next(node_answer.result for node_answer in reply.answers if node_answer.node == "bad-node").reasons[0].code == "node-failed"  # type: ignore[union-attr]  # a refusal
+    assert (
+        next(node_answer.result for node_answer in reply.answers if node_answer.node == "bad-node").reasons[0].code
+        == "node-failed"
+    )  # type: ignore[union-attr]  # a refusal
 
 
 CURSED = """
@@ -154,7 +171,12 @@ spec: {selectedNode: n1}
         ("commit.make_claims.ClaimTemplateReconciler._end_orphan", "templates", "resourceclaim", "cursed-orphan"),
         ("standalone.validate_classes.ClassReconciler._validate_class", "classes", "deviceclass", "cursed-class"),
         ("classic.drivers.ClassicDriverRunner._reconcile_claim", "classic", "resourceclaim", "cursed-classic"),
-        ("classic.reconciler.ClassicClaimReconciler._guarded", "classic-gpu.topobus.dev", "resourceclaim", "cursed-classic"),
+        (
+            "classic.reconciler.ClassicClaimReconciler._guarded",
+            "classic-gpu.topobus.dev",
+            "resourceclaim",
+            "cursed-classic",
+        ),
         ("classic.scheduler.ClassicScheduler._drop_context", "classic-pods", "podschedulingcontext", "cursed-pod"),
         ("store.nats_store.NatsWatch._put", "intake", "pod", "cursed-pod"),
     ],
@@ -163,7 +185,9 @@ spec: {selectedNode: n1}
 async def test_one_loop_goes_on_when_it_fails_at_one_object(
     home: Poisoned, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, work: str, loop: str, kind: str, name: str
 ) -> None:
-    """A failure that nobody thought of, in any loop, sets one object aside: it is counted, and claim and pod beside it are served."""
+    """A failure that nobody thought of, in any loop, sets one object aside: it is counted, and
+    claim and pod beside it are served.
+    """
     module, owner, method = (f"topobus.controller.{work}").rsplit(".", 2)
     cls = getattr(importlib.import_module(module), owner)
     real = getattr(cls, method)
@@ -171,7 +195,9 @@ async def test_one_loop_goes_on_when_it_fails_at_one_object(
 
     def cursed(self: object, first: Any, *rest: Any, **named: Any) -> Any:
         nonlocal failures
-        names = (first.parts.get("kind"), first.parts.get("name")) if hasattr(first, "parts") else (first.kind, first.name)
+        names = (
+            (first.parts.get("kind"), first.parts.get("name")) if hasattr(first, "parts") else (first.kind, first.name)
+        )
         if names == (kind, name):
             failures += 1
             raise TypeError("'int' object is not a mapping")

@@ -1,4 +1,8 @@
-"""Poison in the store: every field of every kind with a wrong type, and nonsense beside good objects; the good claim and pod beside it are served."""
+"""Poison in the store: every field of every kind with a wrong type, and nonsense beside good
+objects.
+
+The good claim and pod beside it are served.
+"""
 
 from __future__ import annotations
 
@@ -94,21 +98,27 @@ kind: ResourceClaim
 metadata: {name: bad-classic}
 spec: {resourceClassName: bad-resource-class, allocationMode: Immediate}
 status: {driverName: gpu.topobus.dev, reservedFor: [{resource: pods, name: p, uid: u}]}
-"""
+"""  # noqa: E501
 
 WRONG: tuple[Any, ...] = (7, "text", [7], {"x": 7}, None, [{"name": ">"}])
 
 
 async def test_claims_go_on_when_somebody_wrote_nonsense_beside_them(home: Poisoned, nats_server: NatsServer) -> None:
-    """Annotations that are a number, and a reservation by a name that no pod can have, stop only what they stand in."""
+    """Annotations that are a number, and a reservation by a name that no pod can have, stop only
+    what they stand in.
+    """
     for manifest in KINDS.split("---"):
         (api_object,) = parse_manifest(manifest, where="test.yaml")
         if api_object.metadata["name"] == "bad-claim":
             good = plain(api_object)
     good["status"] = {}
-    await home.write({**good, "metadata": {**good["metadata"], "name": "numbered", "annotations": 7}}, "resourceclaim", "numbered")
+    await home.write(
+        {**good, "metadata": {**good["metadata"], "name": "numbered", "annotations": 7}}, "resourceclaim", "numbered"
+    )
     reserved = {"reservedFor": [{"resource": "pods", "name": ">", "uid": "u"}, {"name": ">"}]}
-    await home.write({**good, "metadata": {**good["metadata"], "name": "reserved"}, "status": reserved}, "resourceclaim", "reserved")
+    await home.write(
+        {**good, "metadata": {**good["metadata"], "name": "reserved"}, "status": reserved}, "resourceclaim", "reserved"
+    )
 
     async with Running(nats_server.url):
         await home.is_well()
@@ -156,8 +166,12 @@ def is_an_object(value: dict[str, Any]) -> bool:
     return are_maps and all(isinstance(value.get(part), str) for part in ("kind", "apiVersion"))
 
 
-async def test_good_objects_are_served_when_every_field_of_every_kind_has_a_wrong_type(home: Poisoned, nats_server: NatsServer) -> None:
-    """Whatever anybody writes into the bucket, in whatever field of whatever kind, claim and pod beside it get what they ask, and plans are answered."""
+async def test_good_objects_are_served_when_every_field_of_every_kind_has_a_wrong_type(
+    home: Poisoned, nats_server: NatsServer
+) -> None:
+    """Whatever anybody writes into the bucket, in whatever field of whatever kind, claim and pod
+    beside it get what they ask, and plans are answered.
+    """
     count = 0
     async with asyncio.TaskGroup() as group:
         gate = asyncio.Semaphore(64)
@@ -167,7 +181,10 @@ async def test_good_objects_are_served_when_every_field_of_every_kind_has_a_wron
                 await home.write(bad, kind, name, "_" if is_of_cluster(bad["kind"]) else "default")
 
         for count, (kind, bad) in enumerate(poisons()):
-            name = f"{bad['metadata'].get('name') if isinstance(bad['metadata'].get('name'), str) else 'x'}".strip("><") or "x"
+            name = (
+                f"{bad['metadata'].get('name') if isinstance(bad['metadata'].get('name'), str) else 'x'}".strip("><")
+                or "x"
+            )
             is_named = bad["metadata"].get("name") == name
             unique = f"{name}-{count}"
             if is_named:
@@ -176,9 +193,13 @@ async def test_good_objects_are_served_when_every_field_of_every_kind_has_a_wron
 
     async with Running(nats_server.url):
         await home.is_well()
-        # A second change of everything's surroundings: what is set aside is tried again, and set aside again.
+        # A second change of everything's surroundings: what is set aside is
+        # tried again, and set aside again.
         await home.bus.put(
-            catalogue.INVENTORY, msgspec.structs.replace(dgx_facts()[1]["nic"], node="other"), node="other", device_class="nic"
+            catalogue.INVENTORY,
+            msgspec.structs.replace(dgx_facts()[1]["nic"], node="other"),
+            node="other",
+            device_class="nic",
         )
         await home.apply(GOOD.replace("good-", "better-"))
         await home.newest("resourceclaim", "better-claim", '"allocation"')

@@ -1,4 +1,8 @@
-"""Plans that come in masses: pods are scheduled and plans for one node answered as if they were not there. Counted in answers, not in time."""
+"""Plans that come in masses: pods are scheduled and plans for one node answered as if they were not
+there.
+
+Counted in answers, not in time.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,19 @@ def plan(number: int, *, node: str = "") -> PlanRequest:
     """Ask where a pod would go."""
     owner = Owner(kind=OwnerKind.POD, name=f"flood-{number}", uid=f"flood-{number}")
     containers = (ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),)
-    return PlanRequest(op_id=f"flood-{number}-{node}", pod=PodRequest(owner=owner, containers=containers), node=node, is_dry_run=True)
+    return PlanRequest(
+        op_id=f"flood-{number}-{node}", pod=PodRequest(owner=owner, containers=containers), node=node, is_dry_run=True
+    )
 
 
-async def test_pods_are_scheduled_when_one_user_floods_the_controller_with_plans(served: Place, nats_server: NatsServer) -> None:
-    """Hundreds of plans that wait for a slow node keep no pod from its node and no plan for one node from its answer; those without room are told when to ask again."""
+async def test_pods_are_scheduled_when_one_user_floods_the_controller_with_plans(
+    served: Place, nats_server: NatsServer
+) -> None:
+    """Hundreds of plans that wait for a slow node keep no pod from its node and no plan for one
+    node from its answer.
+
+    Those without room are told when to ask again.
+    """
     held = asyncio.Event()
 
     async def slow_for_plans(request: PlaceRequest) -> PlaceReply:
@@ -55,7 +67,9 @@ async def test_pods_are_scheduled_when_one_user_floods_the_controller_with_plans
     settings = NatsSettings(url=nats_server.url)
     async with Bus.session(settings, name="topology") as slow, Bus.session(settings, name="topobus-cli") as flooding:
         await slow.answer(catalogue.PLACE, slow_for_plans, node=_SLOW)
-        await served.bus.put(catalogue.MACHINE, Machine(node=_SLOW, numa_nodes=machine.numa_nodes, cpus=machine.cpus), node=_SLOW)
+        await served.bus.put(
+            catalogue.MACHINE, Machine(node=_SLOW, numa_nodes=machine.numa_nodes, cpus=machine.cpus), node=_SLOW
+        )
         # The controller knows the slow node as soon as it asks it.
         is_held = asyncio.create_task(held.wait())
         while not is_held.done():

@@ -1,4 +1,6 @@
-"""A pod that wishes for its alignment, through the whole controller and nodes with ledgers: claims, CPUs and memory end up in one place."""
+"""A pod that wishes for its alignment, through the whole controller and nodes with ledgers: claims,
+CPUs and memory end up in one place.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ spec:
 
 
 async def _scheduled_beside_others(served: Place, trainer: str) -> tuple[str, NodeSet, NodeSet]:
-    """Fill one node, and the first half of the other's GPUs; then schedule the trainer: gives node, and where its claims and its CPUs are."""
+    """Fill one node, and the first half of the other's GPUs.
+
+    Then schedule the trainer: gives node, and where its claims and its CPUs are.
+    """
     await served.apply(pod("whole", gpus=8))
     full = await served.scheduled("whole")
     await served.apply(pod("half", gpus=4))
@@ -45,7 +50,11 @@ async def _scheduled_beside_others(served: Place, trainer: str) -> tuple[str, No
     assert await served.scheduled("trainer") == node
     view = served.nodes[node].view()
     homes = {core_cpu: core.numa_node for core in view.cores for core_cpu in core.cpus}
-    devices = {(name, device.name): device.numa_nodes for name, found_devices in view.devices.items() for device in found_devices}
+    devices = {
+        (name, device.name): device.numa_nodes
+        for name, found_devices in view.devices.items()
+        for device in found_devices
+    }
     claims, cpus = NodeSet(), NodeSet()
     for key, allocation in served.nodes[node].ledger.allocations.items():
         for holding in allocation.holdings:
@@ -59,21 +68,29 @@ async def _scheduled_beside_others(served: Place, trainer: str) -> tuple[str, No
 
 
 async def test_pod_gets_cpus_where_its_claims_devices_are_when_it_wishes_that(served: Place) -> None:
-    """GPUs are left on NUMA node 1 alone: the NIC of the other claim and the pod's own CPUs come from there, too."""
+    """GPUs are left on NUMA node 1 alone: the NIC of the other claim and the pod's own CPUs come
+    from there, too.
+    """
     node, claims, cpus = await _scheduled_beside_others(served, TRAINER)
 
     assert (claims, cpus) == (NodeSet(1), NodeSet(1))
-    asked = [request.pod for request in served.nodes[node].requests if request.pod.owner.name == "trainer" and not request.is_dry_run]
+    asked = [
+        request.pod
+        for request in served.nodes[node].requests
+        if request.pod.owner.name == "trainer" and not request.is_dry_run
+    ]
     assert [use.containers for use in asked[-1].claims] == [("main",), ("main",)]
     for name in ("gpu", "nic"):
         config = (await served.claim(name)).status["allocation"]["devices"]["config"]
-        assert [(entry["opaque"]["parameters"]["kind"], entry["opaque"]["parameters"]["numaNodes"]) for entry in config] == [
-            ("AlignmentResult", "1")
-        ]
+        assert [
+            (entry["opaque"]["parameters"]["kind"], entry["opaque"]["parameters"]["numaNodes"]) for entry in config
+        ] == [("AlignmentResult", "1")]
 
 
 async def test_claims_lie_together_and_cpus_where_they_come_first_when_the_pod_wishes_nothing(served: Place) -> None:
-    """The same pod without its annotation: of equal devices its claims get close ones, its CPUs are the node's choice, and nothing is said of it anywhere."""
+    """The same pod without its annotation: of equal devices its claims get close ones, its CPUs are
+    the node's choice, and nothing is said of it anywhere.
+    """
     plain = TRAINER.replace('  annotations: {"topobus.dev/policy": single-numa-node}\n', "")
 
     node, claims, cpus = await _scheduled_beside_others(served, plain)

@@ -1,4 +1,6 @@
-"""Stored pods on a real server: a node for each, claims allocated and reserved with them, and all of it let go again."""
+"""Stored pods on a real server: a node for each, claims allocated and reserved with them, and all
+of it let go again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DELAYED = msgspec.structs.replace(SETTINGS, claim_allocation=AllocationMode.DELA
 
 
 async def test_pod_gets_node_claims_and_own_devices_when_all_fit(served: Place) -> None:
-    """A pod with a template, a named claim and GPUs of its own gets all of them on one node, reserved for it, and nothing twice."""
+    """A pod with a template, a named claim and GPUs of its own gets all of them on one node,
+    reserved for it, and nothing twice.
+    """
     await served.apply(TEMPLATE)
     await served.apply(claim("named", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(pod("trainer", "named", gpus=3, template="two-gpus"))
@@ -30,7 +34,11 @@ async def test_pod_gets_node_claims_and_own_devices_when_all_fit(served: Place) 
 
     held = served.held(node)
     (made,) = [name for name in held if name.startswith("claim/default/trainer-made-")]
-    assert {name: len(devices) for name, devices in held.items()} == {made: 2, "claim/default/named": 1, "pod/default/trainer": 3}
+    assert {name: len(devices) for name, devices in held.items()} == {
+        made: 2,
+        "claim/default/named": 1,
+        "pod/default/trainer": 3,
+    }
     assert len({device for devices in held.values() for device in devices}) == 6
     for name in (made.rpartition("/")[2], "named"):
         users = (await served.claim(name)).status["reservedFor"]
@@ -38,7 +46,10 @@ async def test_pod_gets_node_claims_and_own_devices_when_all_fit(served: Place) 
 
 
 async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> None:
-    """Own devices, template claims and reservations go with the pod; a delayed claim gives its devices back, an immediate one keeps them."""
+    """Own devices, template claims and reservations go with the pod.
+
+    A delayed claim gives its devices back, an immediate one keeps them.
+    """
     await served.apply(TEMPLATE)
     await served.apply(claim("late", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(claim("early", 1, allocation_mode="Immediate"))
@@ -48,7 +59,9 @@ async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> No
     await served.delete("pod", "trainer")
     await served.until("pod", "trainer", lambda value: value is None)
     await served.until_reason("resourceclaim", "late", "WaitsForPod")
-    await served.until("resourceclaim", "early", lambda value: value is not None and not value.status.get("reservedFor"))
+    await served.until(
+        "resourceclaim", "early", lambda value: value is not None and not value.status.get("reservedFor")
+    )
 
     assert {name: len(devices) for name, devices in served.held(node).items()} == {"claim/default/early": 1}
     names = [entry.value.metadata["name"] for entry in await served.bus.list(catalogue.OBJECT, kind="resourceclaim")]
@@ -56,7 +69,11 @@ async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> No
 
 
 async def test_pod_leaves_nothing_when_its_object_is_removed_by_force(served: Place) -> None:
-    """A pod deleted past its finalizer leaves no devices held, no reservation and no claim of its own; nor when no controller saw it go."""
+    """A pod deleted past its finalizer leaves no devices held, no reservation and no claim of its
+    own.
+
+    Nor when no controller saw it go.
+    """
     await served.apply(TEMPLATE)
     await served.apply(claim("late", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(pod("lost", "late", gpus=2, template="two-gpus"))
@@ -69,10 +86,17 @@ async def test_pod_leaves_nothing_when_its_object_is_removed_by_force(served: Pl
     assert await served.scheduled("next") == node
 
 
-async def test_controller_lets_go_of_a_pod_that_was_removed_while_it_was_away(home: Place, nats_server: NatsServer) -> None:
-    """The store's history is the evidence for a controller that was not there; a pod that was never stored keeps what it holds."""
+async def test_controller_lets_go_of_a_pod_that_was_removed_while_it_was_away(
+    home: Place, nats_server: NatsServer
+) -> None:
+    """The store's history is the evidence for a controller that was not there.
+
+    A pod that was never stored keeps what it holds.
+    """
     owner = Owner(kind=OwnerKind.POD, name="placed-by-hand", uid="somebody")
-    asked = PodRequest(owner=owner, containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class="gpu", count=1),)),))
+    asked = PodRequest(
+        owner=owner, containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class="gpu", count=1),)),)
+    )
     await home.bus.ask(catalogue.PLACE, PlaceRequest(op_id="by-hand", pod=asked), node="n1")
     await home.apply(pod("lost", gpus=2, extra="  nodeName: n1"))
     async with controller(nats_server.url):
@@ -83,16 +107,24 @@ async def test_controller_lets_go_of_a_pod_that_was_removed_while_it_was_away(ho
         await home.apply(pod("next", gpus=7, extra="  nodeName: n1"))
         await home.scheduled("next")
 
-    assert {name: len(devices) for name, devices in home.held("n1").items()} == {"pod/default/next": 7, "pod/default/placed-by-hand": 1}
+    assert {name: len(devices) for name, devices in home.held("n1").items()} == {
+        "pod/default/next": 7,
+        "pod/default/placed-by-hand": 1,
+    }
 
 
 async def test_delayed_claim_waits_when_no_pod_uses_it(home: Place, nats_server: NatsServer) -> None:
-    """With delayed allocation as the setting a claim says that it waits for a pod; the pod's coming allocates it; Immediate in the claim itself wins."""
+    """With delayed allocation as the setting a claim says that it waits for a pod.
+
+    The pod's coming allocates it; Immediate in the claim itself wins.
+    """
     async with controller(nats_server.url, DELAYED):
         await home.apply(claim("later", 1))
         await home.apply(claim("now", 1, allocation_mode="Immediate"))
         await home.until_reason("resourceclaim", "later", "WaitsForPod")
-        await home.until("resourceclaim", "now", lambda value: value is not None and bool(value.status.get("allocation")))
+        await home.until(
+            "resourceclaim", "now", lambda value: value is not None and bool(value.status.get("allocation"))
+        )
         assert "allocation" not in (await home.claim("later")).status
 
         await home.apply(pod("user", "later"))
@@ -143,7 +175,9 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: volume}}]}}
 
 
 async def test_claim_of_the_network_is_shared_by_pods_on_two_nodes(served: Place) -> None:
-    """A device that every node reaches binds no pod to a node: two pods share it, each where its own devices are, and it is given back after the second."""
+    """A device that every node reaches binds no pod to a node: two pods share it, each where its
+    own devices are, and it is given back after the second.
+    """
     await served.apply(NETWORK)
     await served.apply(pod("one", "volume", gpus=8))
     await served.apply(pod("two", "volume", gpus=8))
@@ -159,20 +193,30 @@ async def test_claim_of_the_network_is_shared_by_pods_on_two_nodes(served: Place
 
 
 async def test_allocation_is_taken_back_when_the_pod_fits_only_elsewhere(served: Place) -> None:
-    """A claim allocated at once on a node that the pod cannot use is allocated again where the pod fits."""
+    """A claim allocated at once on a node that the pod cannot use is allocated again where the pod
+    fits.
+    """
     await served.apply(claim("card", 1, allocation_mode="Immediate"))
-    await served.until("resourceclaim", "card", lambda value: value is not None and bool(value.status.get("allocation")))
+    await served.until(
+        "resourceclaim", "card", lambda value: value is not None and bool(value.status.get("allocation"))
+    )
     assert served.held("n1") == {"claim/default/card": ["gpu-0000-18-00-0"]}
     await served.apply(pod("big", "card", gpus=1, extra="  nodeSelector: {kubernetes.io/hostname: n2}"))
 
     assert await served.scheduled("big") == "n2"
 
     assert served.held("n1") == {}
-    assert {name: len(devices) for name, devices in served.held("n2").items()} == {"claim/default/card": 1, "pod/default/big": 1}
+    assert {name: len(devices) for name, devices in served.held("n2").items()} == {
+        "claim/default/card": 1,
+        "pod/default/big": 1,
+    }
 
 
 async def test_allocation_stays_when_another_pod_has_reserved_it(served: Place) -> None:
-    """A claim in use is never taken away; the pod is told where it is and waits, and goes on when the other is gone."""
+    """A claim in use is never taken away.
+
+    The pod is told where it is and waits, and goes on when the other is gone.
+    """
     await served.apply(claim("card", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(pod("first", "card", extra="  nodeName: n1"))
     await served.scheduled("first")
@@ -197,11 +241,16 @@ async def test_pod_tries_another_node_when_one_refuses(served: Place) -> None:
     assert await served.scheduled("mover") == "n2"
 
     assert served.held("n1") == {}
-    assert {name: len(devices) for name, devices in served.held("n2").items()} == {"claim/default/card": 1, "pod/default/mover": 1}
+    assert {name: len(devices) for name, devices in served.held("n2").items()} == {
+        "claim/default/card": 1,
+        "pod/default/mover": 1,
+    }
 
 
 async def test_pod_waits_quietly_when_its_claims_take_what_it_needs_itself(served: Place) -> None:
-    """Eight GPUs of its own and one by claim fit on no node of eight: it is told so and its claim is not moved around for ever."""
+    """Eight GPUs of its own and one by claim fit on no node of eight: it is told so and its claim
+    is not moved around for ever.
+    """
     await served.apply(claim("one-more", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(pod("glutton", "one-more", gpus=8))
 
@@ -215,15 +264,23 @@ async def test_pod_waits_quietly_when_its_claims_take_what_it_needs_itself(serve
 
 
 async def test_pod_is_told_per_node_when_it_fits_nowhere(served: Place) -> None:
-    """The pod's condition and its claim's name what each node lacks; when something is freed the pod goes on."""
+    """The pod's condition and its claim's name what each node lacks.
+
+    When something is freed the pod goes on.
+    """
     await served.apply(claim("full", 6, allocation_mode="Immediate"))
-    await served.until("resourceclaim", "full", lambda value: value is not None and bool(value.status.get("allocation")))
+    await served.until(
+        "resourceclaim", "full", lambda value: value is not None and bool(value.status.get("allocation"))
+    )
     await served.apply(claim("all", 8))
     await served.apply(pod("greedy", "all", extra="  nodeName: n1"))
 
     message = await served.until_reason("pod", "greedy", "Unschedulable")
     claim_message = await served.until_reason("resourceclaim", "all", "DoesNotFit")
-    assert "node n1: request r wants 8 devices of class gpu.topobus.dev, found 2 of 8 (6 devices: held by claim default/full)" in message
+    assert (
+        "node n1: request r wants 8 devices of class gpu.topobus.dev, found 2 of 8 (6 devices: held by claim "
+        "default/full)" in message
+    )
     assert "6 devices: held by claim default/full" in claim_message
     await served.delete("resourceclaim", "full")
 
@@ -231,18 +288,34 @@ async def test_pod_is_told_per_node_when_it_fits_nowhere(served: Place) -> None:
 
 
 async def test_claim_is_advised_when_it_does_not_fit(served: Place) -> None:
-    """Beside the reasons stands the nearest miss and what would fit, in a condition of its own and in the event; it goes when the claim is allocated."""
+    """Beside the reasons stands the nearest miss and what would fit, in a condition of its own and
+    in the event.
+
+    It goes when the claim is allocated.
+    """
     await served.apply(claim("taker", 6, allocation_mode="Immediate"))
-    await served.until("resourceclaim", "taker", lambda value: value is not None and bool(value.status.get("allocation")))
+    await served.until(
+        "resourceclaim", "taker", lambda value: value is not None and bool(value.status.get("allocation"))
+    )
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
         await served.apply(claim("greedy", 9))
         await served.until_reason("resourceclaim", "greedy", "DoesNotFit")
-        events = await decisions.until(lambda items: any(isinstance(received_event.value.outcome, Refusal) for received_event in items))
+        events = await decisions.until(
+            lambda items: any(isinstance(received_event.value.outcome, Refusal) for received_event in items)
+        )
 
     advice = (await served.claim("greedy")).status["conditions"][1]
     assert (advice["type"], advice["reason"]) == ("Advice", "NearestMiss")
     assert advice["message"] == (
-        "nearest miss: node n2 has 8 of 9 devices for request r; would fit on node n2 with 8 devices instead of 9 for request r"
+        "nearest miss: node n2 has 8 of 9 devices for request r; would fit on node n2 with 8 devices instead "
+        "of 9 for request r"
     )
-    refusal = next(received_event.value.outcome for received_event in events if isinstance(received_event.value.outcome, Refusal))
-    assert [reason.code for reason in refusal.reasons] == ["too-few-devices", "too-few-devices", "nearest-miss", "would-fit"]
+    refusal = next(
+        received_event.value.outcome for received_event in events if isinstance(received_event.value.outcome, Refusal)
+    )
+    assert [reason.code for reason in refusal.reasons] == [
+        "too-few-devices",
+        "too-few-devices",
+        "nearest-miss",
+        "would-fit",
+    ]

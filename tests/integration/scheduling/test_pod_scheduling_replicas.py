@@ -1,4 +1,6 @@
-"""Pods and controllers that die: a pod is scheduled with all that it was promised, or holds nothing."""
+"""Pods and controllers that die: a pod is scheduled with all that it was promised, or holds
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ SMALL_TEMPLATE = TEMPLATE.replace("two-gpus", "one-gpu").replace("count: 2", "co
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(home: Place, nats_server: NatsServer, seed: int) -> None:
-    """Eight times two replicas are cut off after some writes, while pods come and go; in the end each pod has all and nothing is left of the others."""
+async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(
+    home: Place, nats_server: NatsServer, seed: int
+) -> None:
+    """Eight times two replicas are cut off after some writes, while pods come and go.
+
+    In the end each pod has all and nothing is left of the others.
+    """
     random = Random(seed)
     await home.apply(SMALL_TEMPLATE)
     names = [
@@ -43,8 +50,12 @@ async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(home: Pl
     for _ in range(8):
         steps = (random.randrange(1, 12), random.randrange(1, 12))
         await change()
-        async with controller(nats_server.url, step=steps[0]) as first, controller(nats_server.url, step=steps[1]) as second:
-            # Who of the two does the work is chance: one that lives when all is settled is given more of it.
+        async with (
+            controller(nats_server.url, step=steps[0]) as first,
+            controller(nats_server.url, step=steps[1]) as second,
+        ):
+            # Who of the two does the work is chance: one that lives when all
+            # is settled is given more of it.
             while not await died_or(_settled(home), first, second):
                 await change()
 
@@ -111,8 +122,12 @@ class Replicas:
 
 
 @pytest.mark.real_server
-async def test_pods_are_whole_or_gone_when_three_processes_are_killed_in_turn(home: Place, nats_server: NatsServer) -> None:
-    """Three controllers as real processes, one of them killed with each change: pods and ledgers agree in the end, and no device is held twice."""
+async def test_pods_are_whole_or_gone_when_three_processes_are_killed_in_turn(
+    home: Place, nats_server: NatsServer
+) -> None:
+    """Three controllers as real processes, one of them killed with each change: pods and ledgers
+    agree in the end, and no device is held twice.
+    """
     random = Random(7)
     await home.apply(SMALL_TEMPLATE)
     replicas = Replicas(nats_server.url)
@@ -131,7 +146,11 @@ async def test_pods_are_whole_or_gone_when_three_processes_are_killed_in_turn(ho
         await home.apply(pod("last", "shared", gpus=1, template="one-gpu"))
         await home.scheduled("last")
         pods = await _settled(home)
-        await home.until("resourceclaim", "shared", lambda value: value is not None and len(value.status.get("reservedFor") or ()) == 1)
+        await home.until(
+            "resourceclaim",
+            "shared",
+            lambda value: value is not None and len(value.status.get("reservedFor") or ()) == 1,
+        )
         await _agreed(home, pods)
     finally:
         await replicas.stop()
@@ -153,12 +172,19 @@ async def _settled(home: Place) -> list[ApiObject]:
         pods = newest(items, "pod")
         uids = {api_object.metadata["uid"] for api_object in pods}
         is_whole = all(
-            not api_object.metadata.get("deletionTimestamp") and condition(api_object).get("status") == "True" for api_object in pods
+            not api_object.metadata.get("deletionTimestamp") and condition(api_object).get("status") == "True"
+            for api_object in pods
         )
         owners = {
-            owner["uid"] for api_object in newest(items, "resourceclaim") for owner in api_object.metadata.get("ownerReferences") or ()
+            owner["uid"]
+            for api_object in newest(items, "resourceclaim")
+            for owner in api_object.metadata.get("ownerReferences") or ()
         }
-        users = {user["uid"] for api_object in newest(items, "resourceclaim") for user in api_object.status.get("reservedFor") or ()}
+        users = {
+            user["uid"]
+            for api_object in newest(items, "resourceclaim")
+            for user in api_object.status.get("reservedFor") or ()
+        }
         return is_whole and owners <= uids and users <= uids
 
     await home.objects.until(is_settled, timeout_s=60)
@@ -166,7 +192,9 @@ async def _settled(home: Place) -> list[ApiObject]:
 
 
 async def _agreed(home: Place, pods: list[ApiObject]) -> None:
-    """Wait until the ledgers name nobody else than these pods and their claims: what was placed for a pod that went meanwhile is let go after it."""
+    """Wait until the ledgers name nobody else than these pods and their claims: what was placed for
+    a pod that went meanwhile is let go after it.
+    """
     owners = {"claim/default/shared", *(f"pod/default/{api_object.metadata['name']}" for api_object in pods)}
     owners |= {
         f"claim/default/{status['resourceClaimName']}"
@@ -174,4 +202,6 @@ async def _agreed(home: Place, pods: list[ApiObject]) -> None:
         for status in api_object.status.get("resourceClaimStatuses") or ()
     }
     async with Reader(home.bus.watch(catalogue.LEDGER)) as ledgers:
-        await ledgers.until(lambda _: {owner for node in home.nodes for owner in home.held(node)} == owners, timeout_s=60)
+        await ledgers.until(
+            lambda _: {owner for node in home.nodes for owner in home.held(node)} == owners, timeout_s=60
+        )

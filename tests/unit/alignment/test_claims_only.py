@@ -1,4 +1,6 @@
-"""Devices that pods get by a claim only: what planning by count leaves alone, and what is said of it."""
+"""Devices that pods get by a claim only: what planning by count leaves alone, and what is said of
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from topobus.values.view import NodeView
 
 
 def _view(*gpus: Device) -> NodeView:
-    return structs.replace(dgx(), devices={"gpu": (*card(), *gpus), "nic": (SHARED_NIC,)}, counter_sets={"gpu": counters_of("gpu-0")})
+    return structs.replace(
+        dgx(), devices={"gpu": (*card(), *gpus), "nic": (SHARED_NIC,)}, counter_sets={"gpu": counters_of("gpu-0")}
+    )
 
 
 def _named(device_class: str, *names: str, by_share: bool = False, name: str = "p") -> PodRequest:
@@ -43,7 +47,10 @@ def test_place_chooses_what_excludes_nobody_when_devices_are_asked_for_by_count(
     assert placed.containers[0].devices == {"gpu": ("gpu-9",)}
     assert _codes(refused) == ["not-enough-devices", "claims-only"]
     assert isinstance(refused, Refusal)
-    assert refused.reasons[1].message == "4 devices of class gpu are shared, or exclude each other: ask for them by a ResourceClaim"
+    assert (
+        refused.reasons[1].message
+        == "4 devices of class gpu are shared, or exclude each other: ask for them by a ResourceClaim"
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,11 +58,15 @@ def test_place_chooses_what_excludes_nobody_when_devices_are_asked_for_by_count(
     [
         pytest.param(("gpu-0",), ("gpu-0-part-b",), ["counter-short"], id="a part of a held card"),
         pytest.param(("gpu-0-part-a",), ("gpu-0",), ["counter-short"], id="a card with a held part"),
-        pytest.param((), ("gpu-0-part-a", "gpu-0-part-b", "gpu-0-part-c"), ["counter-short"], id="too many parts at once"),
+        pytest.param(
+            (), ("gpu-0-part-a", "gpu-0-part-b", "gpu-0-part-c"), ["counter-short"], id="too many parts at once"
+        ),
         pytest.param((), ("gpu-0", "gpu-0-part-a"), ["counter-short"], id="a card and its part at once"),
     ],
 )
-def test_place_refuses_named_devices_when_a_counter_is_short(held: tuple[str, ...], wanted: tuple[str, ...], codes: list[str]) -> None:
+def test_place_refuses_named_devices_when_a_counter_is_short(
+    held: tuple[str, ...], wanted: tuple[str, ...], codes: list[str]
+) -> None:
     """The reason names the counter, what there is, and who uses it."""
     view = holding(_view(), "other", gpu=held) if held else _view()
 
@@ -71,7 +82,10 @@ def test_place_takes_named_parts_when_they_fit() -> None:
 
 
 def test_place_gives_a_share_beside_shares_and_not_beside_the_whole() -> None:
-    """Held by share it may be shared once more; held whole it may not, and the whole may not be had beside a share."""
+    """Held by share it may be shared once more.
+
+    Held whole it may not, and the whole may not be had beside a share.
+    """
     held = holding(_view(), "other", nic=("nic-0",))
     by_share = structs.replace(held, shared_devices={"nic": ("nic-0",)})
 

@@ -1,4 +1,6 @@
-"""A pod and its claims as one: what claims hold already decides where the pod's own CPUs, memory and devices come from."""
+"""A pod and its claims as one: what claims hold already decides where the pod's own CPUs, memory
+and devices come from.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,17 @@ GIB = 1 << 30
 
 
 def _view(**held: tuple[str, ...]) -> NodeView:
-    """Two NUMA nodes of eight CPUs, two GPUs and two NICs each, a switch for each pair; `held` is what the claim holds."""
+    """Two NUMA nodes of eight CPUs, two GPUs and two NICs each, a switch for each pair; `held` is
+    what the claim holds.
+    """
     devices = {
         name: tuple(
-            Device(name=f"{name}-{index}", device_class=name, numa_nodes=NodeSet(index // 2), pcie_switch=PciAddress(0, index + 1, 0, 0))
+            Device(
+                name=f"{name}-{index}",
+                device_class=name,
+                numa_nodes=NodeSet(index // 2),
+                pcie_switch=PciAddress(0, index + 1, 0, 0),
+            )
             for index in range(4)
         )
         for name in ("gpu", "nic")
@@ -44,7 +53,9 @@ def _view(**held: tuple[str, ...]) -> NodeView:
         options=AlignmentOptions(aligns_memory=True),
         numa_nodes=NodeSet(0, 1),
         distances=((10, 21), (21, 10)),
-        cores=tuple(CoreView(cpus=CpuSet(core), numa_node=core // 8, socket=core // 8, l3=core // 8 * 8) for core in range(16)),
+        cores=tuple(
+            CoreView(cpus=CpuSet(core), numa_node=core // 8, socket=core // 8, l3=core // 8 * 8) for core in range(16)
+        ),
         devices=devices,
         memory=tuple(NumaMemory(id=node, allocatable={"memory": 16 * GIB}) for node in range(2)),
     )
@@ -53,7 +64,9 @@ def _view(**held: tuple[str, ...]) -> NodeView:
 
 def _pod(*containers: ContainerRequest, uses: tuple[str, ...] = ("main",), **wishes: object) -> PodRequest:
     made = containers or (ContainerRequest(name="main", cpus=4, memory_bytes=GIB),)
-    return structs.replace(PodRequest(owner=POD, containers=made, claims=(ClaimUse(owner_key=CLAIM, containers=uses),)), **wishes)
+    return structs.replace(
+        PodRequest(owner=POD, containers=made, claims=(ClaimUse(owner_key=CLAIM, containers=uses),)), **wishes
+    )
 
 
 def _placed(view: NodeView, request: PodRequest) -> Placement:
@@ -64,7 +77,11 @@ def _placed(view: NodeView, request: PodRequest) -> Placement:
 
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 def test_place_takes_cpus_and_memory_where_the_claims_devices_are(policy: Policy) -> None:
-    """The claim holds a GPU of NUMA node 1: CPUs and memory come from there, though node 0 would come first; without the claim they come from node 0."""
+    """The claim holds a GPU of NUMA node 1: CPUs and memory come from there, though node 0 would
+    come first.
+
+    Without the claim they come from node 0.
+    """
     view = _view(gpu=("gpu-3",))
 
     [container_placement] = _placed(view, _pod(policy=policy)).containers
@@ -91,7 +108,10 @@ def test_place_refuses_when_the_claims_devices_and_the_cpus_have_no_node_in_comm
 
 
 def test_place_keeps_a_hard_locality_over_claims_and_own_devices() -> None:
-    """A NIC of the pod's own comes from the switch under which the claim's GPU is; when that NIC is gone the pod is refused."""
+    """A NIC of the pod's own comes from the switch under which the claim's GPU is.
+
+    When that NIC is gone the pod is refused.
+    """
     near = (Locality(level=LocalityLevel.SWITCH),)
     wants = ContainerRequest(name="main", devices=(DeviceRequest(device_class="nic", count=1),))
     view = _view(gpu=("gpu-2",))
@@ -107,7 +127,9 @@ def test_place_aligns_only_the_container_that_uses_the_claim_when_scope_is_conta
     """The other container is free to go where there is room."""
     containers = tuple(ContainerRequest(name=name, cpus=4) for name in ("side", "main"))
 
-    side, main = _placed(_view(gpu=("gpu-3",)), _pod(*containers, policy=Policy.RESTRICTED, scope=Scope.CONTAINER)).containers
+    side, main = _placed(
+        _view(gpu=("gpu-3",)), _pod(*containers, policy=Policy.RESTRICTED, scope=Scope.CONTAINER)
+    ).containers
 
     assert (side.numa_nodes, main.numa_nodes) == (NodeSet(0), NodeSet(1))
 
@@ -118,14 +140,19 @@ def test_place_aligns_the_whole_pod_when_scope_is_pod() -> None:
 
     for uses in (("main",), ()):
         request = _pod(*containers, uses=uses, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)
-        assert [container.numa_nodes for container in _placed(_view(gpu=("gpu-3",)), request).containers] == [NodeSet(1), NodeSet(1)]
+        assert [container.numa_nodes for container in _placed(_view(gpu=("gpu-3",)), request).containers] == [
+            NodeSet(1),
+            NodeSet(1),
+        ]
 
 
 def test_place_counts_the_cpus_of_a_claim_as_the_containers_own() -> None:
     """CPUs that a claim holds on node 1 draw the pod's own to node 1, and are not given twice."""
     view = with_claim_held(_view(), CLAIM, {}, CpuSet(8, 9))
 
-    [container_placement] = _placed(view, _pod(ContainerRequest(name="main", cpus=4), policy=Policy.SINGLE_NUMA_NODE)).containers
+    [container_placement] = _placed(
+        view, _pod(ContainerRequest(name="main", cpus=4), policy=Policy.SINGLE_NUMA_NODE)
+    ).containers
 
     assert container_placement.cpus == CpuSet.of(range(10, 14))
 

@@ -23,9 +23,12 @@ CASE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "cases"), [("topology-merge", 2500), ("device-hints", 1500), ("cpu-static-policy", 1500), ("memory-hints", 1200)]
+    ("name", "cases"),
+    [("topology-merge", 2500), ("device-hints", 1500), ("cpu-static-policy", 1500), ("memory-hints", 1200)],
 )
-def test_conformance_passes_when_run_on_kubelets_recorded_answers(name: str, cases: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conformance_passes_when_run_on_kubelets_recorded_answers(
+    name: str, cases: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every recorded answer of kubelet's own code is ours, too."""
     assert main([str(DATA / f"{name}.jsonl.gz")]) == 0
     assert capsys.readouterr().out == f"{name}.jsonl.gz: {cases} passed, 0 failed\n"

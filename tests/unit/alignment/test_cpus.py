@@ -19,7 +19,13 @@ def machine(nodes: int, cores_a_node: int, threads: int = 2, *, offline: tuple[i
     """One socket a node; siblings are numbered after all first threads; one L3 a node."""
     cores = nodes * cores_a_node
     places = (
-        CpuPlace(cpu=core + thread * cores, core=core, socket=core // cores_a_node, numa_node=core // cores_a_node, l3=core // cores_a_node)
+        CpuPlace(
+            cpu=core + thread * cores,
+            core=core,
+            socket=core // cores_a_node,
+            numa_node=core // cores_a_node,
+            l3=core // cores_a_node,
+        )
         for thread in range(threads)
         for core in range(cores)
     )
@@ -54,12 +60,19 @@ def test_take_cpus_spreads_evenly_when_told_to_distribute() -> None:
     assert len(taken & CpuSet.parse("0-3,8-11")) == 5
 
 
-@pytest.mark.parametrize(("is_corrected", "nodes"), [(False, {0, 1, 2, 7}), (True, {0, 1, 2, 3})], ids=["compatible", "corrected"])
+@pytest.mark.parametrize(
+    ("is_corrected", "nodes"), [(False, {0, 1, 2, 7}), (True, {0, 1, 2, 3})], ids=["compatible", "corrected"]
+)
 def test_take_cpus_lands_where_kubelets_defect_leads_when_compatible(is_corrected: bool, nodes: set[int]) -> None:
-    """k/k 141237: with 8 free nodes of 8 CPUs, 32 CPUs land on nodes 0, 1, 2 and 7; corrected uses the nodes that were scored."""
+    """k/k 141237: with 8 free nodes of 8 CPUs, 32 CPUs land on nodes 0, 1, 2 and 7.
+
+    Corrected uses the nodes that were scored.
+    """
     topology = machine(8, 8, threads=1)
 
-    taken = take_cpus(topology, CpuSet.parse("0-63"), 32, CpuOptions(distribute_cpus_across_numa=True, is_corrected=is_corrected))
+    taken = take_cpus(
+        topology, CpuSet.parse("0-63"), 32, CpuOptions(distribute_cpus_across_numa=True, is_corrected=is_corrected)
+    )
 
     assert taken is not None
     assert set(topology.nodes_of(taken)) == nodes
@@ -67,7 +80,9 @@ def test_take_cpus_lands_where_kubelets_defect_leads_when_compatible(is_correcte
 
 @pytest.mark.parametrize(("is_corrected", "nodes"), [(False, "0"), (True, "0-1")], ids=["compatible", "corrected"])
 def test_assign_cpus_uses_every_node_of_the_affinity_when_corrected(is_corrected: bool, nodes: str) -> None:
-    """k/k 139456: with distribute-cpus-across-numa the affinity's width is a floor for the nodes used, since 1.37."""
+    """k/k 139456: with distribute-cpus-across-numa the affinity's width is a floor for the nodes
+    used, since 1.37.
+    """
     topology = machine(2, 4)
 
     taken = assign_cpus(
@@ -84,9 +99,11 @@ def test_assign_cpus_uses_every_node_of_the_affinity_when_corrected(is_corrected
 
 @pytest.mark.parametrize(("is_corrected", "wanted"), [(False, "1-2"), (True, "2,6")], ids=["compatible", "corrected"])
 def test_take_cpus_finds_whole_cores_when_a_sibling_is_offline(is_corrected: bool, wanted: str) -> None:
-    """k/k 124066: one offline sibling makes kubelet's average one thread a core, so no pair counts as whole and single threads are taken.
+    """k/k 124066: one offline sibling makes kubelet's average one thread a core, so no pair counts
+    as whole and single threads are taken.
 
-    kubelet itself would take CPU 5 with CPU 1 here, though it is busy; nobody is ever given a busy CPU.
+    kubelet itself would take CPU 5 with CPU 1 here, though it is busy;
+    nobody is ever given a busy CPU.
     """
     topology = machine(1, 4, offline=(4,))
 
@@ -102,7 +119,9 @@ def l3_machine() -> CpuTopology:
 
 @pytest.mark.parametrize(("is_corrected", "groups"), [(False, 2), (True, 1)], ids=["compatible", "corrected"])
 def test_take_cpus_stays_under_one_l3_when_cores_are_broken(is_corrected: bool, groups: int) -> None:
-    """k/k 137315: kubelet misses an L3 group that has enough CPUs, when some of its cores are only half free."""
+    """k/k 137315: kubelet misses an L3 group that has enough CPUs, when some of its cores are only
+    half free.
+    """
     topology = l3_machine()
     free = CpuSet.parse("0,1,2,10,4,12,5")
 
@@ -122,7 +141,9 @@ def test_contradiction_names_the_pair_when_options_exclude_each_other() -> None:
 
 
 def test_take_cpus_never_loops_when_leftovers_are_smaller_than_a_core() -> None:
-    """k/k 140730: full-pcpus-only and distribute-cpus-across-numa with odd leftovers ends with an answer."""
+    """k/k 140730: full-pcpus-only and distribute-cpus-across-numa with odd leftovers ends with an
+    answer.
+    """
     options = CpuOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
 
     taken = take_cpus(machine(2, 4), CpuSet.parse("0-2,8-9,4-6,12-13"), 10, options)
@@ -130,9 +151,13 @@ def test_take_cpus_never_loops_when_leftovers_are_smaller_than_a_core() -> None:
     assert taken is None or len(taken) == 10
 
 
-@pytest.mark.parametrize("options", [CpuOptions(distribute_cpus_across_numa=True), CpuOptions()], ids=["distribute", "plain"])
+@pytest.mark.parametrize(
+    "options", [CpuOptions(distribute_cpus_across_numa=True), CpuOptions()], ids=["distribute", "plain"]
+)
 def test_take_cpus_packs_when_no_cpu_tells_its_node(options: CpuOptions) -> None:
-    """A machine without NUMA has nothing to distribute over: whole cores are taken as without the option."""
+    """A machine without NUMA has nothing to distribute over: whole cores are taken as without the
+    option.
+    """
     topology = CpuTopology(CpuPlace(cpu, cpu % 4, 0, None, 0) for cpu in range(8))
 
     assert take_cpus(topology, CpuSet.parse("0-2,5-7"), 3, options) == CpuSet(0, 1, 5)
@@ -151,7 +176,9 @@ def test_spread_gives_the_remainder_in_turn_when_shares_are_not_equal() -> None:
 
 
 def test_hints_are_none_when_a_cpu_to_be_reused_is_on_no_node() -> None:
-    """A reusable CPU that went offline is in no set of nodes, and kubelet lists only sets that have all of them."""
+    """A reusable CPU that went offline is in no set of nodes, and kubelet lists only sets that have
+    all of them.
+    """
     by_node = {0: CpuSet(0, 1), 1: CpuSet(2, 3)}
 
     assert cpu_hints(by_node, CpuSet(0, 1, 2, 3), 1, reusable=CpuSet(9)) == ()
@@ -165,7 +192,9 @@ def test_hints_are_none_when_a_cpu_to_be_reused_is_on_no_node() -> None:
     ("count", "code", "facts"),
     [
         pytest.param(3, "smt-alignment", {"resource": "cpu", "wanted": 3, "threads": 2}, id="half a core"),
-        pytest.param(8, "smt-alignment", {"resource": "cpu", "wanted": 8, "free": 6}, id="more than lie outside reserved cores"),
+        pytest.param(
+            8, "smt-alignment", {"resource": "cpu", "wanted": 8, "free": 6}, id="more than lie outside reserved cores"
+        ),
     ],
 )
 def test_exclusive_cpus_are_refused_as_kubelet_refuses_them_when_whole_cores_are_wanted(
@@ -174,7 +203,9 @@ def test_exclusive_cpus_are_refused_as_kubelet_refuses_them_when_whole_cores_are
     """full-pcpus-only gives whole cores, and none that has a CPU of the system."""
     machine = CpuTopology([CpuPlace(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)])
 
-    refusal = choose_exclusive_cpus(machine, CpuSet.parse("0-7"), count, CpuOptions(full_pcpus_only=True), reserved=CpuSet(0))
+    refusal = choose_exclusive_cpus(
+        machine, CpuSet.parse("0-7"), count, CpuOptions(full_pcpus_only=True), reserved=CpuSet(0)
+    )
 
     assert isinstance(refusal, Refusal)
     assert [(reason.code, reason.facts) for reason in refusal.reasons] == [(code, facts)]

@@ -71,7 +71,9 @@ def test_choose_devices_counts_a_degraded_device_as_a_last_resort() -> None:
 
 def test_choose_devices_takes_as_few_degraded_ones_as_it_can_when_healthy_ones_are_too_few() -> None:
     """Whatever the places, another degraded device is never taken for a healthy one."""
-    sick = [structs.replace(gpu(place, per_switch=1), health=DeviceHealth(state=HealthState.DEGRADED)) for place in range(4)]
+    sick = [
+        structs.replace(gpu(place, per_switch=1), health=DeviceHealth(state=HealthState.DEGRADED)) for place in range(4)
+    ]
     devices = [*sick, gpu(4, per_switch=1), gpu(5, per_switch=1)]
 
     assert choose_devices(devices, sites(devices), 4).names == ("gpu-00", "gpu-01", "gpu-04", "gpu-05")
@@ -81,17 +83,26 @@ def test_links_between_are_the_worst_when_nothing_is_known() -> None:
     """Two devices without any known place are as far apart as can be."""
     device, other = Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu")
 
-    assert Links([device, other]).between("a", "b", site_of(device, {}), site_of(other, {})).rank == list(LinkClass).index(LinkClass.SYSTEM)
+    assert Links([device, other]).between("a", "b", site_of(device, {}), site_of(other, {})).rank == list(
+        LinkClass
+    ).index(LinkClass.SYSTEM)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_choose_devices_is_exact_when_compared_with_all_subsets(count: int) -> None:
-    """On irregular machines the choice has the best bottleneck and bandwidth of all subsets, and the smallest names that have."""
+    """On irregular machines the choice has the best bottleneck and bandwidth of all subsets, and
+    the smallest names that have.
+    """
     drawn = random.Random(count)
     for _ in range(20):
         speeds = {pair: drawn.choice([0, 0, 25, 50, 100]) for pair in itertools.combinations(range(7), 2)}
         devices = [
-            gpu(place, *((b, float(speed)) for (a, b), speed in speeds.items() if a == place and speed), nodes="0", per_switch=7)
+            gpu(
+                place,
+                *((b, float(speed)) for (a, b), speed in speeds.items() if a == place and speed),
+                nodes="0",
+                per_switch=7,
+            )
             for place in range(7)
         ]
         where = sites(devices)
@@ -100,7 +111,10 @@ def test_choose_devices_is_exact_when_compared_with_all_subsets(count: int) -> N
         def goal(
             subset: tuple[Device, ...], where: dict[str, Site] = where, graph: Links = known_links
         ) -> tuple[int, float, tuple[str, ...]]:
-            links = [graph.between(a.name, b.name, where[a.name], where[b.name]) for a, b in itertools.combinations(subset, 2)]
+            links = [
+                graph.between(a.name, b.name, where[a.name], where[b.name])
+                for a, b in itertools.combinations(subset, 2)
+            ]
             return (
                 max((link.rank for link in links), default=0),
                 -sum(link.bandwidth_gbps for link in links),
@@ -145,7 +159,10 @@ def test_choose_devices_stays_bounded_when_there_are_512_virtual_functions() -> 
 
 
 def test_split_by_affinity_counts_any_shared_node_when_a_device_spans_nodes() -> None:
-    """A device on two nodes is aligned when one of them is in the mask; one that tells no node is apart."""
+    """A device on two nodes is aligned when one of them is in the mask.
+
+    One that tells no node is apart.
+    """
     devices = [gpu(0, nodes="0-1"), gpu(2, nodes="2"), gpu(4, nodes=None)]
 
     split = split_by_affinity(devices, NodeSet(1))

@@ -1,4 +1,6 @@
-"""Resources of other domains: planned like the class that has their devices, refused where nobody offers them."""
+"""Resources of other domains: planned like the class that has their devices, refused where nobody
+offers them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,16 @@ def with_widgets(view: NodeView) -> NodeView:
 
 
 def asking(**counts: int) -> PodRequest:
-    """A pod whose one container asks for resources by their full names (`__` stands for what no keyword can hold)."""
-    names = {"widget": WIDGET, "by_class": CLASS, "nvidia": "nvidia.com/gpu", "rdma": "rdma/hca", "typo": "widgets.example.com/widgets"}
+    """A pod whose one container asks for resources by their full names (`__` stands for what no
+    keyword can hold).
+    """
+    names = {
+        "widget": WIDGET,
+        "by_class": CLASS,
+        "nvidia": "nvidia.com/gpu",
+        "rdma": "rdma/hca",
+        "typo": "widgets.example.com/widgets",
+    }
     names |= {"dongle": "example.com/dongle", "claimed": "deviceclass.resource.kubernetes.io/gpu.topobus.dev"}
     wanted = tuple(DeviceRequest(device_class=names[name], count=count) for name, count in counts.items())
     return structs.replace(pod("p"), containers=(ContainerRequest(name="main", devices=wanted),))
@@ -38,10 +48,15 @@ def asking(**counts: int) -> PodRequest:
     [
         pytest.param(asking(nvidia=9), "nvidia.com/gpu; topobus.dev/gpu is offered: did you mean it?", id="gpu"),
         pytest.param(asking(rdma=1), "rdma/hca; topobus.dev/nic is offered", id="rdma"),
-        pytest.param(asking(typo=1), f"widgets.example.com/widgets; {WIDGET} is offered by its device plugin: did you mean it?", id="typo"),
+        pytest.param(
+            asking(typo=1),
+            f"widgets.example.com/widgets; {WIDGET} is offered by its device plugin: did you mean it?",
+            id="typo",
+        ),
         pytest.param(
             asking(dongle=1),
-            f"example.com/dongle; there are topobus.dev/fpga, topobus.dev/gpu, topobus.dev/nic, topobus.dev/{CLASS}, {WIDGET}",
+            "example.com/dongle; there are topobus.dev/fpga, topobus.dev/gpu, topobus.dev/nic, "
+            f"topobus.dev/{CLASS}, {WIDGET}",
             id="strange",
         ),
         pytest.param(asking(claimed=1), "it asks for a claim of DeviceClass gpu.topobus.dev", id="class-of-claims"),
@@ -68,11 +83,14 @@ def test_refusal_names_the_driver_when_one_has_devices_like_it() -> None:
 
 
 def test_place_gives_a_foreign_resource_when_its_plugin_is_with_us() -> None:
-    """The vendor's name and our class mean the same devices, also beside each other in one container."""
+    """The vendor's name and our class mean the same devices, also beside each other in one
+    container.
+    """
     view = with_widgets(dgx())
 
     by_name, by_class, both, more = (
-        place(view, pod_request) for pod_request in (asking(widget=2), asking(by_class=2), asking(widget=1, by_class=1), asking(widget=4))
+        place(view, pod_request)
+        for pod_request in (asking(widget=2), asking(by_class=2), asking(widget=1, by_class=1), asking(widget=4))
     )
 
     assert isinstance(by_name, Placement)
@@ -93,7 +111,9 @@ def test_node_view_knows_foreign_names_when_an_inventory_tells_one() -> None:
 
 
 def test_offered_part_leaves_out_what_no_service_knows() -> None:
-    """On a cluster's node kubelet may have plugins that never met us: their resources are no objection of ours."""
+    """On a cluster's node kubelet may have plugins that never met us: their resources are no
+    objection of ours.
+    """
     request = asking(widget=1, nvidia=1)
 
     kept = offered_part(with_widgets(dgx()), request)
@@ -118,5 +138,7 @@ def test_offered_part_leaves_out_what_no_service_knows() -> None:
     ],
 )
 def test_similar_class_knows_the_words_of_device_plugins(resource: str, alike: str) -> None:
-    """Names as the vendors' plugins use them lead to the class that is like it, doubtful ones to none."""
+    """Names as the vendors' plugins use them lead to the class that is like it, doubtful ones to
+    none.
+    """
     assert similar_class(resource, ["cpu", "fpga", "gpu", "nic"]) == alike

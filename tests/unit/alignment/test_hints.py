@@ -1,4 +1,6 @@
-"""Promises of hint generation: kubelet's hints for CPUs and devices, from small and from huge machines."""
+"""Promises of hint generation: kubelet's hints for CPUs and devices, from small and from huge
+machines.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_device_hints_count_a_device_once_when_it_spans_nodes() -> None:
 
 def test_cpu_hints_answer_when_the_machine_has_64_nodes() -> None:
     """Very large machines get an answer: the narrow masks and the whole set."""
-    hints = cpu_hints({4 * node: CpuSet.parse(f"{2 * node}-{2 * node + 1}") for node in range(64)}, CpuSet.parse("0-127"), 4)
+    hints = cpu_hints(
+        {4 * node: CpuSet.parse(f"{2 * node}-{2 * node + 1}") for node in range(64)}, CpuSet.parse("0-127"), 4
+    )
 
     assert hints is not None
     assert (str(hints[0].nodes), hints[0].preferred) == ("0,4", True)
@@ -79,7 +83,10 @@ def test_cpu_hints_answer_when_the_machine_has_64_nodes() -> None:
 
 @pytest.mark.parametrize(("kubelet", "merged"), [(KubeletVersion.V1_35, "0"), (KubeletVersion.V1_36, "1")])
 def test_device_hints_range_over_all_nodes_when_kubelet_is_older(kubelet: KubeletVersion, merged: str) -> None:
-    """k/k PR 138244 changed best-effort masks: 3 CPUs free on node 0 only, a device on node 1 only; before 1.36 node 0 wins, since then node 1."""
+    """k/k PR 138244 changed best-effort masks: 3 CPUs free on node 0 only, a device on node 1 only.
+
+    Before 1.36 node 0 wins, since then node 1.
+    """
     nodes = NodeSet(0, 1)
     cpus = cpu_hints({0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}, CpuSet.parse("0-3"), 3)
     devices = device_hints([device("a", "1")], ["a"], 1, nodes, kubelet=kubelet)

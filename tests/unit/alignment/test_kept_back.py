@@ -1,4 +1,6 @@
-"""Devices that an operator keeps back: nobody new gets them, by number, by name or by share, and the reason is the operator's."""
+"""Devices that an operator keeps back: nobody new gets them, by number, by name or by share, and
+the reason is the operator's.
+"""
 
 from __future__ import annotations
 
@@ -54,19 +56,30 @@ def test_place_names_the_operator_when_a_named_device_is_kept_back(by_share: boo
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        pytest.param(Device(name="gpu-0", device_class="gpu", maintenance=KEPT_BACK), "under maintenance by ada: fan", id="maintained"),
+        pytest.param(
+            Device(name="gpu-0", device_class="gpu", maintenance=KEPT_BACK),
+            "under maintenance by ada: fan",
+            id="maintained",
+        ),
         pytest.param(
             Device(name="gpu-0", device_class="gpu", maintenance=structs.replace(KEPT_BACK, verb=DeviceVerb.EXCLUDE)),
             "excluded by ada: fan",
             id="excluded",
         ),
         pytest.param(Device(name="gpu-0", device_class="gpu", health=SICK), "unhealthy: fell-off-bus", id="sick"),
-        pytest.param(Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=HealthState.UNKNOWN)), "unknown", id="unknown"),
+        pytest.param(
+            Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=HealthState.UNKNOWN)),
+            "unknown",
+            id="unknown",
+        ),
         pytest.param(Device(name="gpu-0", device_class="gpu"), "", id="well"),
     ],
 )
 def test_device_says_why_nobody_new_gets_it(device: Device, why: str) -> None:
-    """The operator's word comes before the device's health; a device that may be had says nothing."""
+    """The operator's word comes before the device's health.
+
+    A device that may be had says nothing.
+    """
     assert device.why_not == why
     assert device.is_allocatable is (why == "")
     assert device.is_excluded is why.startswith("excluded")
@@ -98,7 +111,10 @@ _REPLACE = Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reas
 
 
 def _four_on_a_node(**changed: Device) -> NodeView:
-    """Four GPUs on NUMA node 0 and four on node 1 under single-numa-node, those of node 1 held; some of node 0 changed."""
+    """Four GPUs on NUMA node 0 and four on node 1 under single-numa-node, those of node 1 held.
+
+    Some of node 0 changed.
+    """
     view = holding(dgx(policy=Policy.SINGLE_NUMA_NODE), "other", gpu=("gpu-4", "gpu-5", "gpu-6", "gpu-7"))
     gpus = tuple(changed.get(device.name.replace("-", "_"), device) for device in view.devices["gpu"])
     return structs.replace(view, devices={**view.devices, "gpu": gpus})
@@ -116,7 +132,8 @@ def _gpu(place: int, **fields: object) -> Device:
             [
                 (
                     "wait",
-                    "gpu-1 is recovering (fell-off-bus) since 2026-11-28T08:05:01Z, and is given out again at 2026-11-28T08:05:31Z "
+                    "gpu-1 is recovering (fell-off-bus) since 2026-11-28T08:05:01Z, and is given out again "
+                    "at 2026-11-28T08:05:31Z "
                     "unless it gets sick before; it would fit with it",
                 )
             ],
@@ -134,13 +151,20 @@ def _gpu(place: int, **fields: object) -> Device:
         ),
         pytest.param(
             {"gpu_1": _gpu(1, health=SICK), "gpu_2": _gpu(2, health=DeviceHealth(state=HealthState.RECOVERING))},
-            [("repair", "gpu-2 is recovering; it would fit with it"), ("repair", "gpu-1 is unhealthy: fell-off-bus; it would fit with it")],
+            [
+                ("repair", "gpu-2 is recovering; it would fit with it"),
+                ("repair", "gpu-1 is unhealthy: fell-off-bus; it would fit with it"),
+            ],
             id="two-that-are-both-needed",
         ),
     ],
 )
-def test_place_says_what_brings_devices_back_when_it_would_fit_with_them(changed: dict[str, Device], wanted: list[tuple[str, str]]) -> None:
-    """Nobody holds what is missing: time, the operator's word or a repair would help, and which is said of which device."""
+def test_place_says_what_brings_devices_back_when_it_would_fit_with_them(
+    changed: dict[str, Device], wanted: list[tuple[str, str]]
+) -> None:
+    """Nobody holds what is missing: time, the operator's word or a repair would help, and which is
+    said of which device.
+    """
     refused = place(_four_on_a_node(**changed), pod("p", container(gpu=4)))
 
     assert isinstance(refused, Refusal)
@@ -148,7 +172,9 @@ def test_place_says_what_brings_devices_back_when_it_would_fit_with_them(changed
 
 
 def test_place_names_the_device_that_comes_back_by_itself_alone_when_one_is_enough() -> None:
-    """Three of four are wanted, and two are out: the one that recovers is enough, so nobody needs to repair the other."""
+    """Three of four are wanted, and two are out: the one that recovers is enough, so nobody needs
+    to repair the other.
+    """
     view = _four_on_a_node(gpu_1=_gpu(1, health=SICK), gpu_2=_gpu(2, health=_RECOVERS))
 
     refused = place(view, pod("p", container(gpu=3)))
@@ -160,7 +186,9 @@ def test_place_names_the_device_that_comes_back_by_itself_alone_when_one_is_enou
 def test_place_counts_each_device_once_when_one_is_held_and_sick() -> None:
     """Eight devices: three held, of which one is sick, leave five."""
     view = holding(dgx(), "other", gpu=("gpu-0", "gpu-1", "gpu-2"))
-    gpus = tuple(structs.replace(device, health=SICK) if device.name == "gpu-0" else device for device in view.devices["gpu"])
+    gpus = tuple(
+        structs.replace(device, health=SICK) if device.name == "gpu-0" else device for device in view.devices["gpu"]
+    )
 
     refused = place(structs.replace(view, devices={**view.devices, "gpu": gpus}), pod("p", container(gpu=9)))
 
@@ -178,11 +206,15 @@ def test_place_names_the_devices_that_are_out_when_there_are_too_few() -> None:
 
     assert isinstance(refused, Refusal)
     (reason,) = [reason for reason in refused.reasons if reason.code == "not-enough-devices"]
-    assert reason.message.endswith("(4 held, 0 not healthy, 1 kept back by an operator): gpu-1 under maintenance by ada: fan")
+    assert reason.message.endswith(
+        "(4 held, 0 not healthy, 1 kept back by an operator): gpu-1 under maintenance by ada: fan"
+    )
 
 
 def test_place_names_the_devices_that_are_out_beside_what_is_free_on_each_node() -> None:
-    """Five are free, and no NUMA node has four of them: whose fault it is stands in the table of the nodes."""
+    """Five are free, and no NUMA node has four of them: whose fault it is stands in the table of
+    the nodes.
+    """
     view = holding(dgx(policy=Policy.SINGLE_NUMA_NODE), "other", gpu=("gpu-4", "gpu-5"))
     gpus = tuple(_gpu(1, health=_RECOVERS) if device.name == "gpu-1" else device for device in view.devices["gpu"])
 
@@ -194,9 +226,14 @@ def test_place_names_the_devices_that_are_out_beside_what_is_free_on_each_node()
 
 
 def test_place_says_both_when_a_device_is_held_and_kept_back() -> None:
-    """All eight are wanted, and one is somebody's and under maintenance: its holder has to go, and the operator to return it."""
+    """All eight are wanted, and one is somebody's and under maintenance: its holder has to go, and
+    the operator to return it.
+    """
     view = holding(dgx(), "other", gpu=("gpu-0",))
-    gpus = tuple(structs.replace(device, maintenance=KEPT_BACK) if device.name == "gpu-0" else device for device in view.devices["gpu"])
+    gpus = tuple(
+        structs.replace(device, maintenance=KEPT_BACK) if device.name == "gpu-0" else device
+        for device in view.devices["gpu"]
+    )
 
     refused = place(structs.replace(view, devices={**view.devices, "gpu": gpus}), pod("p", container(gpu=8)))
 
@@ -210,7 +247,10 @@ def test_place_says_both_when_a_device_is_held_and_kept_back() -> None:
 def test_place_names_no_way_out_when_even_all_devices_are_too_few() -> None:
     """Nine of eight: neither the holder nor the operator stands in the way."""
     view = holding(dgx(), "other", gpu=("gpu-0",))
-    gpus = tuple(structs.replace(device, maintenance=KEPT_BACK) if device.name == "gpu-0" else device for device in view.devices["gpu"])
+    gpus = tuple(
+        structs.replace(device, maintenance=KEPT_BACK) if device.name == "gpu-0" else device
+        for device in view.devices["gpu"]
+    )
 
     refused = place(structs.replace(view, devices={**view.devices, "gpu": gpus}), pod("p", container(gpu=9)))
 

@@ -1,4 +1,6 @@
-"""Promises of locality asked for by a pod: hard ones are kept or refused by name, soft ones are kept where that can be had."""
+"""Promises of locality asked for by a pod: hard ones are kept or refused by name, soft ones are
+kept where that can be had.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from topobus.values.view import AlignmentOptions, CoreView, NodeView, PlanMode
 MODES = pytest.mark.parametrize("mode", list(PlanMode))
 
 
-def asking(wish: str, *containers: ContainerRequest, policy: Policy | None = None, scope: Scope | None = None) -> PodRequest:
+def asking(
+    wish: str, *containers: ContainerRequest, policy: Policy | None = None, scope: Scope | None = None
+) -> PodRequest:
     """A pod with localities such as `hard:switch soft:numa`."""
     locality = tuple(
         Locality(level=LocalityLevel(level), is_hard=strength == "hard")
@@ -57,10 +61,15 @@ def refused(outcome: Placement | Refusal) -> Refusal:
 
 def linked(view: NodeView, *groups: tuple[int, ...]) -> NodeView:
     """The same node with the GPUs of each group linked pairwise."""
-    peers = {index: [other for group in groups if index in group for other in group if other != index] for index in range(8)}
+    peers = {
+        index: [other for group in groups if index in group for other in group if other != index] for index in range(8)
+    }
     gpus = tuple(
         structs.replace(
-            device, links=tuple(Link(peer=f"gpu-{peer}", kind=LinkClass.FABRIC, bandwidth_gbps=400.0) for peer in peers[place_])
+            device,
+            links=tuple(
+                Link(peer=f"gpu-{peer}", kind=LinkClass.FABRIC, bandwidth_gbps=400.0) for peer in peers[place_]
+            ),
         )
         for place_, device in enumerate(view.devices["gpu"])
     )
@@ -69,7 +78,9 @@ def linked(view: NodeView, *groups: tuple[int, ...]) -> NodeView:
 
 @MODES
 def test_locality_takes_the_switch_that_has_all_when_it_is_hard(mode: PlanMode) -> None:
-    """Two GPUs, two NICs and CPUs come from one switch and its NUMA node, though GPUs alone could be had nearer the front."""
+    """Two GPUs, two NICs and CPUs come from one switch and its NUMA node, though GPUs alone could
+    be had nearer the front.
+    """
     view = holding(dgx(), "busy", nic=("nic-0", "nic-2"), gpu=("gpu-4",))
 
     (container_placement,) = placed(
@@ -78,12 +89,17 @@ def test_locality_takes_the_switch_that_has_all_when_it_is_hard(mode: PlanMode) 
 
     assert container_placement.devices == {"gpu": ("gpu-6", "gpu-7"), "nic": ("nic-6", "nic-7")}
     assert container_placement.numa_nodes == NodeSet(1)
-    assert [reason.facts["domain"] for reason in container_placement.reasons if reason.code == "locality-met"] == ["switch 0000:30:00.0"]
+    assert [reason.facts["domain"] for reason in container_placement.reasons if reason.code == "locality-met"] == [
+        "switch 0000:30:00.0"
+    ]
 
 
 @MODES
 def test_locality_refuses_and_names_what_is_missing_when_no_switch_has_all(mode: PlanMode) -> None:
-    """Three GPUs are never under one switch: the nearest miss and what it lacks are named; nobody is blamed."""
+    """Three GPUs are never under one switch: the nearest miss and what it lacks are named.
+
+    Nobody is blamed.
+    """
     outcome = refused(place(node(mode), asking("hard:switch", container(gpu=3, nic=1))))
 
     (reason,) = [each_reason for each_reason in outcome.reasons if each_reason.code == "locality-not-met"]
@@ -114,7 +130,9 @@ def test_locality_is_kept_where_it_can_be_had_when_it_is_soft(mode: PlanMode) ->
     (given_up,) = placed(place(node(mode, view), asking("soft:switch", container(gpu=3))))
 
     assert kept.devices == {"gpu": ("gpu-4", "gpu-5")}
-    assert [reason.facts["missed"] for reason in given_up.reasons if reason.code == "locality-missed"] == [("soft:switch",)]
+    assert [reason.facts["missed"] for reason in given_up.reasons if reason.code == "locality-missed"] == [
+        ("soft:switch",)
+    ]
 
 
 @MODES
@@ -122,7 +140,9 @@ def test_locality_prefers_the_broken_domain_when_one_device_is_asked_for(mode: P
     """One GPU is taken where one is missing already, so that whole switches stay whole."""
     view = holding(dgx(), "busy", gpu=("gpu-2",))
 
-    (container_placement,) = placed(place(node(mode, view), asking("hard:switch", container(gpu=1), policy=Policy.SINGLE_NUMA_NODE)))
+    (container_placement,) = placed(
+        place(node(mode, view), asking("hard:switch", container(gpu=1), policy=Policy.SINGLE_NUMA_NODE))
+    )
 
     assert container_placement.devices == {"gpu": ("gpu-3",)}
 
@@ -133,8 +153,13 @@ def test_locality_prefers_the_broken_domain_when_one_device_is_asked_for(mode: P
     [("numa", 112, 4), ("socket", 112, 4), ("l3", 112, 4)],
     ids=lambda value: str(value),
 )
-def test_locality_holds_cpus_and_devices_together_when_they_just_fit(mode: PlanMode, level: str, cpus: int, gpus: int) -> None:
-    """All of a NUMA node, socket or L3 can be had at once, one more CPU cannot; without the wish both would do."""
+def test_locality_holds_cpus_and_devices_together_when_they_just_fit(
+    mode: PlanMode, level: str, cpus: int, gpus: int
+) -> None:
+    """All of a NUMA node, socket or L3 can be had at once, one more CPU cannot.
+
+    Without the wish both would do.
+    """
     view = node(mode)
     fits = asking(f"hard:{level}", container(cpus=cpus, gpu=gpus))
     too_wide = asking(f"hard:{level}", container(cpus=cpus + 1, gpu=gpus))
@@ -149,10 +174,15 @@ def test_locality_holds_cpus_and_devices_together_when_they_just_fit(mode: PlanM
 
 @MODES
 def test_locality_keeps_linked_devices_together_when_asked_for_links(mode: PlanMode) -> None:
-    """GPUs come from one group that is linked pairwise, also when it lies across sockets; NICs, which report no links, come from anywhere."""
+    """GPUs come from one group that is linked pairwise, also when it lies across sockets.
+
+    NICs, which report no links, come from anywhere.
+    """
     view = linked(dgx(), (0, 4, 5), (1, 2), (3, 6, 7))
 
-    (three,) = placed(place(node(mode, holding(view, "busy", gpu=("gpu-0",))), asking("hard:link", container(gpu=3, nic=1))))
+    (three,) = placed(
+        place(node(mode, holding(view, "busy", gpu=("gpu-0",))), asking("hard:link", container(gpu=3, nic=1)))
+    )
     outcome = refused(place(node(mode, view), asking("hard:link", container(gpu=4))))
 
     assert three.devices["gpu"] == ("gpu-3", "gpu-6", "gpu-7")
@@ -170,7 +200,10 @@ def test_locality_says_that_nothing_is_known_when_the_machine_tells_no_links(mod
 
 @MODES
 def test_locality_binds_each_container_or_the_pod_when_the_scope_says_so(mode: PlanMode) -> None:
-    """With scope container two containers may have a switch each; with scope pod they share one, or are refused."""
+    """With scope container two containers may have a switch each.
+
+    With scope pod they share one, or are refused.
+    """
     containers = (container("a", gpu=2), container("b", gpu=1))
 
     apart = placed(place(node(mode), asking("hard:switch", *containers)))
@@ -190,13 +223,20 @@ def test_locality_of_several_levels_is_kept_together_when_both_are_asked_for(mod
 
     assert both.devices == {"gpu": ("gpu-2", "gpu-3")}
     assert container_placement.devices == {"gpu": ("gpu-4", "gpu-5", "gpu-6", "gpu-7")}
-    assert [reason.facts["missed"] for reason in container_placement.reasons if reason.code == "locality-missed"] == [("soft:switch",)]
+    assert [reason.facts["missed"] for reason in container_placement.reasons if reason.code == "locality-missed"] == [
+        ("soft:switch",)
+    ]
 
 
 def test_locality_is_found_when_only_another_order_of_containers_keeps_it() -> None:
-    """The first container would take the only whole switch; mode corrected leaves it to the second."""
+    """The first container would take the only whole switch.
+
+    Mode corrected leaves it to the second.
+    """
     view = holding(dgx(), "busy", gpu=("gpu-3", "gpu-4", "gpu-5", "gpu-6", "gpu-7"), nic=("nic-1",))
-    request = asking("hard:switch", container("small", gpu=1, nic=1), container("pair", gpu=2), policy=Policy.RESTRICTED)
+    request = asking(
+        "hard:switch", container("small", gpu=1, nic=1), container("pair", gpu=2), policy=Policy.RESTRICTED
+    )
 
     refusal = refused(place(node(PlanMode.COMPATIBLE, view), request))
     small, pair = placed(place(node(PlanMode.CORRECTED, view), request))
@@ -215,7 +255,10 @@ def test_locality_is_nothing_to_a_container_that_wants_nothing(mode: PlanMode) -
 
 @MODES
 def test_request_is_refused_when_the_node_forbids_what_it_asks_for_itself(mode: PlanMode) -> None:
-    """A node that allows no policy but its own says which wish it forbids; asking for what the node has anyway is no such wish."""
+    """A node that allows no policy but its own says which wish it forbids.
+
+    Asking for what the node has anyway is no such wish.
+    """
     view = node(mode, allow_request_policy=False)
     own = pod("own", container(gpu=1), policy=Policy.BEST_EFFORT)
 
@@ -231,7 +274,11 @@ def test_request_is_refused_when_the_node_forbids_what_it_asks_for_itself(mode: 
 
 @MODES
 def test_claim_is_refused_when_the_node_forbids_its_wishes_and_not_without_any(mode: PlanMode) -> None:
-    """A claim's devices are chosen already; policy none, its plain form, asks for nothing, while a locality of its own is a wish like a pod's."""
+    """A claim's devices are chosen already.
+
+    Policy none, its plain form, asks for nothing, while a locality of
+    its own is a wish like a pod's.
+    """
     view = node(mode, allow_request_policy=False)
     owner = Owner(kind=OwnerKind.CLAIM, name="c", uid="uid-c")
     chosen = ContainerRequest(name="", devices=(DeviceRequest(device_class="gpu", count=1, names=("gpu-0",)),))
@@ -245,14 +292,20 @@ def test_claim_is_refused_when_the_node_forbids_its_wishes_and_not_without_any(m
 
 
 def small(
-    *, gpus: str, cpus: int = 8, mode: PlanMode = PlanMode.CORRECTED, steps: int = 2000, policy: Policy = Policy.SINGLE_NUMA_NODE
+    *,
+    gpus: str,
+    cpus: int = 8,
+    mode: PlanMode = PlanMode.CORRECTED,
+    steps: int = 2000,
+    policy: Policy = Policy.SINGLE_NUMA_NODE,
 ) -> NodeView:
     """Two NUMA nodes with so many CPUs each, and one GPU on each node named in `gpus`."""
     view = dgx()
     return structs.replace(
         view,
         cores=tuple(
-            CoreView(cpus=CpuSet(index), numa_node=index // cpus, socket=index // cpus, l3=index // cpus) for index in range(2 * cpus)
+            CoreView(cpus=CpuSet(index), numa_node=index // cpus, socket=index // cpus, l3=index // cpus)
+            for index in range(2 * cpus)
         ),
         devices={
             "gpu": tuple(
@@ -266,12 +319,15 @@ def small(
 
 # The first container may go anywhere and takes node 0, where the only GPU is.
 BLOCKED = pod("blocked", container("any", cpus=6), container("gpu", cpus=6, gpu=1))
-# kubelet issue 123816: the init container pins what it leaves, so the big container cannot go to the free node.
+# kubelet issue 123816: the init container pins what it leaves, so the big
+# container cannot go to the free node.
 PINNED = pod("pinned", container("prepare", cpus=2, kind=ContainerKind.INIT), container("big", cpus=8))
 
 
 def test_planner_refuses_as_kubelet_does_when_the_mode_is_compatible() -> None:
-    """Kubelet's order refuses, says which container found no room, and that mode corrected would place the pod."""
+    """Kubelet's order refuses, says which container found no room, and that mode corrected would
+    place the pod.
+    """
     outcome = refused(place(small(gpus="0", mode=PlanMode.COMPATIBLE), BLOCKED))
 
     codes = [reason.code for reason in outcome.reasons]
@@ -285,7 +341,11 @@ def test_planner_refuses_as_kubelet_does_when_the_mode_is_compatible() -> None:
 
 
 def test_planner_moves_the_first_container_aside_when_the_second_needs_its_node() -> None:
-    """The container that may go anywhere leaves the node with the only GPU to the one that needs it; the answer says that it was searched for."""
+    """The container that may go anywhere leaves the node with the only GPU to the one that needs
+    it.
+
+    The answer says that it was searched for.
+    """
     any_, gpu = placed(place(small(gpus="0"), BLOCKED))
 
     assert (any_.numa_nodes, gpu.numa_nodes) == (NodeSet(1), NodeSet(0))
@@ -293,12 +353,17 @@ def test_planner_moves_the_first_container_aside_when_the_second_needs_its_node(
 
 
 def test_planner_does_not_pin_a_pod_to_its_init_container_when_the_mode_is_corrected() -> None:
-    """A big container gets a whole node though the init container ran on another; in mode compatible kubelet's defect is kept."""
+    """A big container gets a whole node though the init container ran on another.
+
+    In mode compatible kubelet's defect is kept.
+    """
     view = small(gpus="0", cpus=8)
     busy = structs.replace(view, held_cpus={"pod/default/other/1": CpuSet(0)})
 
     prepare, big = placed(place(busy, PINNED))
-    kept = refused(place(structs.replace(busy, options=structs.replace(busy.options, mode=PlanMode.COMPATIBLE)), PINNED))
+    kept = refused(
+        place(structs.replace(busy, options=structs.replace(busy.options, mode=PlanMode.COMPATIBLE)), PINNED)
+    )
 
     assert len(prepare.cpus) == 2
     assert big.numa_nodes == NodeSet(1)
@@ -306,7 +371,9 @@ def test_planner_does_not_pin_a_pod_to_its_init_container_when_the_mode_is_corre
 
 
 def test_planner_says_that_it_gave_up_when_the_budget_is_spent() -> None:
-    """Without steps nothing is known, and nothing else is said: one reason, its budget, and the container that kubelet's order stops at."""
+    """Without steps nothing is known, and nothing else is said: one reason, its budget, and the
+    container that kubelet's order stops at.
+    """
     outcome = refused(place(small(gpus="0", steps=1), BLOCKED))
 
     (reason,) = outcome.reasons
@@ -315,15 +382,24 @@ def test_planner_says_that_it_gave_up_when_the_budget_is_spent() -> None:
 
 
 def test_planner_says_that_there_is_no_other_way_when_it_has_tried_all() -> None:
-    """When everything was tried, the reasons are those of kubelet's order, and that nothing else would do."""
-    outcome = refused(place(small(gpus="0"), pod("two", container("a", cpus=6, gpu=1), container("b", cpus=6), container("c", cpus=6))))
+    """When everything was tried, the reasons are those of kubelet's order, and that nothing else
+    would do.
+    """
+    outcome = refused(
+        place(
+            small(gpus="0"), pod("two", container("a", cpus=6, gpu=1), container("b", cpus=6), container("c", cpus=6))
+        )
+    )
 
     assert [reason.code for reason in outcome.reasons][-1] == "no-other-way"
 
 
 @MODES
 def test_place_never_chooses_what_a_container_only_looks_at(mode: PlanMode) -> None:
-    """A device that is looked at is not held, so the one that is held must be another; wanting one both ways is a fault."""
+    """A device that is looked at is not held, so the one that is held must be another.
+
+    Wanting one both ways is a fault.
+    """
     looks = DeviceRequest(device_class="gpu", count=1, names=("gpu-0",), is_shared=True)
     takes = DeviceRequest(device_class="gpu", count=1)
     names = DeviceRequest(device_class="gpu", count=1, names=("gpu-0",))
@@ -332,15 +408,22 @@ def test_place_never_chooses_what_a_container_only_looks_at(mode: PlanMode) -> N
     outcome = refused(place(node(mode), pod("p", ContainerRequest(name="main", devices=(names, looks)))))
 
     assert container_placement.devices == {"gpu": ("gpu-0", "gpu-1")}
-    assert [reason.facts["devices"] for reason in container_placement.reasons if reason.code == "devices-chosen"] == [("gpu-1",)]
+    assert [reason.facts["devices"] for reason in container_placement.reasons if reason.code == "devices-chosen"] == [
+        ("gpu-1",)
+    ]
     assert [reason.code for reason in outcome.reasons] == ["duplicate-device"]
 
 
 def test_planner_gives_up_on_a_pod_of_hundreds_of_containers() -> None:
-    """Nobody writes such a pod but a fuzzer; the answer is honest and quick, and no stack overflows."""
+    """Nobody writes such a pod but a fuzzer.
+
+    The answer is honest and quick, and no stack overflows.
+    """
     many = [container(f"c{number}", cpus=number % 2) for number in range(200)]
     view = node(PlanMode.CORRECTED, dgx(policy=Policy.SINGLE_NUMA_NODE))
 
-    outcome = refused(place(view, pod("many", *many, container("near", cpus=10, fpga=1), container("too", cpus=4, fpga=1))))
+    outcome = refused(
+        place(view, pod("many", *many, container("near", cpus=10, fpga=1), container("too", cpus=4, fpga=1)))
+    )
 
     assert [reason.code for reason in outcome.reasons] == ["gave-up"]

@@ -35,7 +35,10 @@ def test_memory_hints_prefer_by_capacity_when_a_node_is_full() -> None:
 
 
 def test_memory_hints_never_tear_a_group_apart() -> None:
-    """A node that serves in a group is offered only with its whole group; one that serves alone joins no group."""
+    """A node that serves in a group is offered only with its whole group.
+
+    One that serves alone joins no group.
+    """
     nodes = [node(0, 8, assignments=1, group="0-1"), node(1, 8, assignments=1, group="0-1"), node(2, 8, assignments=1)]
 
     hints = memory_hints(nodes, {"memory": 4})
@@ -43,9 +46,16 @@ def test_memory_hints_never_tear_a_group_apart() -> None:
     assert hints == {"memory": (Hint(NodeSet(2), preferred=True), Hint(NodeSet(0, 1), preferred=False))}
 
 
-@pytest.mark.parametrize(("is_corrected", "wanted"), [(False, {}), (True, {"memory": ()})], ids=["compatible", "corrected"])
-def test_memory_hints_refuse_when_nothing_fits_and_corrected(is_corrected: bool, wanted: dict[str, tuple[Hint, ...]]) -> None:
-    """k/k 128708: kubelet has no opinion when nothing fits; corrected says that it cannot be satisfied."""
+@pytest.mark.parametrize(
+    ("is_corrected", "wanted"), [(False, {}), (True, {"memory": ()})], ids=["compatible", "corrected"]
+)
+def test_memory_hints_refuse_when_nothing_fits_and_corrected(
+    is_corrected: bool, wanted: dict[str, tuple[Hint, ...]]
+) -> None:
+    """k/k 128708: kubelet has no opinion when nothing fits.
+
+    Corrected says that it cannot be satisfied.
+    """
     assert memory_hints([node(0, 1)], {"memory": 4}, is_corrected=is_corrected) == wanted
 
 
@@ -57,7 +67,9 @@ def test_memory_hints_answer_when_the_machine_has_36_nodes() -> None:
 
 
 def test_allocate_memory_fills_nodes_in_order_of_id() -> None:
-    """The affinity's nodes are filled in ascending order, and all of them belong to the group from then on."""
+    """The affinity's nodes are filled in ascending order, and all of them belong to the group from
+    then on.
+    """
     made = allocate_memory([node(0, 2), node(1, 3)], {"memory": 4}, Hint(NodeSet(0, 1), preferred=True))
 
     assert made == (
@@ -81,7 +93,9 @@ def test_allocate_memory_widens_the_affinity_when_it_is_too_narrow() -> None:
 
 
 def test_allocate_memory_takes_its_own_best_hint_when_there_is_no_affinity() -> None:
-    """Without an opinion from the merge the memory policy uses its own best hint, never a worse one than promised."""
+    """Without an opinion from the merge the memory policy uses its own best hint, never a worse one
+    than promised.
+    """
     nodes = [node(0, 1), node(1, 5), node(2, 4)]
 
     free = allocate_memory(nodes, {"memory": 5}, Hint(None, preferred=False))
@@ -94,7 +108,9 @@ def test_allocate_memory_takes_its_own_best_hint_when_there_is_no_affinity() -> 
 
 
 def test_allocate_memory_refuses_when_a_node_serves_alone_already() -> None:
-    """A wide affinity over a node with single-node blocks is refused even where best-effort admitted it, as in kubelet."""
+    """A wide affinity over a node with single-node blocks is refused even where best-effort
+    admitted it, as in kubelet.
+    """
     made = allocate_memory([node(0, 4, assignments=1), node(1, 8)], {"memory": 9}, Hint(NodeSet(0, 1), preferred=False))
 
     assert isinstance(made, Reason)
@@ -117,7 +133,9 @@ def test_memory_nodes_follow_from_the_blocks_that_are_held() -> None:
 
     nodes = memory_nodes({index: {"memory": 8} for index in range(4)}, blocks)
 
-    assert [(memory_node.amounts["memory"].free, memory_node.assignments, str(memory_node.group)) for memory_node in nodes] == [
+    assert [
+        (memory_node.amounts["memory"].free, memory_node.assignments, str(memory_node.group)) for memory_node in nodes
+    ] == [
         (0, 1, "0-1"),
         (6, 1, "0-1"),
         (5, 1, "2"),

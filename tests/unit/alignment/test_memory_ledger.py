@@ -1,4 +1,6 @@
-"""Memory goes through the ledger: what a placement takes is held until its owner lets go, over storing and loading."""
+"""Memory goes through the ledger: what a placement takes is held until its owner lets go, over
+storing and loading.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ GIB = 1 << 30
 def test_ledger_holds_memory_until_the_owner_is_released() -> None:
     """Placed, stored, loaded, released: free memory follows, to the byte."""
     machine, inventories = dgx_facts()
-    view = node_view(machine, inventories, None, AlignmentOptions(aligns_memory=True), CpuSet(), reserved_memory={0: 24 * GIB})
+    view = node_view(
+        machine, inventories, None, AlignmentOptions(aligns_memory=True), CpuSet(), reserved_memory={0: 24 * GIB}
+    )
     request = pod("p", structs.replace(container(gpu=1), memory_bytes=900 * GIB))
     outcome = place(view, request)
     assert isinstance(outcome, Placement)
 
-    step = transitions.reserve(Ledger(node="demo-node"), op_id="op-1", request=request, placement=outcome, decision_id="d-1")
+    step = transitions.reserve(
+        Ledger(node="demo-node"), op_id="op-1", request=request, placement=outcome, decision_id="d-1"
+    )
     stored = decode(encode(step.ledger), Ledger)
     held = with_ledger(view, stored)
     freed = with_ledger(view, transitions.release(stored, op_id="op-2", owner=owner("p"), decision_id="d-2").ledger)
@@ -39,10 +45,15 @@ def test_ledger_holds_memory_until_the_owner_is_released() -> None:
 
 
 def test_node_view_counts_memory_as_kubelet_does() -> None:
-    """Ordinary memory is the node's without its huge pages and what is reserved; pools are named as Kubernetes names them."""
+    """Ordinary memory is the node's without its huge pages and what is reserved.
+
+    Pools are named as Kubernetes names them.
+    """
     machine, inventories = dgx_facts()
     pools = (HugepagePool(page_bytes=2 << 20, total=1024, free=0), HugepagePool(page_bytes=GIB, total=3, free=3))
-    machine = structs.replace(machine, numa_nodes=tuple(structs.replace(numa_node, hugepages=pools) for numa_node in machine.numa_nodes))
+    machine = structs.replace(
+        machine, numa_nodes=tuple(structs.replace(numa_node, hugepages=pools) for numa_node in machine.numa_nodes)
+    )
 
     view = node_view(machine, inventories, None, AlignmentOptions(), CpuSet(), reserved_memory={1: GIB})
 

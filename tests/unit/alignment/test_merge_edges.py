@@ -1,4 +1,6 @@
-"""The merge and what it merges at its edges: more nodes than a bitset holds, several kinds of memory, distances and places that nobody tells."""
+"""The merge and what it merges at its edges: more nodes than a bitset holds, several kinds of
+memory, distances and places that nobody tells.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def _rule(amounts: list[int], request: int, **fields: tuple[int, ...]) -> HintRu
 
 def _memory(rows: list[dict[str, int]]) -> list[MemoryNode]:
     return [
-        MemoryNode(id=node, group=NodeSet(node), amounts={kind: MemoryAmount(allocatable=size, free=size) for kind, size in row.items()})
+        MemoryNode(
+            id=node,
+            group=NodeSet(node),
+            amounts={kind: MemoryAmount(allocatable=size, free=size) for kind, size in row.items()},
+        )
         for node, row in enumerate(rows)
     ]
 
@@ -53,7 +59,9 @@ PAGES = {"memory": 10, "hugepages-2Mi": 10}
 def test_memory_of_two_kinds_is_as_narrow_as_it_can_be_when_nodes_are_many(
     rows: list[dict[str, int]], wanted: dict[str, int], narrowest: int
 ) -> None:
-    """Where no bitset reaches, the width is found by trying: what each kind needs alone is only a bound."""
+    """Where no bitset reaches, the width is found by trying: what each kind needs alone is only a
+    bound.
+    """
     rule = memory_rule(_memory(rows), wanted)
 
     hint = best_hint(rule)
@@ -96,7 +104,10 @@ def test_hints_are_cut_when_nodes_are_too_many_to_list(monkeypatch: pytest.Monke
 
 
 def test_record_shows_the_first_hints_and_counts_the_rest_when_nodes_are_many() -> None:
-    """A record has a handful of hints and how many more there may be; of a rule that cannot be met it has none."""
+    """A record has a handful of hints and how many more there may be.
+
+    Of a rule that cannot be met it has none.
+    """
     few, many, none = _rule([1] * 7, 7), _rule([1] * 8, 2), _rule([1] * 8, 9)
 
     assert sample_hints(few, 4) == ((Hint(NodeSet.of(range(7)), preferred=True),), 126)
@@ -120,7 +131,10 @@ def test_fitness_counts_no_distance_when_the_machine_does_not_tell_it() -> None:
 
 @pytest.mark.parametrize("first", [0, 1500], ids=["bitsets", "search"])
 def test_merge_is_the_same_when_the_search_gives_up_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """With ten to sixteen nodes a short search goes before the bitsets; whichever answers, the answer is one."""
+    """With ten to sixteen nodes a short search goes before the bitsets.
+
+    Whichever answers, the answer is one.
+    """
     monkeypatch.setattr(dispatch, "_SEARCH_FIRST", first)
     machine = NodeSet.of(range(12))
     amounts = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -147,7 +161,9 @@ def test_preferred_hints_are_those_that_lists_and_rules_prefer() -> None:
     listed = (Hint(NodeSet(0), preferred=True), Hint(NodeSet(2), preferred=True), Hint(NodeSet(1), preferred=False))
     indifferent = (Hint(None, preferred=True),)
 
-    hints, is_all = preferred_hints([_rule([1, 1, 1], 1), listed, indifferent, None], machine, Policy.RESTRICTED, fit_order(machine, ()))
+    hints, is_all = preferred_hints(
+        [_rule([1, 1, 1], 1), listed, indifferent, None], machine, Policy.RESTRICTED, fit_order(machine, ())
+    )
 
     assert hints == [Hint(NodeSet(0), preferred=True), Hint(NodeSet(2), preferred=True)]
     assert is_all
@@ -175,7 +191,9 @@ def test_preferred_hints_are_wider_when_sockets_are_aligned() -> None:
         (Site("", "", 0, 0), Site("", "", 0, 0), LinkClass.SYSTEM),
     ],
 )
-def test_sites_are_as_close_as_the_narrowest_place_that_they_share(first: Site, second: Site, link_class: LinkClass) -> None:
+def test_sites_are_as_close_as_the_narrowest_place_that_they_share(
+    first: Site, second: Site, link_class: LinkClass
+) -> None:
     """What is not known is shared with nobody."""
     assert LINK_CLASSES[site_rank(first, second)] is link_class
     assert LINK_CLASSES[site_rank(second, first)] is link_class
@@ -183,13 +201,20 @@ def test_sites_are_as_close_as_the_narrowest_place_that_they_share(first: Site, 
 
 def test_node_has_no_socket_when_its_cpus_do_not_tell_one() -> None:
     """A core without a node or without a socket says nothing about either."""
-    cores = [CoreView(cpus=CpuSet(0), numa_node=0, socket=1), CoreView(cpus=CpuSet(1), numa_node=1), CoreView(cpus=CpuSet(2), socket=0)]
+    cores = [
+        CoreView(cpus=CpuSet(0), numa_node=0, socket=1),
+        CoreView(cpus=CpuSet(1), numa_node=1),
+        CoreView(cpus=CpuSet(2), socket=0),
+    ]
 
     assert socket_of_nodes(cores) == {0: 0b10}
 
 
 def test_search_gives_a_right_mask_and_no_proof_when_its_budget_ends() -> None:
-    """The only mask of that width comes last, each resource doing without another node; the budget ends before, and all nodes stand in."""
+    """The only mask of that width comes last, each resource doing without another node.
+
+    The budget ends before, and all nodes stand in.
+    """
     rules = [_rule([1, 1, 0, 0, 3, 3], 7)] * 2
     fit = fit_order(NodeSet.of(range(6)), ())
 

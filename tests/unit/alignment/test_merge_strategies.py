@@ -1,4 +1,6 @@
-"""Which strategy of the merge decides, and that its answer is the right one: searches on many nodes, memory of several kinds, lists beside rules."""
+"""Which strategy of the merge decides, and that its answer is the right one: searches on many
+nodes, memory of several kinds, lists beside rules.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ def memory_node(node: int, *, assignments: int = 0, **free: int) -> MemoryNode:
 
 @pytest.mark.parametrize("budget", [1500, 1], ids=["search-proves", "bitset-takes-over"])
 @pytest.mark.parametrize("prefer_closest", [False, True], ids=["narrowest", "closest"])
-def test_merge_answers_alike_when_the_search_goes_first(monkeypatch: pytest.MonkeyPatch, budget: int, *, prefer_closest: bool) -> None:
-    """On ten to sixteen nodes a short search and the bitset give the same answer, whichever comes to it."""
+def test_merge_answers_alike_when_the_search_goes_first(
+    monkeypatch: pytest.MonkeyPatch, budget: int, *, prefer_closest: bool
+) -> None:
+    """On ten to sixteen nodes a short search and the bitset give the same answer, whichever comes
+    to it.
+    """
     opinions = [rule(TWELVE, 12, [3, 0, 5, 1]), rule(TWELVE, 5, [1, 0, 2]), rule(TWELVE, 20, [8, 2])]
     distances = [[10 if row == column else 20 + abs(row - column) for column in range(12)] for row in range(12)]
     monkeypatch.setattr(dispatch, "_SEARCH_FIRST", budget)
@@ -60,7 +66,9 @@ def test_rule_works_out_once_what_is_asked_often() -> None:
 
 def test_merge_leaves_assigned_nodes_out_when_memory_joins_others() -> None:
     """Memory beside CPUs takes no node that serves another pod alone into a set of several."""
-    memory = memory_rule([memory_node(0, assignments=1, memory=8), memory_node(1, memory=4), memory_node(2, memory=4)], {"memory": 6})
+    memory = memory_rule(
+        [memory_node(0, assignments=1, memory=8), memory_node(1, memory=4), memory_node(2, memory=4)], {"memory": 6}
+    )
     cpus = rule(NodeSet(0, 1, 2), 17, [7, 6, 5])
 
     merged = merge_hints([cpus, memory], NodeSet(0, 1, 2), Policy.BEST_EFFORT)
@@ -69,7 +77,9 @@ def test_merge_leaves_assigned_nodes_out_when_memory_joins_others() -> None:
 
 
 def test_memory_rule_knows_the_narrowest_set_when_kinds_lie_apart() -> None:
-    """On more nodes than a bitset holds, two kinds on different nodes need as many nodes as both together."""
+    """On more nodes than a bitset holds, two kinds on different nodes need as many nodes as both
+    together.
+    """
     nodes = [memory_node(node, memory=4 * (node % 2), huge=4 * (1 - node % 2)) for node in range(20)]
 
     wanted = memory_rule(nodes, {"memory": 8, "huge": 8})
@@ -80,7 +90,10 @@ def test_memory_rule_knows_the_narrowest_set_when_kinds_lie_apart() -> None:
 
 
 def test_memory_is_allocated_around_the_affinity_when_nodes_are_many() -> None:
-    """An affinity that is too narrow is extended; without one the lowest of the narrowest sets is taken."""
+    """An affinity that is too narrow is extended.
+
+    Without one the lowest of the narrowest sets is taken.
+    """
     nodes = [memory_node(node, memory=4) for node in range(20)]
 
     extended = allocate_memory(nodes, {"memory": 10}, Hint(NodeSet(5), preferred=False))
@@ -93,7 +106,10 @@ def test_memory_is_allocated_around_the_affinity_when_nodes_are_many() -> None:
 
 
 def test_hints_are_listed_and_recorded_when_nodes_are_many() -> None:
-    """Beyond sixteen nodes the narrowest hints come first and the widest is there, too; nothing is listed where nothing fits."""
+    """Beyond sixteen nodes the narrowest hints come first and the widest is there, too.
+
+    Nothing is listed where nothing fits.
+    """
     scarce = rule(TWENTY, 19, [1], total=1)
     widest = Hint(TWENTY, preferred=False)
 
@@ -116,7 +132,10 @@ def test_width_is_found_by_trying_when_devices_lie_on_several_of_many_nodes() ->
 
 
 def test_preferred_hints_are_those_of_lists_and_rules_when_both_bind() -> None:
-    """A mask must be preferred by each list and each rule; without any the whole machine is all there is."""
+    """A mask must be preferred by each list and each rule.
+
+    Without any the whole machine is all there is.
+    """
     fit = fit_order(NodeSet(0, 1))
     listed = (Hint(NodeSet(0), preferred=True), Hint(NodeSet(1), preferred=True), Hint(NodeSet(0, 1), preferred=True))
     cpus = rule(NodeSet(0, 1), 4, [0, 4])

@@ -15,7 +15,16 @@ from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Ledger
 from topobus.values.outcome import Placement, Refusal
-from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.values.request import (
+    ContainerKind,
+    ContainerRequest,
+    DeviceRequest,
+    Owner,
+    OwnerKind,
+    PodRequest,
+    Policy,
+    Scope,
+)
 from topobus.values.view import AlignmentOptions, CpuOptions, NodeView
 from unit.alignment.outcomes import codes, placed
 
@@ -28,7 +37,10 @@ def sick(view: NodeView, device_class: str, *names: str) -> NodeView:
         state=HealthState.UNHEALTHY,
         conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="fell-off-bus"),),
     )
-    devices = tuple(structs.replace(device, health=health) if device.name in names else device for device in view.devices[device_class])
+    devices = tuple(
+        structs.replace(device, health=health) if device.name in names else device
+        for device in view.devices[device_class]
+    )
     return structs.replace(view, devices={**view.devices, device_class: devices})
 
 
@@ -50,7 +62,9 @@ def test_place_puts_each_nic_under_a_gpus_switch_when_both_are_asked_for() -> No
 
 
 def test_place_looks_ahead_to_free_nics_when_it_chooses_gpus() -> None:
-    """GPUs are taken where NICs are still free under the same switch, though other GPUs come first by name."""
+    """GPUs are taken where NICs are still free under the same switch, though other GPUs come first
+    by name.
+    """
     view = holding(dgx(), "busy", nic=("nic-0", "nic-1"))
 
     (container_placement,) = placed(place(view, TRAINER))
@@ -68,7 +82,9 @@ def test_place_takes_a_broken_pair_when_one_gpu_is_asked_for() -> None:
 
 
 def test_place_names_what_to_free_when_no_node_has_all() -> None:
-    """FPGAs only on node 0 and free GPUs only on node 1: the owner on node 0 is named, with what it holds where."""
+    """FPGAs only on node 0 and free GPUs only on node 1: the owner on node 0 is named, with what it
+    holds where.
+    """
     (container_placement,) = placed(place(dgx(), TRAINER))
     view = holding(dgx(), "trainer", cpus=str(container_placement.cpus), **container_placement.devices)
 
@@ -78,12 +94,18 @@ def test_place_names_what_to_free_when_no_node_has_all() -> None:
     assert isinstance(outcome, Refusal)
     assert outcome.reasons[-1].facts["resources"] == ("fpga",)
     (free,) = outcome.to_free
-    assert (free.facts["owner"], free.facts["devices"], free.facts["numa_nodes"]) == (owner("trainer").key, ("gpu-0", "gpu-1"), "0")
+    assert (free.facts["owner"], free.facts["devices"], free.facts["numa_nodes"]) == (
+        owner("trainer").key,
+        ("gpu-0", "gpu-1"),
+        "0",
+    )
     assert "pod default/trainer holds gpu-0, gpu-1 on NUMA node 0" in explain_text(outcome)
 
 
 def test_place_names_the_fewest_owners_when_several_stand_in_the_way() -> None:
-    """Of all sets of owners that would do, the smallest is named, and of those the one that holds least."""
+    """Of all sets of owners that would do, the smallest is named, and of those the one that holds
+    least.
+    """
     view = holding(dgx(), "big", gpu=("gpu-0", "gpu-1", "gpu-2"))
     view = holding(view, "small-a", gpu=("gpu-4",))
     view = holding(view, "small-b", gpu=("gpu-5",))
@@ -95,11 +117,17 @@ def test_place_names_the_fewest_owners_when_several_stand_in_the_way() -> None:
 
 
 def test_place_names_devices_on_nodes_that_the_machine_lacks() -> None:
-    """A device that names a NUMA node which does not exist is in no hint; the refusal says so instead of crashing."""
+    """A device that names a NUMA node which does not exist is in no hint.
+
+    The refusal says so instead of crashing.
+    """
     view = dgx()
     fpgas = tuple(structs.replace(device, numa_nodes=NodeSet(7)) for device in view.devices["fpga"])
 
-    outcome = place(structs.replace(view, devices={**view.devices, "fpga": fpgas}), pod("p", container(fpga=1), policy=Policy.RESTRICTED))
+    outcome = place(
+        structs.replace(view, devices={**view.devices, "fpga": fpgas}),
+        pod("p", container(fpga=1), policy=Policy.RESTRICTED),
+    )
 
     assert isinstance(outcome, Refusal)
     (row,) = (reason for reason in outcome.reasons if reason.code == "resource-nodes")
@@ -153,8 +181,12 @@ def named(
     device_class: str, *names: str, count: int | None = None, is_shared: bool = False, kind: OwnerKind = OwnerKind.CLAIM
 ) -> PodRequest:
     """A claim of exactly these devices."""
-    wanted = DeviceRequest(device_class=device_class, count=len(names) if count is None else count, names=names, is_shared=is_shared)
-    return PodRequest(owner=Owner(kind=kind, name="claim", uid="c1"), containers=(ContainerRequest(name="", devices=(wanted,)),))
+    wanted = DeviceRequest(
+        device_class=device_class, count=len(names) if count is None else count, names=names, is_shared=is_shared
+    )
+    return PodRequest(
+        owner=Owner(kind=kind, name="claim", uid="c1"), containers=(ContainerRequest(name="", devices=(wanted,)),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +211,9 @@ def test_place_refuses_named_devices_when_one_cannot_be_had(claim: PodRequest, c
 
 
 def test_place_gives_exactly_the_named_devices_when_a_claim_has_chosen() -> None:
-    """A claim's devices are taken as named, across nodes too, whatever the node's policy: DRA is no hint provider."""
+    """A claim's devices are taken as named, across nodes too, whatever the node's policy: DRA is no
+    hint provider.
+    """
     (container_placement,) = placed(place(dgx(policy=Policy.SINGLE_NUMA_NODE), named("gpu", "gpu-1", "gpu-6")))
 
     assert container_placement.devices == {"gpu": ("gpu-1", "gpu-6")}
@@ -196,7 +230,10 @@ def test_place_holds_nothing_back_when_a_device_is_shared() -> None:
 
 
 def test_place_reuses_what_init_containers_held_when_app_containers_come() -> None:
-    """An app container takes the CPUs and devices of the init container before it; a sidecar's stay its own."""
+    """An app container takes the CPUs and devices of the init container before it.
+
+    A sidecar's stay its own.
+    """
     request = pod(
         "phased",
         container("prepare", kind=ContainerKind.INIT, cpus=4, gpu=2),
@@ -222,12 +259,16 @@ def test_place_keeps_nothing_when_one_container_fails() -> None:
 
 
 def test_place_aligns_the_pod_as_a_whole_when_scope_is_pod() -> None:
-    """Scope pod merges once: containers that would fit on different nodes stay together, or are refused together."""
+    """Scope pod merges once: containers that would fit on different nodes stay together, or are
+    refused together.
+    """
     containers = (container("a", gpu=2), container("b", gpu=2))
     view = holding(dgx(), "busy", gpu=("gpu-0",))
 
     together = placed(place(view, pod("p", *containers, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)))
-    refused = place(holding(view, "more", gpu=("gpu-4",)), pod("p", *containers, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD))
+    refused = place(
+        holding(view, "more", gpu=("gpu-4",)), pod("p", *containers, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)
+    )
 
     assert [container_placement.numa_nodes for container_placement in together] == [NodeSet(1), NodeSet(1)]
     assert "policy-not-met" in codes(refused)
@@ -281,7 +322,9 @@ def test_place_refuses_when_the_owner_was_placed_and_holds_nothing() -> None:
     nothing = pod("nothing", container())
     outcome = place(dgx(), nothing)
     assert isinstance(outcome, Placement)
-    step = transitions.reserve(Ledger(node="demo-node"), op_id="op-1", request=nothing, placement=outcome, decision_id="d-1")
+    step = transitions.reserve(
+        Ledger(node="demo-node"), op_id="op-1", request=nothing, placement=outcome, decision_id="d-1"
+    )
 
     assert codes(place(with_ledger(dgx(), step.ledger), nothing)) == ["already-placed"]
 
@@ -314,17 +357,28 @@ def test_place_refuses_machines_above_the_limit_when_the_operator_set_one() -> N
 
 
 def test_place_names_the_pods_own_sidecar_when_it_has_what_is_missing() -> None:
-    """What a sidecar keeps is not held by others, and no device of it is sick: the refusal says who has it."""
+    """What a sidecar keeps is not held by others, and no device of it is sick: the refusal says who
+    has it.
+    """
     view = holding(dgx(), "other", gpu=("gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"))
     sidecar = container("proxy", gpu=1, cpus=2, kind=ContainerKind.SIDECAR)
 
     devices = place(
-        view, pod("p", container("early", gpu=1, kind=ContainerKind.INIT), sidecar, container("late", gpu=2, kind=ContainerKind.INIT))
+        view,
+        pod(
+            "p",
+            container("early", gpu=1, kind=ContainerKind.INIT),
+            sidecar,
+            container("late", gpu=2, kind=ContainerKind.INIT),
+        ),
     )
     cpus = place(view, pod("p", sidecar, container("main", cpus=10_000)))
 
     assert isinstance(devices, Refusal)
-    assert "of 8 on this node 1 can be had (6 held, 0 not healthy, 1 with container 'proxy' of this pod)" in devices.reasons[0].message
+    assert (
+        "of 8 on this node 1 can be had (6 held, 0 not healthy, 1 with container 'proxy' of this pod)"
+        in devices.reasons[0].message
+    )
     assert devices.reasons[0].facts["own"] == 1
     assert isinstance(cpus, Refusal)
     assert "2 with container 'proxy' of this pod)" in cpus.reasons[0].message

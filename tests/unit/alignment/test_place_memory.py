@@ -1,4 +1,6 @@
-"""Promises of `place` on a node that aligns memory: memory comes with the devices, and groups of nodes stay apart."""
+"""Promises of `place` on a node that aligns memory: memory comes with the devices, and groups of
+nodes stay apart.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +24,42 @@ def with_memory(*, mode: PlanMode = PlanMode.COMPATIBLE, policy: Policy = Policy
     return structs.replace(
         dgx(),
         options=AlignmentOptions(policy=policy, aligns_memory=True, mode=mode),
-        memory=tuple(NumaMemory(id=node, allocatable={"memory": 64 * GIB, "hugepages-2Mi": 8 * GIB}) for node in (0, 1)),
+        memory=tuple(
+            NumaMemory(id=node, allocatable={"memory": 64 * GIB, "hugepages-2Mi": 8 * GIB}) for node in (0, 1)
+        ),
     )
 
 
 def with_block(view: NodeView, name: str, nodes: str, **shares: int) -> NodeView:
     """The same node with memory held by the pod of that name; shares are `n0=…` in GiB."""
     block = MemoryBlock(
-        kind="memory", nodes=NodeSet.parse(nodes), shares=tuple((int(node[1:]), size * GIB) for node, size in sorted(shares.items()))
+        kind="memory",
+        nodes=NodeSet.parse(nodes),
+        shares=tuple((int(node[1:]), size * GIB) for node, size in sorted(shares.items())),
     )
     return structs.replace(view, held_memory={owner(name).key: (block,)})
 
 
 def hungry(name: str, gib: int, *, gpus: int = 2, hugepages: int = 0) -> PodRequest:
     """A pod of one container with memory."""
-    wanted = structs.replace(container(gpu=gpus), memory_bytes=gib * GIB, hugepages={"hugepages-2Mi": hugepages * GIB} if hugepages else {})
+    wanted = structs.replace(
+        container(gpu=gpus), memory_bytes=gib * GIB, hugepages={"hugepages-2Mi": hugepages * GIB} if hugepages else {}
+    )
     return pod(name, wanted)
 
 
 def test_place_takes_memory_with_the_devices_when_memory_is_aligned() -> None:
-    """Memory and huge pages come from the node of the GPUs, and the placement says how much of which."""
+    """Memory and huge pages come from the node of the GPUs, and the placement says how much of
+    which.
+    """
     (container_placement,) = placed(place(with_block(with_memory(), "busy", "0", n0=40), hungry("p", 32, hugepages=2)))
 
     assert container_placement.alignment == Hint(NodeSet(1), preferred=True)
     assert container_placement.numa_nodes == NodeSet(1)
-    assert {block.kind: block.by_node for block in container_placement.memory} == {"memory": {1: 32 * GIB}, "hugepages-2Mi": {1: 2 * GIB}}
+    assert {block.kind: block.by_node for block in container_placement.memory} == {
+        "memory": {1: 32 * GIB},
+        "hugepages-2Mi": {1: 2 * GIB},
+    }
 
 
 def test_place_keeps_groups_and_single_nodes_apart_when_memory_spans_nodes() -> None:
@@ -59,9 +72,14 @@ def test_place_keeps_groups_and_single_nodes_apart_when_memory_spans_nodes() -> 
     assert [reason.facts["owner"] for reason in outcome.to_free] == [owner("wide").key]
 
 
-@pytest.mark.parametrize(("mode", "code"), [(PlanMode.COMPATIBLE, "not-enough-memory"), (PlanMode.CORRECTED, "no-numa-node")])
+@pytest.mark.parametrize(
+    ("mode", "code"), [(PlanMode.COMPATIBLE, "not-enough-memory"), (PlanMode.CORRECTED, "no-numa-node")]
+)
 def test_place_refuses_memory_that_is_not_there(mode: PlanMode, code: str) -> None:
-    """Kubelet has no opinion and fails afterwards (k/k 128708); corrected says beforehand that no node set has it."""
+    """Kubelet has no opinion and fails afterwards (k/k 128708).
+
+    Corrected says beforehand that no node set has it.
+    """
     assert code in codes(place(with_memory(mode=mode), hungry("p", 200)))
 
 

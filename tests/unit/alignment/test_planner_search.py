@@ -31,14 +31,16 @@ def node(cpus: int = 4, *, mode: PlanMode = PlanMode.CORRECTED, **devices: dict[
     )
 
 
-# An FPGA pins a container to node 0, a NIC to node 1; one GPU serves both nodes and comes first by name.
+# An FPGA pins a container to node 0, a NIC to node 1; one GPU serves both
+# nodes and comes first by name.
 PINS = {
     "fpga": {"fpga-0": NodeSet(0)},
     "nic": {"nic-0": NodeSet(1)},
     "gpu": {"gpu-both": NodeSet(0, 1), "gpu-zero": NodeSet(0)},
 }
 CASES: dict[str, tuple[NodeView, NodeView, PodRequest]] = {
-    # 1 and 2 on the first node leave no room for 3 beside 2: the search must go back over two choices.
+    # 1 and 2 on the first node leave no room for 3 beside 2: the search
+    # must go back over two choices.
     "goes-back": (
         node(),
         node(mode=PlanMode.COMPATIBLE),
@@ -50,7 +52,8 @@ CASES: dict[str, tuple[NodeView, NodeView, PodRequest]] = {
         node(mode=PlanMode.COMPATIBLE, **PINS),
         pod("p", container("zero", fpga=1, gpu=1), container("one", nic=1, gpu=1)),
     ),
-    # The sidecar stays while the init container runs, but no app container wants what the init container needs.
+    # The sidecar stays while the init container runs, but no app container wants
+    # what the init container needs.
     "sidecar-and-init": (
         node(**PINS),
         node(mode=PlanMode.COMPATIBLE, **PINS),
@@ -62,7 +65,8 @@ CASES: dict[str, tuple[NodeView, NodeView, PodRequest]] = {
         ),
     ),
 }
-# The first takes both CPUs of node 0 and three of node 1 by itself; the second can have its CPU on node 0 alone.
+# The first takes both CPUs of node 0 and three of node 1 by itself; the second
+# can have its CPU on node 0 alone.
 UNEQUAL = structs.replace(
     node(**PINS),
     cores=tuple(CoreView(cpus=CpuSet(index), numa_node=int(index > 1), socket=0, l3=0) for index in range(6)),
@@ -88,7 +92,9 @@ def test_planner_finds_the_way_when_kubelets_order_does_not(case: str) -> None:
 
 
 def test_planner_proves_that_there_is_no_way_when_packing_is_impossible() -> None:
-    """Three times 3 and once 5 do not fit two nodes of 7, though 14 CPUs are free: 3 and 3 leave 1, 3 and 5 are 8."""
+    """Three times 3 and once 5 do not fit two nodes of 7, though 14 CPUs are free: 3 and 3 leave 1,
+    3 and 5 are 8.
+    """
     view = node(7)
     request = pod("p", *(container(f"c{place_}", cpus=cpus) for place_, cpus in enumerate((3, 3, 3, 5))))
 
@@ -110,7 +116,9 @@ def test_planner_proves_that_there_is_no_way_when_packing_is_impossible() -> Non
         pytest.param(0b1, [(0, 0)], True, id="wants-nothing"),
     ],
 )
-def test_share_gives_everybody_enough_exactly_when_that_can_be_done(available: int, demands: list[tuple[int, int]], wanted: bool) -> None:
+def test_share_gives_everybody_enough_exactly_when_that_can_be_done(
+    available: int, demands: list[tuple[int, int]], wanted: bool
+) -> None:
     """Takers move aside for each other; units of a kind are never given twice."""
     shares = share(available, demands)
 
@@ -122,9 +130,15 @@ def test_share_gives_everybody_enough_exactly_when_that_can_be_done(available: i
     assert all(sum(portion.get(kind, 0) for portion in shares or []) <= kind.bit_count() for kind in kinds)
 
 
-@pytest.mark.parametrize(("first", "second"), [(ContainerKind.APP, ContainerKind.APP), (ContainerKind.SIDECAR, ContainerKind.INIT)])
-def test_planner_proves_that_there_is_no_way_when_free_cpus_make_no_whole_cores(first: ContainerKind, second: ContainerKind) -> None:
-    """Six CPUs are free, and two of them have a reserved sibling: what wants whole cores gets four at most, whichever way they are shared."""
+@pytest.mark.parametrize(
+    ("first", "second"), [(ContainerKind.APP, ContainerKind.APP), (ContainerKind.SIDECAR, ContainerKind.INIT)]
+)
+def test_planner_proves_that_there_is_no_way_when_free_cpus_make_no_whole_cores(
+    first: ContainerKind, second: ContainerKind
+) -> None:
+    """Six CPUs are free, and two of them have a reserved sibling: what wants whole cores gets four
+    at most, whichever way they are shared.
+    """
     options = AlignmentOptions(policy=Policy.BEST_EFFORT, mode=PlanMode.CORRECTED, cpu=CpuOptions(full_pcpus_only=True))
     cores = tuple(CoreView(cpus=CpuSet(2 * index, 2 * index + 1), numa_node=0, socket=0, l3=0) for index in range(4))
     view = NodeView(node="small", numa_nodes=NodeSet(0), cores=cores, reserved_cpus=CpuSet(0, 2), options=options)

@@ -1,4 +1,6 @@
-"""Planning at its edges: CPUs by name, reserved and offline CPUs, nodes without NUMA, claims that nobody uses, and more owners than can be tried."""
+"""Planning at its edges: CPUs by name, reserved and offline CPUs, nodes without NUMA, claims that
+nobody uses, and more owners than can be tried.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,22 @@ from topobus.values.device import Link, LinkClass
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import HugepagePool
 from topobus.values.outcome import Placement, Reason, Refusal
-from topobus.values.request import ClaimUse, ContainerRequest, DeviceRequest, Locality, LocalityLevel, PodRequest, Policy
+from topobus.values.request import (
+    ClaimUse,
+    ContainerRequest,
+    DeviceRequest,
+    Locality,
+    LocalityLevel,
+    PodRequest,
+    Policy,
+)
 from topobus.values.view import AlignmentOptions, CoreView, CpuOptions, NodeView
 
 
 def _named(*names: str, is_shared: bool = False) -> ContainerRequest:
-    return ContainerRequest(name="main", devices=(DeviceRequest(device_class="cpu", count=len(names), names=names, is_shared=is_shared),))
+    return ContainerRequest(
+        name="main", devices=(DeviceRequest(device_class="cpu", count=len(names), names=names, is_shared=is_shared),)
+    )
 
 
 def _reasons(view: NodeView, *containers: ContainerRequest) -> list[Reason]:
@@ -63,7 +75,10 @@ def test_cpu_that_is_only_looked_at_is_not_taken() -> None:
 
 
 def test_whole_cores_are_counted_without_those_of_reserved_cpus() -> None:
-    """With full-pcpus-only a core whose sibling is reserved is no whole core; that is told with numbers."""
+    """With full-pcpus-only a core whose sibling is reserved is no whole core.
+
+    That is told with numbers.
+    """
     options = AlignmentOptions(cpu=CpuOptions(full_pcpus_only=True))
     view = structs.replace(dgx(), options=options, reserved_cpus=CpuSet(0, 1))
 
@@ -84,14 +99,18 @@ def test_negative_memory_is_refused_with_its_kind() -> None:
 
 
 def test_refusal_is_given_when_cpus_cannot_be_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubelet's rules may find no assignment though CPUs are free: the pod is refused, nothing is taken."""
+    """Kubelet's rules may find no assignment though CPUs are free: the pod is refused, nothing is
+    taken.
+    """
     monkeypatch.setattr(node_availability, "assign_cpus", lambda *_: None)
 
     assert "not-enough-cpus" in [reason.code for reason in _reasons(dgx(), container(cpus=2))]
 
 
 def test_claim_is_aligned_with_nothing_when_no_container_uses_it() -> None:
-    """With scope container each container is aligned for itself, and an unused claim is part of none."""
+    """With scope container each container is aligned for itself, and an unused claim is part of
+    none.
+    """
     request = structs.replace(pod("trainer", container(gpu=1)), claims=(ClaimUse(owner_key="claim/x"),))
     view = dgx()
 
@@ -116,7 +135,9 @@ def test_view_leaves_out_offline_cpus_and_names_odd_pages() -> None:
 
 def test_devices_that_are_given_besides_stay_with_their_holder_when_they_are_held() -> None:
     """CPUs are given by their device names; a name that is none is left out."""
-    view = with_devices(holding(dgx(), "other", gpu=("gpu-0",)), "claim/x", {"gpu": ("gpu-0", "gpu-1"), "cpu": ("cpu-4", "x")})
+    view = with_devices(
+        holding(dgx(), "other", gpu=("gpu-0",)), "claim/x", {"gpu": ("gpu-0", "gpu-1"), "cpu": ("cpu-4", "x")}
+    )
 
     assert view.held_devices["gpu"] == {"gpu-0": owner("other").key, "gpu-1": "claim/x"}
     assert view.held_cpus["claim/x"] == CpuSet(4)
@@ -125,17 +146,25 @@ def test_devices_that_are_given_besides_stay_with_their_holder_when_they_are_hel
 def test_pool_is_as_silent_as_its_class() -> None:
     """Whoever asks for a pool of a silent service is told since when it is silent."""
     gpus = tuple(structs.replace(device, pool="gpu-h100") for device in dgx().devices["gpu"])
-    view = structs.replace(dgx(), devices={**dgx().devices, "gpu": gpus}, unheard_classes={"gpu": "2026-01-01T00:00:00Z"})
+    view = structs.replace(
+        dgx(), devices={**dgx().devices, "gpu": gpus}, unheard_classes={"gpu": "2026-01-01T00:00:00Z"}
+    )
 
     assert view_by_resource(view).unheard_classes["gpu-h100"] == "2026-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize("budget", [1000, 1, 0])
-def test_refusal_names_owners_that_would_have_to_go_when_not_all_sets_can_be_tried(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+def test_refusal_names_owners_that_would_have_to_go_when_not_all_sets_can_be_tried(
+    monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
     """Few tries find owners that suffice, and none of them is more than needed."""
     monkeypatch.setattr(refusal_reasons, "_FREE_BUDGET", budget)
     view = dgx()
-    for name, gpus in (("a", ("gpu-0", "gpu-1", "gpu-2")), ("b", ("gpu-3", "gpu-4")), ("c", ("gpu-5", "gpu-6", "gpu-7"))):
+    for name, gpus in (
+        ("a", ("gpu-0", "gpu-1", "gpu-2")),
+        ("b", ("gpu-3", "gpu-4")),
+        ("c", ("gpu-5", "gpu-6", "gpu-7")),
+    ):
         view = holding(view, name, gpu=gpus)
 
     outcome = place(view, pod("trainer", container(gpu=5)))
@@ -171,7 +200,10 @@ def test_pod_is_refused_when_it_wants_one_cache_and_no_cpu_has_one() -> None:
 
 
 def test_pod_gets_linked_devices_when_others_are_only_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link of another kind than the fabric, or to a device that is not there, is none; and few groups are looked at where they would be too many."""
+    """A link of another kind than the fabric, or to a device that is not there, is none.
+
+    And few groups are looked at where they would be too many.
+    """
     links = {"gpu-4": (Link(peer="gpu-5"),), "gpu-0": (Link(peer="gpu-1", kind=LinkClass.SWITCH), Link(peer="gone"))}
     gpus = tuple(structs.replace(device, links=links.get(device.name, ())) for device in dgx().devices["gpu"])
     view = structs.replace(dgx(), devices={**dgx().devices, "gpu": gpus})
@@ -187,9 +219,14 @@ def test_pod_gets_linked_devices_when_others_are_only_near(monkeypatch: pytest.M
 
 
 def test_placement_says_so_when_its_alignment_is_not_proved_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On very large machines the merge may end before it has proved its answer; whoever reads the decision sees that."""
+    """On very large machines the merge may end before it has proved its answer.
+
+    Whoever reads the decision sees that.
+    """
     monkeypatch.setattr(
-        container_admission, "merge_hints", lambda *given, **options: structs.replace(merge_hints(*given, **options), is_exact=False)
+        container_admission,
+        "merge_hints",
+        lambda *given, **options: structs.replace(merge_hints(*given, **options), is_exact=False),
     )
 
     outcome = place(dgx(), pod("trainer", container(gpu=1)))
@@ -199,7 +236,9 @@ def test_placement_says_so_when_its_alignment_is_not_proved_the_best(monkeypatch
 
 
 def test_container_gets_nothing_when_what_it_demands_is_gone_after_its_alignment() -> None:
-    """A container is filled from what is free at that moment: what an alignment was made for may have gone to another one."""
+    """A container is filled from what is free at that moment: what an alignment was made for may
+    have gone to another one.
+    """
     demands = read_demands(pod("trainer", container(gpu=8)))
     assert not isinstance(demands, Refusal)
     available = NodeAvailability(dgx())

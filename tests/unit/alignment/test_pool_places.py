@@ -1,4 +1,6 @@
-"""Placements on a node with pools: each resource is planned by itself, and who holds what is told by class."""
+"""Placements on a node with pools: each resource is planned by itself, and who holds what is told
+by class.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from topobus.values.view import NodeView, PlanMode
 def pooled(*names: str, pool: str = "gpu-h100") -> NodeView:
     """The demo machine with these GPUs in a pool."""
     view = dgx()
-    gpus = tuple(structs.replace(device, pool=pool) if device.name in names else device for device in view.devices["gpu"])
+    gpus = tuple(
+        structs.replace(device, pool=pool) if device.name in names else device for device in view.devices["gpu"]
+    )
     return structs.replace(view, devices={**view.devices, "gpu": gpus})
 
 
@@ -35,7 +39,10 @@ def wish(device_class: str, count: int) -> ContainerRequest:
     ],
 )
 def test_place_takes_only_the_resources_own_devices(resource: str, count: int, allowed: set[str]) -> None:
-    """A pool's name gets a pool's devices, the class's name what no pool has; the answer says which by class."""
+    """A pool's name gets a pool's devices, the class's name what no pool has.
+
+    The answer says which by class.
+    """
     outcome = place(pooled("gpu-1", "gpu-6", "gpu-7"), pod("a", wish(resource, count)))
 
     assert isinstance(outcome, Placement)
@@ -48,7 +55,8 @@ def test_place_takes_only_the_resources_own_devices(resource: str, count: int, a
 def test_place_aligns_a_pool_with_another_class_when_both_are_asked_for() -> None:
     """Pools have NUMA nodes and switches as classes have: the pair under one switch wins."""
     both = ContainerRequest(
-        name="main", devices=(DeviceRequest(device_class="gpu-h100", count=1), DeviceRequest(device_class="nic", count=1))
+        name="main",
+        devices=(DeviceRequest(device_class="gpu-h100", count=1), DeviceRequest(device_class="nic", count=1)),
     )
     outcome = place(holding(pooled("gpu-1", "gpu-6"), "x", nic=("nic-0", "nic-1", "nic-2", "nic-3")), pod("a", both))
 
@@ -73,7 +81,12 @@ def test_place_refuses_with_the_resource_and_who_is_in_the_way_when_a_pool_is_em
 
     assert isinstance(outcome, Refusal)
     (reason,) = outcome.reasons
-    assert (reason.code, reason.facts["resource"], reason.facts["exists"], reason.facts["free"]) == ("not-enough-devices", "gpu-h100", 2, 1)
+    assert (reason.code, reason.facts["resource"], reason.facts["exists"], reason.facts["free"]) == (
+        "not-enough-devices",
+        "gpu-h100",
+        2,
+        1,
+    )
     assert "wants 2 gpu-h100; of 2 on this node 1 can be had" in reason.message
     assert [each_reason.facts["owner"] for each_reason in outcome.to_free] == [owner("busy").key]
 
@@ -120,10 +133,18 @@ def test_prefer_chooses_among_what_kubelet_offers_when_it_is_a_pool() -> None:
     from_pool=st.integers(0, 8),
     from_rest=st.integers(0, 8),
 )
-def test_place_admits_exactly_what_both_resources_can_give(in_pool: set[int], held: set[int], from_pool: int, from_rest: int) -> None:
-    """With and without the search for what to free: never a device of the other resource, never a held one, and never a refusal for nothing."""
+def test_place_admits_exactly_what_both_resources_can_give(
+    in_pool: set[int], held: set[int], from_pool: int, from_rest: int
+) -> None:
+    """With and without the search for what to free: never a device of the other resource, never a
+    held one, and never a refusal for nothing.
+    """
     view = holding(pooled(*(f"gpu-{index}" for index in in_pool)), "x", gpu=tuple(f"gpu-{index}" for index in held))
-    wishes = tuple(DeviceRequest(device_class=name, count=count) for name, count in (("gpu-h100", from_pool), ("gpu", from_rest)) if count)
+    wishes = tuple(
+        DeviceRequest(device_class=name, count=count)
+        for name, count in (("gpu-h100", from_pool), ("gpu", from_rest))
+        if count
+    )
     request = pod("a", ContainerRequest(name="main", devices=wishes))
     outcome = place(view, request)
 

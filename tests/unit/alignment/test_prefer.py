@@ -24,7 +24,9 @@ from topobus.engine.alignment.planning.placement import prefer
 def test_prefer_keeps_must_and_size_whatever_it_is_offered(
     available: tuple[str, ...], must: tuple[str, ...], size: int, wanted: set[str]
 ) -> None:
-    """The preference is total: what must be in is in, the size is kept, what a live pod holds comes last."""
+    """The preference is total: what must be in is in, the size is kept, what a live pod holds comes
+    last.
+    """
     chosen, reason = prefer(holding(dgx(), "live", gpu=("gpu-7",)), "gpu", available, must, size)
 
     assert set(chosen) == wanted
@@ -40,7 +42,9 @@ def test_prefer_packs_cores_when_cpus_are_devices() -> None:
 
 
 def test_prefer_takes_the_last_device_when_it_chooses_from_the_end() -> None:
-    """Claims are given the first devices by name: one device at the plugin's door comes from the other end, also when it breaks a pair."""
+    """Claims are given the first devices by name: one device at the plugin's door comes from the
+    other end, also when it breaks a pair.
+    """
     view = holding(dgx(), "claim", gpu=("gpu-0",))
     names = tuple(f"gpu-{place}" for place in range(8))
 
@@ -61,7 +65,9 @@ def test_prefer_takes_the_last_device_when_it_chooses_from_the_end() -> None:
     ],
     ids=["last-pair", "last-whole-pair", "last-whole-node", "last-node"],
 )
-def test_prefer_aligns_first_when_it_chooses_several_from_the_end(held: tuple[str, ...], size: int, wanted: tuple[str, ...]) -> None:
+def test_prefer_aligns_first_when_it_chooses_several_from_the_end(
+    held: tuple[str, ...], size: int, wanted: tuple[str, ...]
+) -> None:
     """The order decides only among sets that are equally close to each other."""
     names = tuple(f"gpu-{place}" for place in range(8))
 
@@ -71,7 +77,9 @@ def test_prefer_aligns_first_when_it_chooses_several_from_the_end(held: tuple[st
 
 
 def test_prefer_takes_what_is_withheld_when_nothing_else_is_left() -> None:
-    """A device of a claim that is not prepared yet comes after every other free one, and before what a live pod holds."""
+    """A device of a claim that is not prepared yet comes after every other free one, and before
+    what a live pod holds.
+    """
     view = holding(dgx(), "live", gpu=("gpu-5",))
     names = ("gpu-5", "gpu-6", "gpu-7")
 

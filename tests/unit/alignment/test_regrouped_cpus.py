@@ -1,4 +1,6 @@
-"""CPUs on a node whose setting `cpus.groups` was changed: those that were listed one by one can be had by their group at once."""
+"""CPUs on a node whose setting `cpus.groups` was changed: those that were listed one by one can be
+had by their group at once.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,22 @@ from topobus.values.view import AlignmentOptions
     ],
 )
 def test_cpu_is_unhealthy_unless_it_only_moved_into_a_group(reason: str, has_group: bool, wanted: CpuSet) -> None:
-    """Its own device is gone, and stays in the inventory for a while; the group's says that the CPU is there."""
+    """Its own device is gone, and stays in the inventory for a while.
+
+    The group's says that the CPU is there.
+    """
     machine, _ = dgx_facts()
     condition = Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason=reason)
-    old = Device(name="cpu-3", device_class="cpu", cpu=3, health=DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,)))
+    old = Device(
+        name="cpu-3",
+        device_class="cpu",
+        cpu=3,
+        health=DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,)),
+    )
     group = Device(name="cpus-machine", device_class="cpu", near_cpus=CpuSet.parse("0-7"), allows_multiple=True)
-    inventory = Inventory(node=machine.node, device_class="cpu", generation=1, devices=(old, group) if has_group else (old,))
+    inventory = Inventory(
+        node=machine.node, device_class="cpu", generation=1, devices=(old, group) if has_group else (old,)
+    )
 
     view = node_view(machine, {"cpu": inventory}, None, AlignmentOptions(), CpuSet())
 

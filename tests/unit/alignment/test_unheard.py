@@ -1,4 +1,6 @@
-"""Placements on a node of which a device service is silent: nothing of its class is handed out, and the rest is as ever."""
+"""Placements on a node of which a device service is silent: nothing of its class is handed out, and
+the rest is as ever.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def of_gpu(**wanted: object) -> PodRequest:
 def test_place_refuses_only_what_a_silent_service_would_give_when_it_is_asked_for(
     silent: str, request_: PodRequest, wanted: list[str], mode: PlanMode
 ) -> None:
-    """One reason a silent class, with since when; what is not to be held, and other classes, do not need its word."""
+    """One reason a silent class, with since when.
+
+    What is not to be held, and other classes, do not need its word.
+    """
     machine, inventories = dgx_facts()
     view = node_view(machine, inventories, None, AlignmentOptions(mode=mode), CpuSet(), unheard_classes={silent: SINCE})
     outcome = place(view, request_)

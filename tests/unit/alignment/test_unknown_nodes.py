@@ -1,4 +1,6 @@
-"""Answers about CPUs and devices whose NUMA node the machine does not tell: what is placed is as kubelet places it, and no text prints an empty set of nodes."""
+"""Answers about CPUs and devices whose NUMA node the machine does not tell: what is placed is as
+kubelet places it, and no text prints an empty set of nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ from unit.alignment.outcomes import codes, placed
 
 def without_node(view: NodeView, device_class: str, *names: str) -> NodeView:
     """Give the same node with these devices in no known place."""
-    devices = tuple(structs.replace(device, numa_nodes=None) if device.name in names else device for device in view.devices[device_class])
+    devices = tuple(
+        structs.replace(device, numa_nodes=None) if device.name in names else device
+        for device in view.devices[device_class]
+    )
     return structs.replace(view, devices={**view.devices, device_class: devices})
 
 
 def homeless(view: NodeView, cores: int, *, before: int = 0) -> NodeView:
-    """Give the same node with these cores of no known NUMA node, after so many that have one; the others are not there."""
+    """Give the same node with these cores of no known NUMA node, after so many that have one.
+
+    The others are not there.
+    """
     placed = view.cores[:before]
     lost = tuple(structs.replace(core, numa_node=None) for core in view.cores[before : before + cores])
     return structs.replace(view, cores=(*placed, *lost))
@@ -56,11 +64,16 @@ def test_place_names_the_whole_machine_when_no_resource_has_an_opinion() -> None
     (container_placement,) = placed(place(view, pod("p", container(cpus=4))))
 
     assert container_placement.alignment.nodes == NodeSet(0, 1)
-    assert text(container_placement, "no-affinity") == "no resource has an opinion on NUMA nodes, so the merged hint is all there are: 0-1"
+    assert (
+        text(container_placement, "no-affinity")
+        == "no resource has an opinion on NUMA nodes, so the merged hint is all there are: 0-1"
+    )
 
 
 def test_place_says_which_device_tells_no_node_when_it_is_outside_the_alignment() -> None:
-    """A device in no known place is not called too far away, and one that is too far away is told beside it."""
+    """A device in no known place is not called too far away, and one that is too far away is told
+    beside it.
+    """
     view = without_node(dgx(policy=Policy.BEST_EFFORT), "fpga", "fpga-0")
     request = pod("p", container(gpu=1, fpga=2))
     view = structs.replace(
@@ -100,7 +113,11 @@ def test_place_says_that_devices_tell_no_node_when_all_that_are_outside_are_such
 
 @pytest.mark.parametrize("policy", [Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 def test_place_says_that_a_device_tells_no_node_when_that_alone_refuses_the_pod(policy: Policy) -> None:
-    """Two devices of which one tells no node: one sentence says which, and which policies would place both; the table of nodes counts it, too."""
+    """Two devices of which one tells no node: one sentence says which, and which policies would
+    place both.
+
+    The table of nodes counts it, too.
+    """
     view = without_node(dgx(policy=policy), "fpga", "fpga-1")
 
     outcome = place(view, pod("p", container(fpga=2)))
@@ -110,7 +127,8 @@ def test_place_says_that_a_device_tells_no_node_when_that_alone_refuses_the_pod(
     *_, row, unknown = outcome.reasons
     assert row.message == "fpga: 2 wanted, offered on no NUMA node (node 0: 1 of 1 free; unknown node: 1 of 1 free)"
     assert unknown.message == (
-        "fpga fpga-1 does not tell its NUMA node, so it cannot be aligned: only policies none and best-effort place 2 fpga here"
+        "fpga fpga-1 does not tell its NUMA node, so it cannot be aligned: only policies none and "
+        "best-effort place 2 fpga here"
     )
 
 
@@ -120,13 +138,21 @@ def test_place_names_the_first_of_many_devices_when_none_of_them_tells_its_node(
     (first, *_) = view.devices["fpga"]
     view = structs.replace(
         view,
-        devices={"fpga": (first, *(structs.replace(first, name=f"fpga-x{number}", numa_nodes=None) for number in range(1, 10)))},
+        devices={
+            "fpga": (
+                first,
+                *(structs.replace(first, name=f"fpga-x{number}", numa_nodes=None) for number in range(1, 10)),
+            )
+        },
     )
 
     outcome = place(view, pod("p", container(fpga=5)))
 
     assert isinstance(outcome, Refusal)
-    assert "fpga-x7, fpga-x8 and 1 more do not tell their NUMA node, so they cannot be aligned" in outcome.reasons[-1].message
+    assert (
+        "fpga-x7, fpga-x8 and 1 more do not tell their NUMA node, so they cannot be aligned"
+        in outcome.reasons[-1].message
+    )
 
 
 def test_place_says_that_cpus_tell_no_node_when_that_alone_refuses_the_pod() -> None:
@@ -140,7 +166,9 @@ def test_place_says_that_cpus_tell_no_node_when_that_alone_refuses_the_pod() -> 
 
 
 def test_place_blames_no_unknown_node_when_too_little_is_free_anyway() -> None:
-    """Where more is wanted than would fit with known nodes, too, or less than those have, the unknown node is not the reason; it is in the table."""
+    """Where more is wanted than would fit with known nodes, too, or less than those have, the
+    unknown node is not the reason; it is in the table.
+    """
     view = holding(without_node(dgx(), "gpu", "gpu-3"), "busy", gpu=("gpu-0", "gpu-4"))
 
     outcome = place(view, pod("p", container(gpu=4), policy=Policy.SINGLE_NUMA_NODE))

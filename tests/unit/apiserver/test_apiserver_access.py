@@ -58,14 +58,20 @@ async def test_user_is_refused_when_no_role_grants_it(client: httpx2.AsyncClient
 
     assert (refused.status_code, refused.json()["reason"]) == (403, "Forbidden")
     assert refused.json()["message"] == (
-        f'resourceslices.resource.k8s.io is forbidden: User "{USER}" cannot list resource "resourceslices" in API group "resource.k8s.io" '
+        f'resourceslices.resource.k8s.io is forbidden: User "{USER}" cannot list resource "resourceslices" in '
+        'API group "resource.k8s.io" '
         "at the cluster scope"
     )
     assert (discovery.status_code, stranger.status_code) == (200, 401)
 
 
-async def test_user_may_do_what_its_role_says_when_bound(server: ApiServerSimulator, client: httpx2.AsyncClient) -> None:
-    """Verb, group, name and part count one by one; what was granted and never asked for is known afterwards."""
+async def test_user_may_do_what_its_role_says_when_bound(
+    server: ApiServerSimulator, client: httpx2.AsyncClient
+) -> None:
+    """Verb, group, name and part count one by one.
+
+    What was granted and never asked for is known afterwards.
+    """
     grant(
         server,
         "ClusterRole",
@@ -85,7 +91,9 @@ async def test_user_may_do_what_its_role_says_when_bound(server: ApiServerSimula
     assert Right(verb="list", group="resource.k8s.io", resource="resourceslices") in server.rights_used(USER)
 
 
-async def test_role_binds_in_its_namespace_alone_when_it_has_one(server: ApiServerSimulator, client: httpx2.AsyncClient) -> None:
+async def test_role_binds_in_its_namespace_alone_when_it_has_one(
+    server: ApiServerSimulator, client: httpx2.AsyncClient
+) -> None:
     """A Role's rights end with its namespace."""
     grant(server, "Role", {"apiGroups": [""], "resources": ["pods"], "verbs": ["*"]}, namespace="inside")
 
@@ -106,11 +114,20 @@ BINDING = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/bindi
 
 def driver_right(*verbs: str, driver: str = "gpu.topobus.dev") -> dict[str, Any]:
     """The right to say something of a driver's devices."""
-    return {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/driver"], "verbs": list(verbs), "resourceNames": [driver]}
+    return {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceclaims/driver"],
+        "verbs": list(verbs),
+        "resourceNames": [driver],
+    }
 
 
-async def test_claim_status_needs_the_part_that_is_written_when_changed(server: ApiServerSimulator, client: httpx2.AsyncClient) -> None:
-    """The right on `resourceclaims/status` is not enough: an allocation needs `binding`, a device's state needs `driver`; a real server says so as it validates."""
+async def test_claim_status_needs_the_part_that_is_written_when_changed(
+    server: ApiServerSimulator, client: httpx2.AsyncClient
+) -> None:
+    """The right on `resourceclaims/status` is not enough: an allocation needs `binding`, a device's
+    state needs `driver`; a real server says so as it validates.
+    """
     allocation = {"status": {"allocation": ALLOCATION}}
     devices = {"status": {"allocation": ALLOCATION, "devices": [DEVICE]}}
     server.add_user(USER, node="n1")
@@ -132,19 +149,28 @@ async def test_claim_status_needs_the_part_that_is_written_when_changed(server: 
 
 
 @pytest.mark.parametrize(
-    ("verb", "node", "code"), [("associated-node", "n1", 200), ("associated-node", "n2", 422), ("arbitrary-node", "n2", 200)]
+    ("verb", "node", "code"),
+    [("associated-node", "n1", 200), ("associated-node", "n2", 422), ("arbitrary-node", "n2", 200)],
 )
 async def test_device_status_is_written_from_the_allocations_node(
     server: ApiServerSimulator, client: httpx2.AsyncClient, verb: str, node: str, code: int
 ) -> None:
-    """The right of the claim's own node is no right of another node's token; what is applied is judged by what would stand there."""
+    """The right of the claim's own node is no right of another node's token.
+
+    What is applied is judged by what would stand there.
+    """
     server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": SPEC, "status": {"allocation": ALLOCATION}})
     server.add_user(USER, node=node)
     grant(server, "ClusterRole", STATUS, driver_right(f"{verb}:patch"))
 
     answer = await client.patch(
         f"{CLAIMS}/c/status?fieldManager=gpu.topobus.dev&force=true",
-        json={"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "c"}, "status": {"devices": [DEVICE]}},
+        json={
+            "kind": "ResourceClaim",
+            "apiVersion": "resource.k8s.io/v1",
+            "metadata": {"name": "c"},
+            "status": {"devices": [DEVICE]},
+        },
         headers={"content-type": "application/apply-patch+yaml"},
     )
 

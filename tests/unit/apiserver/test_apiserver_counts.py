@@ -1,4 +1,6 @@
-"""The API server simulator counts what it was asked, by who asked for what, and lists and watches in no time that grows with other kinds."""
+"""The API server simulator counts what it was asked, by who asked for what, and lists and watches
+in no time that grows with other kinds.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,32 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 async def test_metrics_count_requests_by_user_when_a_master_and_others_ask(tmp_path: Path) -> None:
-    """/metrics shows what count_requests gives: user, verb, resource with its part, and code; pages of one list count one by one."""
+    """/metrics shows what count_requests gives: user, verb, resource with its part, and code.
+
+    Pages of one list count one by one.
+    """
     async with ApiServerSimulator(token="admin") as server:
         server.write_kubeconfig(tmp_path / "loader", user="loader", is_master=True)
         headers = {"authorization": "Bearer token-of-loader"}
         async with httpx2.AsyncClient(base_url=server.url, headers=headers, trust_env=False) as client:
             for name in ("a", "b"):
-                await client.post(PODS, json={"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "x"}]}})
+                await client.post(
+                    PODS, json={"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
+                )
             await client.post(PODS, json={"metadata": {"name": "a"}})
             first = (await client.get(PODS, params={"limit": "1"})).json()
             await client.get(PODS, params={"limit": "1", "continue": first["metadata"]["continue"]})
             await client.patch(
-                f"{PODS}/a/status", json={"status": {"phase": "Running"}}, headers={"content-type": "application/merge-patch+json"}
+                f"{PODS}/a/status",
+                json={"status": {"phase": "Running"}},
+                headers={"content-type": "application/merge-patch+json"},
             )
             page = (await client.get("/metrics")).text
 
-    counts = {(kind.user, kind.verb, kind.resource, kind.code): count for kind, count in count_requests(server.requests).items()}
+    counts = {
+        (kind.user, kind.verb, kind.resource, kind.code): count
+        for kind, count in count_requests(server.requests).items()
+    }
     (family,) = text_string_to_metric_families(page)
     assert counts == {
         ("loader", "create", "pods", 201): 2,
@@ -45,7 +57,9 @@ async def test_metrics_count_requests_by_user_when_a_master_and_others_ask(tmp_p
 
 def test_counts_tell_watches_from_lists_when_both_ask_for_a_kind() -> None:
     """A watch has the list's path and is none."""
-    asked = [ApiRequest(method="GET", path=PODS, query=query, code=200) for query in ({}, {"watch": "1"}, {"watch": "true"})]
+    asked = [
+        ApiRequest(method="GET", path=PODS, query=query, code=200) for query in ({}, {"watch": "1"}, {"watch": "true"})
+    ]
 
     counts = count_requests([*asked, ApiRequest(method="GET", path="/api/v1", code=200)])
 

@@ -1,4 +1,6 @@
-"""What the API server simulator takes of a driver's words on a claim's devices, and what becomes of them: as the real one, by its validation of 1.36."""
+"""What the API server simulator takes of a driver's words on a claim's devices, and what becomes of
+them: as the real one, by its validation of 1.36.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from topobus.testing.apiserver import ApiServerSimulator
 STATUS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c/status"
 RESULT = {"request": "nic", "driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
 DEVICE = {"driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
-READY = {"type": "Ready", "status": "True", "reason": "Attached", "message": "", "lastTransitionTime": "2026-11-23T04:00:00Z"}
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Attached",
+    "message": "",
+    "lastTransitionTime": "2026-11-23T04:00:00Z",
+}
 
 
 @pytest.fixture
@@ -22,17 +30,33 @@ async def server() -> AsyncIterator[ApiServerSimulator]:
     async with ApiServerSimulator() as running:
         requests = [{"name": "nic", "exactly": {"deviceClassName": "nic"}}]
         status = {"allocation": {"devices": {"results": [RESULT]}}}
-        running.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": requests}}, "status": status})
+        running.put(
+            {
+                "kind": "ResourceClaim",
+                "metadata": {"name": "c"},
+                "spec": {"devices": {"requests": requests}},
+                "status": status,
+            }
+        )
         yield running
 
 
-async def say(server: ApiServerSimulator, *devices: dict[str, Any], manager: str = "nic.topobus.dev", uid: str = "") -> httpx2.Response:
+async def say(
+    server: ApiServerSimulator, *devices: dict[str, Any], manager: str = "nic.topobus.dev", uid: str = ""
+) -> httpx2.Response:
     """Apply what a driver says of devices."""
     metadata = {"name": "c", **({"uid": uid} if uid else {})}
-    body = {"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": metadata, "status": {"devices": list(devices)}}
+    body = {
+        "kind": "ResourceClaim",
+        "apiVersion": "resource.k8s.io/v1",
+        "metadata": metadata,
+        "status": {"devices": list(devices)},
+    }
     async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
         return await client.patch(
-            f"{STATUS}?fieldManager={manager}&force=true", json=body, headers={"content-type": "application/apply-patch+yaml"}
+            f"{STATUS}?fieldManager={manager}&force=true",
+            json=body,
+            headers={"content-type": "application/apply-patch+yaml"},
         )
 
 
@@ -47,11 +71,16 @@ async def say(server: ApiServerSimulator, *devices: dict[str, Any], manager: str
         ({"networkData": {"interfaceName": "n" * 257}}, "status.devices[0].networkData.interfaceName"),
         ({"networkData": {"hardwareAddress": "0" * 129}}, "status.devices[0].networkData.hardwareAddress"),
         ({"networkData": {"ips": ["10.0.0.1"]}}, "status.devices[0].networkData.ips[0]"),
-        ({"networkData": {"ips": [f"10.0.0.{number}/24" for number in range(17)]}}, "status.devices[0].networkData.ips"),
+        (
+            {"networkData": {"ips": [f"10.0.0.{number}/24" for number in range(17)]}},
+            "status.devices[0].networkData.ips",
+        ),
         ({"data": {"text": "x" * 10240}}, "status.devices[0].data"),
     ],
 )
-async def test_device_status_is_refused_when_it_breaks_a_limit(server: ApiServerSimulator, changes: dict[str, Any], field: str) -> None:
+async def test_device_status_is_refused_when_it_breaks_a_limit(
+    server: ApiServerSimulator, changes: dict[str, Any], field: str
+) -> None:
     """Invalid, with the field that is wrong; nothing is stored."""
     answer = await say(server, {**DEVICE, **changes})
 
@@ -60,7 +89,10 @@ async def test_device_status_is_refused_when_it_breaks_a_limit(server: ApiServer
 
 
 async def test_device_status_of_one_manager_leaves_the_others_conditions(server: ApiServerSimulator) -> None:
-    """Each manager has its own conditions of a device; one that says nothing more of it takes its own away, and the last one the entry."""
+    """Each manager has its own conditions of a device.
+
+    One that says nothing more of it takes its own away, and the last one the entry.
+    """
     await say(server, {**DEVICE, "conditions": [READY]})
     await say(server, {**DEVICE, "conditions": [{**READY, "type": "Watched"}]}, manager="other")
     both = server.objects("ResourceClaim")[0]["status"]["devices"]

@@ -1,4 +1,6 @@
-"""The API server simulator under an ordinary client library: what a controller's author would do works without knowing of the simulator."""
+"""The API server simulator under an ordinary client library: what a controller's author would do
+works without knowing of the simulator.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,24 @@ from topobus.testing.apiserver import ApiServerSimulator
 
 def a_slice(name: str, node: str) -> ResourceSlice:
     """A typed slice."""
-    spec = ResourceSliceSpec(driver="gpu.example.com", nodeName=node, pool=ResourcePool(name=node, generation=1, resourceSliceCount=1))
+    spec = ResourceSliceSpec(
+        driver="gpu.example.com", nodeName=node, pool=ResourcePool(name=node, generation=1, resourceSliceCount=1)
+    )
     return ResourceSlice(metadata=ObjectMeta(name=name), spec=spec)
 
 
 def client_of(server: ApiServerSimulator, folder: Path) -> AsyncClient:
     """A client that found its way by a kubeconfig file."""
-    return AsyncClient(KubeConfig.from_file(server.write_kubeconfig(folder / "kubeconfig")), trust_env=False, field_manager="test")
+    return AsyncClient(
+        KubeConfig.from_file(server.write_kubeconfig(folder / "kubeconfig")), trust_env=False, field_manager="test"
+    )
 
 
 async def test_library_does_its_work_when_it_knows_nothing_of_the_simulator(tmp_path: Path) -> None:
-    """Typed create, get, list in pages with selectors, replace, patch, apply, delete; a conflict is the library's own error."""
+    """Typed create, get, list in pages with selectors, replace, patch, apply, delete.
+
+    A conflict is the library's own error.
+    """
     async with ApiServerSimulator(token="t") as server, client_of(server, tmp_path) as client:
         for index in range(3):
             await client.create(a_slice(f"s{index}", f"n{index % 2}"))
@@ -71,7 +80,9 @@ async def test_librarys_watch_follows_when_changes_come(tmp_path: Path) -> None:
 
 
 async def test_process_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    """As a program it prints its address, makes the nodes, writes the kubeconfig, and ends in order."""
+    """As a program it prints its address, makes the nodes, writes the kubeconfig, and ends in
+    order.
+    """
     kubeconfig = tmp_path / "kubeconfig"
     command = (sys.executable, "-m", "topobus.testing.apiserver", "--node", "n1", "--kubeconfig", str(kubeconfig))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

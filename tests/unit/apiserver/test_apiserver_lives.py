@@ -1,4 +1,6 @@
-"""What the API server simulator does by itself or on call: claims from templates, reservations taken back, garbage collected, watches by name."""
+"""What the API server simulator does by itself or on call: claims from templates, reservations
+taken back, garbage collected, watches by name.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ async def test_claim_is_made_of_a_template_when_a_pod_wants_it() -> None:
         pod = put_pod(server)
         before = server.generate_claims()
         server.put(
-            {"kind": "ResourceClaimTemplate", "metadata": {"name": "t"}, "spec": {"metadata": {"labels": {"a": "b"}}, "spec": REQUESTS}}
+            {
+                "kind": "ResourceClaimTemplate",
+                "metadata": {"name": "t"},
+                "spec": {"metadata": {"labels": {"a": "b"}}, "spec": REQUESTS},
+            }
         )
         (made,) = server.generate_claims()
         again = server.generate_claims()
@@ -46,13 +52,18 @@ async def test_reservation_is_taken_back_when_its_pod_is_gone() -> None:
     """The last reservation's end is the allocation's end; a living pod keeps both."""
     async with ApiServerSimulator() as server:
         pod = server.put({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}})
-        reserved = [{"resource": "pods", "name": "p", "uid": pod["metadata"]["uid"]}, {"resource": "pods", "name": "q", "uid": "gone"}]
+        reserved = [
+            {"resource": "pods", "name": "p", "uid": pod["metadata"]["uid"]},
+            {"resource": "pods", "name": "q", "uid": "gone"},
+        ]
         status = {"allocation": {"devices": {}}, "reservedFor": reserved}
         server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": REQUESTS})
         server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": REQUESTS, "status": status})
         first = server.release_claims()
         (kept,) = server.objects("ResourceClaim")
-        server.put({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}, "status": {"phase": "Succeeded"}})
+        server.put(
+            {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}, "status": {"phase": "Succeeded"}}
+        )
         second = server.release_claims()
         (free,) = server.objects("ResourceClaim")
 
@@ -76,14 +87,19 @@ async def test_watch_of_one_object_tells_of_no_other_when_named_in_the_path() ->
 async def test_protobuf_is_refused_with_a_hint_when_sent() -> None:
     """A typed client that sends protobuf learns what to do instead."""
     async with ApiServerSimulator() as server, httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
-        answer = await client.post(CLAIMS, content=b"k8s\x00", headers={"Content-Type": "application/vnd.kubernetes.protobuf"})
+        answer = await client.post(
+            CLAIMS, content=b"k8s\x00", headers={"Content-Type": "application/vnd.kubernetes.protobuf"}
+        )
 
     assert answer.status_code == 415
     assert "JSON" in answer.json()["message"]
 
 
 async def test_nothing_is_kept_when_a_request_is_a_dry_run() -> None:
-    """The answer is what would have been stored; no object, no version and no watcher is any the wiser."""
+    """The answer is what would have been stored.
+
+    No object, no version and no watcher is any the wiser.
+    """
     async with ApiServerSimulator() as server, httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
         server.put({"kind": "ResourceClaim", "metadata": {"name": "kept"}, "spec": REQUESTS})
         body = {"metadata": {"name": "new"}, "spec": REQUESTS}

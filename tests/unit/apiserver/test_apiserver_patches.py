@@ -1,4 +1,6 @@
-"""The API server simulator's patches: JSON patch, strategic merge patch, server-side apply on lists that are maps."""
+"""The API server simulator's patches: JSON patch, strategic merge patch, server-side apply on lists
+that are maps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ APPLY = {"Content-Type": "application/apply-patch+yaml"}
 async def server() -> AsyncIterator[ApiServerSimulator]:
     """A server with one gated pod."""
     async with ApiServerSimulator() as running:
-        spec = {"schedulingGates": [{"name": "topobus.dev/placement"}, {"name": "other"}], "containers": [{"name": "a", "image": "x"}]}
+        spec = {
+            "schedulingGates": [{"name": "topobus.dev/placement"}, {"name": "other"}],
+            "containers": [{"name": "a", "image": "x"}],
+        }
         running.put({"kind": "Pod", "metadata": {"name": "p", "finalizers": ["f/a"]}, "spec": spec})
         yield running
 
@@ -72,9 +77,15 @@ def test_json_patch_is_refused_when_it_does_not_fit(operation: dict[str, Any]) -
 
 
 async def test_gate_is_taken_by_json_patch_when_it_is_still_there(client: httpx2.AsyncClient) -> None:
-    """The way a scheduler's helper takes its own gate: tested, then removed; the second time the test refuses."""
+    """The way a scheduler's helper takes its own gate: tested, then removed.
+
+    The second time the test refuses.
+    """
     gate = {"name": "topobus.dev/placement"}
-    patch = [{"op": "test", "path": "/spec/schedulingGates/0", "value": gate}, {"op": "remove", "path": "/spec/schedulingGates/0"}]
+    patch = [
+        {"op": "test", "path": "/spec/schedulingGates/0", "value": gate},
+        {"op": "remove", "path": "/spec/schedulingGates/0"},
+    ]
 
     first = await client.patch(f"{PODS}/p", json=patch, headers=JSON_PATCH)
     second = await client.patch(f"{PODS}/p", json=patch, headers=JSON_PATCH)
@@ -87,7 +98,9 @@ async def test_gate_is_taken_by_json_patch_when_it_is_still_there(client: httpx2
     ("patch", "wanted"),
     [
         pytest.param(
-            {"env": [{"name": "B", "value": "2"}]}, {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}, id="merged-by-key"
+            {"env": [{"name": "B", "value": "2"}]},
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+            id="merged-by-key",
         ),
         pytest.param({"env": [{"name": "A", "value": "9"}]}, {"env": [{"name": "A", "value": "9"}]}, id="same-key"),
         pytest.param({"env": [{"$patch": "delete", "name": "A"}]}, {"env": []}, id="deleted"),
@@ -102,12 +115,17 @@ async def test_gate_is_taken_by_json_patch_when_it_is_still_there(client: httpx2
     ],
 )
 def test_strategic_merge_follows_the_lists_keys_when_patched(patch: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Lists that are maps are merged by their key, with kubectl's directives; other lists are replaced."""
+    """Lists that are maps are merged by their key, with kubectl's directives.
+
+    Other lists are replaced.
+    """
     assert strategic_merge({"env": [{"name": "A", "value": "1"}]}, patch) == wanted
 
 
 async def test_strategic_patch_keeps_the_rest_when_sent(client: httpx2.AsyncClient) -> None:
-    """A container is found by its name, finalizers are a set, and a condition by its type, at the status door too."""
+    """A container is found by its name, finalizers are a set, and a condition by its type, at the
+    status door too.
+    """
     patch = {"metadata": {"finalizers": ["f/b"]}, "spec": {"containers": [{"name": "a", "image": "y"}]}}
     for kind in ("Ready", "PodScheduled"):
         body = {"status": {"conditions": [{"type": kind, "status": "True"}]}}
@@ -121,16 +139,38 @@ async def test_strategic_patch_keeps_the_rest_when_sent(client: httpx2.AsyncClie
     assert [condition["type"] for condition in status.json()["status"]["conditions"]] == ["Ready", "PodScheduled"]
 
 
-async def test_apply_owns_single_elements_when_a_list_is_a_map(client: httpx2.AsyncClient, server: ApiServerSimulator) -> None:
-    """Two drivers apply the state of their devices in one claim; one's leaving takes its own element alone, and the last one the list."""
+async def test_apply_owns_single_elements_when_a_list_is_a_map(
+    client: httpx2.AsyncClient, server: ApiServerSimulator
+) -> None:
+    """Two drivers apply the state of their devices in one claim.
+
+    One's leaving takes its own element alone, and the last one the list.
+    """
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu"}}
-    results = [{"request": "gpu", "driver": f"{name}.example.com", "pool": "n", "device": f"{name}-0"} for name in ("gpu", "nic")]
+    results = [
+        {"request": "gpu", "driver": f"{name}.example.com", "pool": "n", "device": f"{name}-0"}
+        for name in ("gpu", "nic")
+    ]
     status = {"allocation": {"devices": {"results": results}}}
-    server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}, "status": status})
+    server.put(
+        {
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "spec": {"devices": {"requests": [request]}},
+            "status": status,
+        }
+    )
 
     async def apply(driver: str, devices: list[str]) -> dict[str, Any]:
-        status = {"devices": [{"driver": driver, "pool": "n", "device": device, "data": {"x": 1}} for device in devices]}
-        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"}, "status": status if devices else {}}
+        status = {
+            "devices": [{"driver": driver, "pool": "n", "device": device, "data": {"x": 1}} for device in devices]
+        }
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "status": status if devices else {},
+        }
         answer = await client.patch(f"{CLAIMS}/c/status", params={"fieldManager": driver}, json=body, headers=APPLY)
         assert answer.status_code == 200, answer.text
         found_status: dict[str, Any] = answer.json()["status"]

@@ -1,4 +1,6 @@
-"""The API server simulator's watches: from a version, with initial events, bookmarks, 410, selectors, restarts."""
+"""The API server simulator's watches: from a version, with initial events, bookmarks, 410,
+selectors, restarts.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 def a_slice(name: str, *, node: str = "n1", driver: str = "gpu.topobus.dev") -> dict[str, Any]:
     """One empty slice."""
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    return {"kind": "ResourceSlice", "metadata": {"name": name}, "spec": {"driver": driver, "nodeName": node, "pool": pool}}
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool},
+    }
 
 
 @asynccontextmanager
-async def watching(server: ApiServerSimulator, **query: str) -> AsyncIterator[AsyncIterator[tuple[str, dict[str, Any]]]]:
+async def watching(
+    server: ApiServerSimulator, **query: str
+) -> AsyncIterator[AsyncIterator[tuple[str, dict[str, Any]]]]:
     """Open a watch; its lines as type and object."""
 
     async def lines(answer: httpx2.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -47,7 +55,9 @@ def brief(event: tuple[str, dict[str, Any]]) -> tuple[str, str]:
 
 
 async def test_watch_tells_each_change_once_when_it_begins_at_a_list() -> None:
-    """From the list's version on: added, modified and deleted, in order, with the version of the change."""
+    """From the list's version on: added, modified and deleted, in order, with the version of the
+    change.
+    """
     async with ApiServerSimulator() as server:
         first = server.put(a_slice("a"))
         async with watching(server, resourceVersion=first["metadata"]["resourceVersion"]) as events:
@@ -92,7 +102,10 @@ async def test_watch_begins_with_what_there_is_when_asked_for_initial_events() -
 
 
 async def test_watch_is_ended_with_410_when_its_version_is_compacted() -> None:
-    """A watch from a forgotten version gets an ERROR line and ends; one that is open and up to date goes on."""
+    """A watch from a forgotten version gets an ERROR line and ends.
+
+    One that is open and up to date goes on.
+    """
     async with ApiServerSimulator() as server:
         first = server.put(a_slice("a"))
         version = first["metadata"]["resourceVersion"]
@@ -122,7 +135,9 @@ async def test_watch_sends_bookmarks_when_asked() -> None:
     assert {kind for kind, _ in received} == {"BOOKMARK"}
 
 
-async def until(events: AsyncIterator[tuple[str, dict[str, Any]]], version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+async def until(
+    events: AsyncIterator[tuple[str, dict[str, Any]]], version: str
+) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """Events up to one of a version."""
     async for event in events:
         yield event
@@ -131,10 +146,14 @@ async def until(events: AsyncIterator[tuple[str, dict[str, Any]]], version: str)
 
 
 async def test_watch_shows_leaving_objects_as_deleted_when_a_selector_no_longer_holds() -> None:
-    """For a watcher with a selector, an object that stops matching is gone and one that starts is new."""
+    """For a watcher with a selector, an object that stops matching is gone and one that starts is
+    new.
+    """
     async with ApiServerSimulator() as server:
         server.put(a_slice("a"))
-        async with watching(server, resourceVersion="2", labelSelector="x=1", fieldSelector="spec.nodeName=n1") as events:
+        async with watching(
+            server, resourceVersion="2", labelSelector="x=1", fieldSelector="spec.nodeName=n1"
+        ) as events:
             server.put(a_slice("other", node="n2"))
             server.put({**a_slice("a"), "metadata": {"name": "a", "labels": {"x": "1"}}})
             server.put(a_slice("a"))
@@ -151,7 +170,10 @@ async def test_watch_ends_in_order_when_its_time_is_over() -> None:
 
 
 async def test_server_keeps_objects_and_address_when_started_again() -> None:
-    """A restart closes watches and forgets nothing else; a watcher that leaves is no longer counted."""
+    """A restart closes watches and forgets nothing else.
+
+    A watcher that leaves is no longer counted.
+    """
     async with ApiServerSimulator() as server:
         server.put(a_slice("a"))
         url = server.url
@@ -176,7 +198,11 @@ async def test_wipe_takes_the_nodes_slices_when_kubelet_starts() -> None:
         one_driver = server.wipe_slices("n1", "nic.topobus.dev")
         whole_node = server.wipe_slices("n1")
 
-        assert (one_driver, whole_node, [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")]) == (
+        assert (
+            one_driver,
+            whole_node,
+            [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")],
+        ) == (
             1,
             1,
             ["c"],

@@ -1,4 +1,7 @@
-"""`tools/build-images`: every image that the manifests name, by whichever engine is there; no engine is run here, only what would be."""
+"""`tools/build-images`: every image that the manifests name, by whichever engine is there.
+
+No engine is run here, only what would be.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,14 @@ def build(programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_image_of_the_manifests_is_built_and_imported_when_asked(programs: Path) -> None:
     """The names are those that a node looks for, each built and handed to containerd once."""
-    listed = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8"))["images"]
-    listed += yaml.safe_load((ROOT / "deploy" / "kubernetes-leaf" / "kustomization.yaml").read_text(encoding="utf-8"))["images"]
-    # Not of these manifests: the base of images for device classes of one's own, and the console of an overlay.
+    listed = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8"))[
+        "images"
+    ]
+    listed += yaml.safe_load((ROOT / "deploy" / "kubernetes-leaf" / "kustomization.yaml").read_text(encoding="utf-8"))[
+        "images"
+    ]
+    # Not of these manifests: the base of images for device classes of one's own,
+    # and the console of an overlay.
     listed += [{"name": "topobus/device"}, {"name": "topobus/console"}]
     answer = build(programs, "--import")
     calls = (programs / "calls").read_text().splitlines()

@@ -45,7 +45,9 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_container_has_no_more_rights_than_it_needs(name: str) -> None:
-    """A read-only image, no capability, no way to more rights, and no port of the host's but on the loopback interface."""
+    """A read-only image, no capability, no way to more rights, and no port of the host's but on the
+    loopback interface.
+    """
     service = SERVICES[name]
 
     assert service["read_only"] is True
@@ -57,13 +59,19 @@ def test_container_has_no_more_rights_than_it_needs(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_service_takes_its_environment(name: str) -> None:
-    """A variable that a service does not know ends it with status 78, and compose would start it again for ever."""
+    """A variable that a service does not know ends it with status 78, and compose would start it
+    again for ever.
+    """
     load_settings(SETTINGS[name], name, file=None, environ=SERVICES[name]["environment"])
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_service_sees_its_own_password_alone(name: str) -> None:
-    """Each service is a user of its own, whose password is in a volume that no other service mounts; it waits until that is made."""
+    """Each service is a user of its own, whose password is in a volume that no other service
+    mounts.
+
+    It waits until that is made.
+    """
     service = SERVICES[name]
     settings = load_settings(SETTINGS[name], name, file=None, environ=service["environment"])
     assert settings.nats.zone == ("vendor" if name in DEVICE_SERVICES else "core")
@@ -73,31 +81,46 @@ def test_service_sees_its_own_password_alone(name: str) -> None:
     assert {volume: place for volume, place in mounted.items() if volume.startswith(("user-", "nats-"))} == {
         f"user-{name}": ["/nats-user", "ro"]
     }
-    assert service["depends_on"]["keys"] == SERVICES["nats"]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
+    assert (
+        service["depends_on"]["keys"]
+        == SERVICES["nats"]["depends_on"]["keys"]
+        == {"condition": "service_completed_successfully"}
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_service_waits_for_all_that_prepares_something(name: str) -> None:
-    """Whoever runs once and goes is awaited: its end is success to `docker compose up --wait`, and a service that is started alone has what it reads."""
+    """Whoever runs once and goes is awaited: its end is success to `docker compose up --wait`, and
+    a service that is started alone has what it reads.
+    """
     preparing = {other for other, service in SERVICES.items() if service.get("restart") == "no"}
 
     assert preparing == {"keys", "machine"}
-    assert SERVICES[name]["depends_on"] == {other: {"condition": "service_completed_successfully"} for other in preparing}
+    assert SERVICES[name]["depends_on"] == {
+        other: {"condition": "service_completed_successfully"} for other in preparing
+    }
 
 
 def test_passwords_are_made_for_every_user_when_compose_starts_first(tmp_path: Path) -> None:
-    """The maker has a volume for each user, and the services' group; the server alone mounts the file of all, and includes it with its settings."""
+    """The maker has a volume for each user, and the services' group.
+
+    The server alone mounts the file of all, and includes it with its settings.
+    """
     keys, nats = SERVICES["keys"], SERVICES["nats"]
     places = dict(volume.split(":") for volume in keys["volumes"])
     command = keys["command"]
 
-    assert places == {"nats-users": "/keys/nats"} | {f"user-{principal}": f"/keys/{principal}" for principal in PRINCIPALS}
+    assert places == {"nats-users": "/keys/nats"} | {
+        f"user-{principal}": f"/keys/{principal}" for principal in PRINCIPALS
+    }
     image = (FILE.parent / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
     assert f"USER 65532:{keys['user'].rpartition(':')[2]}" in image
     assert (keys["entrypoint"], command[0], command[1]) == (["/usr/local/bin/service", "keys"], "make", "/keys")
     assert command[command.index("--server-file") + 1] == "/keys/nats/users.conf"
     assert [
-        name for name, service in SERVICES.items() if any(volume.startswith("nats-users:") for volume in service.get("volumes", ()))
+        name
+        for name, service in SERVICES.items()
+        if any(volume.startswith("nats-users:") for volume in service.get("volumes", ()))
     ] == [
         "nats",
         "keys",
@@ -109,14 +132,18 @@ def test_passwords_are_made_for_every_user_when_compose_starts_first(tmp_path: P
     for file in (FILE.parent / "deploy" / "nats").glob("*.conf"):
         (etc / file.name).write_bytes(file.read_bytes())
     (tmp_path / "etc" / "nats-users" / "users.conf").write_bytes((tmp_path / "users.conf").read_bytes())
-    checked = subprocess.run([find_nats_server(), "-t", "-c", etc / "with-users.conf"], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [find_nats_server(), "-t", "-c", etc / "with-users.conf"], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr
     assert "nats-users:/etc/nats-users:ro" in nats["volumes"]
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_health_check_is_answered_before_any_import(name: str) -> None:
-    """What compose runs every few seconds in eight containers is the probe that reads its two settings alone, and nothing that compose 1.29 refuses."""
+    """What compose runs every few seconds in eight containers is the probe that reads its two
+    settings alone, and nothing that compose 1.29 refuses.
+    """
     service = SERVICES[name]
     command, program, *arguments = service["healthcheck"]["test"]
 

@@ -1,4 +1,6 @@
-"""What compose does with a NATS server that runs and does not work: its health check, run by a shell as the container's engine runs it."""
+"""What compose does with a NATS server that runs and does not work: its health check, run by a
+shell as the container's engine runs it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ _NATS = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["ser
 
 
 class _Container:
-    """A place for the script: its counter, a wget that answers as the test says, and a process that stands for the server."""
+    """A place for the script: its counter, a wget that answers as the test says, and a process that
+    stands for the server.
+    """
 
     def __init__(self, folder: Path, server: int) -> None:
         kind, script = _NATS["healthcheck"]["test"]
         assert kind == "CMD-SHELL"
         assert script.count("kill 1;") == 1
-        self._script = script.replace("$$", "$").replace("/dev/shm/sick", str(folder / "sick")).replace("kill 1;", f"kill {server};")
+        self._script = (
+            script.replace("$$", "$")
+            .replace("/dev/shm/sick", str(folder / "sick"))
+            .replace("kill 1;", f"kill {server};")
+        )
         self._bin = folder / "bin"
         self._bin.mkdir()
 
@@ -32,12 +40,19 @@ class _Container:
         wget = self._bin / "wget"
         wget.write_text(f"#!/bin/sh\nexit {0 if is_healthy else 1}\n")
         wget.chmod(0o755)
-        return subprocess.run(["/bin/sh", "-c", self._script], env={"PATH": f"{self._bin}:/bin:/usr/bin"}, check=False).returncode
+        return subprocess.run(
+            ["/bin/sh", "-c", self._script], env={"PATH": f"{self._bin}:/bin:/usr/bin"}, check=False
+        ).returncode
 
 
-@pytest.mark.parametrize(("was_healthy", "is_ended"), [(True, True), (False, False)], ids=["healthy-once", "never-healthy"])
+@pytest.mark.parametrize(
+    ("was_healthy", "is_ended"), [(True, True), (False, False)], ids=["healthy-once", "never-healthy"]
+)
 def test_server_is_ended_when_it_was_healthy_and_stays_sick(tmp_path: Path, was_healthy: bool, is_ended: bool) -> None:
-    """Sixteen sick looks in a row end a server that was healthy once; one that only takes long to start is left alone."""
+    """Sixteen sick looks in a row end a server that was healthy once.
+
+    One that only takes long to start is left alone.
+    """
     with subprocess.Popen(["sleep", "600"]) as server:
         container = _Container(tmp_path, server.pid)
         if was_healthy:
@@ -60,7 +75,9 @@ def test_server_is_ended_when_it_was_healthy_and_stays_sick(tmp_path: Path, was_
 
 
 def test_server_has_a_store_of_a_fixed_size_when_compose_starts_it() -> None:
-    """Its configuration is the shipped one, whose store holds all streams, whatever is free on the disk at a restart."""
+    """Its configuration is the shipped one, whose store holds all streams, whatever is free on the
+    disk at a restart.
+    """
     assert "./deploy/nats:/etc/nats:ro" in _NATS["volumes"]
     assert _NATS["command"][0] == "/etc/nats/${TOPOBUS_NATS_CONF:-with-users.conf}"
     assert "include nats-server.conf\n" in (ROOT / "deploy/nats/with-users.conf").read_text(encoding="utf-8")
@@ -70,7 +87,9 @@ def test_server_has_a_store_of_a_fixed_size_when_compose_starts_it() -> None:
 
 
 class _Started:
-    """What compose runs in NATS' container, here in folders of a test: the script, the shipped configurations, and a `nats-server` that says how it was called."""
+    """What compose runs in NATS' container, here in folders of a test: the script, the shipped
+    configurations, and a `nats-server` that says how it was called.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "data"
@@ -97,9 +116,18 @@ class _Started:
 
     def run(self, configuration: str, *more: str, pid_file: str = "") -> subprocess.CompletedProcess[str]:
         """Start the server as compose does, or with what Kubernetes adds to it."""
-        command = [*_NATS["entrypoint"][:-1], self._etc / Path(_NATS["entrypoint"][-1]).name, self._etc / configuration, self.store, *more]
+        command = [
+            *_NATS["entrypoint"][:-1],
+            self._etc / Path(_NATS["entrypoint"][-1]).name,
+            self._etc / configuration,
+            self.store,
+            *more,
+        ]
         assert _NATS["command"][1] == "/data"
-        environment = {"PATH": f"{self._etc.parents[1] / 'bin'}:/bin:/usr/bin", **({"PID_FILE": pid_file} if pid_file else {})}
+        environment = {
+            "PATH": f"{self._etc.parents[1] / 'bin'}:/bin:/usr/bin",
+            **({"PID_FILE": pid_file} if pid_file else {}),
+        }
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -112,7 +140,9 @@ class _Started:
 def test_streams_are_brought_to_the_account_that_the_server_will_have(
     tmp_path: Path, before: str, configuration: str, after: str, has_empty: bool
 ) -> None:
-    """A ledger that an earlier start stored with other users is there after the next one, and a further start changes nothing."""
+    """A ledger that an earlier start stored with other users is there after the next one, and a
+    further start changes nothing.
+    """
     started = _Started(tmp_path)
     started.users.write_text(accounts_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
     started.make_stream(before)
@@ -134,7 +164,9 @@ def test_streams_are_brought_to_the_account_that_the_server_will_have(
 def test_streams_are_brought_to_the_hubs_account_when_the_server_becomes_one(
     tmp_path: Path, before: str, configuration: str, after: str
 ) -> None:
-    """In Kubernetes the account of a hub is named, and the server writes its PID where its neighbour reads it."""
+    """In Kubernetes the account of a hub is named, and the server writes its PID where its
+    neighbour reads it.
+    """
     started = _Started(tmp_path)
     started.users.write_text(accounts_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
     started.make_stream(before)
@@ -174,7 +206,9 @@ def test_server_is_not_started_when_two_accounts_have_streams(tmp_path: Path) ->
 
 
 def test_streams_stay_when_users_share_one_account(tmp_path: Path) -> None:
-    """A file of users that somebody made without accounts is taken as it is, and a first start has nothing to move."""
+    """A file of users that somebody made without accounts is taken as it is, and a first start has
+    nothing to move.
+    """
     started = _Started(tmp_path)
     started.users.write_text(server_configuration(dict.fromkeys(PRINCIPALS, "p0123456789abcdef")))
     assert started.run("with-users.conf").returncode == 0

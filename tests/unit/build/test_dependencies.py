@@ -1,4 +1,6 @@
-"""The lists of dependencies agree: a process needs nothing but the project's own and its extra's, the pages say how many that are, and all of it is locked."""
+"""The lists of dependencies agree: a process needs nothing but the project's own and its extra's,
+the pages say how many that are, and all of it is locked.
+"""
 
 import re
 import subprocess
@@ -21,7 +23,8 @@ _MARKERS = {
     "platform_system": "Linux",
     "os_name": "posix",
 }
-# Imports every module of a service where only the distributions named can be imported, whatever else is installed.
+# Imports every module of a service where only the distributions named can be
+# imported, whatever else is installed.
 _IMPORT_ALONE = """
 import importlib, importlib.metadata, pkgutil, re, sys
 service, allowed = sys.argv[1], set(sys.argv[2:])
@@ -56,7 +59,9 @@ def _locked(service: str) -> list[Requirement]:
 
 
 def test_extra_all_installs_the_union_of_what_services_need() -> None:
-    """`pip install '.[all]'` gives the whole system: nothing that a service needs is missing, and nothing else is there."""
+    """`pip install '.[all]'` gives the whole system: nothing that a service needs is missing, and
+    nothing else is there.
+    """
     assert {need for service in SERVICES for need in _needs(service)} == _needs("all")
 
 
@@ -69,10 +74,16 @@ def test_project_depends_on_what_every_service_needs() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_service_imports_nothing_but_its_extra(service: str) -> None:
-    """Every module of a service can be imported where only the packages of its own lock are installed."""
+    """Every module of a service can be imported where only the packages of its own lock are
+    installed.
+    """
     allowed = [canonicalize_name(requirement.name) for requirement in _locked(service)]
     done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALONE, service, *allowed], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", _IMPORT_ALONE, service, *allowed],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -100,7 +111,9 @@ def test_service_is_locked_with_hashes_and_no_address(service: str) -> None:
     text = (ROOT / "requirements" / f"{service}.txt").read_text(encoding="utf-8")
     entries = re.split(r"\n(?=\S)", text.strip())
 
-    assert {_name(need) for need in _needs(service)} <= {canonicalize_name(requirement.name) for requirement in _locked(service)}
+    assert {_name(need) for need in _needs(service)} <= {
+        canonicalize_name(requirement.name) for requirement in _locked(service)
+    }
     assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
     assert "://" not in text
 

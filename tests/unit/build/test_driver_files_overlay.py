@@ -1,4 +1,6 @@
-"""The overlay kubernetes-gpu gives containers the files of the host's driver: its own settings and mounts, on hosts of every kind, against the gateway's settings of the same overlay."""
+"""The overlay kubernetes-gpu gives containers the files of the host's driver: its own settings and
+mounts, on hosts of every kind, against the gateway's settings of the same overlay.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def _start(tmp_path: Path, lay_out: Callable[[Path], object], overlay: Path | st
     require_compiler()
     host = tmp_path / "host"
     machine = build(_PROFILE, host)
-    (machine.root / "proc/driver/nvidia/version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1\n")
+    (machine.root / "proc/driver/nvidia/version").write_text(
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1\n"
+    )
     lay_out(host)
     (host / "usr").mkdir(exist_ok=True)
     if (host / "lib").is_dir():
@@ -95,8 +99,13 @@ def _common(prepared: Prepared | Refusal) -> ContainerEdits:
 
 @pytest.mark.parametrize("kind", [OwnerKind.CLAIM, OwnerKind.DEVICE_PLUGIN])
 @pytest.mark.parametrize("layout", _LAYOUTS)
-def test_container_gets_the_loaded_drivers_files_by_the_overlay_s_own_settings(tmp_path: Path, layout: str, kind: OwnerKind) -> None:
-    """Each library by a path of the host that is a file there and no link; a variable leads to them; no program on the host is needed; the gateway allows all."""
+def test_container_gets_the_loaded_drivers_files_by_the_overlay_s_own_settings(
+    tmp_path: Path, layout: str, kind: OwnerKind
+) -> None:
+    """Each library by a path of the host that is a file there and no link.
+
+    A variable leads to them; no program on the host is needed; the gateway allows all.
+    """
     pod = _start(tmp_path, _LAYOUTS[layout])
 
     prepared = _prepare(pod, kind)
@@ -104,7 +113,11 @@ def test_container_gets_the_loaded_drivers_files_by_the_overlay_s_own_settings(t
     common = _common(prepared)
     assert isinstance(prepared, Prepared)
     assert refuse_forbidden("gpu", prepared, pod.rights) is None
-    assert (common.env["LD_LIBRARY_PATH"], common.env["NVIDIA_VISIBLE_DEVICES"], common.hooks) == (LIBRARY_PATH, "void", ())
+    assert (common.env["LD_LIBRARY_PATH"], common.env["NVIDIA_VISIBLE_DEVICES"], common.hooks) == (
+        LIBRARY_PATH,
+        "void",
+        (),
+    )
     inside = {mount.container_path: tmp_path / "host" / mount.host_path.lstrip("/") for mount in common.mounts}
     folders = LIBRARY_PATH.split(":")
     for base, soname in LIBRARIES.items():
@@ -137,11 +150,16 @@ def test_driver_of_another_version_is_not_brought(tmp_path: Path) -> None:
     refused = _prepare(_start(tmp_path, lambda host: library(host / "usr/lib64/libcuda.so.570.86.10", "libcuda.so.1")))
 
     assert isinstance(refused, Refusal)
-    assert [(reason.code, reason.facts["got"]) for reason in refused.reasons] == [("driver-files-incomplete", ("570.86.10",))]
+    assert [(reason.code, reason.facts["got"]) for reason in refused.reasons] == [
+        ("driver-files-incomplete", ("570.86.10",))
+    ]
 
 
 def test_page_s_lines_bring_a_driver_of_another_folder(tmp_path: Path) -> None:
-    """Without them the pod does not see GKE's folder; with them all is brought, and the gateway needs no setting."""
+    """Without them the pod does not see GKE's folder.
+
+    With them all is brought, and the gateway needs no setting.
+    """
 
     def lay_out(host: Path) -> None:
         driver_root(host / _GKE, folder="lib64", programs="bin")
@@ -151,7 +169,9 @@ def test_page_s_lines_bring_a_driver_of_another_folder(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.mkdir()
     patches = [{"target": {"kind": "DaemonSet", "name": "topobus-gpu"}, "patch": patch}]
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [str(DEPLOY / "kubernetes-gpu")], "patches": patches}))
+    (overlay / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [str(DEPLOY / "kubernetes-gpu")], "patches": patches})
+    )
 
     without = _prepare(_start(tmp_path / "without", lay_out))
     pod = _start(tmp_path / "with", lay_out, overlay)

@@ -1,4 +1,7 @@
-"""`deploy/kind/quick-start`: its steps, by programs that only write down how they were called; no cluster is made here."""
+"""`deploy/kind/quick-start`: its steps, by programs that only write down how they were called.
+
+No cluster is made here.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def programs(tmp_path: Path) -> Path:
 
 
 def write_program(folder: Path, name: str, more: str = "") -> None:
-    """Write a program that notes its call; docker's notes what it is given, too, as far as it reads it."""
+    """Write a program that notes its call.
+
+    Docker's notes what it is given, too, as far as it reads it.
+    """
     if name == "kind":
         more = more or 'case "$*" in *"get nodes"*) echo topobus-control-plane; echo topobus-worker ;; esac'
     (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{folder.parent}/calls"\n{more}\n')
@@ -53,7 +59,9 @@ def quick_start(programs: Path, *arguments: str) -> subprocess.CompletedProcess[
         for name in ("bash", "cat", "dirname", "env", "grep", "mktemp", "rm", "sed", "seq", "sh", "sleep", "tr"):
             (basics / name).symlink_to(str(shutil.which(name)))
     environment = {"PATH": f"{programs}:{basics}", "HOME": str(programs.parent), "TMPDIR": str(programs.parent)}
-    return subprocess.run(["bash", str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def calls(programs: Path) -> list[str]:
@@ -63,7 +71,11 @@ def calls(programs: Path) -> list[str]:
 
 
 def test_steps_come_in_their_order_when_all_programs_are_there(programs: Path) -> None:
-    """A cluster, images, the machine in each node, the manifests, a pod, and the drawing at the forwarded port; all in kind's own context."""
+    """A cluster, images, the machine in each node, the manifests, a pod, and the drawing at the
+    forwarded port.
+
+    All in kind's own context.
+    """
     answer = quick_start(programs)
     made = calls(programs)
 
@@ -81,7 +93,11 @@ def test_steps_come_in_their_order_when_all_programs_are_there(programs: Path) -
     ]
     places = [next(place for place, call in enumerate(made) if call.startswith(start)) for start in wanted]
     assert places == sorted(places)
-    assert all("--context kind-topobus" in call for call in made if call.startswith("kubectl") and "topobus machine" not in call)
+    assert all(
+        "--context kind-topobus" in call
+        for call in made
+        if call.startswith("kubectl") and "topobus machine" not in call
+    )
     assert "kind delete cluster --name topobus" in answer.stdout
 
 
@@ -89,15 +105,27 @@ def test_every_image_of_the_manifests_is_loaded(programs: Path) -> None:
     """What the manifests name, and the command line, by which the machine is written."""
     assert quick_start(programs, "--no-build").returncode == 0
 
-    pods = [manifest["spec"]["template"]["spec"] for manifest in built("kind/manifests") if manifest["kind"] in ("DaemonSet", "Deployment")]
-    named = {container["image"] for pod in pods for container in pod["containers"] if container["image"].startswith("topobus/")}
+    pods = [
+        manifest["spec"]["template"]["spec"]
+        for manifest in built("kind/manifests")
+        if manifest["kind"] in ("DaemonSet", "Deployment")
+    ]
+    named = {
+        container["image"]
+        for pod in pods
+        for container in pod["containers"]
+        if container["image"].startswith("topobus/")
+    }
     loaded = {call.split()[3].removeprefix("docker.io/") for call in calls(programs) if call.startswith("kind load")}
     assert loaded == named | {"topobus/cli:latest"}
     assert not any(call.startswith("docker build") for call in calls(programs))
 
 
 def test_nothing_is_run_when_it_is_a_dry_run(programs: Path) -> None:
-    """All steps are printed, with the chosen machine and cluster, also where programs are missing; those are named."""
+    """All steps are printed, with the chosen machine and cluster, also where programs are missing.
+
+    Those are named.
+    """
     (programs / "kind").unlink()
 
     answer = quick_start(programs, "--dry-run", "--profile", "epyc-8numa", "--name", "lab")
@@ -117,7 +145,9 @@ def test_missing_programs_are_all_named_when_it_begins(programs: Path) -> None:
     answer = quick_start(programs)
 
     assert (answer.returncode, calls(programs)) == (69, [])
-    assert [re.search(r"quick-start: (.*?) (?:is|are) (?:not )?on the PATH", line)[1] for line in answer.stderr.splitlines()] == [  # type: ignore[index]  # none is another failure
+    assert [
+        re.search(r"quick-start: (.*?) (?:is|are) (?:not )?on the PATH", line)[1] for line in answer.stderr.splitlines()
+    ] == [  # type: ignore[index]  # none is another failure
         "kind",
         "kubectl",
         "neither docker nor podman",
@@ -138,7 +168,9 @@ def test_engine_that_does_not_answer_is_told(programs: Path) -> None:
 def test_cluster_that_is_there_is_used(programs: Path) -> None:
     """A second run makes no second cluster."""
     write_program(
-        programs, "kind", 'case "$*" in "get clusters") echo other; echo topobus ;; *"get nodes"*) echo topobus-control-plane ;; esac'
+        programs,
+        "kind",
+        'case "$*" in "get clusters") echo other; echo topobus ;; *"get nodes"*) echo topobus-control-plane ;; esac',
     )
 
     assert quick_start(programs).returncode == 0
@@ -153,7 +185,9 @@ def test_cluster_is_refused_when_its_kubernetes_is_too_old(programs: Path) -> No
     answer = quick_start(programs)
 
     assert answer.returncode == 69
-    assert "runs Kubernetes 1.33, wanted 1.34 or later: kind create cluster --image kindest/node:v1.34.0" in answer.stderr
+    assert (
+        "runs Kubernetes 1.33, wanted 1.34 or later: kind create cluster --image kindest/node:v1.34.0" in answer.stderr
+    )
     assert not any(" apply " in call for call in calls(programs))
 
 
@@ -179,7 +213,9 @@ def test_usage_is_told_when_an_argument_is_unknown(programs: Path, arguments: li
 
 
 def test_services_read_the_machine_where_the_script_puts_it() -> None:
-    """One folder in script and manifests: the hardware tree, and the device nodes that containers get."""
+    """One folder in script and manifests: the hardware tree, and the device nodes that containers
+    get.
+    """
     folder = re.search(r"^machine=(\S+)$", SCRIPT.read_text(encoding="utf-8"), re.MULTILINE)
     assert folder is not None
     manifests = built("kind/manifests")
@@ -187,7 +223,9 @@ def test_services_read_the_machine_where_the_script_puts_it() -> None:
 
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     assert paths == {top: f"{folder[1]}/{top}" for top in ("sys", "proc", "dev")}
-    assert environment_of(manifests, container_of(pod, "gpu"))["TOPOBUS_ALL__HARDWARE__RUNTIME_DEV"] == f"{folder[1]}/dev"
+    assert (
+        environment_of(manifests, container_of(pod, "gpu"))["TOPOBUS_ALL__HARDWARE__RUNTIME_DEV"] == f"{folder[1]}/dev"
+    )
 
 
 @pytest.mark.parametrize("device_class", ["gpu", "nic", "fpga"])
@@ -204,14 +242,18 @@ def test_gateway_allows_the_device_nodes_of_the_machine(device_class: str) -> No
 
 
 def test_pod_asks_for_what_the_classes_offer() -> None:
-    """One claim for a device of each of two classes of examples/claims/classes.yaml, below one root complex, and the pod uses it."""
+    """One claim for a device of each of two classes of examples/claims/classes.yaml, below one root
+    complex, and the pod uses it.
+    """
     claim, pod = yaml.safe_load_all((ROOT / "deploy/kind/pod.yaml").read_text(encoding="utf-8"))
     classes = yaml.safe_load_all((ROOT / "examples/claims/classes.yaml").read_text(encoding="utf-8"))
     asked = {request["name"]: request["exactly"]["deviceClassName"] for request in claim["spec"]["devices"]["requests"]}
 
     assert asked == {"gpu": "gpu.topobus.dev", "nic": "nic.topobus.dev"}
     assert {*asked.values()} <= {each["metadata"]["name"] for each in classes}
-    assert claim["spec"]["devices"]["constraints"] == [{"requests": ["gpu", "nic"], "matchAttribute": "resource.kubernetes.io/pcieRoot"}]
+    assert claim["spec"]["devices"]["constraints"] == [
+        {"requests": ["gpu", "nic"], "matchAttribute": "resource.kubernetes.io/pcieRoot"}
+    ]
     assert pod["spec"]["resourceClaims"] == [{"name": "pair", "resourceClaimName": claim["metadata"]["name"]}]
     assert pod["spec"]["containers"][0]["resources"] == {"claims": [{"name": "pair"}]}
 

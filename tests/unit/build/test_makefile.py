@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="NOT TESTED: no make here")
 def test_make_lets_tests_keep_compiled_modules_when_the_environment_forbids_them() -> None:
-    """Processes that tests start read compiled modules, in a container that sets PYTHONDONTWRITEBYTECODE, too."""
+    """Processes that tests start read compiled modules, in a container that sets
+    PYTHONDONTWRITEBYTECODE, too.
+    """
     rule = "shown: ; @echo [$${PYTHONDONTWRITEBYTECODE-unset}]"
 
     done = subprocess.run(

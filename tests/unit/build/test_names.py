@@ -17,9 +17,11 @@ _FILES = sorted(
 
 
 def _vague_names(source: str) -> list[str]:
-    """Give each binding of a vague name as `name at line N`: variables, parameters, functions, imports, captures of `match`.
+    """Give each binding of a vague name as `name at line N`: variables, parameters, functions,
+    imports, captures of `match`.
 
-    A class's fields are left out: those of messages and settings are the names that users read and write.
+    A class's fields are left out: those of messages and settings are the
+    names that users read and write.
     """
     tree = ast.parse(source)
     fields = {
@@ -34,7 +36,12 @@ def _vague_names(source: str) -> list[str]:
         if node in fields:
             continue
         match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
                 places.append((node.lineno, name))
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ExceptHandler(name=str(name)):
                 places.append((node.lineno, name))
@@ -55,8 +62,13 @@ def test_files_have_no_vague_name_when_they_are_written_by_hand() -> None:
 
 
 def test_vague_names_finds_each_kind_of_binding_when_a_source_has_them() -> None:
-    """The check sees comprehensions, lambdas, parameters, inner functions and captures of `match`, and ignores fields and what is only read or called."""
-    source = "a = [one for one in b]\nc = lambda two: two\ndef d(one): ...\ndef one(): ...\nmatch e:\n    case [1, two]: ...\nf(one=1)\nclass G:\n    one: str"
+    """The check sees comprehensions, lambdas, parameters, inner functions and captures of `match`,
+    and ignores fields and what is only read or called.
+    """
+    source = (
+        "a = [one for one in b]\nc = lambda two: two\ndef d(one): ...\ndef one(): ...\nmatch e:\n    case [1, "
+        "two]: ...\nf(one=1)\nclass G:\n    one: str"
+    )
 
     names = _vague_names(source)
 

@@ -1,4 +1,7 @@
-"""`tools/release`: what it refuses before it builds anything. That it builds the same wheel twice and runs the demo from it, it proves itself at each release."""
+"""`tools/release`: what it refuses before it builds anything.
+
+That it builds the same wheel twice and runs the demo from it, it proves itself at each release.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a version, a changelog and the script; python there only says that it was called."""
+    """A repository with a version, a changelog and the script.
+
+    Python there only says that it was called.
+    """
     for name, text in (
         ("pyproject.toml", 'version = "1.2.0"\n'),
         ("CHANGELOG.md", "# Changelog\n\n## 1.2.0\n"),
@@ -48,7 +54,12 @@ def release(repository: Path, *arguments: str) -> subprocess.CompletedProcess[st
     builder.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(builder)}
     return subprocess.run(
-        [str(repository / "tools" / "release"), *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [str(repository / "tools" / "release"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -110,6 +121,8 @@ def test_script_has_no_finding_of_shellcheck() -> None:
     if shellcheck is None:
         pytest.skip("no shellcheck is on the PATH (apt-get install shellcheck)")
 
-    done = subprocess.run([shellcheck, str(ROOT / "tools" / "release")], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [shellcheck, str(ROOT / "tools" / "release")], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert done.returncode == 0, done.stdout

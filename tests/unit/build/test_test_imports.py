@@ -1,4 +1,6 @@
-"""What tests share stands in `tests/support` or a conftest: no test module is a library of another one."""
+"""What tests share stands in `tests/support` or a conftest: no test module is a library of another
+one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def _imported_test_modules(source: str) -> list[str]:
 
 
 def test_no_test_imports_from_a_test_module() -> None:
-    """An imported test module runs a second time beside the one that pytest loads, and its fixtures come in by their names alone."""
+    """An imported test module runs a second time beside the one that pytest loads, and its fixtures
+    come in by their names alone.
+    """
     imports = {
         file.relative_to(TESTS).as_posix(): modules
         for file in sorted(TESTS.rglob("*.py"))
@@ -35,7 +39,10 @@ def test_no_test_imports_from_a_test_module() -> None:
 
 def test_imported_test_modules_are_seen_when_a_source_has_them() -> None:
     """The check sees both forms of import, and no name that only sounds alike."""
-    source = "from integration.test_controller import home\nimport unit.test_x\nfrom unit import test_y\nfrom testing import contest\n"
+    source = (
+        "from integration.test_controller import home\nimport unit.test_x\nfrom unit import test_y\nfrom testing "
+        "import contest\n"
+    )
 
     modules = _imported_test_modules(source)
 

@@ -35,7 +35,9 @@ def test_machine_of_kubelet_is_no_success_when_there_is_no_kubernetes() -> None:
     done = lane("node")
 
     assert done.returncode == 69
-    assert done.stderr.splitlines()[-1].startswith("vm: node: DID NOT RUN: TOPOBUS_VM_KUBERNETES names no folder with kubelet")
+    assert done.stderr.splitlines()[-1].startswith(
+        "vm: node: DID NOT RUN: TOPOBUS_VM_KUBERNETES names no folder with kubelet"
+    )
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in LANE.glob("*/test_*.py")))
@@ -46,7 +48,18 @@ def test_tests_are_of_a_machine_or_of_every_one(folder: str) -> None:
 
 def test_nothing_of_it_runs_outside_of_a_guest() -> None:
     """It would unplug this machine's cards."""
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-c", str(LANE / "pytest.ini"), str(LANE)]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(LANE / "pytest.ini"),
+        str(LANE),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
     assert "no tests collected" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Certificates of NATS servers: made once by an authority of our own, whole or not at all, made anew in time, and never touched where somebody else made them."""
+"""Certificates of NATS servers: made once by an authority of our own, whole or not at all, made
+anew in time, and never touched where somebody else made them.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,25 @@ def authority(tmp_path: Path) -> Path:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
-def _verify(server: Path, *, authorities: Path | None = None, name: str = "nats", when: datetime = _NOW + timedelta(hours=1)) -> str:
-    """Say what openssl, at its strictest, has against a server's certificate; empty when nothing."""
+def _verify(
+    server: Path, *, authorities: Path | None = None, name: str = "nats", when: datetime = _NOW + timedelta(hours=1)
+) -> str:
+    """Say what openssl, at its strictest, has against a server's certificate.
+
+    Empty when nothing.
+    """
     purpose = ("-purpose", "sslserver", "-x509_strict", "-verify_hostname", name, "-attime", str(int(when.timestamp())))
     trust = ("-CAfile", str(authorities or server / "ca.crt"))
-    done = subprocess.run(["openssl", "verify", *purpose, *trust, str(server / "tls.crt")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["openssl", "verify", *purpose, *trust, str(server / "tls.crt")], capture_output=True, text=True, check=False
+    )
     return "" if done.returncode == 0 else done.stderr
 
 
@@ -58,11 +71,16 @@ def _is_pair(server: Path) -> bool:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=["umask-0", "umask-77"])
-@pytest.mark.parametrize(("is_for_group", "modes"), [(False, (0o700, 0o600)), (True, (0o750, 0o640))], ids=["owner", "group"])
+@pytest.mark.parametrize(
+    ("is_for_group", "modes"), [(False, (0o700, 0o600)), (True, (0o750, 0o640))], ids=["owner", "group"]
+)
 def test_certificate_is_good_for_its_names_when_it_was_made(
     server: Path, authority: Path, umask: int, is_for_group: bool, modes: tuple[int, int]
 ) -> None:
-    """The program openssl verifies it for each name and for no other; whatever the umask, the keys are closed to others and what is public can be read."""
+    """The program openssl verifies it for each name and for no other.
+
+    Whatever the umask, the keys are closed to others and what is public can be read.
+    """
     before = os.umask(umask)
     try:
         made = certify(server, _NAMES, authority=authority, now=_NOW, is_for_group=is_for_group)
@@ -98,7 +116,11 @@ def test_certificate_is_good_for_its_names_when_it_was_made(
 def test_certificate_is_made_anew_only_when_it_will_not_do(
     server: Path, authority: Path, later: timedelta, names: tuple[str, ...], is_new: bool | None
 ) -> None:
-    """What is good stays as it is, bytes and all; a new one has the same key and the same authority. A clock that went behind the authority's beginning is refused."""
+    """What is good stays as it is, bytes and all.
+
+    A new one has the same key and the same authority. A clock that went behind the
+    authority's beginning is refused.
+    """
     certify(server, _NAMES, authority=authority, now=_NOW)
     before = _digests(server)
 
@@ -114,8 +136,12 @@ def test_certificate_is_made_anew_only_when_it_will_not_do(
     assert _verify(server, when=_NOW + later) == ""
 
 
-def test_authority_changes_without_a_moment_of_distrust_when_it_is_done_in_steps(server: Path, authority: Path, tmp_path: Path) -> None:
-    """A client trusts the server at each step: with the old authorities' file before the server's certificate changes, and with the new file all along."""
+def test_authority_changes_without_a_moment_of_distrust_when_it_is_done_in_steps(
+    server: Path, authority: Path, tmp_path: Path
+) -> None:
+    """A client trusts the server at each step: with the old authorities' file before the server's
+    certificate changes, and with the new file all along.
+    """
     certify(server, _NAMES, authority=authority, now=_NOW)
     old = shutil.copy(server / "ca.crt", tmp_path / "old.crt")
     first_key = (server / "tls.key").read_bytes()
@@ -144,7 +170,11 @@ def test_authority_changes_without_a_moment_of_distrust_when_it_is_done_in_steps
 def test_folder_is_never_written_when_somebody_else_filled_it(
     server: Path, authority: Path, tmp_path: Path, has_authority: bool, is_mounted: bool
 ) -> None:
-    """A certificate of another authority is taken as it is, though it is about to expire and has other names; nothing is made beside it, and renewing it is refused."""
+    """A certificate of another authority is taken as it is, though it is about to expire and has
+    other names.
+
+    Nothing is made beside it, and renewing it is refused.
+    """
     secret = tmp_path / "secret" / "..2026_11_23"
     certify(secret, ("theirs",), authority=tmp_path / "theirs", now=_NOW)
     if is_mounted:
@@ -169,7 +199,10 @@ def test_folder_is_never_written_when_somebody_else_filled_it(
 
 
 def test_certificate_is_one_when_several_make_it_at_once(server: Path, authority: Path) -> None:
-    """Eight that begin together make one authority and one certificate; all of them are given that one."""
+    """Eight that begin together make one authority and one certificate.
+
+    All of them are given that one.
+    """
     made: list[ServerCertificate] = []
     together = threading.Barrier(8)
 
@@ -202,8 +235,12 @@ def _change_authority(server: Path, authority: Path) -> None:
 
 
 @pytest.mark.parametrize("work", [_start, _renew, _change_authority], ids=["start", "renew", "change-authority"])
-def test_certificate_is_finished_when_whoever_made_it_was_killed_at_any_step(tmp_path: Path, work: Callable[[Path, Path], None]) -> None:
-    """Killed before each of its system calls that changes something, it leaves files that are whole, and the next call completes them without leaving anything behind."""
+def test_certificate_is_finished_when_whoever_made_it_was_killed_at_any_step(
+    tmp_path: Path, work: Callable[[Path, Path], None]
+) -> None:
+    """Killed before each of its system calls that changes something, it leaves files that are
+    whole, and the next call completes them without leaving anything behind.
+    """
     before = tmp_path / "before"
     if work is not _start:
         _start(before / "tls", before / "authority")
@@ -231,14 +268,19 @@ def test_certificate_is_finished_when_whoever_made_it_was_killed_at_any_step(tmp
 
 
 def _done_in_a_child(work: Callable[[Path, Path], None], life: Path, *, killed_at: int) -> bool:
-    """Do the work in a process that ends without a word before its n-th change; gives whether it came to its end before."""
+    """Do the work in a process that ends without a word before its n-th change.
+
+    Gives whether it came to its end before.
+    """
     child = os.fork()
     if child == 0:
         steps = 0
 
         def count(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal steps
-            is_write = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+            is_write = (
+                event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+            )
             if is_write or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "subprocess.Popen"):
                 steps += 1
                 if steps == killed_at:
@@ -253,7 +295,9 @@ def _done_in_a_child(work: Callable[[Path, Path], None], life: Path, *, killed_a
 def test_error_says_what_to_install_when_openssl_is_missing(
     server: Path, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program and its package are named, nothing half-made is left, and with the program there the same call succeeds."""
+    """The program and its package are named, nothing half-made is left, and with the program there
+    the same call succeeds.
+    """
     with monkeypatch.context() as without:
         without.setenv("PATH", str(tmp_path))
         with pytest.raises(ConfigError, match="openssl, which makes certificates, is not installed") as refused:
@@ -263,8 +307,12 @@ def test_error_says_what_to_install_when_openssl_is_missing(
     assert certify(server, _NAMES, authority=authority, now=_NOW).why_new
 
 
-@pytest.mark.parametrize("name", ["nats://hub:4222", "hub:4222", "a b", "", "x\nDNS:evil", "a,DNS:b", "fe80::1%eth0", "*.*.org", "é.org"])
-def test_name_is_refused_when_it_is_no_host_and_no_address(server: Path, authority: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["nats://hub:4222", "hub:4222", "a b", "", "x\nDNS:evil", "a,DNS:b", "fe80::1%eth0", "*.*.org", "é.org"]
+)
+def test_name_is_refused_when_it_is_no_host_and_no_address(
+    server: Path, authority: Path, tmp_path: Path, name: str
+) -> None:
     """The error repeats it; nothing is made, and nothing of it reaches openssl's configuration."""
     with pytest.raises(ConfigError, match="wanted a host name or an address"):
         certify(server, ("good", name), authority=authority, now=_NOW)
@@ -290,7 +338,9 @@ def test_key_is_refused_when_others_may_read_it(server: Path, authority: Path, t
 
 
 def test_certificate_is_refused_when_a_key_is_there_that_nobody_here_signed(server: Path, authority: Path) -> None:
-    """A key without certificate and without authority is somebody's half: it is not taken for ours and not overwritten."""
+    """A key without certificate and without authority is somebody's half: it is not taken for ours
+    and not overwritten.
+    """
     server.mkdir()
     (server / "tls.key").write_text("theirs")
 
@@ -306,7 +356,18 @@ def _der(server: Path) -> bytes:
 def test_facts_are_those_of_openssl_when_a_certificate_is_read(server: Path, authority: Path) -> None:
     """Names, dates and common names are what openssl prints."""
     certify(server, _NAMES, authority=authority, now=_NOW)
-    command = ["openssl", "x509", "-in", str(server / "tls.crt"), "-noout", "-dates", "-issuer", "-subject", "-ext", "subjectAltName"]
+    command = [
+        "openssl",
+        "x509",
+        "-in",
+        str(server / "tls.crt"),
+        "-noout",
+        "-dates",
+        "-issuer",
+        "-subject",
+        "-ext",
+        "subjectAltName",
+    ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     facts = parse_certificate(_der(server))
@@ -320,7 +381,10 @@ def test_facts_are_those_of_openssl_when_a_certificate_is_read(server: Path, aut
 
 
 def test_certificate_is_refused_when_it_is_cut_or_changed_anywhere(server: Path, authority: Path) -> None:
-    """Whatever somebody sends in its place is facts or a ValueError, and nothing else; no cut one gives facts."""
+    """Whatever somebody sends in its place is facts or a ValueError, and nothing else.
+
+    No cut one gives facts.
+    """
     certify(server, _NAMES, authority=authority, now=_NOW)
     der = _der(server)
     for length in range(len(der)):

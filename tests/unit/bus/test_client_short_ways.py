@@ -1,4 +1,6 @@
-"""What our client does otherwise than nats-py to save turns of the event loop: the same messages, the same headers, the same order."""
+"""What our client does otherwise than nats-py to save turns of the event loop: the same messages,
+the same headers, the same order.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,26 @@ from topobus.bus.connection.client import GatedClient, headers_bytes
 
 LINES = st.lists(
     st.sampled_from(
-        [b"Name: value", b"a:b", b": x", b"no colon", b"two words: x", b"\x1cname: x", b"na\xc3\xafve: x", b" Name : v\xff ", b""]
+        [
+            b"Name: value",
+            b"a:b",
+            b": x",
+            b"no colon",
+            b"two words: x",
+            b"\x1cname: x",
+            b"na\xc3\xafve: x",
+            b" Name : v\xff ",
+            b"",
+        ]
     )
 )
 
 
 @given(lines=LINES)
 def test_headers_are_those_of_nats_py_when_lines_are_odd(lines: list[bytes]) -> None:
-    """Names with blanks, names that are no ASCII and lines without a colon are left out, as nats-py does it."""
+    """Names with blanks, names that are no ASCII and lines without a colon are left out, as nats-py
+    does it.
+    """
     raw = b"\r\n".join(lines)
 
     assert GatedClient._parse_header_lines(raw) == Client._parse_header_lines(raw)
@@ -35,13 +49,19 @@ def test_headers_are_those_of_nats_py_when_bytes_are_random(raw: bytes) -> None:
     assert GatedClient._parse_header_lines(raw) == Client._parse_header_lines(raw)
 
 
-NAMES = st.sampled_from(["Topobus-Sent-Ms", "traceparent", "A", "a b", " A", "", "\u00e4", "a:b", "Nats-Expected-Stream", "x_y"])
+NAMES = st.sampled_from(
+    ["Topobus-Sent-Ms", "traceparent", "A", "a b", " A", "", "\u00e4", "a:b", "Nats-Expected-Stream", "x_y"]
+)
 VALUES = st.sampled_from(["1", "", " padded ", "two\nlines", "carriage\rreturn", "\u00fcber", "a: b", "x" * 300])
 
 
 @given(headers=st.dictionaries(NAMES, VALUES, max_size=5), reply=st.sampled_from(["", "_INBOX.a"]))
-async def test_sent_bytes_are_those_of_nats_py_when_headers_are_plain_or_odd(headers: dict[str, str], reply: str) -> None:
-    """The short way writes what the long way would, and leaves to it what is not plain: its refusals stay, too."""
+async def test_sent_bytes_are_those_of_nats_py_when_headers_are_plain_or_odd(
+    headers: dict[str, str], reply: str
+) -> None:
+    """The short way writes what the long way would, and leaves to it what is not plain: its
+    refusals stay, too.
+    """
     sent: list[list[bytes]] = []
     for kind in (GatedClient, Client):
         client = kind()
@@ -147,7 +167,9 @@ async def test_publish_is_in_the_socket_when_it_returns_and_the_socket_is_idle()
 
 @pytest.mark.parametrize("waiting_bytes", [1, 65536])
 async def test_publish_waits_its_turn_when_the_socket_has_not_taken_what_came_before(waiting_bytes: int) -> None:
-    """What is sent while a socket holds back goes behind it, by nats-py's own task, which waits for the socket."""
+    """What is sent while a socket holds back goes behind it, by nats-py's own task, which waits for
+    the socket.
+    """
     stream = _Stream(waiting_bytes)
     client = _connected(stream)
 
@@ -162,7 +184,10 @@ async def test_publish_waits_its_turn_when_the_socket_has_not_taken_what_came_be
 
 
 async def test_messages_of_one_turn_go_to_the_socket_in_two_writes() -> None:
-    """The first goes at once, for most are alone; all others together at the turn's end, in order."""
+    """The first goes at once, for most are alone.
+
+    All others together at the turn's end, in order.
+    """
     stream = _Stream()
     client = _connected(stream)
     for number in range(4):
@@ -173,7 +198,10 @@ async def test_messages_of_one_turn_go_to_the_socket_in_two_writes() -> None:
     await client.publish("a.4", b"x")
 
     assert in_turn == [b"PUB a.0  1\r\nx\r\n"]
-    assert stream.writes[1:] == [b"".join(b"PUB a.%d  1\r\nx\r\n" % number for number in (1, 2, 3)), b"PUB a.4  1\r\nx\r\n"]
+    assert stream.writes[1:] == [
+        b"".join(b"PUB a.%d  1\r\nx\r\n" % number for number in (1, 2, 3)),
+        b"PUB a.4  1\r\nx\r\n",
+    ]
 
 
 async def test_messages_of_one_turn_are_left_to_nats_py_when_the_socket_is_full_at_its_end() -> None:

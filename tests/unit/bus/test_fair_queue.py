@@ -30,7 +30,9 @@ def drained(queue: FairQueue[str]) -> list[str]:
 
 
 def test_an_asker_has_the_next_turn_when_another_waits_with_hundreds() -> None:
-    """Turns go round among askers, so one request waits behind one of each other asker, not behind all of them."""
+    """Turns go round among askers, so one request waits behind one of each other asker, not behind
+    all of them.
+    """
     queue = filled(200, most=1000)
     queue.put(MODEST, 1, "modest-0")
 
@@ -49,7 +51,9 @@ def test_a_group_has_every_second_turn_when_another_group_has_many_askers() -> N
 
 
 def test_the_heaviest_loses_its_newest_when_a_full_queue_gets_another_asker() -> None:
-    """A full queue is full for who filled it: a newcomer has a place, and who sent most loses what it sent last."""
+    """A full queue is full for who filled it: a newcomer has a place, and who sent most loses what
+    it sent last.
+    """
     queue = filled(10, most=10)
 
     assert queue.put(MODEST, 1, "modest-0") == ["greedy-9"]
@@ -68,7 +72,9 @@ def test_nobody_is_pushed_out_when_all_wait_with_the_same() -> None:
 
 
 def test_a_heavy_item_takes_the_place_of_several_when_their_asker_has_more() -> None:
-    """Weights bound bytes: a large request needs as much room as many small ones, and takes it from who has more."""
+    """Weights bound bytes: a large request needs as much room as many small ones, and takes it from
+    who has more.
+    """
     queue = filled(10, most=10)
 
     assert queue.put(MODEST, 4, "large") == ["greedy-9", "greedy-8", "greedy-7", "greedy-6"]
@@ -77,11 +83,15 @@ def test_a_heavy_item_takes_the_place_of_several_when_their_asker_has_more() -> 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["x", "y", "z"]), st.integers(1, 5), st.booleans()), min_size=1, max_size=80
+        st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["x", "y", "z"]), st.integers(1, 5), st.booleans()),
+        min_size=1,
+        max_size=80,
     )
 )
 def test_every_item_is_taken_or_lost_once_and_the_bound_is_kept(steps: list[tuple[str, str, int, bool]]) -> None:
-    """Whatever comes and goes: nothing vanishes, nothing is answered twice, and what waits never weighs more than may wait."""
+    """Whatever comes and goes: nothing vanishes, nothing is answered twice, and what waits never
+    weighs more than may wait.
+    """
     queue: FairQueue[int] = FairQueue(12)
     weights: dict[int, int] = {}
     waiting: set[int] = set()
@@ -103,7 +113,9 @@ def test_every_item_is_taken_or_lost_once_and_the_bound_is_kept(steps: list[tupl
 
 
 async def test_a_turn_goes_to_the_next_when_who_had_it_was_cancelled() -> None:
-    """A request that is abandoned while it waits, or in the moment when its turn comes, holds no turn."""
+    """A request that is abandoned while it waits, or in the moment when its turn comes, holds no
+    turn.
+    """
     lane = HeavyLane(1, 10)
     assert await lane.enter(GREEDY, 1)
     abandoned = asyncio.create_task(lane.enter(GREEDY, 1))
@@ -122,7 +134,10 @@ async def test_a_turn_goes_to_the_next_when_who_had_it_was_cancelled() -> None:
 
 
 async def test_a_newcomer_has_its_place_when_who_loses_it_was_just_cancelled() -> None:
-    """A cancelled request stands in the queue until its task runs again; who takes its place in between gets no error of it."""
+    """A cancelled request stands in the queue until its task runs again.
+
+    Who takes its place in between gets no error of it.
+    """
     lane = HeavyLane(1, 2)
     assert await lane.enter(OTHER, 1)
     greedy = [asyncio.create_task(lane.enter(GREEDY, 1)) for _ in range(2)]

@@ -48,7 +48,13 @@ def clock() -> ManualClock:
 def liveness(peers: Peers, clock: ManualClock) -> ServiceLiveness:
     """What is tested."""
     return ServiceLiveness(
-        cast("Bus", peers), HINT, node="n", clock=clock, settings=SETTINGS, classes=lambda: peers.classes, on_change=lambda: None
+        cast("Bus", peers),
+        HINT,
+        node="n",
+        clock=clock,
+        settings=SETTINGS,
+        classes=lambda: peers.classes,
+        on_change=lambda: None,
     )
 
 
@@ -69,7 +75,9 @@ async def test_look_is_due_every_third_time_when_all_answer(liveness: ServiceLiv
     assert await looks(liveness, clock, 8) == "x..x..x."
 
 
-async def test_look_is_due_each_time_when_one_does_not_answer(liveness: ServiceLiveness, peers: Peers, clock: ManualClock) -> None:
+async def test_look_is_due_each_time_when_one_does_not_answer(
+    liveness: ServiceLiveness, peers: Peers, clock: ManualClock
+) -> None:
     """From the first look without an answer on, and until all answer again."""
     await looks(liveness, clock, 1)
     peers.away = {"nic"}
@@ -96,7 +104,9 @@ async def test_service_is_silent_in_time_when_it_ends_right_after_a_look(
     assert clock.monotonic() - began <= 3 + SETTINGS.gone_s + 2
 
 
-async def test_look_is_due_at_once_when_a_class_is_new(liveness: ServiceLiveness, peers: Peers, clock: ManualClock) -> None:
+async def test_look_is_due_at_once_when_a_class_is_new(
+    liveness: ServiceLiveness, peers: Peers, clock: ManualClock
+) -> None:
     """A new class is judged as soon as it is there: kubelet waits for it."""
     await looks(liveness, clock, 1)
     peers.classes = [*peers.classes, "fpga"]
@@ -105,8 +115,12 @@ async def test_look_is_due_at_once_when_a_class_is_new(liveness: ServiceLiveness
     assert liveness.is_judged("fpga")
 
 
-async def test_look_is_due_at_once_when_nats_is_away(liveness: ServiceLiveness, peers: Peers, clock: ManualClock) -> None:
-    """An absence of NATS is seen also when it is short: afterwards services come back one by one, and are given the longer time."""
+async def test_look_is_due_at_once_when_nats_is_away(
+    liveness: ServiceLiveness, peers: Peers, clock: ManualClock
+) -> None:
+    """An absence of NATS is seen also when it is short: afterwards services come back one by one,
+    and are given the longer time.
+    """
     await looks(liveness, clock, 1)
     peers.is_connected = False
     away = await looks(liveness, clock, 1)

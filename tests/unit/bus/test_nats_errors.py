@@ -19,7 +19,9 @@ from topobus.bus.connection.nats_errors import error_text, next_step
     ],
 )
 def test_error_text_says_what_happened_when_the_error_has_no_text(err: Exception, text: str) -> None:
-    """A name that nobody resolves ends in an error without a text, and its class's name tells nobody anything."""
+    """A name that nobody resolves ends in an error without a text, and its class's name tells
+    nobody anything.
+    """
     assert error_text(err) == text
 
 
@@ -35,5 +37,8 @@ def test_error_text_says_what_happened_when_the_error_has_no_text(err: Exception
     ],
 )
 def test_next_step_names_the_setting_that_ends_the_wait(error: str, setting: str) -> None:
-    """Where nobody answers it is the address; who is refused needs another login, and who is not trusted another authority."""
+    """Where nobody answers it is the address.
+
+    Who is refused needs another login, and who is not trusted another authority.
+    """
     assert setting in next_step(error)

@@ -21,7 +21,10 @@ from topobus.process.readiness import Readiness
     ids=["slow", "very-slow", "ahead", "perhaps-ahead", "behind", "perhaps-behind"],
 )
 def test_clock_differs_only_when_no_delay_explains_it(asked_ms: int, answered_ms: int, text: str) -> None:
-    """The server read its clock at some moment between our two; only a difference to both of them is one of clocks. The process stays ready."""
+    """The server read its clock at some moment between our two.
+
+    Only a difference to both of them is one of clocks. The process stays ready.
+    """
     readiness = Readiness()
     readiness.set("work", is_ready=True)
     clock = ServerClock(readiness)
@@ -47,7 +50,10 @@ def test_remark_ends_when_the_clock_was_set() -> None:
 
 
 def test_write_is_compared_once_with_the_time_at_which_it_was_stored() -> None:
-    """Of a write of ours the stored time tells; what others wrote at the same place of another stream says nothing of our clock."""
+    """Of a write of ours the stored time tells.
+
+    What others wrote at the same place of another stream says nothing of our clock.
+    """
     clock = ServerClock(Readiness())
     clock.note_write("KV_a", 7, 5_000, 5_010)
 

@@ -14,12 +14,15 @@ from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.virtual_time
 
-# As long as a dead server may stay unnoticed while its reader waits; 7 s before heartbeats were shared.
+# As long as a dead server may stay unnoticed while its reader waits; 7 s
+# before heartbeats were shared.
 _LIMIT_S = 5.0
 
 
 class _Feed:
-    """A feed as the heartbeats see it: it pulls, waits, and writes down when and why it was told to begin anew."""
+    """A feed as the heartbeats see it: it pulls, waits, and writes down when and why it was told to
+    begin anew.
+    """
 
     def __init__(self, heartbeats: SharedHeartbeats, server: str = "") -> None:
         self.told: list[tuple[float, str]] = []
@@ -42,7 +45,10 @@ class _Feed:
 
 
 async def test_one_feed_takes_heartbeats_when_several_of_a_server_pull() -> None:
-    """The first asks, and asks again with each pull; another server's consumers do not answer for this one's."""
+    """The first asks, and asks again with each pull.
+
+    Another server's consumers do not answer for this one's.
+    """
     heartbeats = SharedHeartbeats()
     first, second, elsewhere = _Feed(heartbeats, "a"), _Feed(heartbeats, "a"), _Feed(heartbeats, "b")
 
@@ -52,7 +58,10 @@ async def test_one_feed_takes_heartbeats_when_several_of_a_server_pull() -> None
 
 
 async def test_all_feeds_of_a_server_are_told_when_heartbeats_stop() -> None:
-    """A server that died is found for all its feeds in 5 s; those of another server hear nothing of it."""
+    """A server that died is found for all its feeds in 5 s.
+
+    Those of another server hear nothing of it.
+    """
     heartbeats = SharedHeartbeats()
     first, second, elsewhere = _Feed(heartbeats, "a"), _Feed(heartbeats, "a"), _Feed(heartbeats, "b")
     for feed in (first, second, elsewhere):
@@ -92,7 +101,9 @@ async def test_another_feed_takes_the_heartbeats_when_theirs_ends() -> None:
 
 
 async def test_another_feed_takes_the_heartbeats_when_their_reader_does_not_read() -> None:
-    """A reader that is busy gets no heartbeats, for it does not pull: that is no silence of the server."""
+    """A reader that is busy gets no heartbeats, for it does not pull: that is no silence of the
+    server.
+    """
     heartbeats = SharedHeartbeats()
     first, second = _Feed(heartbeats), _Feed(heartbeats)
     for feed in (first, second):
@@ -118,7 +129,9 @@ async def test_no_feed_is_told_when_the_last_one_has_left() -> None:
 
 
 async def test_watches_get_the_heartbeats_of_one_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watches that have read their beginning get a heartbeat each two seconds, together, and the feed of each bucket the word that its pull ran out."""
+    """Watches that have read their beginning get a heartbeat each two seconds, together, and the
+    feed of each bucket the word that its pull ran out.
+    """
     server, statuses = MemoryNats(), list[str]()
     deliver_status = server.deliver_status
 

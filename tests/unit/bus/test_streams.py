@@ -7,13 +7,21 @@ from typing import Any
 import pytest
 
 from topobus.bus.server_config.nats_permissions import render_server
-from topobus.bus.server_config.streams import REPUBLISH, DifferenceKind, differences, stream_names, total_bytes, wanted_streams
+from topobus.bus.server_config.streams import (
+    REPUBLISH,
+    DifferenceKind,
+    differences,
+    stream_names,
+    total_bytes,
+    wanted_streams,
+)
 from topobus.formats.messages.catalogue import EVENTS, STATES
 
 _WANTED = {config["name"]: config for config in wanted_streams(1)}
 _BUCKET = "KV_topobus_inventories"
 
-# As nats-server 2.9.10, 2.10.27 and 2.15.1 give a stream that was made as the catalogue wants it: what they add.
+# As nats-server 2.9.10, 2.10.27 and 2.15.1 give a stream that was made as the
+# catalogue wants it: what they add.
 _ADDED_BY_SERVERS: dict[str, dict[str, Any]] = {
     "2.9.10": {"mirror_direct": False, "sealed": False},
     "2.10.27": {"mirror_direct": False, "sealed": False, "compression": "none", "consumer_limits": {}},
@@ -57,10 +65,14 @@ def test_stream_is_as_wanted_when_the_server_only_adds_its_defaults(added: dict[
 
 @pytest.mark.parametrize("tampering", _TAMPERED.values(), ids=_TAMPERED.keys())
 def test_stream_is_drift_when_a_field_was_set_that_nobody_here_sets(tampering: dict[str, Any]) -> None:
-    """A stream that copies, is fed, renames, starves or has a field unknown to us is not ours, and the difference names the field."""
+    """A stream that copies, is fed, renames, starves or has a field unknown to us is not ours, and
+    the difference names the field.
+    """
     found_differences = differences({**_WANTED[_BUCKET], **tampering}, _WANTED[_BUCKET])
 
-    assert [(difference.kind, difference.field) for difference in found_differences] == [(DifferenceKind.DRIFT, next(iter(tampering)))]
+    assert [(difference.kind, difference.field) for difference in found_differences] == [
+        (DifferenceKind.DRIFT, next(iter(tampering)))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +81,18 @@ def test_stream_is_drift_when_a_field_was_set_that_nobody_here_sets(tampering: d
     ids=["placement", "metadata", "compression", "a-larger-bound"],
 )
 def test_stream_is_left_alone_when_an_operator_chose_what_harms_nobody(choice: dict[str, Any]) -> None:
-    """Where copies lie, how they are packed and how much they may take is the operator's: named, never refused."""
+    """Where copies lie, how they are packed and how much they may take is the operator's: named,
+    never refused.
+    """
     found_differences = differences({**_WANTED[_BUCKET], **choice}, _WANTED[_BUCKET])
 
     assert [difference.kind for difference in found_differences] == [DifferenceKind.HARMLESS]
 
 
 def test_bucket_says_that_a_key_was_written_and_never_what() -> None:
-    """Each bucket's writes are said at the subjects of its noun, where the message is as empty as a forged one could be; an event is said again as it is."""
+    """Each bucket's writes are said at the subjects of its noun, where the message is as empty as a
+    forged one could be; an event is said again as it is.
+    """
     for state in STATES:
         republish = _WANTED[f"KV_{state.bucket}"][REPUBLISH]
         parts = dict.fromkeys(state.parts, "x")
@@ -84,12 +100,19 @@ def test_bucket_says_that_a_key_was_written_and_never_what() -> None:
         assert republish == {"src": f"$KV.{state.bucket}.>", "dest": f"topobus.v1.{state.name}.>", "headers_only": True}
         assert state.subject(**parts) == republish["dest"].replace(">", state.key(**parts))
     for event in EVENTS:
-        assert _WANTED[event.stream][REPUBLISH] == {"src": f"topobus.v1.{event.name}.>", "dest": f"topobus.v1.stored.{event.name}.>"}
+        assert _WANTED[event.stream][REPUBLISH] == {
+            "src": f"topobus.v1.{event.name}.>",
+            "dest": f"topobus.v1.stored.{event.name}.>",
+        }
     assert [name for name, config in _WANTED.items() if REPUBLISH not in config] == []
 
 
 def test_streams_fit_the_shipped_store_when_all_are_full() -> None:
-    """All bounds together stay below the shipped configuration's store, so that no stream's writers starve another's; every stream has one."""
+    """All bounds together stay below the shipped configuration's store, so that no stream's writers
+    starve another's.
+
+    Every stream has one.
+    """
     assert "max_file_store: 4GB" in render_server()
 
     assert all(config["max_bytes"] > 0 and config["max_msg_size"] > 0 for config in _WANTED.values())
@@ -97,7 +120,10 @@ def test_streams_fit_the_shipped_store_when_all_are_full() -> None:
 
 
 def test_streams_shrink_together_when_the_store_is_smaller() -> None:
-    """A smaller store gives each stream its part; what another process makes so is no drift to one that was told nothing."""
+    """A smaller store gives each stream its part.
+
+    What another process makes so is no drift to one that was told nothing.
+    """
     small = {config["name"]: config for config in wanted_streams(1, store_bytes=total_bytes() // 8)}
 
     assert sum(config["max_bytes"] for config in small.values()) <= total_bytes() // 8 + len(small) * 2**20

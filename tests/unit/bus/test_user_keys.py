@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from topobus.bus.login.user_keys import change_password, forget_previous, make_passwords, password_file, read_logins, split_login
+from topobus.bus.login.user_keys import (
+    change_password,
+    forget_previous,
+    make_passwords,
+    password_file,
+    read_logins,
+    split_login,
+)
 from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.bus.server_config.server_users import accounts_configuration, server_configuration
 from topobus.cli.application import run
@@ -25,26 +32,38 @@ def _modes(folder: Path) -> set[tuple[bool, int]]:
 
 
 @pytest.mark.parametrize(
-    ("is_for_group", "modes"), [(False, {(True, 0o700), (False, 0o600)}), (True, {(True, 0o750), (False, 0o640)})], ids=["owner", "group"]
+    ("is_for_group", "modes"),
+    [(False, {(True, 0o700), (False, 0o600)}), (True, {(True, 0o750), (False, 0o640)})],
+    ids=["owner", "group"],
 )
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=["umask-0", "umask-77"])
 def test_passwords_are_made_once_when_they_are_wanted_again(
     tmp_path: Path, umask: int, is_for_group: bool, modes: set[tuple[bool, int]]
 ) -> None:
-    """Each principal has another one, which the next start finds again; whatever the umask, nobody else can read them."""
+    """Each principal has another one, which the next start finds again.
+
+    Whatever the umask, nobody else can read them.
+    """
     before = os.umask(umask)
     try:
         passwords = make_passwords(tmp_path / "users", _PRINCIPALS, is_for_group=is_for_group)
     finally:
         os.umask(before)
 
-    assert make_passwords(tmp_path / "users", (*_PRINCIPALS, "nic"), is_for_group=is_for_group).items() >= passwords.items()
+    assert (
+        make_passwords(tmp_path / "users", (*_PRINCIPALS, "nic"), is_for_group=is_for_group).items()
+        >= passwords.items()
+    )
     assert len(set(passwords.values())) == len(_PRINCIPALS)
     assert _modes(tmp_path / "users") == modes
 
 
 def test_passwords_are_finished_when_a_start_was_killed_at_any_step(tmp_path: Path) -> None:
-    """Killed before each of its system calls that Python tells of, a start leaves what the next one completes; no password that was there changes."""
+    """Killed before each of its system calls that Python tells of, a start leaves what the next one
+    completes.
+
+    No password that was there changes.
+    """
     kills = 0
     for step in range(1, 1000):
         folder = tmp_path / f"users-{step}"
@@ -62,7 +81,10 @@ def test_passwords_are_finished_when_a_start_was_killed_at_any_step(tmp_path: Pa
 
 
 def _made_in_a_child(folder: Path, *, killed_at: int) -> bool:
-    """Make passwords in a process that ends without a word before its n-th step; gives whether it came to its end before."""
+    """Make passwords in a process that ends without a word before its n-th step.
+
+    Gives whether it came to its end before.
+    """
     child = os.fork()
     if child == 0:
         steps = 0
@@ -108,7 +130,9 @@ def test_passwords_are_one_set_when_several_starts_make_them_at_once(tmp_path: P
         (0o600, 'p0123456789abcdef"', "letters and digits"),
     ],
 )
-def test_password_is_refused_when_others_may_read_it_or_it_is_none(tmp_path: Path, mode: int, text: str, says: str) -> None:
+def test_password_is_refused_when_others_may_read_it_or_it_is_none(
+    tmp_path: Path, mode: int, text: str, says: str
+) -> None:
     """The error names the file and what to do; nothing is made anew in silence."""
     make_passwords(tmp_path / "users", _PRINCIPALS)
     file = password_file(tmp_path / "users", "gpu")
@@ -136,7 +160,10 @@ def test_password_is_refused_when_a_link_stands_in_its_place(tmp_path: Path) -> 
 
 
 def test_both_passwords_count_when_one_is_changed_with_an_overlap_until_the_older_is_forgotten(tmp_path: Path) -> None:
-    """The newer one goes with the other name of its user, by turns; the server's users are those of both."""
+    """The newer one goes with the other name of its user, by turns.
+
+    The server's users are those of both.
+    """
     before = make_passwords(tmp_path, PRINCIPALS)
     change_password(tmp_path, "gpu", is_overlapping=True)
     both = make_passwords(tmp_path, PRINCIPALS)
@@ -172,7 +199,10 @@ def test_command_refuses_an_overlap_when_a_users_clients_are_not_ours(
 ) -> None:
     """A subscriber, and a node's server, log in with what stands in the file as it is."""
     server_file = str(tmp_path / "users.conf")
-    assert run(["keys", "make", str(tmp_path / "users"), "--shape", "hub", "--node", "n1", "--server-file", server_file]) == 0
+    assert (
+        run(["keys", "make", str(tmp_path / "users"), "--shape", "hub", "--node", "n1", "--server-file", server_file])
+        == 0
+    )
 
     assert run(["keys", "rotate", str(tmp_path / "users"), user, "--overlap", "--server-file", server_file]) == 2
     assert "without --overlap" in capsys.readouterr().err

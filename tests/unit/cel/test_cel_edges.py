@@ -1,4 +1,6 @@
-"""What the language does where upstream gives no answer to compare with: it crashes there, has no limit, or never comes there."""
+"""What the language does where upstream gives no answer to compare with: it crashes there, has no
+limit, or never comes there.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,27 @@ def _verdict(expression: str, device: DeviceFacts = DEVICE) -> bool | str:
         ("[?dyn(optional.none())] == []", True),
         ("{?'a': dyn(optional.of(1))} == {'a': 1}", True),
         ("{?'a': dyn(optional.none())} == {}", True),
-        ("[?dyn(1)] == [1]", "cannot be evaluated: cannot initialize optional list element from non-optional value int"),
+        (
+            "[?dyn(1)] == [1]",
+            "cannot be evaluated: cannot initialize optional list element from non-optional value int",
+        ),
         ("{?'a': dyn(1)} == {}", "cannot be evaluated: cannot initialize optional entry from non-optional value int"),
     ],
 )
 def test_literal_takes_an_optional_part_when_only_the_run_knows_its_type(expression: str, verdict: bool | str) -> None:
-    """The part is left out or put in when it is an optional value, and an error when it is none; upstream's compiler crashes on these."""
+    """The part is left out or put in when it is an optional value, and an error when it is none.
+
+    Upstream's compiler crashes on these.
+    """
     assert _verdict(expression) == verdict
 
 
 @pytest.mark.parametrize("key", ["quantity('1')", "optional.of(1)", "[device.driver]", "dyn(bytes(device.driver))"])
 def test_map_fails_when_a_key_is_no_plain_value(key: str) -> None:
-    """Keys are numbers, texts, booleans and null; whatever else a selector puts there ends in an error that names its type."""
+    """Keys are numbers, texts, booleans and null.
+
+    Whatever else a selector puts there ends in an error that names its type.
+    """
     verdict = _verdict(f"{{{key}: 1}}.size() == 1")
 
     assert isinstance(verdict, str)
@@ -66,7 +77,8 @@ def test_format_is_refused_when_its_precision_is_above_what_a_double_has(precisi
 
 
 @pytest.mark.parametrize(
-    "moment", ["timestamp(253402300799).getFullYear('+02:00')", "timestamp(-62135596800).getFullYear('America/New_York')"]
+    "moment",
+    ["timestamp(253402300799).getFullYear('+02:00')", "timestamp(-62135596800).getFullYear('America/New_York')"],
 )
 def test_timestamp_fails_when_its_zone_leads_out_of_the_years_that_have_a_name(moment: str) -> None:
     """The years are 1 to 9999 in every zone."""
@@ -74,7 +86,9 @@ def test_timestamp_fails_when_its_zone_leads_out_of_the_years_that_have_a_name(m
 
 
 def test_selector_gives_an_error_when_a_version_of_the_device_is_none() -> None:
-    """A device is shown whole: a version that cannot be read fails each expression, and the attribute is named."""
+    """A device is shown whole: a version that cannot be read fails each expression, and the
+    attribute is named.
+    """
     device = DeviceFacts("d.io", {"d.io": {"firmware": Version("1.x")}}, {})
 
     assert _verdict("device.driver == 'd.io' || true", device) == (
@@ -82,7 +96,9 @@ def test_selector_gives_an_error_when_a_version_of_the_device_is_none() -> None:
     )
 
 
-def test_selector_gives_the_right_verdict_when_more_devices_came_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selector_gives_the_right_verdict_when_more_devices_came_than_it_remembers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The memory of verdicts is bounded, and forgetting changes none."""
     monkeypatch.setattr(selectors, "_VERDICTS", 2)
     selector = compile_expression("device.attributes['d.io'].n > 2")
@@ -104,7 +120,10 @@ def test_selector_gives_an_error_when_an_evaluation_nests_deeper_than_the_stack(
 
 
 def test_compiler_gives_an_error_when_a_text_nests_deeper_than_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser counts depth itself; should something behind it nest deeper yet, that is an error of the expression as well."""
+    """The parser counts depth itself.
+
+    Should something behind it nest deeper yet, that is an error of the expression as well.
+    """
     monkeypatch.setattr(selectors, "parse", _endless)
 
     assert compile_expression("true") == SelectorError("cannot be compiled: it nests too deep", line=1, column=1)
@@ -117,8 +136,13 @@ def test_compiler_gives_an_error_when_a_text_nests_deeper_than_the_stack(monkeyp
         ("cel.bind(d, has(device.attributes.other), d)", None),
     ],
 )
-def test_reads_are_known_when_a_name_stands_for_a_domain_that_was_selected(expression: str, reads: set[Reads] | None) -> None:
-    """`device.attributes.other` is the domain that `device.attributes['other']` is; whether it is there is not what stands in it."""
+def test_reads_are_known_when_a_name_stands_for_a_domain_that_was_selected(
+    expression: str, reads: set[Reads] | None
+) -> None:
+    """`device.attributes.other` is the domain that `device.attributes['other']` is.
+
+    Whether it is there is not what stands in it.
+    """
     selector = compile_expression(expression)
 
     assert isinstance(selector, CelSelector), selector
@@ -157,15 +181,22 @@ def test_types_differ_from_what_is_no_type() -> None:
     assert read_type("int") != "int"
 
 
-@pytest.mark.parametrize("text", ["1.2.3-", "1.2.3-a..b", "1.2.3+", "1.2.3+a..b", "1.2.3-01", "1.2", "1.2.18446744073709551616"])
+@pytest.mark.parametrize(
+    "text", ["1.2.3-", "1.2.3-a..b", "1.2.3+", "1.2.3+a..b", "1.2.3-01", "1.2", "1.2.18446744073709551616"]
+)
 def test_version_is_none_when_a_part_is_empty_or_no_number(text: str) -> None:
-    """Identifiers have a character at least, and numbers neither leading zeros nor more than 64 bits."""
+    """Identifiers have a character at least, and numbers neither leading zeros nor more than 64
+    bits.
+    """
     with pytest.raises(ValueError, match="not a semantic version"):
         SemanticVersion.parse(text)
 
 
 def test_versions_are_one_key_when_they_are_equal() -> None:
-    """Build data takes no part in comparison, nor in the hash; and a version is written as it was read."""
+    """Build data takes no part in comparison, nor in the hash.
+
+    And a version is written as it was read.
+    """
     version, other = SemanticVersion.parse("1.2.3-rc.1+linux"), SemanticVersion.parse("1.2.3-rc.1+mac")
 
     assert version == other

@@ -54,13 +54,17 @@ def test_selected_node_stays_until_it_is_refused() -> None:
 
 
 def test_crowd_of_pods_spreads_over_nodes() -> None:
-    """Pods that come together would go from node to node together, each round refused but for a few."""
+    """Pods that come together would go from node to node together, each round refused but for a
+    few.
+    """
     assert next_step([PENDING], NODES, None, {}, {"n1": 2, "n2": 1}) == Negotiate("n3", NODES)
 
 
 def test_no_node_is_selected_when_all_are_refused_and_the_context_stays() -> None:
     """Drivers go on looking, and say when a node becomes suitable."""
-    step = next_step([PENDING], NODES, PodSchedulingSpec(selected_node="n1", potential_nodes=NODES), _said(a="n1 n2 n3"))
+    step = next_step(
+        [PENDING], NODES, PodSchedulingSpec(selected_node="n1", potential_nodes=NODES), _said(a="n1 n2 n3")
+    )
 
     assert isinstance(step, Negotiate)
     assert (step.selected, step.potential) == ("", NODES)
@@ -71,8 +75,12 @@ def test_allocation_of_the_pods_own_is_taken_back_when_no_node_is_left() -> None
     """Only a delayed one that nobody else uses; the pod's other claim cannot be had where it is."""
     stuck = [PENDING, MINE]
 
-    assert next_step(stuck, NODES, None, _said(a="n2")) == TakeBack("claim-b", next_step(stuck, NODES, None, _said(a="n2")).reasons)  # type: ignore[union-attr]
-    assert isinstance(next_step([PENDING, replace(MINE, is_used_by_others=True)], NODES, None, _said(a="n2")), Negotiate)
+    assert next_step(stuck, NODES, None, _said(a="n2")) == TakeBack(
+        "claim-b", next_step(stuck, NODES, None, _said(a="n2")).reasons
+    )  # type: ignore[union-attr]
+    assert isinstance(
+        next_step([PENDING, replace(MINE, is_used_by_others=True)], NODES, None, _said(a="n2")), Negotiate
+    )
     assert isinstance(next_step([PENDING, replace(MINE, is_delayed=False)], NODES, None, _said(a="n2")), Negotiate)
     assert isinstance(next_step([replace(MINE, is_delayed=False)], ("n1",), None, {}), Wait)
 
@@ -138,7 +146,9 @@ def test_context_is_named_like_its_pod_and_owned_by_it() -> None:
 
 
 def test_pods_that_hold_one_claim_each_do_not_wait_in_a_ring() -> None:
-    """Of two pods with the same two claims, one allocated for each, the one that waits for the first by name gives its own up; the other keeps it and waits."""
+    """Of two pods with the same two claims, one allocated for each, the one that waits for the
+    first by name gives its own up; the other keeps it and waits.
+    """
     other_pod_claim_view = replace(PENDING, is_allocated=True, is_used_by_others=True)
     own_pod_claim_view = replace(PENDING, is_allocated=True, is_mine=True)
     selected = PodSchedulingSpec(selected_node="n2", potential_nodes=NODES)

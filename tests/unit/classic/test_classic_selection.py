@@ -46,7 +46,15 @@ A100 = DeviceFacts(
         ({"attribute": {"name": "speed", "value": 0, "operator": "NotEquals"}}, False),
         ({"capacity": {"name": "memory", "value": "1Gi", "operator": "NotEquals"}}, True),
         ({"productName": "*a100*", "uuid": "GPU-2"}, False),
-        ({"orExpression": [{"productName": "*h100*"}, {"andExpression": [{"uuid": "GPU-1"}, {"memory": {"value": "40Gi"}}]}]}, True),
+        (
+            {
+                "orExpression": [
+                    {"productName": "*h100*"},
+                    {"andExpression": [{"uuid": "GPU-1"}, {"memory": {"value": "40Gi"}}]},
+                ]
+            },
+            True,
+        ),
         ({"andExpression": [{"productName": "*a100*"}, {"orExpression": [{"uuid": "x"}, {"uuid": "y"}]}]}, False),
     ],
 )

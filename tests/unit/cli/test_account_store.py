@@ -26,7 +26,9 @@ def _owners(store: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("account", _ACCOUNTS)
 def test_nothing_is_brought_when_there_is_nothing(tmp_path: Path, account: str) -> None:
-    """A first start, a start after one of the same kind, and one after a server that stored nothing, leave the folder as it is."""
+    """A first start, a start after one of the same kind, and one after a server that stored
+    nothing, leave the folder as it is.
+    """
     assert not bring_store(tmp_path, account)
     (tmp_path / "jetstream" / "$G" / "streams").mkdir(parents=True)
     assert not bring_store(tmp_path, account)
@@ -62,7 +64,9 @@ def test_both_stay_when_two_accounts_have_streams(tmp_path: Path) -> None:
 
 
 def test_streams_stay_when_the_folder_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of another user, as a container leaves it: nothing is half done, and the command to run is said."""
+    """A store of another user, as a container leaves it: nothing is half done, and the command to
+    run is said.
+    """
     _make_stream(tmp_path, "$G")
 
     def refuse(self: Path, target: Path) -> Path:
@@ -80,7 +84,9 @@ def test_streams_stay_when_the_folder_cannot_be_renamed(tmp_path: Path, monkeypa
 def test_streams_are_brought_by_the_next_start_when_the_first_was_killed_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only step that is not the rename itself removes an empty folder: whoever comes later finds all streams, and brings them."""
+    """The only step that is not the rename itself removes an empty folder: whoever comes later
+    finds all streams, and brings them.
+    """
     _make_stream(tmp_path, "$G")
     (tmp_path / "jetstream" / "NODE" / "streams").mkdir(parents=True)
 

@@ -28,7 +28,11 @@ def state(tmp_path: Path) -> Path:
 
 def _system(state: Path) -> System:
     return System(
-        layout=Layout(state=state), node="n1", nats_url="nats://127.0.0.1:4230", supervisor=cast("Supervisor", None), has_users=True
+        layout=Layout(state=state),
+        node="n1",
+        nats_url="nats://127.0.0.1:4230",
+        supervisor=cast("Supervisor", None),
+        has_users=True,
     )
 
 
@@ -40,7 +44,9 @@ def _run(state: Path, wanted: str | None) -> str:
 
 
 def test_folder_keeps_its_name_and_takes_another_when_it_is_given_one(state: Path) -> None:
-    """The folder's own name first, then the one of --context for good: never two contexts for one system."""
+    """The folder's own name first, then the one of --context for good: never two contexts for one
+    system.
+    """
     names = [_run(state, None), _run(state, "bench"), _run(state, None)]
 
     assert names == ["lab", "bench", "bench"]
@@ -54,7 +60,11 @@ def test_context_holds_what_commands_need_and_no_password(state: Path) -> None:
 
     context = ContextFolder().get("lab")
     assert context is not None
-    assert (context.nats, context.user, context.password_file) == ("nats://127.0.0.1:4230", "cli", f"{state}/nats-users/cli/password")
+    assert (context.nats, context.user, context.password_file) == (
+        "nats://127.0.0.1:4230",
+        "cli",
+        f"{state}/nats-users/cli/password",
+    )
 
 
 def test_name_of_another_system_is_refused_before_anything_starts(state: Path) -> None:
@@ -85,7 +95,9 @@ def test_systems_have_names_of_their_own_when_they_start_at_the_same_moment(tmp_
     assert ContextFolder().all() == ()
 
 
-def test_system_runs_without_a_context_when_none_can_be_written(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_runs_without_a_context_when_none_can_be_written(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file where the folder should be costs a remark."""
     (tmp_path / "config").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

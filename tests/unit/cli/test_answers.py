@@ -54,7 +54,9 @@ def test_answer_view_tells_where_and_why_when_placed() -> None:
 
 
 def test_facts_are_words_when_they_are_wanted() -> None:
-    """Yes and no, units, and nothing of what is empty or not told: no reader has to know how a program writes values."""
+    """Yes and no, units, and nothing of what is empty or not told: no reader has to know how a
+    program writes values.
+    """
     reason = Reason(
         code="devices-chosen",
         message="gpu-0",
@@ -78,17 +80,30 @@ def test_facts_are_words_when_they_are_wanted() -> None:
 
 
 def test_answer_of_a_claim_says_nothing_of_hints_when_none_were_merged() -> None:
-    """Its devices were chosen before its node was asked, so neither an empty table, nor a hint, nor that nothing is aligned stands beside how near they are."""
+    """Its devices were chosen before its node was asked, so neither an empty table, nor a hint, nor
+    that nothing is aligned stands beside how near they are.
+    """
     reasons = (
         Reason(code="no-alignment", message="policy none: nothing is aligned"),
         Reason(code="devices-chosen", message="gpu gpu-0: widest bottleneck link switch"),
     )
     container = ContainerPlacement(
-        name="", alignment=Hint(None, preferred=True), numa_nodes=NodeSet(0), devices={"gpu": ("gpu-0",)}, reasons=reasons
+        name="",
+        alignment=Hint(None, preferred=True),
+        numa_nodes=NodeSet(0),
+        devices={"gpu": ("gpu-0",)},
+        reasons=reasons,
     )
     owner = Owner(kind=OwnerKind.CLAIM, name="pair", uid="c-1")
     event = DecisionEvent(
-        id="d-1", verb="hold", node="n1", op_id="o", time="t", owner=owner, outcome=Placement(containers=(container,)), ledger_sequence=1
+        id="d-1",
+        verb="hold",
+        node="n1",
+        op_id="o",
+        time="t",
+        owner=owner,
+        outcome=Placement(containers=(container,)),
+        ledger_sequence=1,
     )
 
     text = "".join(map(shown, explanation(event, None)))
@@ -101,16 +116,25 @@ def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:
     """Both lists are there, under their titles."""
     text = shown(answer_view(REFUSAL))
 
-    assert text.index("why not") < text.index("too many gpus") < text.index("what would have to be freed") < text.index("default/a")
+    assert (
+        text.index("why not")
+        < text.index("too many gpus")
+        < text.index("what would have to be freed")
+        < text.index("default/a")
+    )
 
 
 def test_answer_view_says_that_freeing_is_no_way_when_nobody_stands_in_it() -> None:
     """A refusal without anybody to free says so instead of an empty list."""
-    assert "letting go of what other pods and claims hold would not help" in shown(answer_view(Refusal(reasons=REFUSAL.reasons)))
+    assert "letting go of what other pods and claims hold would not help" in shown(
+        answer_view(Refusal(reasons=REFUSAL.reasons))
+    )
 
 
 def test_answer_view_says_what_lets_go_when_the_pod_itself_holds_it() -> None:
-    """That letting go would not help would contradict the reason above it, which says to release the pod."""
+    """That letting go would not help would contradict the reason above it, which says to release
+    the pod.
+    """
     message = "pod default/a is placed already; release it before placing it again"
     text = shown(answer_view(Refusal(reasons=(Reason(code="already-placed", message=message),))))
 
@@ -130,11 +154,16 @@ def test_summary_names_each_code_once_when_refused() -> None:
 
 
 def test_hint_table_tells_no_opinion_from_no_way_when_both_occur() -> None:
-    """None is "no opinion", an empty list "cannot be satisfied"; a star marks preferred hints, which come first."""
+    """None is "no opinion", an empty list "cannot be satisfied".
+
+    A star marks preferred hints, which come first.
+    """
     text = shown(
         hint_table(
             (
-                HintList(resource="gpu", hints=(Hint(NodeSet(0, 1), preferred=False), Hint(NodeSet(1), preferred=True))),
+                HintList(
+                    resource="gpu", hints=(Hint(NodeSet(0, 1), preferred=False), Hint(NodeSet(1), preferred=True))
+                ),
                 HintList(resource="nic", hints=None),
                 HintList(resource="fpga", hints=()),
             )

@@ -1,4 +1,6 @@
-"""`topobus keys certify` and `topobus keys show`: what they make, what they say of it, and what they refuse."""
+"""`topobus keys certify` and `topobus keys show`: what they make, what they say of it, and what
+they refuse.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,13 @@ from topobus.bus.login.certificate_facts import read_certificates
 from topobus.cli.application import run
 
 
-def test_certify_tells_of_names_and_dates_when_it_made_a_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The authority is made beside the folder; a second call changes nothing and says the same; `show` does, too."""
+def test_certify_tells_of_names_and_dates_when_it_made_a_certificate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The authority is made beside the folder.
+
+    A second call changes nothing and says the same; `show` does, too.
+    """
     folder = tmp_path / "nats-tls"
     assert run(["keys", "certify", str(folder), "--name", "nats", "--name", "10.0.0.1", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)

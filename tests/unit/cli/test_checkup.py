@@ -47,7 +47,8 @@ from topobus.values.request import Owner, OwnerKind
 
 MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
 INVENTORIES = [
-    Inventory(node="n1", device_class=device_class, generation=1, machine_generation=3) for device_class in ("cpu", "fpga", "gpu", "nic")
+    Inventory(node="n1", device_class=device_class, generation=1, machine_generation=3)
+    for device_class in ("cpu", "fpga", "gpu", "nic")
 ]
 LEDGER = Ledger(node="n1", sequence=5)
 
@@ -89,25 +90,35 @@ def test_check_node_fails_with_the_service_s_name_when_an_inventory_is_missing()
 def test_check_node_misses_a_service_where_the_machine_has_something_for_it(
     device_class: str, vendor: int, class_code: int, level: Level
 ) -> None:
-    """A class that nobody has ever served is a warning on a machine with such a card, and a remark on one without."""
+    """A class that nobody has ever served is a warning on a machine with such a card, and a remark
+    on one without.
+    """
     card = PciDevice(address=PciAddress.parse("0000:17:00.0"), vendor=vendor, device=1, class_code=class_code)
     inventories = [inventory for inventory in INVENTORIES if inventory.device_class != device_class]
 
-    findings = list(check_node("n1", replace(MACHINE, pci_devices=(card,)), inventories, LEDGER, {device_class: "nobody answers hints"}))
+    findings = list(
+        check_node(
+            "n1", replace(MACHINE, pci_devices=(card,)), inventories, LEDGER, {device_class: "nobody answers hints"}
+        )
+    )
 
     assert only(findings, f"n1: inventory {device_class}").level is level
 
 
 def test_check_node_fails_when_a_service_with_an_inventory_keeps_silent() -> None:
     """A stored inventory does not hide that its service is gone."""
-    finding = only(list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {"gpu": "nobody answers hints"})), "n1: inventory gpu")
+    finding = only(
+        list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {"gpu": "nobody answers hints"})), "n1: inventory gpu"
+    )
 
     assert finding.level is Level.FAIL
     assert "nobody answers hints" in finding.found
 
 
 def test_check_node_is_content_when_an_inventory_is_older_than_the_machine() -> None:
-    """An inventory that a newer machine did not change is well (its service answers), and both generations can be read."""
+    """An inventory that a newer machine did not change is well (its service answers), and both
+    generations can be read.
+    """
     findings = list(check_node("n1", replace(MACHINE, generation=4), INVENTORIES, LEDGER, {}))
 
     assert only(findings, "n1: inventory gpu").level is Level.OK
@@ -118,7 +129,10 @@ def test_check_node_is_content_when_an_inventory_is_older_than_the_machine() -> 
 def test_check_node_warns_when_a_device_is_sick() -> None:
     """A device that cannot be handed out is named."""
     sick = Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=HealthState.UNHEALTHY))
-    inventories = [replace(inventory, devices=(sick,)) if inventory.device_class == "gpu" else inventory for inventory in INVENTORIES]
+    inventories = [
+        replace(inventory, devices=(sick,)) if inventory.device_class == "gpu" else inventory
+        for inventory in INVENTORIES
+    ]
 
     finding = only(list(check_node("n1", MACHINE, inventories, LEDGER, {})), "n1: inventory gpu")
 
@@ -130,7 +144,11 @@ def test_check_node_fails_when_machine_and_ledger_are_missing() -> None:
     """Discovery and topology are named when what they write is missing."""
     findings = list(check_node("n1", None, INVENTORIES, None, {"topology": "no answer"}))
 
-    assert [finding.what for finding in findings if finding.level is Level.FAIL] == ["n1: machine", "n1: ledger", "n1: topology"]
+    assert [finding.what for finding in findings if finding.level is Level.FAIL] == [
+        "n1: machine",
+        "n1: ledger",
+        "n1: topology",
+    ]
 
 
 def test_check_streams_names_stream_and_difference_when_one_drifted() -> None:
@@ -143,7 +161,10 @@ def test_check_streams_names_stream_and_difference_when_one_drifted() -> None:
 
 
 def test_check_rejected_names_node_value_and_writer_when_nobody_can_read_it() -> None:
-    """A node that writes garbage, or in a language of another release, is named; a flood of garbage is a bounded number of rows."""
+    """A node that writes garbage, or in a language of another release, is named.
+
+    A flood of garbage is a bounded number of rows.
+    """
     findings = check_rejected([(STORED_INVENTORY, "n_1.gpu", "expected `str`, got `int`")])
     many = check_rejected([(STORED_INVENTORY, f"n{number}.gpu", "garbage") for number in range(1000)])
 
@@ -206,16 +227,23 @@ def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connecti
     assert "switch NRI on" in absent.next_step
     assert unprotected is not None
     assert unprotected.level is Level.WARN
-    assert "a device is given on while a container of a pod that was deleted by force still has it" in unprotected.next_step
+    assert (
+        "a device is given on while a container of a pod that was deleted by force still has it"
+        in unprotected.next_step
+    )
     assert present is not None
     assert (present.level, present.found) == (Level.OK, "tells the gateway of containers by /run/nri.sock (NRI)")
     assert check_runtime("n1", None) is None
 
 
 def test_check_runtime_warns_when_nobody_sees_what_the_kernel_does() -> None:
-    """Claims get CPUs for themselves all the same; what is lacking is who would notice that they do not."""
+    """Claims get CPUs for themselves all the same.
+
+    What is lacking is who would notice that they do not.
+    """
     finding = check_runtime(
-        "n1", RuntimeConnection(socket="/run/nri.sock", cpusets_unseen="none of 3 containers has its control group below /x")
+        "n1",
+        RuntimeConnection(socket="/run/nri.sock", cpusets_unseen="none of 3 containers has its control group below /x"),
     )
 
     assert finding is not None
@@ -225,7 +253,10 @@ def test_check_runtime_warns_when_nobody_sees_what_the_kernel_does() -> None:
 
 
 def test_check_streams_sends_nobody_to_delete_streams_that_have_other_copies_than_the_command_knows() -> None:
-    """A hub of three servers has three copies; a command without that setting says which one, and not to remove what is stored."""
+    """A hub of three servers has three copies.
+
+    A command without that setting says which one, and not to remove what is stored.
+    """
     (finding,) = check_streams({"KV_topobus_ledgers": "num_replicas is 3, wanted 1"})
 
     assert finding.level is Level.FAIL
@@ -263,8 +294,12 @@ def sockets_found(root: Path, plugins: Path) -> dict[str, Level]:
 
 
 @pytest.mark.parametrize(("has_devices", "level"), [(True, Level.FAIL), (False, Level.OK)], ids=["devices", "none"])
-def test_check_folders_misses_sockets_where_the_node_has_devices_alone(tmp_path: Path, has_devices: bool, level: Level) -> None:
-    """A node without devices has nothing to register with kubelet, as most nodes of a DaemonSet: that is no failure."""
+def test_check_folders_misses_sockets_where_the_node_has_devices_alone(
+    tmp_path: Path, has_devices: bool, level: Level
+) -> None:
+    """A node without devices has nothing to register with kubelet, as most nodes of a DaemonSet:
+    that is no failure.
+    """
     plugins = tmp_path / "device-plugins"
     plugins.mkdir()
     with socket.socket(socket.AF_UNIX) as kubelet:
@@ -293,13 +328,18 @@ _HALF = KubeletRegistrations(
 )
 
 
-def _judged(registrations: KubeletRegistrations, *, has_devices: bool = True, rivals: Mapping[str, str] | None = None) -> list[str]:
+def _judged(
+    registrations: KubeletRegistrations, *, has_devices: bool = True, rivals: Mapping[str, str] | None = None
+) -> list[str]:
     findings = check_registrations("n1", registrations, rivals or {}, has_devices=has_devices)
     return [f"{finding.level} {finding.what}: {finding.found}" for finding in findings if finding.found != "answers"]
 
 
 def test_check_registrations_judges_what_the_gateway_says_and_no_folder_of_this_machine() -> None:
-    """Each resource and driver that kubelet does not have is named with the reason; DRA fails only where it is the single way."""
+    """Each resource and driver that kubelet does not have is named with the reason.
+
+    DRA fails only where it is the single way.
+    """
     none = replace(_HALF, plugins={}, drivers={})
 
     assert _judged(_HALF) == [
@@ -307,17 +347,23 @@ def test_check_registrations_judges_what_the_gateway_says_and_no_folder_of_this_
         "fail n1: topobus.dev/nic: kubelet does not have it: registration failed: no room",
         "warn n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet",
     ]
-    assert _judged(replace(_HALF, plugins={})) == ["fail n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet"]
+    assert _judged(replace(_HALF, plugins={})) == [
+        "fail n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet"
+    ]
     assert "fail n1: topobus.dev/nic" not in str(_judged(_HALF, rivals={"topobus.dev/nic": "another plugin"}))
     assert _judged(none) == ["fail n1: kubelet: nothing is registered, and this node has devices"]
     assert _judged(none, has_devices=False) == ["ok n1: kubelet: runs; this node has no devices to offer"]
 
 
 def test_check_registrations_warns_when_there_is_no_kubelet() -> None:
-    """It is no failure: a node plane may run without kubelet, and the folder is the gateway's own, in whatever container."""
+    """It is no failure: a node plane may run without kubelet, and the folder is the gateway's own,
+    in whatever container.
+    """
     absent = replace(_HALF, has_kubelet=False)
 
-    assert _judged(absent) == ["warn n1: kubelet: none where the gateway looks: /var/lib/kubelet/device-plugins there has no kubelet.sock"]
+    assert _judged(absent) == [
+        "warn n1: kubelet: none where the gateway looks: /var/lib/kubelet/device-plugins there has no kubelet.sock"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +376,10 @@ def test_check_registrations_warns_when_there_is_no_kubelet() -> None:
     ids=["ahead", "behind", "as-wrong-as-ours"],
 )
 def test_clock_is_a_finding_when_it_differs(ahead_s: float, here_s: float | None, level: Level, text: str) -> None:
-    """A node that is ahead refuses requests as stale, which fails; one behind is a warning; half a second is nothing, and so is a node that only our own clock makes wrong."""
+    """A node that is ahead refuses requests as stale, which fails; one behind is a warning.
+
+    Half a second is nothing, and so is a node that only our own clock makes wrong.
+    """
     (finding,) = check_clock("n1", ahead_s, here_s)
 
     assert (finding.level, finding.found) == (level, text)
@@ -338,7 +387,10 @@ def test_clock_is_a_finding_when_it_differs(ahead_s: float, here_s: float | None
 
 
 def test_clock_of_a_silent_node_is_judged_by_what_it_wrote_last() -> None:
-    """The newest write counts, so that a clock that was set since is none; what says no time says nothing."""
+    """The newest write counts, so that a clock that was set since is none.
+
+    What says no time says nothing.
+    """
     wrong = Origin(ahead_s=-90.0, stored_at="2026-01-01T00:00:00Z", time_ns=2)
     right, unsaid = Origin(ahead_s=0.1, time_ns=3), Origin(time_ns=4)
 
@@ -350,7 +402,11 @@ def test_clock_of_a_silent_node_is_judged_by_what_it_wrote_last() -> None:
 
 
 def test_releases_are_findings_by_name_when_they_differ() -> None:
-    """Older, newer, unsaid and unreadable releases are told apart, services of one release in one line; our own is nothing."""
+    """Older, newer, unsaid and unreadable releases are told apart, services of one release in one
+    line.
+
+    Our own is nothing.
+    """
     said = {"gpu": "0.2.0", "nic": "0.2.7", "cpu": "0.1.0", "fpga": "1.0", "topology": "", "relay": "none\x07"}
 
     findings = check_releases("n1", said, "0.2.1")
@@ -365,20 +421,29 @@ def test_releases_are_findings_by_name_when_they_differ() -> None:
 
 
 def test_check_slice_fields_warns_with_the_feature_when_a_server_keeps_no_counters() -> None:
-    """What is dropped, what users get instead, and which feature to switch on; nothing is said of a server that keeps all."""
+    """What is dropped, what users get instead, and which feature to switch on.
+
+    Nothing is said of a server that keeps all.
+    """
     finding = check_slice_fields("n1", ("spec.devices.*.allowMultipleAllocations", "spec.devices.*.consumesCounters"))
 
     assert finding is not None
     assert (finding.level, finding.what) == (Level.WARN, "n1: slices")
     assert finding.found.endswith(
-        "spec.devices.*.consumesCounters: devices are held by one claim, not shared; cards are offered whole, their partitions are not"
+        "spec.devices.*.consumesCounters: devices are held by one claim, not shared; cards are offered "
+        "whole, their partitions are not"
     )
-    assert finding.next_step == "switch DRAConsumableCapacity and DRAPartitionableDevices on in kube-apiserver and kube-scheduler"
+    assert (
+        finding.next_step
+        == "switch DRAConsumableCapacity and DRAPartitionableDevices on in kube-apiserver and kube-scheduler"
+    )
     assert check_slice_fields("n1", ()) is None
 
 
 def test_check_plugin_failures_names_resource_and_cause() -> None:
-    """A plugin that registered and is not served is a failure of that resource, with what becomes of it."""
+    """A plugin that registered and is not served is a failure of that resource, with what becomes
+    of it.
+    """
     (finding,) = check_plugin_failures("n1", {"acme.example/widget": "its device host ended: no room"})
 
     assert (finding.level, finding.what) == (Level.FAIL, "n1: acme.example/widget")
@@ -389,7 +454,9 @@ def test_check_plugin_failures_names_resource_and_cause() -> None:
 
 def test_check_rivals_fails_when_a_vendors_plugin_has_a_resource_of_a_profile() -> None:
     """Pods get that plugin's devices then, and ours are offered to nobody."""
-    (finding,) = check_rivals("n1", {"nvidia.com/gpu": "another device plugin serves nvidia.com/gpu at /x/nvidia-gpu.sock"})
+    (finding,) = check_rivals(
+        "n1", {"nvidia.com/gpu": "another device plugin serves nvidia.com/gpu at /x/nvidia-gpu.sock"}
+    )
 
     assert (finding.level, finding.what) == (Level.FAIL, "n1: nvidia.com/gpu")
     assert "/x/nvidia-gpu.sock" in finding.found
@@ -407,8 +474,14 @@ def test_check_rivals_fails_when_a_vendors_plugin_has_a_resource_of_a_profile() 
         (False, True, False, Level.WARN, "open: whoever reaches it may write"),
     ],
 )
-def test_check_access_says_whether_the_bus_is_open(wants_login: bool, is_encrypted: bool, is_local: bool, level: Level, says: str) -> None:
-    """Users, or open; a warning for an open server, also on loopback, and where others can overhear a login, with a way on."""
+def test_check_access_says_whether_the_bus_is_open(
+    wants_login: bool, is_encrypted: bool, is_local: bool, level: Level, says: str
+) -> None:
+    """Users, or open.
+
+    A warning for an open server, also on loopback, and where others can
+    overhear a login, with a way on.
+    """
     finding = check_access(user="cli", wants_login=wants_login, is_encrypted=is_encrypted, is_local=is_local)
 
     assert (finding.level, finding.what) == (level, "nats users")
@@ -418,7 +491,10 @@ def test_check_access_says_whether_the_bus_is_open(wants_login: bool, is_encrypt
 
 @pytest.mark.parametrize(("days", "level"), [(364, Level.OK), (30, Level.OK), (29, Level.WARN), (0, Level.WARN)])
 def test_check_certificate_warns_a_month_before_its_end(days: int, level: Level) -> None:
-    """Until when it is good is always said; from 30 days before with the command that makes it anew."""
+    """Until when it is good is always said.
+
+    From 30 days before with the command that makes it anew.
+    """
     finding = check_certificate(issuer="Topobus authority 1a", until="2027-11-23 14:34 UTC", days=days)
 
     assert (finding.level, finding.what) == (level, "nats certificate")
@@ -429,14 +505,24 @@ def test_check_certificate_warns_a_month_before_its_end(days: int, level: Level)
 @pytest.mark.parametrize(
     ("wants_login", "version", "level", "says"),
     [
-        pytest.param(True, (2, 10, 27), Level.OK, "hub of 2 nodes with servers of their own, which come as its users", id="users"),
-        pytest.param(False, (2, 15, 1), Level.WARN, "no users: each of them may write what stands here of the others", id="open"),
         pytest.param(
-            False, (2, 10, 27), Level.WARN, "nats-server 2.10 also tells each of them what all others listen to", id="open-and-old"
+            True, (2, 10, 27), Level.OK, "hub of 2 nodes with servers of their own, which come as its users", id="users"
+        ),
+        pytest.param(
+            False, (2, 15, 1), Level.WARN, "no users: each of them may write what stands here of the others", id="open"
+        ),
+        pytest.param(
+            False,
+            (2, 10, 27),
+            Level.WARN,
+            "nats-server 2.10 also tells each of them what all others listen to",
+            id="open-and-old",
         ),
     ],
 )
-def test_check_hub_says_what_nodes_can_do_to_each_other(wants_login: bool, version: tuple[int, int, int], level: Level, says: str) -> None:
+def test_check_hub_says_what_nodes_can_do_to_each_other(
+    wants_login: bool, version: tuple[int, int, int], level: Level, says: str
+) -> None:
     """A hub without users is said to be one, on loopback, too: it is the nodes that reach it."""
     finding = check_hub(["n1", "n2"], wants_login=wants_login, version=version)
 
@@ -456,17 +542,25 @@ def test_check_hub_says_what_nodes_can_do_to_each_other(wants_login: bool, versi
     ],
 )
 def test_check_rejected_names_what_removes_that_very_key(key: str, step: str) -> None:
-    """`delete Pod victim` is understood as the pod's own key, which may be well: another spelling is no key of ours."""
+    """`delete Pod victim` is understood as the pod's own key, which may be well: another spelling
+    is no key of ours.
+    """
     (finding,) = check_rejected([(OBJECT, key, "garbage")])
 
     assert step in finding.next_step
 
 
 def test_check_holders_names_who_holds_without_an_object_and_the_commands_that_end_it() -> None:
-    """What the store does not have is told; what is stored, placed by hand, given by kubelet, or unreadable is not, and without any object nothing is said."""
+    """What the store does not have is told.
+
+    What is stored, placed by hand, given by kubelet, or unreadable is not, and
+    without any object nothing is said.
+    """
 
     def stored(kind: str, name: str) -> ApiObject:
-        return ApiObject(api_version="v1", kind=kind, metadata={"namespace": "default", "name": name, "uid": f"u-{name}"})
+        return ApiObject(
+            api_version="v1", kind=kind, metadata={"namespace": "default", "name": name, "uid": f"u-{name}"}
+        )
 
     owners = [
         Owner(kind=OwnerKind.CLAIM, name="there", uid="u-there"),

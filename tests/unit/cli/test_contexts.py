@@ -34,7 +34,9 @@ def folder(environ: dict[str, str]) -> ContextFolder:
 
 def _up(state: Path, name: str = "lab", nats: str = "nats://127.0.0.1:4230") -> Context:
     state.mkdir(exist_ok=True)
-    return Context(name=name, nats=nats, state_dir=str(state), user="cli", password_file=f"{state}/nats-users/cli/password")
+    return Context(
+        name=name, nats=nats, state_dir=str(state), user="cli", password_file=f"{state}/nats-users/cli/password"
+    )
 
 
 def test_files_are_the_users_alone_when_a_context_is_kept(folder: ContextFolder, tmp_path: Path) -> None:
@@ -48,7 +50,8 @@ def test_files_are_the_users_alone_when_a_context_is_kept(folder: ContextFolder,
 
     files = tmp_path / "config" / "topobus"
     modes = {
-        path.name: stat.S_IMODE(path.stat().st_mode) for path in (files / "contexts", files / "contexts" / "prod.json", files / "context")
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in (files / "contexts", files / "contexts" / "prod.json", files / "context")
     }
     assert modes == {"contexts": 0o700, "prod.json": 0o600, "context": 0o600}
 
@@ -64,7 +67,9 @@ def test_contexts_are_ignored_and_not_written_when_others_may_write_them(folder:
         folder.put(_ADDED)
 
 
-def test_context_of_a_run_is_running_then_stopped_when_its_folder_is_kept(folder: ContextFolder, tmp_path: Path) -> None:
+def test_context_of_a_run_is_running_then_stopped_when_its_folder_is_kept(
+    folder: ContextFolder, tmp_path: Path
+) -> None:
     """Its name, port and folder stay; only the state changes."""
     with announced_context(folder, _up(tmp_path / "lab"), is_kept=True) as is_selected:
         running = folder.get("lab")
@@ -77,7 +82,9 @@ def test_context_of_a_run_is_running_then_stopped_when_its_folder_is_kept(folder
     assert (stopped.state, stopped.nats, folder.selected()) == (ContextState.STOPPED, "nats://127.0.0.1:4230", "lab")
 
 
-def test_context_of_a_run_is_gone_with_its_selection_when_its_folder_was_fresh(folder: ContextFolder, tmp_path: Path) -> None:
+def test_context_of_a_run_is_gone_with_its_selection_when_its_folder_was_fresh(
+    folder: ContextFolder, tmp_path: Path
+) -> None:
     """Nothing is left of a system that cannot be started again."""
     with announced_context(folder, _up(tmp_path / "lab"), is_kept=False):
         assert folder.selected() == "lab"
@@ -85,8 +92,13 @@ def test_context_of_a_run_is_gone_with_its_selection_when_its_folder_was_fresh(f
     assert (folder.all(), folder.selected()) == ((), "")
 
 
-def test_context_is_stopped_when_its_process_died_and_the_number_is_anothers(folder: ContextFolder, tmp_path: Path) -> None:
-    """A kill -9 takes nothing back; the start of the process tells it from the next one with that number."""
+def test_context_is_stopped_when_its_process_died_and_the_number_is_anothers(
+    folder: ContextFolder, tmp_path: Path
+) -> None:
+    """A kill -9 takes nothing back.
+
+    The start of the process tells it from the next one with that number.
+    """
     folder.put(msgspec.structs.replace(_up(tmp_path / "lab"), pid=os.getpid(), started="1"))
 
     context = folder.get("lab")
@@ -125,7 +137,9 @@ def test_run_takes_the_selection_when_the_selected_one_has_ended(folder: Context
         assert folder.selected() == "b"
 
 
-def test_end_of_a_run_leaves_a_context_that_somebody_else_wrote_meanwhile(folder: ContextFolder, tmp_path: Path) -> None:
+def test_end_of_a_run_leaves_a_context_that_somebody_else_wrote_meanwhile(
+    folder: ContextFolder, tmp_path: Path
+) -> None:
     """It takes back what is its own, and no more."""
     with announced_context(folder, _up(tmp_path / "a", "a"), is_kept=False):
         folder.put(msgspec.structs.replace(_ADDED, name="a"))
@@ -134,7 +148,10 @@ def test_end_of_a_run_leaves_a_context_that_somebody_else_wrote_meanwhile(folder
 
 
 def test_free_name_has_a_number_when_another_system_has_the_name(folder: ContextFolder, tmp_path: Path) -> None:
-    """An added one and one of another folder keep their names; a stopped one whose folder is gone gives it back, and a folder has its own again."""
+    """An added one and one of another folder keep their names.
+
+    A stopped one whose folder is gone gives it back, and a folder has its own again.
+    """
     folder.put(_ADDED)
     folder.put(_up(tmp_path / "lab"))
     folder.put(Context(name="gone", nats="nats://127.0.0.1:4231", state_dir=str(tmp_path / "removed")))
@@ -167,7 +184,9 @@ def test_name_of_folder_is_a_file_name_whatever_the_folder_is_called(state: str,
 def test_target_is_the_first_of_option_environment_file_and_selection_when_several_are_given(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """--nats, --context, TOPOBUS_CLI__NATS__URL, TOPOBUS_ALL__NATS__URL, --config, TOPOBUS_CONTEXT, the selected context, the default: each wins when those before it are absent."""
+    """--nats, --context, TOPOBUS_CLI__NATS__URL, TOPOBUS_ALL__NATS__URL, --config, TOPOBUS_CONTEXT,
+    the selected context, the default: each wins when those before it are absent.
+    """
     folder = ContextFolder(environ)
     for name in ("flagged", "named", "selected"):
         folder.put(Context(name=name, nats=f"nats://{name}.example:1"))
@@ -205,7 +224,9 @@ def test_target_has_the_login_of_the_context_unless_the_settings_name_one(enviro
     ContextFolder(environ).put(_ADDED)
 
     nats = choose_target(nats=None, context="prod", config=None, environ=environ).settings.nats
-    other = choose_target(nats=None, context="prod", config=None, environ={**environ, "TOPOBUS_CLI__NATS__USER": "me"}).settings.nats
+    other = choose_target(
+        nats=None, context="prod", config=None, environ={**environ, "TOPOBUS_CLI__NATS__USER": "me"}
+    ).settings.nats
 
     assert (nats.user, nats.password_file) == ("cli", "/secrets/cli")
     assert (other.url, other.user, other.password_file) == ("nats://10.1.2.3:4222", "me", "")
@@ -240,20 +261,29 @@ def test_target_refuses_a_stopped_context(environ: dict[str, str], tmp_path: Pat
     ],
     ids=["both", "unknown", "word", "scheme"],
 )
-def test_target_is_a_usage_error_when_nothing_is_named(environ: dict[str, str], nats: str | None, context: str | None, said: str) -> None:
+def test_target_is_a_usage_error_when_nothing_is_named(
+    environ: dict[str, str], nats: str | None, context: str | None, said: str
+) -> None:
     """Each is told before anything is tried."""
     with pytest.raises(UsageError, match=said):
         choose_target(nats=nats, context=context, config=None, environ=environ)
 
 
-@pytest.mark.parametrize("nats", ["10.0.0.1", "localhost", "nats.example.org", "[::1]:4222", "host:4222", "a:1,b:2", "tls://foo"])
+@pytest.mark.parametrize(
+    "nats", ["10.0.0.1", "localhost", "nats.example.org", "[::1]:4222", "host:4222", "a:1,b:2", "tls://foo"]
+)
 def test_target_takes_what_is_plainly_an_address(environ: dict[str, str], nats: str) -> None:
     """A scheme, a port, a dot or localhost will do."""
     assert choose_target(nats=nats, context=None, config=None, environ=environ).source == "--nats"
 
 
-def test_command_ends_at_once_when_nobody_listens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused connection is an answer: nothing is waited for. The limit is a day, so a wait would hang this test."""
+def test_command_ends_at_once_when_nobody_listens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused connection is an answer: nothing is waited for.
+
+    The limit is a day, so a wait would hang this test.
+    """
     monkeypatch.setenv("TOPOBUS_CLI__CONNECT_TIMEOUT_S", "86400")
     with socket.socket() as held:
         # Bound and not listening: connections are refused, and nobody else takes the port.
@@ -262,14 +292,22 @@ def test_command_ends_at_once_when_nobody_listens(capsys: pytest.CaptureFixture[
         code = run(["inventory", "--nats", f"nats://127.0.0.1:{port}"])
 
     assert code == 69
-    assert f"no NATS server listens at nats://127.0.0.1:{port} (from --nats): connection refused" in capsys.readouterr().err
+    assert (
+        f"no NATS server listens at nats://127.0.0.1:{port} (from --nats): connection refused"
+        in capsys.readouterr().err
+    )
 
 
 def test_context_commands_add_list_select_show_and_forget(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The first that is added is selected; what is shown are files and never a password."""
     password = tmp_path / "password"
     password.write_text("s3cret")
-    assert run(["context", "add", "a", "--nats", "nats://10.0.0.1:4222", "--user", "cli", "--password-file", str(password)]) == 0
+    assert (
+        run(
+            ["context", "add", "a", "--nats", "nats://10.0.0.1:4222", "--user", "cli", "--password-file", str(password)]
+        )
+        == 0
+    )
     assert run(["context", "add", "b", "--nats", "nats://10.0.0.2:4222"]) == 0
     capsys.readouterr()
 
@@ -292,7 +330,9 @@ def test_context_commands_add_list_select_show_and_forget(capsys: pytest.Capture
     assert "there is no context 'a'" in shown.err
 
 
-def test_context_says_that_nats_is_down_when_its_up_still_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_context_says_that_nats_is_down_when_its_up_still_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """`topobus up` may live while its server does not; what runs elsewhere is not asked."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -327,9 +367,13 @@ def test_error_names_the_system_once_when_a_note_has_named_it(capsys: pytest.Cap
 def test_compose_page_reaches_compose_when_a_stopped_system_is_selected(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes from the tutorial has its context selected: what the page shows is typed as it stands."""
+    """Whoever comes from the tutorial has its context selected: what the page shows is typed as it
+    stands.
+    """
     page = (Path(__file__).parents[3] / "docs/how-to/run-in-compose.md").read_text(encoding="utf-8")
-    commands = [line.removeprefix("$ topobus ").split() for line in page.splitlines() if line.startswith("$ topobus context ")]
+    commands = [
+        line.removeprefix("$ topobus ").split() for line in page.splitlines() if line.startswith("$ topobus context ")
+    ]
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     folder = ContextFolder(environ)

@@ -18,15 +18,25 @@ def inventory(node: str, *names: str, device_class: str = "gpu", driver: str = "
     """Devices of one class."""
     devices = tuple(
         Device(
-            name=name, device_class=device_class, driver=driver, numa_nodes=NodeSet(index), attributes={"index": index, "mig": index > 0}
+            name=name,
+            device_class=device_class,
+            driver=driver,
+            numa_nodes=NodeSet(index),
+            attributes={"index": index, "mig": index > 0},
         )
         for index, name in enumerate(names)
     )
     return Inventory(node=node, device_class=device_class, generation=1, devices=devices)
 
 
-SYSTEM = (inventory("n1", "gpu-0", "gpu-1"), inventory("n2", "gpu-0"), inventory("n2", "nic-0", device_class="nic", driver="pci-netdev"))
-GONE = ClassMaintenance(node="n1", device_class="gpu", devices={"gpu-9": Maintenance(verb=DeviceVerb.EXCLUDE, why="burnt", who="ada")})
+SYSTEM = (
+    inventory("n1", "gpu-0", "gpu-1"),
+    inventory("n2", "gpu-0"),
+    inventory("n2", "nic-0", device_class="nic", driver="pci-netdev"),
+)
+GONE = ClassMaintenance(
+    node="n1", device_class="gpu", devices={"gpu-9": Maintenance(verb=DeviceVerb.EXCLUDE, why="burnt", who="ada")}
+)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +54,11 @@ GONE = ClassMaintenance(node="n1", device_class="gpu", devices={"gpu-9": Mainten
     ],
 )
 def test_devices_are_chosen_when_names_or_selectors_mean_them(selection: Selection, names: list[str]) -> None:
-    """Sorted by node, each once; one that is kept back and gone is meant by its name and its class, and by no selector on its fields."""
+    """Sorted by node, each once.
+
+    One that is kept back and gone is meant by its name and its class,
+    and by no selector on its fields.
+    """
     chosen = choose_devices(selection, SYSTEM, [GONE])
 
     assert [f"{device.node}/{device.device}" for device in chosen] == names
@@ -57,7 +71,9 @@ def test_device_is_chosen_by_its_pci_address_when_it_is_written_as_lspci_does(na
     part = structs.replace(card, name="gpu-0000-41-00-0-part", parent=card.name)
     other = Device(name="gpu-0001-41-00-0", device_class="gpu", pci=PciAddress.parse("0001:41:00.0"))
 
-    chosen = choose_devices(Selection(names=(name,)), [Inventory(node="n1", device_class="gpu", generation=1, devices=(card, part, other))])
+    chosen = choose_devices(
+        Selection(names=(name,)), [Inventory(node="n1", device_class="gpu", generation=1, devices=(card, part, other))]
+    )
 
     assert [device.device for device in chosen] == ["gpu-0000-41-00-0"]
 
@@ -71,7 +87,12 @@ def test_device_is_chosen_by_its_pci_address_when_it_is_written_as_lspci_does(na
         (Selection(device_class="fpga"), NotFoundError, "unknown device class 'fpga'", "known are gpu, nic"),
         (Selection(device_class="gpus"), NotFoundError, "unknown device class 'gpus'", "did you mean gpu?"),
         (Selection(names=("gpu-0",), node="n9"), NotFoundError, "unknown node 'n9'", "known are n1, n2"),
-        (Selection(device_class="nic", node="n1"), NotFoundError, "no device of class nic on node n1", "topobus inventory"),
+        (
+            Selection(device_class="nic", node="n1"),
+            NotFoundError,
+            "no device of class nic on node n1",
+            "topobus inventory",
+        ),
         (Selection(where=("maker=nvidia",)), UsageError, "maker", "pools.md"),
         (Selection(where=("driver",)), UsageError, "wanted FIELD=VALUE", "driver=nvidia"),
     ],

@@ -20,7 +20,9 @@ from topobus.values.request import Owner, OwnerKind
 
 
 def machine_of(nodes: int, cores: int, *, sockets: int = 2, memory_only: int = 0) -> Machine:
-    """Build a machine with two threads a core, numbered as Linux does: first all first threads, then all second ones."""
+    """Build a machine with two threads a core, numbered as Linux does: first all first threads,
+    then all second ones.
+    """
     total = nodes * cores
     cpus = tuple(
         Cpu(
@@ -71,14 +73,22 @@ def with_caches(machine: Machine, cores: int, size_bytes: int) -> Machine:
     """Give every so many cores a level-3 cache of this size."""
     cpus = tuple(structs.replace(cpu, l3=(cpu.core or 0) // cores * cores) for cpu in machine.cpus)
     return structs.replace(
-        machine, cpus=cpus, l3_caches=tuple(L3Cache(cpu=first, size_bytes=size_bytes) for first in sorted({cpu.l3 for cpu in cpus}))
+        machine,
+        cpus=cpus,
+        l3_caches=tuple(L3Cache(cpu=first, size_bytes=size_bytes) for first in sorted({cpu.l3 for cpu in cpus})),
     )
 
 
 def card(bus: int, class_code: int, *, driver: str = "") -> PciDevice:
     """Build a function on NUMA node 0."""
     return PciDevice(
-        address=PciAddress(0, bus, 0, 0), vendor=0x10DE, device=0x2330, class_code=class_code, root="pci0000:15", numa_node=0, driver=driver
+        address=PciAddress(0, bus, 0, 0),
+        vendor=0x10DE,
+        device=0x2330,
+        class_code=class_code,
+        root="pci0000:15",
+        numa_node=0,
+        driver=driver,
     )
 
 
@@ -100,9 +110,13 @@ def drawn(
     [(1, 4, 0), (2, 56, 0), (8, 16, 0), (64, 2, 0), (2, 72, 32), (2, 512, 0)],
     ids=["laptop", "dgx", "epyc", "itanium", "gb200", "thousand-cores"],
 )
-def test_draw_machine_stays_within_the_width_when_the_machine_is_large_or_small(nodes: int, cores: int, memory_only: int) -> None:
+def test_draw_machine_stays_within_the_width_when_the_machine_is_large_or_small(
+    nodes: int, cores: int, memory_only: int
+) -> None:
     """No line is longer than 100 columns, whatever the machine."""
-    lines = drawn(machine_of(nodes, cores, memory_only=memory_only), inventory_of(*(gpu(bus) for bus in range(0x17, 0x27))))
+    lines = drawn(
+        machine_of(nodes, cores, memory_only=memory_only), inventory_of(*(gpu(bus) for bus in range(0x17, 0x27)))
+    )
 
     assert max(len(line) for line in lines) <= 100
     assert any("NUMA node 0" in line for line in lines)
@@ -123,7 +137,9 @@ def test_draw_machine_stacks_a_socket_s_nodes_when_it_has_several() -> None:
 
 
 def test_draw_machine_marks_held_cpus_by_letter_when_a_pod_holds_them() -> None:
-    """One capital letter a core that is held whole, a small one where a thread is free, and the legend says whose letter it is."""
+    """One capital letter a core that is held whole, a small one where a thread is free, and the
+    legend says whose letter it is.
+    """
     lines = drawn(machine_of(2, 4), ledger=ledger_of("trainer", "0,1,9"))
 
     assert any(line.startswith("│ ") and line.split("│")[1].strip() == "tT··" for line in lines)
@@ -133,7 +149,9 @@ def test_draw_machine_marks_held_cpus_by_letter_when_a_pod_holds_them() -> None:
 
 def test_draw_machine_marks_held_devices_by_letter_when_a_pod_holds_them() -> None:
     """A held device carries its owner's letter and a free one a dot, without any colour."""
-    lines = drawn(machine_of(2, 4), inventory_of(gpu(0x17), gpu(0x18)), ledger=ledger_of("trainer", gpus=("gpu-0000-17-00-0",)))
+    lines = drawn(
+        machine_of(2, 4), inventory_of(gpu(0x17), gpu(0x18)), ledger=ledger_of("trainer", gpus=("gpu-0000-17-00-0",))
+    )
 
     assert any("T gpu-0000-17-00-0" in " ".join(line.split()) for line in lines)
     assert any("· gpu-0000-18-00-0" in " ".join(line.split()) for line in lines)
@@ -151,7 +169,10 @@ def test_draw_machine_names_the_fault_when_a_device_is_sick() -> None:
 
 def test_draw_machine_groups_devices_by_root_and_switch_when_the_machine_tells() -> None:
     """Root complex, then switch, then devices, each below the other."""
-    lines = [" ".join(line.split()).strip("│ ") for line in drawn(machine_of(1, 4, sockets=1), inventory_of(gpu(0x17), gpu(0x18)))]
+    lines = [
+        " ".join(line.split()).strip("│ ")
+        for line in drawn(machine_of(1, 4, sockets=1), inventory_of(gpu(0x17), gpu(0x18)))
+    ]
 
     start = lines.index("root complex 0000:15")
     assert lines[start : start + 4] == [
@@ -186,9 +207,18 @@ def test_draw_machine_sums_up_memory_only_nodes_when_nothing_else_is_there() -> 
 
 
 def test_draw_machine_shows_pci_functions_when_no_service_has_looked() -> None:
-    """Without inventories GPUs, NICs and disks are drawn as the kernel names them, bridges and other functions are not."""
+    """Without inventories GPUs, NICs and disks are drawn as the kernel names them, bridges and
+    other functions are not.
+    """
     functions = tuple(
-        PciDevice(address=PciAddress(0, bus, 0, 0), vendor=0x10DE, device=0x2330, class_code=code, root="pci0000:15", numa_node=1)
+        PciDevice(
+            address=PciAddress(0, bus, 0, 0),
+            vendor=0x10DE,
+            device=0x2330,
+            class_code=code,
+            root="pci0000:15",
+            numa_node=1,
+        )
         for bus, code in ((0x17, 0x030200), (0x18, 0x020000), (0x19, 0x0C0330))
     )
     machine = machine_of(2, 4)
@@ -201,7 +231,9 @@ def test_draw_machine_shows_pci_functions_when_no_service_has_looked() -> None:
 
 
 def test_draw_machine_says_the_scale_when_cores_do_not_fit() -> None:
-    """When one sign stands for several cores, the drawing says how many, and a held core still shows."""
+    """When one sign stands for several cores, the drawing says how many, and a held core still
+    shows.
+    """
     lines = drawn(machine_of(2, 512), ledger=ledger_of("trainer", "0"))
 
     assert any("cores a sign)" in line for line in lines)
@@ -209,11 +241,21 @@ def test_draw_machine_says_the_scale_when_cores_do_not_fit() -> None:
 
 
 def test_drawing_tells_what_a_function_is_for_when_it_is_not_offered() -> None:
-    """A GPU of a virtual machine stands where it sits, with what it is for; a NIC for passthrough says so beside its model."""
+    """A GPU of a virtual machine stands where it sits, with what it is for.
+
+    A NIC for passthrough says so beside its model.
+    """
     function = PciDevice(address=PciAddress(0, 0x18, 0, 0), vendor=1, device=1, numa_node=0, root="pci0000:15")
-    kept = KeptFunction(pci=function.address, role=DeviceRole.PASSTHROUGH, why="kernel driver vfio-pci holds it for passthrough")
+    kept = KeptFunction(
+        pci=function.address, role=DeviceRole.PASSTHROUGH, why="kernel driver vfio-pci holds it for passthrough"
+    )
     nic = Device(
-        name="nic-0", device_class="nic", model="ConnectX-7", role=DeviceRole.PASSTHROUGH, numa_nodes=NodeSet(0), pcie_root="pci0000:15"
+        name="nic-0",
+        device_class="nic",
+        model="ConnectX-7",
+        role=DeviceRole.PASSTHROUGH,
+        numa_nodes=NodeSet(0),
+        pcie_root="pci0000:15",
     )
     machine = structs.replace(machine_of(1, 4), pci_devices=(function,))
 
@@ -228,14 +270,22 @@ def test_drawing_tells_what_a_function_is_for_when_it_is_not_offered() -> None:
 
 
 def test_drawing_leaves_a_management_function_out_when_its_card_is_drawn() -> None:
-    """A card's own management function is no news; one whose card shows nothing else is drawn with what it is for."""
+    """A card's own management function is no news.
+
+    One whose card shows nothing else is drawn with what it is for.
+    """
     card, alone = PciAddress(0, 0x38, 0, 1), PciAddress(0, 0x39, 0, 0)
     functions = tuple(
         PciDevice(address=address, vendor=1, device=1, numa_node=0, root="pci0000:15")
         for address in (card, PciAddress(0, 0x38, 0, 0), alone)
     )
-    kept = tuple(KeptFunction(pci=function.address, role=DeviceRole.MANAGEMENT, why="it flashes the card") for function in functions[1:])
-    fpga = Device(name="fpga-0000-38-00-0", device_class="fpga", pci=card, numa_nodes=NodeSet(0), pcie_root="pci0000:15")
+    kept = tuple(
+        KeptFunction(pci=function.address, role=DeviceRole.MANAGEMENT, why="it flashes the card")
+        for function in functions[1:]
+    )
+    fpga = Device(
+        name="fpga-0000-38-00-0", device_class="fpga", pci=card, numa_nodes=NodeSet(0), pcie_root="pci0000:15"
+    )
 
     lines = drawn(
         structs.replace(machine_of(1, 4), pci_devices=functions),
@@ -247,7 +297,9 @@ def test_drawing_leaves_a_management_function_out_when_its_card_is_drawn() -> No
 
 
 def test_draw_machine_sets_cores_apart_when_they_have_different_caches() -> None:
-    """Cores that share a level-3 cache stand together, and a line says how many caches there are and how large."""
+    """Cores that share a level-3 cache stand together, and a line says how many caches there are
+    and how large.
+    """
     lines = drawn(with_caches(machine_of(2, 8), 4, 32 << 20), ledger=ledger_of("trainer", "4,20"))
 
     assert any(line.split("│")[1].strip() == "···· T···" for line in lines if "····" in line)
@@ -262,7 +314,10 @@ def test_draw_machine_lays_whole_caches_into_rows_when_a_node_has_many() -> None
 
 
 def test_draw_machine_leaves_the_gaps_out_when_there_are_too_many_caches() -> None:
-    """Where gaps would need more than four rows, the cores are drawn without them; the caches are still said."""
+    """Where gaps would need more than four rows, the cores are drawn without them.
+
+    The caches are still said.
+    """
     lines = drawn(with_caches(machine_of(2, 256), 2, 4 << 20))
 
     assert any("L3      128 x 4 MiB for 2 cores each" in line for line in lines)
@@ -278,7 +333,10 @@ def test_draw_machine_names_the_other_nodes_when_a_cache_is_shared_with_them() -
 
 
 def test_draw_machine_says_nothing_of_caches_when_the_machine_does_not_tell() -> None:
-    """No line about caches is better than a guess; a cache without a size is one of unknown size."""
+    """No line about caches is better than a guess.
+
+    A cache without a size is one of unknown size.
+    """
     untold = drawn(machine_of(2, 8))
     without_sizes = drawn(structs.replace(with_caches(machine_of(2, 8), 8, 1), l3_caches=()))
 
@@ -303,7 +361,9 @@ def test_draw_machine_says_nothing_of_caches_when_the_machine_does_not_tell() ->
     ],
 )
 def test_draw_machine_uses_a_wide_terminal_when_there_are_nodes_for_it(nodes: int, width: int, columns: int) -> None:
-    """As many panels stand in a row as have room, every row has as many, and no line is longer than the terminal."""
+    """As many panels stand in a row as have room, every row has as many, and no line is longer than
+    the terminal.
+    """
     lines = drawn(machine_of(nodes, 4), inventory_of(gpu(0x17)), width=width)
 
     assert [line.count("╭") for line in lines if "╭" in line] == [columns] * (nodes // columns)
@@ -328,10 +388,18 @@ def test_draw_machine_names_cards_when_names_are_known() -> None:
 
 
 def test_draw_machine_shows_a_card_when_no_driver_owns_it() -> None:
-    """On a running system, too, a card without a driver is in sight, and says so; disks, and functions that a service speaks of, are not drawn twice."""
+    """On a running system, too, a card without a driver is in sight, and says so.
+
+    Disks, and functions that a service speaks of, are not drawn twice.
+    """
     machine = structs.replace(
         machine_of(1, 4),
-        pci_devices=(card(0x17, 0x030200), card(0x18, 0x030000, driver="ast"), card(0x19, 0x010802), card(0x1A, 0x030200)),
+        pci_devices=(
+            card(0x17, 0x030200),
+            card(0x18, 0x030000, driver="ast"),
+            card(0x19, 0x010802),
+            card(0x1A, 0x030200),
+        ),
     )
     offered = structs.replace(gpu(0x1A), pci=PciAddress(0, 0x1A, 0, 0))
 

@@ -1,4 +1,6 @@
-"""Errors of `topobus` say what to do next, in the words that the help uses, with the exit code that the reference promises."""
+"""Errors of `topobus` say what to do next, in the words that the help uses, with the exit code that
+the reference promises.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with manifests that are wrong in one way each, and the working directory."""
     (tmp_path / "kind.yaml").write_text("apiVersion: v1\nkind: Podd\nmetadata: {name: a}\n")
     (tmp_path / "yaml.yaml").write_text("a: [\n")
-    (tmp_path / "field.yaml").write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers: [{name: c, imag: x}]\n")
+    (tmp_path / "field.yaml").write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers: [{name: c, imag: x}]\n"
+    )
     (tmp_path / "claim.yaml").write_text(_CLAIM)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -37,7 +41,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("apply -f kind.yaml", 65, "wanted one of Pod, DeviceClass", "docs/reference/pods.md"),
         ("place yaml.yaml", 65, "neither YAML nor JSON", "docs/reference/pods.md"),
         ("place field.yaml", 65, 'did you mean "image"?', "docs/reference/pods.md"),
-        ("place claim.yaml", 66, "wanted a Pod or a workload, got 1 ResourceClaim", "`topobus apply -f` allocates claims"),
+        (
+            "place claim.yaml",
+            66,
+            "wanted a Pod or a workload, got 1 ResourceClaim",
+            "`topobus apply -f` allocates claims",
+        ),
         ("explain --file yaml.yaml", 65, "cannot read this as DecisionEvent", "correct the file"),
         (
             "apply -f https://example.com/x.yaml",
@@ -72,7 +81,10 @@ def test_error_says_what_is_wrong_and_what_to_do_next(
 
 
 def test_allocate_is_a_plan_without_being_told(capsys: pytest.CaptureFixture[str], files: Path) -> None:
-    """It never writes: --dry-run need not be said. Here it gets as far as asking a system that is not there."""
+    """It never writes: --dry-run need not be said.
+
+    Here it gets as far as asking a system that is not there.
+    """
     assert files.is_dir()
 
     assert run(["allocate", "-f", "claim.yaml", "--nats", "nats://127.0.0.1:1"]) == 69
@@ -80,9 +92,13 @@ def test_allocate_is_a_plan_without_being_told(capsys: pytest.CaptureFixture[str
 
 
 def test_help_of_a_class_is_taken_by_position_and_by_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """`health gpu` and `health --class gpu`, `inventory gpu` and `inventory --class gpu`: all get as far as the system."""
+    """`health gpu` and `health --class gpu`, `inventory gpu` and `inventory --class gpu`: all get
+    as far as the system.
+    """
     lines = [
-        [command, *words, "--nats", "nats://127.0.0.1:1"] for command in ("health", "inventory") for words in (["gpu"], ["--class", "gpu"])
+        [command, *words, "--nats", "nats://127.0.0.1:1"]
+        for command in ("health", "inventory")
+        for words in (["gpu"], ["--class", "gpu"])
     ]
 
     codes = [run(line) for line in lines]
@@ -94,7 +110,8 @@ def test_help_of_a_class_is_taken_by_position_and_by_option(capsys: pytest.Captu
 def test_migrate_says_its_notes_once_when_it_prints_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They stand in the document, and not on standard error a second time."""
     (files / "classic.yaml").write_text(
-        "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClaim\nmetadata: {name: a}\nspec: {resourceClassName: none}\n"
+        "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClaim\nmetadata: {name: a}\nspec: "
+        "{resourceClassName: none}\n"
     )
 
     run(["migrate", "classic.yaml", "--json"])
@@ -108,7 +125,9 @@ _ADDRESS = "0000:ab:00.0 and 0000:cd:00.0, then :bus:"
 
 
 def test_texts_are_written_as_they_are_when_a_pci_address_reads_as_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of the buses are names of pictures to the library that writes: answers, notes, errors and drawings keep their letters."""
+    """Half of the buses are names of pictures to the library that writes: answers, notes, errors
+    and drawings keep their letters.
+    """
     output = Output()
     recorded = recording_console()
 
@@ -125,6 +144,10 @@ def test_consoles_are_opened_in_one_place_when_the_source_is_read() -> None:
     """One that is opened elsewhere would draw pictures again."""
     room = Path(output_module.__file__).parents[1]
 
-    opened = {path.relative_to(room).as_posix() for path in room.rglob("*.py") if re.search(r"(?<![\w.])Console\(", path.read_text())}
+    opened = {
+        path.relative_to(room).as_posix()
+        for path in room.rglob("*.py")
+        if re.search(r"(?<![\w.])Console\(", path.read_text())
+    }
 
     assert opened == {"render/output.py"}

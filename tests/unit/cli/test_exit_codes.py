@@ -1,4 +1,6 @@
-"""What `topobus` answers to command lines that need no server: exit codes, messages, and never a traceback."""
+"""What `topobus` answers to command lines that need no server: exit codes, messages, and never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,17 @@ import pytest
 from topobus.cli.application import application, run
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError, code_of
 from topobus.cli.main import main
-from topobus.values.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.values.errors import (
+    ConfigError,
+    ContractError,
+    HardwareError,
+    InvariantError,
+    PeerUnavailable,
+    TopobusError,
+)
 
-# Nothing listens at port 1 of the loopback interface (tcpmux is unused since decades); the connection is refused at once.
+# Nothing listens at port 1 of the loopback interface (tcpmux is unused since decades); the
+# connection is refused at once.
 _NOBODY = "nats://127.0.0.1:1"
 _POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n    - name: c\n"
 
@@ -69,9 +79,16 @@ def test_code_of_gives_the_documented_code_when_an_error_ends_a_command(error: T
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_run_names_the_trouble_when_a_command_cannot_work(
-    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The code is the documented one, stderr names what is wrong, stdout stays empty, and there is no traceback."""
+    """The code is the documented one, stderr names what is wrong, stdout stays empty, and there is
+    no traceback.
+    """
     monkeypatch.chdir(tmp_path)
 
     exit_code = run(arguments)
@@ -95,8 +112,12 @@ def test_run_names_the_trouble_when_a_command_cannot_work(
     ],
     ids=["unknown-field", "half-a-gpu", "cpus", "deployment", "broken", "empty"],
 )
-def test_place_names_the_place_when_a_manifest_is_wrong(text: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A manifest with a mistake is refused before anything is asked, with the file and what was wanted."""
+def test_place_names_the_place_when_a_manifest_is_wrong(
+    text: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A manifest with a mistake is refused before anything is asked, with the file and what was
+    wanted.
+    """
     file = tmp_path / "pod.yaml"
     file.write_text(text)
 
@@ -123,7 +144,9 @@ def test_place_reports_binary_when_a_manifest_is_not_text(capsys: pytest.Capture
     assert "not text" in capsys.readouterr().err
 
 
-def test_explain_reports_content_when_the_file_is_no_decision(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_explain_reports_content_when_the_file_is_no_decision(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A JSON file that is no decision names the missing part."""
     file = tmp_path / "decision.json"
     file.write_text(json.dumps({"id": "x"}))
@@ -143,11 +166,21 @@ def test_device_refuses_a_text_when_it_has_a_line_break(option: str, capsys: pyt
     """What is wrong is the text, so nobody is asked, and the next step is about it."""
     arguments = {"--why": "fan", "--who": "ann", option: "a\nb"}
 
-    code = run(["device", "maintain", "gpu-0", *(word for pair in arguments.items() for word in pair), "--nats", "nats://127.0.0.1:1"])
+    code = run(
+        [
+            "device",
+            "maintain",
+            "gpu-0",
+            *(word for pair in arguments.items() for word in pair),
+            "--nats",
+            "nats://127.0.0.1:1",
+        ]
+    )
 
     assert code == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        f"error: {option} is 'a\\nb': it stands in lists, and takes one line of text\n  next: leave line breaks and the like out\n"
+        f"error: {option} is 'a\\nb': it stands in lists, and takes one line of text\n  next: leave line "
+        "breaks and the like out\n"
     )
 
 
@@ -182,7 +215,19 @@ def test_every_command_has_help_when_the_program_is_assembled(capsys: pytest.Cap
         assert run([name, "--help"]) == ExitCode.OK
         assert f"Usage:\n  topobus {name}" in capsys.readouterr().out
 
-    assert {"up", "machine", "inventory", "place", "release", "claim", "health", "decisions", "explain", "doctor", "demo"} <= set(names)
+    assert {
+        "up",
+        "machine",
+        "inventory",
+        "place",
+        "release",
+        "claim",
+        "health",
+        "decisions",
+        "explain",
+        "doctor",
+        "demo",
+    } <= set(names)
 
 
 def test_exit_codes_stand_in_the_reference_when_they_exist() -> None:
@@ -192,7 +237,9 @@ def test_exit_codes_stand_in_the_reference_when_they_exist() -> None:
     assert [code.value for code in ExitCode if f"| {code.value} |" not in page] == []
 
 
-def test_main_names_the_package_when_it_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_names_the_package_when_it_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A base installation without the extra `cli` says what to install, without a traceback."""
     monkeypatch.setattr(sys, "argv", ["topobus", "machine"])
     monkeypatch.setitem(sys.modules, "cyclopts", None)

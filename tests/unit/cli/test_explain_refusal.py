@@ -1,4 +1,6 @@
-"""`topobus explain` of a refusal shows the hints that could not be merged, where they are the cause."""
+"""`topobus explain` of a refusal shows the hints that could not be merged, where they are the
+cause.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ def _decided(folder: Path, gpus: int, fpgas: int) -> Path:
     """Store the decision about a pod on the recorded DGX, whose FPGAs are all on node 0, as a file."""
     owner = Owner(kind=OwnerKind.POD, namespace="default", name="wide", uid="u-1")
     devices = (DeviceRequest(device_class="gpu", count=gpus), DeviceRequest(device_class="fpga", count=fpgas))
-    request = PodRequest(owner=owner, containers=(ContainerRequest(name="main", cpus=2, devices=devices),), policy=Policy.SINGLE_NUMA_NODE)
+    request = PodRequest(
+        owner=owner,
+        containers=(ContainerRequest(name="main", cpus=2, devices=devices),),
+        policy=Policy.SINGLE_NUMA_NODE,
+    )
     with open_machine("dgx") as node:
         simulation = Simulation(node, AlignmentOptions(), CpuSet())
         assert isinstance(simulation.place(request), Refusal)
@@ -30,7 +36,9 @@ def _decided(folder: Path, gpus: int, fpgas: int) -> Path:
 
 
 def test_hints_are_shown_when_no_node_is_preferred_by_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Six GPUs need both nodes: the policy admits no merge, and the table says what each resource had to offer."""
+    """Six GPUs need both nodes: the policy admits no merge, and the table says what each resource
+    had to offer.
+    """
     assert run(["explain", "--file", str(_decided(tmp_path, gpus=6, fpgas=1))]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
 

@@ -8,7 +8,9 @@ from topobus.cli.top.terminal import FullScreen
 
 
 def test_screen_asks_for_the_end_when_its_terminal_is_gone() -> None:
-    """Neither writing nor asking for the size fails, and what was not written is not tried again when the stream is closed."""
+    """Neither writing nor asking for the size fails, and what was not written is not tried again
+    when the stream is closed.
+    """
     master, slave = os.openpty()
     keys = os.dup(slave)
     asked: list[str] = []

@@ -37,9 +37,15 @@ def test_event_line_names_the_pods_when_a_claim_stands_before_them() -> None:
 def test_health_says_that_a_fault_is_over_when_the_device_recovers() -> None:
     """Its message is of what was seen before; whoever waits learns until when."""
     condition = Condition(
-        dimension=Dimension.LINK, state=HealthState.RECOVERING, reason="link-down", message="no carrier", until="2026-01-01T08:05:21Z"
+        dimension=Dimension.LINK,
+        state=HealthState.RECOVERING,
+        reason="link-down",
+        message="no carrier",
+        until="2026-01-01T08:05:21Z",
     )
-    device = Device(name="nic-0", device_class="nic", health=DeviceHealth(state=HealthState.RECOVERING, conditions=(condition,)))
+    device = Device(
+        name="nic-0", device_class="nic", health=DeviceHealth(state=HealthState.RECOVERING, conditions=(condition,))
+    )
     inventory = Inventory(node="n1", device_class="nic", generation=1, devices=(device,))
 
     listing, _ = health_listing([inventory], is_all=False, ledgers={})

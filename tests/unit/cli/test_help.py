@@ -1,4 +1,6 @@
-"""Help of `topobus`: complete, with examples that work, and printed without importing what the commands need."""
+"""Help of `topobus`: complete, with examples that work, and printed without importing what the
+commands need.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ for words in json.loads(sys.stdin.read()):
         heavy[" ".join(words)] = loaded
         break
 sys.stderr.write(json.dumps(heavy))
-"""
+"""  # noqa: E501
 
 
 def _text(value: object) -> str:
@@ -47,27 +49,47 @@ def _text(value: object) -> str:
 
 def test_help_data_is_what_the_commands_say_now() -> None:
     """Help is printed from a file that tools/render-docs writes; it is not older than the code."""
-    assert as_lines(specify_all(application())).splitlines() == [json.dumps(_DATA[words], ensure_ascii=False) for words in sorted(_DATA)]
+    assert as_lines(specify_all(application())).splitlines() == [
+        json.dumps(_DATA[words], ensure_ascii=False) for words in sorted(_DATA)
+    ]
 
 
 def test_help_imports_neither_bus_nor_parser_when_it_is_printed() -> None:
-    """Each command's --help, --version and the overview: no NATS, no metrics, no log, no parser, no terminal library in the process."""
-    lines = [[], ["--version"], ["--help"], ["help", "keys", "make"], ["keys"], *([*words.split(), "--help"] for words in _DATA)]
+    """Each command's --help, --version and the overview: no NATS, no metrics, no log, no parser, no
+    terminal library in the process.
+    """
+    lines = [
+        [],
+        ["--version"],
+        ["--help"],
+        ["help", "keys", "make"],
+        ["keys"],
+        *([*words.split(), "--help"] for words in _DATA),
+    ]
 
-    done = subprocess.run([sys.executable, "-c", _LIGHT], input=json.dumps(lines), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LIGHT], input=json.dumps(lines), capture_output=True, text=True, timeout=60, check=True
+    )
 
     assert json.loads(done.stderr) == {}
     assert done.stdout.count("Usage:") == len(lines) - 1
 
 
 @pytest.mark.parametrize(
-    "words", [["context", "ls"], ["keys", "show", "/nonexistent", "cli"], ["migrate", "/nonexistent"], ["completion", "bash"]], ids=_text
+    "words",
+    [["context", "ls"], ["keys", "show", "/nonexistent", "cli"], ["migrate", "/nonexistent"], ["completion", "bash"]],
+    ids=_text,
 )
 def test_command_that_asks_nobody_imports_no_client(words: list[str]) -> None:
     """NATS' client, metrics and logs come with the connection, not with the options that name it."""
-    script = "import sys\nfrom topobus.cli.application import run\nrun(sys.argv[1:])\nsys.stderr.write(repr([name for name in ('nats', 'structlog', 'prometheus_client') if name in sys.modules]))"
+    script = (
+        "import sys\nfrom topobus.cli.application import run\nrun(sys.argv[1:])\nsys.stderr.write(repr([name for "
+        "name in ('nats', 'structlog', 'prometheus_client') if name in sys.modules]))"
+    )
 
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=True
+    )
 
     assert done.stderr.splitlines()[-1] == "[]"
 
@@ -112,7 +134,10 @@ def test_examples_are_of_commands_that_exist() -> None:
 
 @pytest.mark.parametrize("words", sorted(_DATA))
 def test_help_of_a_command_says_all_and_nothing_of_the_parser(words: str) -> None:
-    """How to call it, each option, the examples; no `[default: False]`, no `--empty-x`; nothing but examples is wider than 80 columns."""
+    """How to call it, each option, the examples; no `[default: False]`, no `--empty-x`.
+
+    Nothing but examples is wider than 80 columns.
+    """
     text = help_of(_DATA[words], _DATA)
 
     assert f"topobus {words}".rstrip() in text
@@ -139,7 +164,9 @@ def test_help_of_a_command_says_all_and_nothing_of_the_parser(words: str) -> Non
     ],
     ids=_text,
 )
-def test_help_is_of_the_command_that_is_meant(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_of_the_command_that_is_meant(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Wherever --help stands; a group without a command has its own."""
     code = run(arguments)
 
@@ -157,7 +184,9 @@ def test_help_is_of_the_command_that_is_meant(arguments: list[str], said: str, c
     ],
     ids=_text,
 )
-def test_word_that_is_no_command_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_word_that_is_no_command_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Help of something else would hide the mistake."""
     code = run(arguments)
 

@@ -1,4 +1,6 @@
-"""Files that users name: whatever they are, one line that says what is wrong, and never a wait or a memory without end."""
+"""Files that users name: whatever they are, one line that says what is wrong, and never a wait or a
+memory without end.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def odd(tmp_path: Path) -> dict[str, Path]:
 def test_command_refuses_what_is_no_file(
     command: tuple[str, ...], kind: str, odd: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A device that never ends, a FIFO that nobody writes and a folder are named as what they are, before any server is asked."""
+    """A device that never ends, a FIFO that nobody writes and a folder are named as what they are,
+    before any server is asked.
+    """
     code = run([*command, str(odd[kind])])
 
     said = " ".join(capsys.readouterr().err.split())
@@ -57,7 +61,9 @@ def test_command_refuses_what_is_no_file(
     assert "next:" in said
 
 
-def test_manifest_is_refused_when_it_is_larger_than_a_manifest_may_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_manifest_is_refused_when_it_is_larger_than_a_manifest_may_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The size is looked at while reading."""
     path = tmp_path / "large.yaml"
     with path.open("wb") as file:
@@ -73,7 +79,11 @@ def test_read_bytes_takes_what_the_shell_hands_over() -> None:
     command += "print(len(read_bytes(Path(sys.argv[1]), limit_bytes=10, next_step='')))"
     done = [
         subprocess.run(
-            ["bash", "-c", f'"$0" -c "$1" <({source})', sys.executable, command], capture_output=True, text=True, check=False, timeout=60
+            ["bash", "-c", f'"$0" -c "$1" <({source})', sys.executable, command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         for source in ("printf 12345", "yes")
     ]
@@ -111,7 +121,9 @@ def test_archive_is_refused_when_it_holds_more_than_files(kind: bytes, tmp_path:
 
 
 def test_archive_is_refused_when_it_unpacks_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros that pack to nothing are not unpacked: the size that the archive tells counts before the bytes are written."""
+    """Zeros that pack to nothing are not unpacked: the size that the archive tells counts before
+    the bytes are written.
+    """
     monkeypatch.setattr("topobus.cli.simulation.node._ARCHIVE_BYTES", 1 << 20)
     path = tmp_path / "bomb.tar.gz"
     with tarfile.open(path, "w:gz") as archive:

@@ -35,17 +35,27 @@ def environment(tmp_path: Path) -> dict[str, str]:
     for name, function in _SCRIPTS.items():
         script = tmp_path / name
         # As pip writes them: the name of the file is how the program knows by whom it is called.
-        script.write_text(f"#!{sys.executable}\nimport sys\nfrom topobus.cli.kubectl_plugin import {function}\nsys.exit({function}())\n")
+        script.write_text(
+            f"#!{sys.executable}\nimport sys\nfrom topobus.cli.kubectl_plugin import "
+            f"{function}\nsys.exit({function}())\n"
+        )
         script.chmod(0o755)
     # Where the plugin is installed, kubectl would tell of two.
     others = [folder for folder in os.environ["PATH"].split(":") if not Path(folder, "kubectl-topobus").exists()]
     kubectl = tmp_path / "kubectl"
     kubectl.symlink_to(shutil.which("kubectl") or "")
-    return {**os.environ, "PATH": ":".join([str(tmp_path), *others]), "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
+    return {
+        **os.environ,
+        "PATH": ":".join([str(tmp_path), *others]),
+        "HOME": str(tmp_path),
+        "KUBECONFIG": str(tmp_path / "none"),
+    }
 
 
 def _kubectl(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["kubectl", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["kubectl", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_kubectl_lists_the_plugin(environment: dict[str, str], tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def write_program(path: Path, script: str) -> None:
 
 
 @pytest.mark.skipif(
-    shutil.which("kustomize") is None and shutil.which("kubectl") is None, reason="neither kustomize nor kubectl is on the PATH"
+    shutil.which("kustomize") is None and shutil.which("kubectl") is None,
+    reason="neither kustomize nor kubectl is on the PATH",
 )
 def test_kustomization_is_built_when_a_program_is_there(kustomization: Path) -> None:
     """Namespace and name are those that the kustomization gives."""
@@ -51,8 +52,12 @@ def test_kustomization_is_built_when_a_program_is_there(kustomization: Path) -> 
     assert [name_of(api_object) for api_object in objects] == ["ResourceClaim research/test-fast"]
 
 
-@pytest.mark.parametrize(("names", "said"), [(("kustomize", "kubectl"), "kustomize build"), (("kubectl",), "kubectl kustomize")])
-def test_kustomize_goes_before_kubectl_when_both_are_there(programs: Path, kustomization: Path, names: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "said"), [(("kustomize", "kubectl"), "kustomize build"), (("kubectl",), "kubectl kustomize")]
+)
+def test_kustomize_goes_before_kubectl_when_both_are_there(
+    programs: Path, kustomization: Path, names: tuple[str, ...], said: str
+) -> None:
     """Each is called with its own word and the folder."""
     for name in names:
         write_program(programs / name, f'echo "{name} $*"')
@@ -113,9 +118,12 @@ def test_kustomization_stands_alone(kustomization: Path, files: tuple[Path, ...]
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("apply", "say what to apply"), ("diff", "say what to compare"), ("delete", "say what to delete")]
+    ("command", "said"),
+    [("apply", "say what to apply"), ("diff", "say what to compare"), ("delete", "say what to delete")],
 )
-def test_commands_say_what_they_want_when_nothing_is_named(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_say_what_they_want_when_nothing_is_named(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A usage error, before any server is asked."""
     assert run([command]) == 2
 

@@ -1,4 +1,7 @@
-"""Label selectors, and options of listings, as kubectl's users write them; what is not understood is refused, never guessed."""
+"""Label selectors, and options of listings, as kubectl's users write them.
+
+What is not understood is refused, never guessed.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ def test_selector_that_cannot_be_read_is_refused(selector: str) -> None:
 
 def _names(**options: str) -> list[str]:
     rows = [
-        Row(name=str(number), cells=(f"node{number}", str(number)), document={"n": -number, "tags": [-number]}) for number in (10, 2, 1)
+        Row(name=str(number), cells=(f"node{number}", str(number)), document={"n": -number, "tags": [-number]})
+        for number in (10, 2, 1)
     ]
     listing = Listing(columns=(Column(title="node"), Column(title="count")), rows=tuple(rows))
     return [row.name for row in ListOptions(**options).lister().chosen(listing).rows]
@@ -74,9 +78,15 @@ def test_rows_keep_their_order_when_the_path_leads_nowhere(sort_by: str) -> None
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"sort_by": "size"}, "no column 'size'"), ({"output": "csv"}, "no output 'csv'"), ({"sort_by": ".items[*]"}, "cannot read the path")],
+    [
+        ({"sort_by": "size"}, "no column 'size'"),
+        ({"output": "csv"}, "no output 'csv'"),
+        ({"sort_by": ".items[*]"}, "cannot read the path"),
+    ],
 )
 def test_wrong_option_is_refused(options: dict[str, str], said: str) -> None:
-    """A column or a form that is not there, or a path that is not understood, is an error with a next step."""
+    """A column or a form that is not there, or a path that is not understood, is an error with a
+    next step.
+    """
     with pytest.raises(UsageError, match=said):
         _names(**options)

@@ -22,7 +22,9 @@ from topobus.values.errors import ConfigError
     ],
     ids=["open", "another-server", "a-name", "name-alone", "loopback-with-name"],
 )
-def test_up_refuses_to_listen_when_the_flags_disagree(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+def test_up_refuses_to_listen_when_the_flags_disagree(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
     """A usage error with a next step; nothing is started."""
     assert run(["up", *arguments]) == 2
     printed = " ".join(capsys.readouterr().err.split())
@@ -33,13 +35,19 @@ def test_up_refuses_to_listen_when_the_flags_disagree(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("listening", "wanted", "left_out"),
     [
-        (Listening(address="0.0.0.0", names=("gpu1.example.org",)), {"127.0.0.1", "::1", "localhost", "gpu1.example.org"}, set()),
+        (
+            Listening(address="0.0.0.0", names=("gpu1.example.org",)),
+            {"127.0.0.1", "::1", "localhost", "gpu1.example.org"},
+            set(),
+        ),
         (Listening(address="10.1.2.3"), {"10.1.2.3"}, {"127.0.0.1", "localhost"}),
         (Listening(address="fd00::5"), {"fd00::5"}, {"::1"}),
     ],
     ids=["everywhere", "one-address", "ipv6"],
 )
-def test_listening_names_whatever_clients_use_when_it_has_tls(listening: Listening, wanted: set[str], left_out: set[str]) -> None:
+def test_listening_names_whatever_clients_use_when_it_has_tls(
+    listening: Listening, wanted: set[str], left_out: set[str]
+) -> None:
     """Each way to the server is in its certificate, and no address at which it does not listen."""
     names = set(listening.wanted_names())
     assert listening.has_tls
@@ -60,7 +68,9 @@ def test_listening_names_whatever_clients_use_when_it_has_tls(listening: Listeni
 def test_host_is_one_of_the_certificate_when_clients_are_told_it(
     listening: Listening, certificate: tuple[str, ...], here: str, elsewhere: str
 ) -> None:
-    """Services here connect by the shortest way that the certificate is for, others by the name that the user gave."""
+    """Services here connect by the shortest way that the certificate is for, others by the name
+    that the user gave.
+    """
     assert (listening.host_here(certificate), listening.host_elsewhere(certificate)) == (here, elsewhere)
 
 
@@ -76,7 +86,7 @@ def test_nothing_is_made_when_nobody_else_is_let_in(tmp_path: Path) -> None:
     """On loopback there is no certificate and no line of configuration."""
     certificate = NatsCertificate(Listening(), tmp_path / "tls", tmp_path / "authority")
 
-    assert (certificate.folder, certificate.authority_file, certificate.url_here(4222), certificate.url_elsewhere(4222)) == (
+    assert (certificate.folder, certificate.authority_file, certificate.url_here(4222), certificate.url_elsewhere(4222)) == (  # noqa: E501
         None, "", "nats://127.0.0.1:4222", "",
     )  # fmt: skip
     assert certificate.configuration("/tls", 8222) == ""

@@ -1,4 +1,6 @@
-"""Listings on terminals of any width: nothing wider than the terminal, no word broken, ids whole, an ellipsis wherever something was cut."""
+"""Listings on terminals of any width: nothing wider than the terminal, no word broken, ids whole,
+an ellipsis wherever something was cut.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,12 @@ def _listings() -> dict[str, Listing]:
         resource="topobus.dev/gpu",
         devices=tuple(HeldDevice(name=device.name) for device in gpus.devices),
     )
-    maintenance = Maintenance(verb=DeviceVerb.MAINTAIN, why="the fan is loud, and it is hot", who="anna@host", since="2026-11-24T00:00:00Z")
-    kept_back = ClassMaintenance(node=gpus.node, device_class="gpu", devices={device.name: maintenance for device in gpus.devices[:3]})
+    maintenance = Maintenance(
+        verb=DeviceVerb.MAINTAIN, why="the fan is loud, and it is hot", who="anna@host", since="2026-11-24T00:00:00Z"
+    )
+    kept_back = ClassMaintenance(
+        node=gpus.node, device_class="gpu", devices={device.name: maintenance for device in gpus.devices[:3]}
+    )
     listings = {
         "inventory": summary_listing(inventories, ledgers),
         "health": health_listing(inventories, is_all=True, ledgers=ledgers)[0],
@@ -112,7 +118,9 @@ def _check(listing: Listing, width: int) -> list[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", _NAMES)
 def test_recorded_listing_keeps_the_laws_at_any_width(name: str, width: int) -> None:
-    """No line is wider than the terminal, ids and names are whole, and the names of recorded data are never cut."""
+    """No line is wider than the terminal, ids and names are whole, and the names of recorded data
+    are never cut.
+    """
     listing = _listings()[name]
 
     lines = _check(listing, width)
@@ -154,10 +162,17 @@ def _any_listing(draw: st.DrawFn) -> Listing:
 
 @given(listing=_any_listing(), width=st.integers(20, 120))
 def test_any_listing_stays_within_its_width(listing: Listing, width: int) -> None:
-    """Whatever the columns: only an id may stand beyond the terminal's edge, alone on its line, and every id is there."""
+    """Whatever the columns: only an id may stand beyond the terminal's edge, alone on its line, and
+    every id is there.
+    """
     lines = [line.plain for line in listing.lines(width)]
 
-    ids = {str(row.cells[place]) for row in listing.rows for place, column in enumerate(listing.columns) if column.fit is Fit.ID}
+    ids = {
+        str(row.cells[place])
+        for row in listing.rows
+        for place, column in enumerate(listing.columns)
+        if column.fit is Fit.ID
+    }
     for line in lines:
         assert len(line) <= width or line in ids
     assert all(any(name in line for line in lines) for name in ids) or any("too narrow" in line for line in lines)
@@ -171,7 +186,10 @@ def test_cut_name_ends_with_an_ellipsis() -> None:
 
 
 def test_inventory_lists_cpus_by_numa_node_when_devices_come_in_another_order() -> None:
-    """The rows of CPUs are in the order of NUMA nodes, whatever the order of the devices' names; CPUs of no known node come last."""
+    """The rows of CPUs are in the order of NUMA nodes, whatever the order of the devices' names.
+
+    CPUs of no known node come last.
+    """
     homes = {0: NodeSet(10), 1: None, 10: NodeSet(2), 11: NodeSet(0)}
     cpus = tuple(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, numa_nodes=home) for cpu, home in homes.items())
 

@@ -24,7 +24,9 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "url", ["nats://127.0.0.1:4222", "127.0.0.1:4222", "nats://localhost", "nats://[::1]:4222"], ids=["url", "bare", "default-port", "ipv6"]
+    "url",
+    ["nats://127.0.0.1:4222", "127.0.0.1:4222", "nats://localhost", "nats://[::1]:4222"],
+    ids=["url", "bare", "default-port", "ipv6"],
 )
 def test_login_is_found_when_the_server_runs_here(url: str) -> None:
     """By the port, for as long as the block lasts."""
@@ -37,7 +39,12 @@ def test_login_is_found_when_the_server_runs_here(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["nats://127.0.0.1:4223", "nats://me:secret@127.0.0.1:4222", "nats://10.0.0.1:4222", "nats://127.0.0.1:4222,nats://127.0.0.1:4223"],
+    [
+        "nats://127.0.0.1:4223",
+        "nats://me:secret@127.0.0.1:4222",
+        "nats://10.0.0.1:4222",
+        "nats://127.0.0.1:4222,nats://127.0.0.1:4223",
+    ],
     ids=["port", "user", "host", "several"],
 )
 def test_login_is_not_found_when_another_server_is_meant(url: str) -> None:
@@ -59,18 +66,26 @@ def test_login_is_not_found_when_another_server_is_meant(url: str) -> None:
     ids=["address", "name", "ipv6", "loopback", "another-address", "another-port"],
 )
 def test_login_is_found_by_a_name_when_the_server_is_reached_by_it(url: str, is_found: bool) -> None:
-    """A server that other machines reach, too, is the same by each name of its certificate, and no other one is."""
-    login = LocalLogin(user="cli", password_file="/p", tls_ca_file="/ca.crt", hosts=("10.0.0.1", "gpu1.example.org", "fd00::1"))
+    """A server that other machines reach, too, is the same by each name of its certificate, and no
+    other one is.
+    """
+    login = LocalLogin(
+        user="cli", password_file="/p", tls_ca_file="/ca.crt", hosts=("10.0.0.1", "gpu1.example.org", "fd00::1")
+    )
     with announced_login(4222, login):
         assert find_login(url) == (login if is_found else None)
 
 
 def test_login_is_not_found_when_its_process_was_killed(parent: Path) -> None:
-    """What a killed run left is not believed: somebody else may have the port now. The next run on that port is."""
+    """What a killed run left is not believed: somebody else may have the port now.
+
+    The next run on that port is.
+    """
     code = (
         "import os, pathlib; from topobus.local_system import local_logins as logins; "
         f"logins._PARENT = pathlib.Path({str(parent)!r}); "
-        "running = logins.announced_login(4222, logins.LocalLogin(user='cli', password_file='/old')); running.__enter__(); os._exit(0)"
+        "running = logins.announced_login(4222, logins.LocalLogin(user='cli', password_file='/old')); "
+        "running.__enter__(); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -47,7 +47,10 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_logs_are_merged_by_time_when_several_programs_write(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Local times of nats-server and UTC of services are one order; a line without a time stays behind the one that it belongs to."""
+    """Local times of nats-server and UTC of services are one order.
+
+    A line without a time stays behind the one that it belongs to.
+    """
     code = run(["logs"])
 
     lines = [" ".join(line.split()[1:]) for line in capsys.readouterr().out.splitlines()]
@@ -62,7 +65,9 @@ def test_logs_are_merged_by_time_when_several_programs_write(local: Path, capsys
     ]
 
 
-def test_logs_are_json_as_they_were_written_when_a_program_reads_them(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_are_json_as_they_were_written_when_a_program_reads_them(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A service's line is given unchanged; of what is no JSON the text is the event."""
     run(["logs", "gpu", "nats", "--tail", "3", "-o", "json"])
 
@@ -71,7 +76,9 @@ def test_logs_are_json_as_they_were_written_when_a_program_reads_them(local: Pat
     assert [json.loads(line)["event"] for line in lines[1:]] == ["Traceback of gpu", _server_line(5, "ready")]
 
 
-def test_log_line_stays_one_line_when_it_is_long_or_has_control_signs(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_stays_one_line_when_it_is_long_or_has_control_signs(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is folded, and what a caller wrote does not command the terminal."""
     (local / "gpu.log").write_text(f"{_event(1, 'gpu.long', a='x ' * 150, b=chr(27) + '[2J')}\n")
 
@@ -99,7 +106,11 @@ def test_log_file_goes_on_with_whole_lines_when_more_comes(local: Path) -> None:
     file = LogFile(path)
     texts: list[list[str]] = []
 
-    for text, mode in ((f"{_event(6, 'b')}\n{_event(7, 'c')[:9]}", "a"), (f"{_event(7, 'c')[9:]}\n", "a"), (f"{_event(8, 'd')}\n", "w")):
+    for text, mode in (
+        (f"{_event(6, 'b')}\n{_event(7, 'c')[:9]}", "a"),
+        (f"{_event(7, 'c')[9:]}\n", "a"),
+        (f"{_event(8, 'd')}\n", "w"),
+    ):
         with path.open(mode) as log:
             log.write(text)
         texts.append([json.loads(line.text)["event"] for line in read_logs([file])])
@@ -118,7 +129,9 @@ def test_log_file_goes_on_with_whole_lines_when_more_comes(local: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_logs_say_what_to_do_when_there_are_none(local: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_logs_say_what_to_do_when_there_are_none(
+    local: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     """An unknown program or context, a system elsewhere and a wrong option name the next step."""
     code = run(["logs", *words])
 

@@ -28,7 +28,9 @@ def _write(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
-def test_migrate_writes_a_manifest_when_all_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str) -> None:
+def test_migrate_writes_a_manifest_when_all_can_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str
+) -> None:
     """Exit 0, nothing on stderr, and what is written is read strictly by ours."""
     code = run(["migrate", _write(tmp_path, CLASS.format(version=version, more=""))])
     written = capsys.readouterr()
@@ -51,7 +53,9 @@ def test_migrate_reads_standard_input_when_a_dash_stands_for_a_file(
     assert 'there is no option --jsn, did you mean "--json"?' in written.err
 
 
-def test_migrate_ends_with_no_and_tells_on_stderr_when_something_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_migrate_ends_with_no_and_tells_on_stderr_when_something_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A script sees the exit code, a person the object, the field and what to do."""
     code = run(["migrate", _write(tmp_path, CLASS.format(version="v1alpha2", more=NODES))])
     written = capsys.readouterr()
@@ -81,7 +85,9 @@ def test_migrate_writes_one_document_when_json_is_asked_for(tmp_path: Path, caps
         ("", 65, "no object"),
     ],
 )
-def test_migrate_refuses_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, wanted: str) -> None:
+def test_migrate_refuses_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, wanted: str
+) -> None:
     """A typing error in a classic object is no note: it is to be corrected first."""
     assert run(["migrate", _write(tmp_path, text)]) == code
     assert wanted in capsys.readouterr().err

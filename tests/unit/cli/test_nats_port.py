@@ -16,7 +16,9 @@ _HERE = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
-    """Three ports in place of the fixed ones, which any program of this machine may have, and a folder of locks of our own."""
+    """Three ports in place of the fixed ones, which any program of this machine may have, and a
+    folder of locks of our own.
+    """
     chosen = (free_port(), free_port(), free_port())
     monkeypatch.setattr(nats_port, "PORTS", chosen)
     monkeypatch.setattr(local_logins, "_PARENT", tmp_path)
@@ -51,7 +53,9 @@ def test_run_takes_the_next_port_when_a_program_listens_at_the_first(tmp_path: P
             assert port == ports[1]
 
 
-def test_folder_has_its_port_again_when_the_first_of_the_list_is_free_by_then(tmp_path: Path, ports: tuple[int, ...]) -> None:
+def test_folder_has_its_port_again_when_the_first_of_the_list_is_free_by_then(
+    tmp_path: Path, ports: tuple[int, ...]
+) -> None:
     """What somebody exported for this system stays right."""
     with reserved_port(_state(tmp_path, "a"), _HERE), reserved_port(_state(tmp_path, "b"), _HERE):
         pass

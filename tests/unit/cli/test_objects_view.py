@@ -29,8 +29,16 @@ def _claim(**status: Any) -> ApiObject:
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
-        metadata={"name": "fast", "namespace": "default", "uid": "u-1", "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1},
-        spec={"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": 2}}]}},
+        metadata={
+            "name": "fast",
+            "namespace": "default",
+            "uid": "u-1",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "generation": 1,
+        },
+        spec={
+            "devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": 2}}]}
+        },
         status=status,
     )
 
@@ -40,7 +48,9 @@ def _condition(status: str, reason: str, message: str) -> dict[str, Any]:
 
 
 ALLOCATED = _claim(
-    allocation={"devices": {"results": [{"request": "gpu", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}]}},
+    allocation={
+        "devices": {"results": [{"request": "gpu", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}]}
+    },
     reservedFor=[{"resource": "pods", "name": "trainer", "uid": "p"}],
     conditions=[_condition("True", "Allocated", "1 device allocated")],
 )
@@ -64,7 +74,9 @@ def _shown(what: RenderableType, width: int = 160) -> str:
         (("po", "x"), ("Pod",), ("x",)),
     ],
 )
-def test_target_is_read_as_kubectl_reads_it(words: tuple[str, ...], kinds: tuple[str, ...], names: tuple[str, ...]) -> None:
+def test_target_is_read_as_kubectl_reads_it(
+    words: tuple[str, ...], kinds: tuple[str, ...], names: tuple[str, ...]
+) -> None:
     """KIND, KIND NAME, KIND/NAME and KIND,KIND mean what kubectl's users expect."""
     assert read_target(words, verb="get") == (kinds, names)
 
@@ -97,7 +109,10 @@ def test_kind_is_found_when_the_group_is_written_out() -> None:
 def test_state_tells_reservation_and_reason_when_there_is_one() -> None:
     """An allocated claim says whether it is reserved, a waiting one why."""
     assert state_of(ALLOCATED).plain == "allocated,reserved"
-    assert state_of(_claim(conditions=[_condition("False", "DoesNotFit", "no")]), is_wide=False).plain == "pending (DoesNotFit)"
+    assert (
+        state_of(_claim(conditions=[_condition("False", "DoesNotFit", "no")]), is_wide=False).plain
+        == "pending (DoesNotFit)"
+    )
     assert state_of(_claim(conditions=[_condition("False", "Malformed", "bad")])).plain == "Malformed: bad"
 
 
@@ -134,11 +149,15 @@ def test_description_has_health_numa_and_ledger_when_the_claim_is_allocated() ->
 
 
 def test_description_hangs_what_is_folded_below_its_line_when_the_terminal_is_narrow() -> None:
-    """A long selector and a long condition stay below the request and the condition that they belong to."""
+    """A long selector and a long condition stay below the request and the condition that they
+    belong to.
+    """
     expression = " && ".join(f"device.attributes['gpu.topobus.dev'].name{number} == 'x'" for number in range(9))
     exactly = {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]}
     condition = _condition("True", "Allocated", "device allocated " * 20)
-    claim = structs.replace(_claim(conditions=[condition]), spec={"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}})
+    claim = structs.replace(
+        _claim(conditions=[condition]), spec={"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    )
 
     lines = _shown(view(claim, describe(claim, {}, [], [], [])), width=80).splitlines()
 
@@ -151,11 +170,25 @@ def test_description_hangs_what_is_folded_below_its_line_when_the_terminal_is_na
 
 
 def test_description_has_reasons_with_codes_when_an_event_tells_them() -> None:
-    """The newest event that says what the condition says gives the reasons, advice included; another claim's events do not count."""
-    reasons = (Reason(code="too-few-devices", message="node n1: too few"), Reason(code="would-fit", message="would fit with 1"))
+    """The newest event that says what the condition says gives the reasons, advice included.
+
+    Another claim's events do not count.
+    """
+    reasons = (
+        Reason(code="too-few-devices", message="node n1: too few"),
+        Reason(code="would-fit", message="would fit with 1"),
+    )
     own_owner, other = (Owner(kind=OwnerKind.CLAIM, name="fast", uid=uid) for uid in ("u-1", "u-2"))
     events = [
-        DecisionEvent(id=f"e-{owner.uid}", verb="allocate", node="_", op_id="o", time="", owner=owner, outcome=Refusal(reasons=reasons))
+        DecisionEvent(
+            id=f"e-{owner.uid}",
+            verb="allocate",
+            node="_",
+            op_id="o",
+            time="",
+            owner=owner,
+            outcome=Refusal(reasons=reasons),
+        )
         for owner in (own_owner, other)
     ]
     waiting = _claim(conditions=[_condition("False", "DoesNotFit", "node n1: too few")])
@@ -177,7 +210,10 @@ def test_description_has_the_conditions_words_when_no_event_is_left() -> None:
 
 
 def test_description_says_conditions_and_decisions_in_plain_words() -> None:
-    """A condition whose reason only says its type again is a yes; a decision among all nodes names none, one of a node names it."""
+    """A condition whose reason only says its type again is a yes.
+
+    A decision among all nodes names none, one of a node names it.
+    """
     owner = Owner(kind=OwnerKind.CLAIM, name="fast", uid="u-1")
     refusal = Refusal(reasons=(Reason(code="too-few-devices", message="too few"),))
     events = [

@@ -14,14 +14,18 @@ from topobus.values.errors import ConfigError
 
 @pytest.fixture
 def open_to_all(tmp_path: Path) -> Path:
-    """An empty folder that anybody may write to, as one that somebody made in /tmp under the name that a page shows."""
+    """An empty folder that anybody may write to, as one that somebody made in /tmp under the name
+    that a page shows.
+    """
     folder = tmp_path / "mine"
     folder.mkdir()
     folder.chmod(0o777)
     return folder
 
 
-def test_record_refuses_a_folder_when_others_may_write_to_it(open_to_all: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_refuses_a_folder_when_others_may_write_to_it(
+    open_to_all: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Links that others lay there while it records would lead its writes elsewhere."""
     tree = tmp_path / "tree"
     build("laptop", tree)

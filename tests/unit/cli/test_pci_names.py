@@ -34,7 +34,9 @@ def test_read_pci_names_finds_the_list_when_it_lies_where_distributions_put_it(t
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "pci.ids").write_text(LIST, encoding="utf-8")
 
-    names = read_pci_names([function(0x1002, 0x740F), function(0x8086, 0x1563), function(0x8086, 0xBCCE), function(0x03, 0x00)], tmp_path)
+    names = read_pci_names(
+        [function(0x1002, 0x740F), function(0x8086, 0x1563), function(0x8086, 0xBCCE), function(0x03, 0x00)], tmp_path
+    )
 
     assert names == {
         (0x1002, 0x740F): "AMD/ATI Instinct MI210",
@@ -65,7 +67,9 @@ def test_read_pci_names_has_none_when_there_is_no_list_that_can_be_read(tmp_path
 def test_record_takes_the_names_along_when_the_system_has_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recording is drawn with names on any system: it carries the part of the list that its machine needs, and no more."""
+    """A recording is drawn with names on any system: it carries the part of the list that its
+    machine needs, and no more.
+    """
     # Wide enough for a name on one line, whatever terminal the tests run in.
     monkeypatch.setenv("COLUMNS", "200")
     build("epyc-8numa", tmp_path / "machine")

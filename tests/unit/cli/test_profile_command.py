@@ -18,7 +18,10 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_machines_are_listed_and_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each profile stands there with its title; what was built is a machine, and stays one when it is there already."""
+    """Each profile stands there with its title.
+
+    What was built is a machine, and stays one when it is there already.
+    """
     assert run(["profile", "list", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["profiles"]) == list(PROFILES)
     for more in ([], ["--if-absent"]):

@@ -57,7 +57,9 @@ async def _answer_at_last() -> str:
     return "done"
 
 
-@pytest.mark.parametrize("peer", [CONTROLLER, topology_on(NODE), device_service_on(NODE, "gpu")], ids=lambda peer: peer.name)
+@pytest.mark.parametrize(
+    "peer", [CONTROLLER, topology_on(NODE), device_service_on(NODE, "gpu")], ids=lambda peer: peer.name
+)
 async def test_wait_names_the_service_that_hangs(server: MemoryNats, bus: Bus, peer: Peer) -> None:
     """A person learns before the end for whom the command waits."""
     await _hang(server, peer.ask.subject(**peer.parts))
@@ -104,7 +106,9 @@ async def test_wait_names_who_works_when_nobody_hangs(server: MemoryNats, bus: B
 async def test_device_operation_ends_with_the_name_of_the_service_that_hangs(server: MemoryNats, bus: Bus) -> None:
     """Its answer is not known, and it says whose."""
     topology = topology_on(NODE)
-    request = OperateRequest(op_id="op", operation=DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.RETURN, who="ann"))
+    request = OperateRequest(
+        op_id="op", operation=DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.RETURN, who="ann")
+    )
     await _hang(server, topology.ask.subject(**topology.parts), OPERATE.subject(node=NODE))
     said: list[str] = []
 

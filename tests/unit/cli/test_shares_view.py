@@ -1,4 +1,6 @@
-"""`topobus inventory` of devices that several have: how many shares are in use, and each with its owner."""
+"""`topobus inventory` of devices that several have: how many shares are in use, and each with its
+owner.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def drawn(ledger: Ledger) -> list[list[str]]:
 
 
 def test_inventory_lists_each_share_below_its_device() -> None:
-    """A replica by its number with its pod, a claim's share with its amount, and how many shares are in use."""
+    """A replica by its number with its pod, a claim's share with its amount, and how many shares
+    are in use.
+    """
     pod = Owner(kind=OwnerKind.POD, name="train", uid="")
     plugin = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu-shared", uid="h")
     claim = Owner(kind=OwnerKind.CLAIM, name="half", uid="c")

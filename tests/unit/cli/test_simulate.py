@@ -1,4 +1,6 @@
-"""Promises of `topobus simulate`: pods planned on a machine without any server, and decisions that replay to the same answer."""
+"""Promises of `topobus simulate`: pods planned on a machine without any server, and decisions that
+replay to the same answer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ spec:
 def pod(name: str, *containers: dict[str, int], annotations: str = "") -> str:
     """A pod whose containers want so much of each resource."""
     listed = [
-        f"    - name: c{place}\n      resources: {{limits: {json.dumps({key if key == 'cpu' else f'topobus.dev/{key}': value for key, value in wants.items()})}}}"
+        f"    - name: c{place}\n      resources: {{limits: "
+        f"{json.dumps({key if key == 'cpu' else f'topobus.dev/{key}': value for key, value in wants.items()})}}}"
         for place, wants in enumerate(containers)
     ]
     return TRAINER % {"name": name, "annotations": annotations, "containers": "\n".join(listed)}
@@ -40,13 +43,19 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulate")
     (folder / "idle.yaml").write_text(pod("idle", {"cpu": 1}))
     saved = folder / "dgx.json"
-    assert run(["simulate", "--machine", "dgx", "--pods", str(folder / "idle.yaml"), "--save", str(saved), "--json"]) == ExitCode.OK
+    assert (
+        run(["simulate", "--machine", "dgx", "--pods", str(folder / "idle.yaml"), "--save", str(saved), "--json"])
+        == ExitCode.OK
+    )
     return saved
 
 
 @pytest.fixture
 def simulate(dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Simulate:
-    """Plan these manifests (file name to text) on the demo machine; the exit code and the JSON document."""
+    """Plan these manifests (file name to text) on the demo machine.
+
+    The exit code and the JSON document.
+    """
 
     def plan(manifests: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
         pods = tmp_path / "pods"
@@ -61,9 +70,16 @@ def simulate(dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> S
 
 
 def test_simulate_plans_in_the_order_of_file_names(simulate: Simulate) -> None:
-    """What comes first by name is placed first and holds what it got; a file that is no manifest is passed over."""
+    """What comes first by name is placed first and holds what it got.
+
+    A file that is no manifest is passed over.
+    """
     code, answer = simulate(
-        {"b.yaml": pod("second", {"gpu": 6}), "a.yaml": pod("first", {"gpu": 4, "fpga": 1}), "notes.txt": "no manifest"},
+        {
+            "b.yaml": pod("second", {"gpu": 6}),
+            "a.yaml": pod("first", {"gpu": 4, "fpga": 1}),
+            "notes.txt": "no manifest",
+        },
     )
 
     assert code == ExitCode.NO
@@ -72,7 +88,9 @@ def test_simulate_plans_in_the_order_of_file_names(simulate: Simulate) -> None:
         ("second", "refusal"),
     ]
     assert (answer["placed"], answer["refused"]) == (1, 1)
-    assert list(answer["ledger"]["allocations"]) == [next(key for key in answer["ledger"]["allocations"] if "/first/" in key)]
+    assert list(answer["ledger"]["allocations"]) == [
+        next(key for key in answer["ledger"]["allocations"] if "/first/" in key)
+    ]
 
 
 def test_simulate_gives_the_same_document_when_run_again(simulate: Simulate) -> None:
@@ -82,7 +100,9 @@ def test_simulate_gives_the_same_document_when_run_again(simulate: Simulate) -> 
     assert simulate(pods) == simulate(pods)
 
 
-def test_simulate_draws_the_machine_and_the_reasons_when_people_read(dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_draws_the_machine_and_the_reasons_when_people_read(
+    dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """People get what `place` prints, a pod after the other, and the machine in the end."""
     (tmp_path / "a.yaml").write_text(pod("small", {"gpu": 1}))
     capsys.readouterr()
@@ -117,18 +137,42 @@ def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        pytest.param(["--machine", "vax", "--pods", "p.yaml"], ExitCode.NO_INPUT, "is no folder, no file and no profile", id="no-machine"),
+        pytest.param(
+            ["--machine", "vax", "--pods", "p.yaml"],
+            ExitCode.NO_INPUT,
+            "is no folder, no file and no profile",
+            id="no-machine",
+        ),
         pytest.param(["--machine", ".", "--pods", "."], ExitCode.NO_INPUT, "holds no manifest", id="no-pod"),
         pytest.param(["--machine", ".", "--pods", "p.yaml"], ExitCode.NO_INPUT, "has no folder sys", id="no-tree"),
-        pytest.param(["--machine", "p.yaml", "--pods", "p.yaml"], ExitCode.DATA, "cannot read this as Machine", id="no-json"),
+        pytest.param(
+            ["--machine", "p.yaml", "--pods", "p.yaml"], ExitCode.DATA, "cannot read this as Machine", id="no-json"
+        ),
         pytest.param(["--machine", "dgx", "--pods", "missing"], ExitCode.NO_INPUT, "cannot read missing", id="no-pods"),
-        pytest.param(["--machine", "dgx", "--pods", "p.yaml", "--policy", "strict"], ExitCode.USAGE, "restricted", id="policy"),
-        pytest.param(["--machine", "dgx", "--pods", "p.yaml", "--reserved-cpus", "x"], ExitCode.USAGE, "--reserved-cpus", id="cpulist"),
-        pytest.param(["--machine", "dgx", "--pods", "p.yaml", "--search-steps", "-1"], ExitCode.USAGE, "wanted 0 or more", id="steps"),
+        pytest.param(
+            ["--machine", "dgx", "--pods", "p.yaml", "--policy", "strict"], ExitCode.USAGE, "restricted", id="policy"
+        ),
+        pytest.param(
+            ["--machine", "dgx", "--pods", "p.yaml", "--reserved-cpus", "x"],
+            ExitCode.USAGE,
+            "--reserved-cpus",
+            id="cpulist",
+        ),
+        pytest.param(
+            ["--machine", "dgx", "--pods", "p.yaml", "--search-steps", "-1"],
+            ExitCode.USAGE,
+            "wanted 0 or more",
+            id="steps",
+        ),
     ],
 )
 def test_simulate_says_what_is_wrong_when_an_argument_cannot_be_used(
-    arguments: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each wrong argument has its exit code and one sentence that names it."""
     monkeypatch.chdir(tmp_path)
@@ -142,7 +186,10 @@ def test_simulate_says_what_is_wrong_when_an_argument_cannot_be_used(
 # What each decision is about, the pods (the last one is replayed), and how the node is set.
 REPLAYED: dict[str, tuple[list[str], list[str]]] = {
     "placement": ([pod("p", {"cpu": 8, "gpu": 2, "nic": 2})], []),
-    "refusal": ([pod("a", {"gpu": 3}), pod("p", {"gpu": 4, "fpga": 1}, annotations="topobus.dev/policy: single-numa-node")], []),
+    "refusal": (
+        [pod("a", {"gpu": 3}), pod("p", {"gpu": 4, "fpga": 1}, annotations="topobus.dev/policy: single-numa-node")],
+        [],
+    ),
     "impossible": ([pod("p", {"gpu": 9})], []),
     "pod-scope": ([pod("p", {"gpu": 2}, {"gpu": 2, "nic": 1})], ["--scope", "pod", "--policy", "restricted"]),
     "corrected": (
@@ -159,7 +206,10 @@ REPLAYED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "locality": ([pod("p", {"gpu": 2, "nic": 1}, annotations='topobus.dev/locality: "hard:switch"')], []),
     "locality-not-met": ([pod("p", {"gpu": 3}, annotations='topobus.dev/locality: "hard:switch"')], []),
-    "locality-missed": ([pod("p", {"gpu": 3}, annotations='topobus.dev/locality: "soft:switch"')], ["--mode", "corrected"]),
+    "locality-missed": (
+        [pod("p", {"gpu": 3}, annotations='topobus.dev/locality: "soft:switch"')],
+        ["--mode", "corrected"],
+    ),
 }
 
 
@@ -167,7 +217,9 @@ REPLAYED: dict[str, tuple[list[str], list[str]]] = {
 def test_explain_replays_to_the_same_answer_when_a_decision_was_recorded(
     what: str, dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any recorded decision holds all that it was made on: explained offline, the answer comes out again, to the last fact."""
+    """Any recorded decision holds all that it was made on: explained offline, the answer comes out
+    again, to the last fact.
+    """
     pods, options = REPLAYED[what]
     for number, text in enumerate(pods):
         (tmp_path / f"{number}.yaml").write_text(text)
@@ -213,11 +265,14 @@ metadata: {name: %(name)s}
 spec:
   resourceClaims: [{name: cards, resourceClaimTemplateName: two-gpus}, {name: uplink, resourceClaimName: uplink}]
   containers: [{name: main, resources: {limits: {cpu: 4, topobus.dev/gpu: 1}, claims: [{name: cards}, {name: uplink}]}}]
-"""
+"""  # noqa: E501
 
 
 def test_simulate_allocates_the_claims_of_pods(simulate: Simulate) -> None:
-    """A pod gets its claims' devices and its own; what claims hold is held against the pods that come after."""
+    """A pod gets its claims' devices and its own.
+
+    What claims hold is held against the pods that come after.
+    """
     code, answer = simulate({"a.yaml": CLAIMS % {"name": "claimed", "nics": 1}, "b.yaml": pod("late", {"gpu": 6})})
 
     assert code == ExitCode.NO
@@ -227,13 +282,17 @@ def test_simulate_allocates_the_claims_of_pods(simulate: Simulate) -> None:
     ]
     (claims,) = answer["claims"]
     assert sorted(claims["allocations"]) == ["default/claimed-cards", "default/uplink"]
-    held = {key.split("/")[2]: holder["holdings"][0]["devices"] for key, holder in answer["ledger"]["allocations"].items()}
+    held = {
+        key.split("/")[2]: holder["holdings"][0]["devices"] for key, holder in answer["ledger"]["allocations"].items()
+    }
     assert sorted(len(names) for holding in held.values() for names in holding.values()) == [1, 1, 2]
     assert held["uplink"].keys() == {"nic"}
 
 
 def test_simulate_places_no_pod_when_its_claims_do_not_fit(simulate: Simulate) -> None:
-    """A pod without the devices of its claims is refused, with the claim's reasons, and holds nothing."""
+    """A pod without the devices of its claims is refused, with the claim's reasons, and holds
+    nothing.
+    """
     code, answer = simulate({"a.yaml": CLAIMS % {"name": "claimed", "nics": 9}})
 
     assert code == ExitCode.NO
@@ -250,7 +309,10 @@ def test_simulate_takes_the_claims_back_when_the_pod_itself_does_not_fit(simulat
 
 
 def test_simulate_allocates_claims_that_no_pod_names(simulate: Simulate) -> None:
-    """A claim alone is answered as the controller answers it; one that has to wait makes the answer a no."""
+    """A claim alone is answered as the controller answers it.
+
+    One that has to wait makes the answer a no.
+    """
     alone = CLAIMS.split("---")[1]
     code, answer = simulate({"a.yaml": alone % {"nics": 3}, "b.yaml": (alone % {"nics": 6}).replace("uplink", "more")})
 
@@ -269,7 +331,9 @@ kind: DeviceClass
 metadata: {name: cards}
 spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: device.driver == "gpu.topobus.dev"}}]}
 """
-    code, answer = simulate({"a.yaml": served, "b.yaml": pod("p", {"gpu": 2}).replace("topobus.dev/gpu", "nvidia.com/gpu")})
+    code, answer = simulate(
+        {"a.yaml": served, "b.yaml": pod("p", {"gpu": 2}).replace("topobus.dev/gpu", "nvidia.com/gpu")}
+    )
 
     assert code == ExitCode.OK
     assert [list(claim["allocations"]) for claim in answer["claims"]] == [["default/p-extended-resources"]]
@@ -289,8 +353,13 @@ spec:
 """
 
 
-def test_simulate_takes_charts_as_they_are_when_a_profile_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pods of workloads, vendors' names, and one note for the rest; the options may be spelt as other commands have them."""
+def test_simulate_takes_charts_as_they_are_when_a_profile_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pods of workloads, vendors' names, and one note for the rest.
+
+    The options may be spelt as other commands have them.
+    """
     (tmp_path / "chart.yaml").write_text(CHART)
 
     code = run(["simulate", "--root", "dgx", "-f", str(tmp_path), "--profiles", "nvidia", "--json"])
@@ -304,24 +373,34 @@ def test_simulate_takes_charts_as_they_are_when_a_profile_is_named(tmp_path: Pat
     assert "left out, for Topobus has no use for it: 1 ConfigMap, 1 Service" in printed.err
 
 
-def test_simulate_counts_what_it_leaves_out_when_that_is_of_many_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_counts_what_it_leaves_out_when_that_is_of_many_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Fifty kinds, and as many workloads, are one short note each: the frequent ones by name."""
     kinds = [f"apiVersion: example.com/v1\nkind: Widget{number}\nmetadata: {{name: w}}\n" for number in range(50)]
     workload = CHART.split("---")[-1]
-    workloads = [workload.replace("name: web", f"name: web{number}").replace("replicas: 2", "replicas: 0") for number in range(50)]
+    workloads = [
+        workload.replace("name: web", f"name: web{number}").replace("replicas: 2", "replicas: 0")
+        for number in range(50)
+    ]
     (tmp_path / "chart.yaml").write_text("---\n".join([CHART, *kinds, kinds[7], *workloads]))
 
     run(["simulate", "--root", "dgx", "-f", str(tmp_path), "--profiles", "nvidia", "--json"])
 
     notes = {line.partition(":")[0]: line for line in capsys.readouterr().err.splitlines()}
-    left_out, planned = notes["left out, for Topobus has no use for it"], notes["planned as pods, as many as run at once"]
+    left_out, planned = (
+        notes["left out, for Topobus has no use for it"],
+        notes["planned as pods, as many as run at once"],
+    )
     assert "2 Widget7" in left_out
     assert left_out.endswith("objects of 46 other kinds")
     assert planned.endswith("and 44 more")
     assert max(len(left_out), len(planned)) < 260
 
 
-def test_simulate_names_the_profile_when_a_vendors_name_is_asked_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_names_the_profile_when_a_vendors_name_is_asked_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A refused chart is told what would plan it."""
     (tmp_path / "chart.yaml").write_text(CHART)
 
@@ -329,9 +408,14 @@ def test_simulate_names_the_profile_when_a_vendors_name_is_asked_without_one(tmp
     assert "--profiles" in capsys.readouterr().err
 
 
-def test_simulate_says_what_to_do_when_there_are_templates_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_says_what_to_do_when_there_are_templates_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A template is no wish: a pod makes claims of it."""
-    template = "{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [{name: g, exactly: {deviceClassName: gpu}}]}}}}"
+    template = (
+        "{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: "
+        "{devices: {requests: [{name: g, exactly: {deviceClassName: gpu}}]}}}}"
+    )
     (tmp_path / "t.yaml").write_text(template)
 
     assert run(["simulate", "--machine", "dgx", "--pods", str(tmp_path / "t.yaml")]) == ExitCode.NO_INPUT
@@ -349,7 +433,9 @@ def test_simulate_says_what_to_do_when_there_are_templates_alone(tmp_path: Path,
         ("simulate --machine dgx --pods", "requires an argument"),
     ],
 )
-def test_command_line_is_answered_with_all_that_is_wrong_with_its_options(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_is_answered_with_all_that_is_wrong_with_its_options(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Unknown options and missing ones in one answer."""
     assert run(line.split()) == ExitCode.USAGE
     assert said in " ".join(capsys.readouterr().err.split())

@@ -34,7 +34,10 @@ def test_state_folder_goes_when_the_run_fails() -> None:
 
 
 def test_state_folder_removes_another_when_its_run_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a killed run left goes at the next start; a folder in use, a young one and one of somebody else's making stay."""
+    """What a killed run left goes at the next start.
+
+    A folder in use, a young one and one of somebody else's making stay.
+    """
     home = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
     monkeypatch.setattr("tempfile.tempdir", str(home))
     killed, young, foreign = (home / f"topobus-{name}" for name in ("killed00", "young000", "foreign0"))
@@ -62,15 +65,21 @@ def shared() -> Iterator[Path]:
 
 
 def _plant(folder: Path, target: Path) -> None:
-    """Lay a folder as one of ours, with an old link where its lock would be and more links beside it."""
+    """Lay a folder as one of ours, with an old link where its lock would be and more links beside
+    it.
+    """
     (folder / "logs").mkdir(parents=True)
     for name in ("lock", "logs/gpu.log", "state"):
         (folder / name).symlink_to(target)
         os.utime(folder / name, (0, 0), follow_symlinks=False)
 
 
-def test_planted_link_reaches_no_file_when_a_run_starts(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link where an abandoned run's lock would lie is neither opened nor followed: the file behind it keeps its bytes, whoever runs this."""
+def test_planted_link_reaches_no_file_when_a_run_starts(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link where an abandoned run's lock would lie is neither opened nor followed: the file
+    behind it keeps its bytes, whoever runs this.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     precious = tmp_path / "precious"
     precious.write_text("bytes")
@@ -106,7 +115,9 @@ def test_abandoned_folder_is_left_when_others_may_write_to_it(shared: Path, monk
     assert open_to_all.exists()
 
 
-def test_abandoned_folder_goes_and_what_its_links_lead_to_stays(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_folder_goes_and_what_its_links_lead_to_stays(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A killed run's folder is deleted with its links, and never through them."""
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     (tmp_path / "kept").mkdir()
@@ -125,8 +136,13 @@ def test_abandoned_folder_goes_and_what_its_links_lead_to_stays(shared: Path, tm
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")
-def test_planted_link_of_another_user_reaches_no_file_of_roots(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report's attack: a folder of nobody's with a link to root's file; root starts a run and the file keeps its bytes."""
+def test_planted_link_of_another_user_reaches_no_file_of_roots(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report's attack: a folder of nobody's with a link to root's file.
+
+    Root starts a run and the file keeps its bytes.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     precious = tmp_path / "precious"
     precious.write_text("bytes")
@@ -147,7 +163,9 @@ def test_planted_link_of_another_user_reaches_no_file_of_roots(shared: Path, tmp
 
 
 def test_state_folder_is_refused_when_others_may_write_to_it(shared: Path) -> None:
-    """A predictable folder that everybody may write to, or whose lock is a link, is no place for a run."""
+    """A predictable folder that everybody may write to, or whose lock is a link, is no place for a
+    run.
+    """
     with pytest.raises(ConfigError, match=r"may be written by others \(mode 1777\)"), state_folder(shared):
         pass
 
@@ -176,7 +194,9 @@ def test_state_folder_is_short_enough_for_sockets_when_the_temporary_folder_is_d
 
 
 def test_state_folder_is_refused_when_sockets_would_not_fit(tmp_path: Path) -> None:
-    """A folder that somebody wants and that is too deep is an error with both lengths, before anything starts."""
+    """A folder that somebody wants and that is too deep is an error with both lengths, before
+    anything starts.
+    """
     with pytest.raises(ConfigError, match=r"of \d+ bytes, wanted at most 107"), state_folder(tmp_path / ("x" * 80)):
         pass
 

@@ -1,4 +1,6 @@
-"""Colours of the command line: the terminal's own sixteen, without those that vanish on a light, dark or Solarized ground."""
+"""Colours of the command line: the terminal's own sixteen, without those that vanish on a light,
+dark or Solarized ground.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,16 @@ from topobus.values.outcome import HintList
 from topobus.values.request import Owner, OwnerKind
 
 _CODES = re.compile(r"\x1b\[([\d;]*)m")
-# White and bright black carry nothing on one ground or the other, other bright colours are greys in Solarized; a ground of our own hides the user's.
+# White and bright black carry nothing on one ground or the other, other bright colours are greys in
+# Solarized; a ground of our own hides the user's.
 _REFUSED = {"30", "37", *(str(code) for code in (*range(40, 49), *range(90, 98), *range(100, 108)))}
 
 
 def _codes(what: RenderableType) -> set[str]:
     """All codes that are written on a terminal that could show every colour."""
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, theme=THEME, highlight=False)
+    console = Console(
+        file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, theme=THEME, highlight=False
+    )
     console.print(what)
     assert isinstance(console.file, io.StringIO)
     codes: set[str] = set()
@@ -44,12 +49,17 @@ def _drawing() -> RenderableType:
     owners = [Owner(kind=OwnerKind.POD, name=f"p{number}", uid=str(number)) for number in range(8)]
     ledger = Ledger(
         node="n1",
-        allocations={owner.key: Allocation(owner=owner, holdings=(Holding(cpus=CpuSet(number)),)) for number, owner in enumerate(owners)},
+        allocations={
+            owner.key: Allocation(owner=owner, holdings=(Holding(cpus=CpuSet(number)),))
+            for number, owner in enumerate(owners)
+        },
     )
     assert len(holders_of(ledger).all) == 8
     cpus = tuple(Cpu(id=number, online=True, core=number, socket=0, numa_node=0) for number in range(8))
     return draw_machine(
-        Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet.of(range(8)), memory_bytes=1 << 30),), cpus=cpus), (), ledger
+        Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet.of(range(8)), memory_bytes=1 << 30),), cpus=cpus),
+        (),
+        ledger,
     )
 
 
@@ -82,7 +92,9 @@ def test_no_source_names_a_colour_that_a_theme_hides() -> None:
         (path.name, line.strip())
         for path in sources
         for line in path.read_text(encoding="utf-8").splitlines()
-        if re.search(r"\"[^\"]*\b(bright_\w+|white|black|grey\d+|on (red|green|blue|yellow|cyan|magenta))\b[^\"]*\"", line)
+        if re.search(
+            r"\"[^\"]*\b(bright_\w+|white|black|grey\d+|on (red|green|blue|yellow|cyan|magenta))\b[^\"]*\"", line
+        )
     ]
 
     assert not wrong

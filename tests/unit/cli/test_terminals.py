@@ -1,4 +1,6 @@
-"""Output where it is not expected to be difficult: terminals with only ASCII, readers that go, packages that are not there."""
+"""Output where it is not expected to be difficult: terminals with only ASCII, readers that go,
+packages that are not there.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def test_no_line_ends_with_blanks_when_stdout_is_no_terminal(laptop: Path) -> No
 
 
 def test_drawing_is_in_ascii_when_the_terminal_has_nothing_else(laptop: Path) -> None:
-    """Boxes become lines of ASCII and no command ends with a defect; JSON says the same as elsewhere, in escapes."""
+    """Boxes become lines of ASCII and no command ends with a defect.
+
+    JSON says the same as elsewhere, in escapes.
+    """
     ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "TERM": "dumb"}
     drawn = _run("machine", "--root", str(laptop), **ascii_only)
     as_json = _run("machine", "--root", str(laptop), "--json", **ascii_only)
@@ -52,22 +57,39 @@ def test_drawing_is_in_ascii_when_the_terminal_has_nothing_else(laptop: Path) ->
     assert drawn.stdout.isascii()
     assert b"NUMA node 0" in drawn.stdout
     assert b"?" not in drawn.stdout.split(b"unhealthy")[0]
-    assert json.loads(as_json.stdout) == json.loads(_run("machine", "--root", str(laptop), "--json", PYTHONIOENCODING="utf-8").stdout)
+    assert json.loads(as_json.stdout) == json.loads(
+        _run("machine", "--root", str(laptop), "--json", PYTHONIOENCODING="utf-8").stdout
+    )
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "100"])
 @pytest.mark.parametrize(
-    "command", [("machine", "--machine", "dgx"), ("simulate", "--machine", "dgx", "--pods", "examples/pods/trainer.yaml")]
+    "command",
+    [("machine", "--machine", "dgx"), ("simulate", "--machine", "dgx", "--pods", "examples/pods/trainer.yaml")],
 )
-def test_borders_stand_under_each_other_when_the_terminal_has_only_ascii(command: tuple[str, ...], columns: str) -> None:
-    """A sign that ASCII writes with three, as where a text is cut, moves no border and no column behind it; no line is wider than with other signs."""
-    signs = _run(*command, COLUMNS=columns, PYTHONIOENCODING="utf-8").stdout.decode().splitlines()
-    lines = _run(*command, COLUMNS=columns, PYTHONIOENCODING="ascii", TERM="dumb", LC_ALL="C").stdout.decode().splitlines()
+def test_borders_stand_under_each_other_when_the_terminal_has_only_ascii(
+    command: tuple[str, ...], columns: str
+) -> None:
+    """A sign that ASCII writes with three, as where a text is cut, moves no border and no column
+    behind it.
 
-    borders = [[place for place, sign in enumerate(line) if sign in "│╭╮╰╯"] for line in signs if line.startswith(("│", "╭", "╰"))]
+    No line is wider than with other signs.
+    """
+    signs = _run(*command, COLUMNS=columns, PYTHONIOENCODING="utf-8").stdout.decode().splitlines()
+    lines = (
+        _run(*command, COLUMNS=columns, PYTHONIOENCODING="ascii", TERM="dumb", LC_ALL="C").stdout.decode().splitlines()
+    )
+
+    borders = [
+        [place for place, sign in enumerate(line) if sign in "│╭╮╰╯"]
+        for line in signs
+        if line.startswith(("│", "╭", "╰"))
+    ]
     framed = [line for line, written in zip(lines, signs, strict=True) if written.startswith(("│", "╭", "╰"))]
     assert len(borders) > 10
-    assert [line for line, places in zip(framed, borders, strict=True) if {line[place] for place in places} - {"|", "+"}] == []
+    assert [
+        line for line, places in zip(framed, borders, strict=True) if {line[place] for place in places} - {"|", "+"}
+    ] == []
     assert max(map(len, lines)) <= int(columns)
     assert all("..." in line for line, written in zip(lines, signs, strict=True) if "…" in written)
 
@@ -87,7 +109,10 @@ def test_borders_stand_under_each_other_when_the_terminal_has_only_ascii(command
     ],
 )
 def test_line_keeps_its_columns_when_it_is_written_in_ascii(line: str, wanted: str) -> None:
-    """What a sign needs more is taken from blanks behind it, else from the text that it cuts; a sentence that has neither grows."""
+    """What a sign needs more is taken from blanks behind it, else from the text that it cuts.
+
+    A sentence that has neither grows.
+    """
     assert ascii_line(line) == wanted
 
 
@@ -113,7 +138,9 @@ def test_error_is_in_ascii_when_the_terminal_has_nothing_else(word: str) -> None
 
 @pytest.mark.parametrize(("service", "missing"), [("gateway", "grpc"), ("controller", "re2")])
 def test_service_names_its_extra_when_a_package_is_not_installed(service: str, missing: str) -> None:
-    """All console scripts are there with every installation: the one without its packages says what to install."""
+    """All console scripts are there with every installation: the one without its packages says what
+    to install.
+    """
     script = f"import sys; sys.modules['{missing}'] = None; sys.argv = ['topobus-{service}', '--version']\n"
     script += f"from topobus.{service}.main import main; main()"
 

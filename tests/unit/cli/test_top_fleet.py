@@ -40,7 +40,9 @@ def _sick(state: HealthState, reason: str) -> DeviceHealth:
 
 def _add(fleet: Fleet, node: str, count: int = 2, device_class: str = "gpu", **fields: Any) -> None:
     """Add an inventory whose first device is as the fields say."""
-    devices = tuple(CountedDevice(name=f"{device_class}-{number}", **(fields if number == 0 else {})) for number in range(count))
+    devices = tuple(
+        CountedDevice(name=f"{device_class}-{number}", **(fields if number == 0 else {})) for number in range(count)
+    )
     inventory = CountedInventory(node=node, device_class=device_class, devices=devices)
     fleet.take_inventory(_put(inventory, node=node, device_class=device_class))
 
@@ -48,7 +50,9 @@ def _add(fleet: Fleet, node: str, count: int = 2, device_class: str = "gpu", **f
 def _hold(fleet: Fleet, node: str, *names: str) -> None:
     owner = Owner(kind=OwnerKind.POD, name="trainer", uid="1")
     holding = Holding(container="main", devices={"gpu": names})
-    fleet.take_ledger(_put(Holders(node=node, allocations={owner.key: Allocation(owner=owner, holdings=(holding,))}), node=node))
+    fleet.take_ledger(
+        _put(Holders(node=node, allocations={owner.key: Allocation(owner=owner, holdings=(holding,))}), node=node)
+    )
 
 
 def _fleet() -> Fleet:
@@ -68,7 +72,10 @@ def _fleet() -> Fleet:
 
 
 def test_rows_stand_by_what_is_wrong_when_nodes_differ() -> None:
-    """Unhealthy, unknown, not well, full, and the others by name with their numbers as numbers; each says what is worst."""
+    """Unhealthy, unknown, not well, full, and the others by name with their numbers as numbers.
+
+    Each says what is worst.
+    """
     rows = _fleet().rows
 
     assert [(row.node, row.rank, row.sick, row.why) for row in rows] == [
@@ -115,7 +122,10 @@ def test_topology_is_silent_when_it_has_said_nothing_for_long() -> None:
 
 
 def test_nodes_without_a_machine_are_left_out_when_there_are_many() -> None:
-    """A few are late; more than that are somebody's invention, and are counted. A node whose services have said nothing yet has a row."""
+    """A few are late; more than that are somebody's invention, and are counted.
+
+    A node whose services have said nothing yet has a row.
+    """
     fleet = Fleet()
     for number in range(20):
         _add(fleet, f"ghost-{number}")
@@ -136,10 +146,14 @@ def test_waiting_is_counted_by_reason_and_at_its_node_when_it_has_one() -> None:
     _add(fleet, "n1")
 
     def put(kind: str, name: str, spec: dict[str, Any], status: dict[str, Any], **metadata: str) -> None:
-        value = ApiObject(api_version="v1", kind=kind, metadata={"name": name, "generation": 1, **metadata}, spec=spec, status=status)
+        value = ApiObject(
+            api_version="v1", kind=kind, metadata={"name": name, "generation": 1, **metadata}, spec=spec, status=status
+        )
         fleet.take_object(_put(value, kind=kind.lower(), namespace="default", name=name))
 
-    refused = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "NoDevices", "observedGeneration": 1}]}
+    refused = {
+        "conditions": [{"type": "PodScheduled", "status": "False", "reason": "NoDevices", "observedGeneration": 1}]
+    }
     put("Pod", "bound", {"nodeSelector": {"kubernetes.io/hostname": "n1"}}, refused)
     put("Pod", "free", {"nodeSelector": 7}, {})
     put("Pod", "over", {}, {"phase": "Succeeded"})
@@ -209,7 +223,10 @@ def test_selection_stays_with_its_node_when_the_order_changes_or_it_goes() -> No
 
 
 def test_enter_opens_a_node_and_escape_goes_back_to_its_row() -> None:
-    """Arrows show the neighbours of the table; who came from the table goes back to it, and a program of one node has none."""
+    """Arrows show the neighbours of the table.
+
+    Who came from the table goes back to it, and a program of one node has none.
+    """
     opened = _keys(View(), Key.DOWN, Key.ENTER, Key.DOWN)
     there = _keys(opened, Key.RIGHT)
 
@@ -222,7 +239,10 @@ def test_enter_opens_a_node_and_escape_goes_back_to_its_row() -> None:
 
 
 def test_letters_are_a_filter_while_it_is_typed() -> None:
-    """Nothing that is typed is a command; Enter keeps it, Esc leaves what was, and once more takes that away."""
+    """Nothing that is typed is a command.
+
+    Enter keeps it, Esc leaves what was, and once more takes that away.
+    """
     view = View()
     for pressed in (Press(Key.FILTER, "/"), Press(Key.QUIT, "q"), Press(Key.UP, "k"), Press(Key.ERASE)):
         view = press(view, pressed, _NODES, page=10, has_fleet=True)
@@ -237,7 +257,9 @@ def test_letters_are_a_filter_while_it_is_typed() -> None:
 
 
 @pytest.mark.parametrize("has_many", [False, True])
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 10), (120, 50), (200, 60), (30, 5), (20, 3), (20, 1)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(80, 24), (60, 20), (40, 10), (120, 50), (200, 60), (30, 5), (20, 3), (20, 1)]
+)
 def test_table_is_as_large_as_the_terminal(width: int, height: int, has_many: bool) -> None:
     """As many lines as there are, none wider, the selected row among them, wherever it is."""
     fleet = _fleet()
@@ -256,7 +278,9 @@ def test_table_is_as_large_as_the_terminal(width: int, height: int, has_many: bo
 
 
 def test_table_says_how_many_more_there_are_and_how_it_is_sorted() -> None:
-    """A window of a thousand rows tells what is above and below it, and which columns it has no room for."""
+    """A window of a thousand rows tells what is above and below it, and which columns it has no
+    room for.
+    """
     fleet = _fleet()
     for number in range(994):
         _add(fleet, f"node-{number}")

@@ -23,7 +23,10 @@ from topobus.cli.top.keys import Key, Press, read_presses
     ],
 )
 def test_presses_are_read_when_they_come_whole(data: bytes, wanted: list[Press]) -> None:
-    """Letters keep what they are, for a filter is typed with them; keys that mean nothing leave nothing behind."""
+    """Letters keep what they are, for a filter is typed with them.
+
+    Keys that mean nothing leave nothing behind.
+    """
     assert read_presses(data, is_all=True) == (wanted, b"")
 
 

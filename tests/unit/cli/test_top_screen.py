@@ -1,4 +1,6 @@
-"""The screen of `topobus top`: exactly as large as the terminal, scrolled within the drawing, events whole where there is room."""
+"""The screen of `topobus top`: exactly as large as the terminal, scrolled within the drawing,
+events whole where there is room.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ def recorded_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 10), (120, 50), (200, 60), (30, 5), (20, 3), (20, 1)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(80, 24), (60, 20), (40, 10), (120, 50), (200, 60), (30, 5), (20, 3), (20, 1)]
+)
 def test_screen_is_as_large_as_the_terminal(recorded_scene: Scene, width: int, height: int, is_alone: bool) -> None:
     """As many lines as there are, none wider; wherever it is scrolled to."""
     for scroll in (0, 5, 90):
-        lines = node_screen(recorded_scene, scroll, width, height, _PALETTE, place="1 of 1,000", is_alone=is_alone).lines
+        lines = node_screen(
+            recorded_scene, scroll, width, height, _PALETTE, place="1 of 1,000", is_alone=is_alone
+        ).lines
 
         assert len(lines) == height
         assert max(map(len, lines)) <= width
@@ -60,19 +66,27 @@ def test_event_is_whole_again_when_the_terminal_grows(recorded_scene: Scene) -> 
 
     wide = node_screen(recorded_scene, 0, 200, 40, _PALETTE).lines
 
-    sooner, later = (next(number for number, line in enumerate(wide) if line.startswith(word)) for word in ("sooner", "later"))
+    sooner, later = (
+        next(number for number, line in enumerate(wide) if line.startswith(word)) for word in ("sooner", "later")
+    )
     assert sooner < later
     assert wide[later].rstrip().endswith("word word")
 
 
 def test_owner_keeps_its_letter_when_others_come_and_go(recorded_scene: Scene) -> None:
-    """Two owners of one first letter: who had it has it still when the other one comes before it, and when that one goes."""
+    """Two owners of one first letter: who had it has it still when the other one comes before it,
+    and when that one goes.
+    """
     late, early = (Owner(kind=OwnerKind.POD, name=name, uid="1") for name in ("tuner", "trainer"))
 
     def letter_line(*owners: Owner) -> str:
-        ledger = Ledger(node="node-a", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners})
+        ledger = Ledger(
+            node="node-a", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners}
+        )
         recorded_scene.take_ledger(Change(kind=ChangeKind.PUT, parts={"node": "node-a"}, revision=2, value=ledger))
-        return next(line for line in node_screen(recorded_scene, 0, 100, 80, _PALETTE).lines if "pod default/tuner" in line)
+        return next(
+            line for line in node_screen(recorded_scene, 0, 100, 80, _PALETTE).lines if "pod default/tuner" in line
+        )
 
     assert letter_line(late).startswith(" T ")
     assert letter_line(early, late).startswith(" T ")

@@ -48,7 +48,9 @@ def test_topo_shows_every_pair_when_the_terminal_is_narrow_or_wide(profile: str,
     lines = [line.plain for line in matrix_lines(matrix, width)]
 
     assert max(map(len, lines)) <= width
-    assert words_of(lines, ids) == {device.id: list(row) for device, row in zip(matrix.devices, matrix.words, strict=True)}
+    assert words_of(lines, ids) == {
+        device.id: list(row) for device, row in zip(matrix.devices, matrix.words, strict=True)
+    }
     assert sum("CPU affinity" in line for line in lines) == 1
 
 
@@ -68,7 +70,9 @@ def test_topo_leaves_out_nothing_when_the_terminal_is_narrow(profile: str, width
 
 
 def test_topo_folds_affinities_when_a_list_of_cpus_is_longer_than_the_terminal() -> None:
-    """A node whose CPUs are numbered in turns has a list of hundreds of numbers: it stands below itself, whole."""
+    """A node whose CPUs are numbered in turns has a list of hundreds of numbers: it stands below
+    itself, whole.
+    """
     matrix = matrix_of("laptop")
     scattered = CpuSet(*range(0, 256, 2))
     device = structs.replace(matrix.devices[0], cpu_affinity=scattered)
@@ -82,7 +86,9 @@ def test_topo_folds_affinities_when_a_list_of_cpus_is_longer_than_the_terminal()
 def test_topo_prints_gpus_and_nics_of_a_recorded_tree_with_their_names_and_legend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pairs of the recorded DGX: a GPU and its NICs below one switch, the next ones in another root complex, the rest across sockets."""
+    """The pairs of the recorded DGX: a GPU and its NICs below one switch, the next ones in another
+    root complex, the rest across sockets.
+    """
     monkeypatch.setenv("COLUMNS", "160")
     build("dgx", tmp_path / "dgx")
 
@@ -91,7 +97,25 @@ def test_topo_prints_gpus_and_nics_of_a_recorded_tree_with_their_names_and_legen
     lines = capsys.readouterr().out.splitlines()
     assert code == ExitCode.OK
     assert lines[1].split() == [
-        *["GPU0", "X", "PIX", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS", "PIX", "PIX", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"],
+        *[
+            "GPU0",
+            "X",
+            "PIX",
+            "NODE",
+            "NODE",
+            "SYS",
+            "SYS",
+            "SYS",
+            "SYS",
+            "PIX",
+            "PIX",
+            "NODE",
+            "NODE",
+            "SYS",
+            "SYS",
+            "SYS",
+            "SYS",
+        ],
         "0-55,112-167",
         "0",
         "N/A",
@@ -131,8 +155,12 @@ def test_topo_prints_json_when_it_is_asked_for(capsys: pytest.CaptureFixture[str
         (["--machine", "nothing-of-the-kind"], "is no folder, no file and no profile"),
     ],
 )
-def test_topo_says_what_is_wrong_when_a_word_is(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong class, two machines at once, a node of no system: each is a sentence, and nothing is printed."""
+def test_topo_says_what_is_wrong_when_a_word_is(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong class, two machines at once, a node of no system: each is a sentence, and nothing is
+    printed.
+    """
     code = run(["topo", *arguments])
 
     captured = capsys.readouterr()

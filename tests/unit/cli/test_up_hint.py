@@ -21,7 +21,13 @@ _READY = tuple(ProgramStatus(name=name, state=ProgramState.READY) for name in SE
 
 
 def _system(url: str) -> System:
-    return System(layout=Layout(state=Path("/home/me/lab")), node="n1", nats_url=url, supervisor=cast("Supervisor", None), has_users=True)
+    return System(
+        layout=Layout(state=Path("/home/me/lab")),
+        node="n1",
+        nats_url=url,
+        supervisor=cast("Supervisor", None),
+        has_users=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,7 +35,11 @@ def _system(url: str) -> System:
     [
         (Use(name="lab", is_selected=True), "nats://127.0.0.1:4230", ["  topobus machine"]),
         (Use(name="lab", selected="prod"), "nats://127.0.0.1:4230", ["  topobus machine --context lab"]),
-        (Use(), "nats://127.0.0.1:4230", ["  export TOPOBUS_ALL__NATS__URL=nats://127.0.0.1:4230", "  topobus machine"]),
+        (
+            Use(),
+            "nats://127.0.0.1:4230",
+            ["  export TOPOBUS_ALL__NATS__URL=nats://127.0.0.1:4230", "  topobus machine"],
+        ),
         (Use(), "nats://127.0.0.1:4222", ["  topobus machine"]),
     ],
     ids=["selected", "beside-another", "no-context-other-port", "no-context"],
@@ -53,7 +63,11 @@ def test_hint_has_each_command_on_its_own_line(use: Use, url: str, lines: list[s
 )
 def test_hint_names_what_shows_the_logs(use: Use, said: str) -> None:
     """In a terminal nothing else says where nine programs write."""
-    (line,) = [each for each in ready_text(_system("nats://127.0.0.1:4230"), _READY, use).plain.splitlines() if "services log" in each]
+    (line,) = [
+        each
+        for each in ready_text(_system("nats://127.0.0.1:4230"), _READY, use).plain.splitlines()
+        if "services log" in each
+    ]
 
     assert line.removeprefix("What the services log: ").startswith(said)
 
@@ -69,7 +83,9 @@ def test_hint_counts_while_services_start() -> None:
     """Nothing is to be typed yet."""
     statuses = (*_READY[1:], ProgramStatus(name=SERVICES[0], state=ProgramState.STARTING))
 
-    assert ready_text(_system("nats://127.0.0.1:4222"), statuses, Use()).plain == "7 of 8 ready; Ctrl-C stops everything"
+    assert (
+        ready_text(_system("nats://127.0.0.1:4222"), statuses, Use()).plain == "7 of 8 ready; Ctrl-C stops everything"
+    )
 
 
 class _Supervisor:

@@ -39,7 +39,9 @@ def _system(supervisor: object) -> System:
 
 
 async def test_faults_are_played_again_and_again_some_time_after_all_is_ready(tmp_path: Path) -> None:
-    """There is time to open another terminal before the first, each step is told when it is done, and what heals comes again after a while."""
+    """There is time to open another terminal before the first, each step is told when it is done,
+    and what heals comes again after a while.
+    """
     machine = build("dgx-flaky", tmp_path / "machine")
     # Before, between the first two rounds, and after the second, where somebody ends it.
     rounds: list[list[float]] = [[]]

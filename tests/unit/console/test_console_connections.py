@@ -1,4 +1,6 @@
-"""Connections of browsers: half a request has its time, a whole one has as long as its answer takes."""
+"""Connections of browsers: half a request has its time, a whole one has as long as its answer
+takes.
+"""
 
 from __future__ import annotations
 

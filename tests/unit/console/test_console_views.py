@@ -27,7 +27,8 @@ from topobus.values.view import NodeView
 
 POD = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
 SICK = DeviceHealth(
-    state=HealthState.UNHEALTHY, conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="link-down"),)
+    state=HealthState.UNHEALTHY,
+    conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="link-down"),),
 )
 
 _NO_CPUS = CpuSet()
@@ -42,18 +43,25 @@ def _inventory(*devices: Device) -> Inventory:
 
 
 def _held(*names: str, cpus: CpuSet = _NO_CPUS) -> Holders:
-    return Holders(node="n1", allocations={POD.key: Allocation(owner=POD, holdings=(Holding(devices={"gpu": names}, cpus=cpus),))})
+    return Holders(
+        node="n1", allocations={POD.key: Allocation(owner=POD, holdings=(Holding(devices={"gpu": names}, cpus=cpus),))}
+    )
 
 
 def test_node_row_counts_a_device_once_when_it_is_held_and_sick() -> None:
     """Free is neither held nor unfit; what is held of a device that is gone counts for nothing."""
-    row = node_row("n1", [_inventory(_gpu("gpu-0", SICK), _gpu("gpu-1"), _gpu("gpu-2"))], _held("gpu-0", "gpu-1", "gpu-9"))
+    row = node_row(
+        "n1", [_inventory(_gpu("gpu-0", SICK), _gpu("gpu-1"), _gpu("gpu-2"))], _held("gpu-0", "gpu-1", "gpu-9")
+    )
 
     assert row["classes"] == [{"class": "gpu", "total": 3, "held": 2, "free": 1, "sick": 1}]
 
 
 def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_well() -> None:
-    """Rows and sick devices are those of the whole inventory; attributes of devices that are well are left out."""
+    """Rows and sick devices are those of the whole inventory.
+
+    Attributes of devices that are well are left out.
+    """
     inventory = _inventory(_gpu("gpu-0", SICK, model="H100"), _gpu("gpu-1", model="H100", numa_nodes=NodeSet(0)))
 
     kept = for_counting(inventory)
@@ -64,7 +72,9 @@ def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_we
 
 def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
     """Without an event the ledger tells who is affected; a device that is well has no view."""
-    view = sick_view(_gpu("gpu-0", SICK, model="H100", pci=PciAddress(0, 0x18, 0, 0), numa_nodes=NodeSet(0)), "n1", _held("gpu-0"))
+    view = sick_view(
+        _gpu("gpu-0", SICK, model="H100", pci=PciAddress(0, 0x18, 0, 0), numa_nodes=NodeSet(0)), "n1", _held("gpu-0")
+    )
 
     assert view is not None
     assert msgspec.json.decode(msgspec.json.encode(view)) == view
@@ -74,8 +84,12 @@ def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
 
 
 def test_node_view_is_the_drawing_of_the_command_line_when_a_machine_is_drawn() -> None:
-    """Signs, texts and places are those of `layout_of`: each device in its NUMA node or said to be elsewhere, each core with its owner's letter, cores of a cache together."""
-    cpus = tuple(Cpu(id=cpu, online=True, core=cpu, socket=0, numa_node=0 if cpu < 4 else None, l3=cpu // 2) for cpu in range(5))
+    """Signs, texts and places are those of `layout_of`: each device in its NUMA node or said to be
+    elsewhere, each core with its owner's letter, cores of a cache together.
+    """
+    cpus = tuple(
+        Cpu(id=cpu, online=True, core=cpu, socket=0, numa_node=0 if cpu < 4 else None, l3=cpu // 2) for cpu in range(5)
+    )
     machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1, 2, 3), memory_bytes=2**30),), cpus=cpus)
     inventories = [_inventory(_gpu("gpu-0", numa_nodes=NodeSet(0), model="H100"), _gpu("gpu-1", SICK))]
 
@@ -94,14 +108,26 @@ def test_node_view_is_the_drawing_of_the_command_line_when_a_machine_is_drawn() 
 
 
 def test_node_view_shows_parts_and_what_is_not_offered_when_a_card_has_them() -> None:
-    """A card's parts stand with it, each with its owner; what no service offers is drawn and has no details; who shares a device is said; a sick core says so."""
-    functions = tuple(PciDevice(address=PciAddress(0, bus, 0, 0), vendor=1, device=1, class_code=0x030200, numa_node=0) for bus in (7, 8))
+    """A card's parts stand with it, each with its owner.
+
+    What no service offers is drawn and has no details; who shares a
+    device is said; a sick core says so.
+    """
+    functions = tuple(
+        PciDevice(address=PciAddress(0, bus, 0, 0), vendor=1, device=1, class_code=0x030200, numa_node=0)
+        for bus in (7, 8)
+    )
     cpus = tuple(Cpu(id=cpu, online=True, core=cpu, numa_node=0) for cpu in range(2))
-    machine = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1), memory_bytes=1),), cpus=cpus, pci_devices=functions)
+    machine = Machine(
+        node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1), memory_bytes=1),), cpus=cpus, pci_devices=functions
+    )
     card = _gpu("gpu-0", numa_nodes=NodeSet(0), pci=functions[0].address)
     part = _gpu("gpu-0-p0", SICK, numa_nodes=NodeSet(0), parent="gpu-0")
     sick_cpu = Inventory(
-        node="n1", device_class="cpu", generation=1, devices=(Device(name="cpu-0", device_class="cpu", cpu=0, health=SICK),)
+        node="n1",
+        device_class="cpu",
+        generation=1,
+        devices=(Device(name="cpu-0", device_class="cpu", cpu=0, health=SICK),),
     )
 
     view = node_view(machine, [_inventory(card, part), sick_cpu], _held("gpu-0-p0", cpus=CpuSet(0)))
@@ -115,8 +141,15 @@ def test_node_view_shows_parts_and_what_is_not_offered_when_a_card_has_them() ->
 
 
 def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> None:
-    """A silent service's devices are not free and not well, and the service is shown in their place; a fault that is known stays; other classes are as they were."""
-    inventories = {"gpu": _inventory(_gpu("gpu-0"), _gpu("gpu-1", SICK)), "nic": Inventory(node="n1", device_class="nic", generation=1)}
+    """A silent service's devices are not free and not well, and the service is shown in their
+    place.
+
+    A fault that is known stays; other classes are as they were.
+    """
+    inventories = {
+        "gpu": _inventory(_gpu("gpu-0"), _gpu("gpu-1", SICK)),
+        "nic": Inventory(node="n1", device_class="nic", generation=1),
+    }
 
     heard = as_heard(inventories, {"gpu": "09:00", TOPOLOGY: "09:00"})
 
@@ -130,12 +163,19 @@ def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> Non
     assert "stays held" in silence_view("n1", "gpu", "09:00", ("gpu",))["message"]
 
 
-def _object(kind: str, name: str, *, spec: dict[str, object] | None = None, status: dict[str, object] | None = None) -> ApiObject:
-    return ApiObject(api_version="v1", kind=kind, metadata={"name": name, "namespace": "team"}, spec=spec or {}, status=status or {})
+def _object(
+    kind: str, name: str, *, spec: dict[str, object] | None = None, status: dict[str, object] | None = None
+) -> ApiObject:
+    return ApiObject(
+        api_version="v1", kind=kind, metadata={"name": name, "namespace": "team"}, spec=spec or {}, status=status or {}
+    )
 
 
 def test_waiting_claim_says_why_when_it_has_no_devices() -> None:
-    """A claim without an allocation waits, with the controller's reason; an allocated one does not, nor does a class; rubbish in a status breaks nothing."""
+    """A claim without an allocation waits, with the controller's reason.
+
+    An allocated one does not, nor does a class; rubbish in a status breaks nothing.
+    """
     condition = {"type": "Allocated", "status": "False", "reason": "NoDevices", "message": "2 of 4"}
     claim = _object("ResourceClaim", "fast", status={"conditions": [condition, 7]})
     allocated = _object("ResourceClaim", "fast", status={"allocation": {"devices": {}}})
@@ -154,10 +194,14 @@ def test_waiting_claim_says_why_when_it_has_no_devices() -> None:
 
 
 def test_waiting_claim_of_a_cluster_says_what_its_pod_says() -> None:
-    """At an API server a claim has no reason of its own: it is that of a pod that uses it, by name or by template, as long as that pod waits; without one nobody looks at it."""
+    """At an API server a claim has no reason of its own: it is that of a pod that uses it, by name
+    or by template, as long as that pod waits; without one nobody looks at it.
+    """
     condition = {"type": "topobus.dev/Allocated", "status": "False", "reason": "NoDevices", "message": "n1: all in use"}
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
-    uses = {"resourceClaims": [{"name": "a", "resourceClaimName": "fast"}, {"name": "b", "resourceClaimTemplateName": "t"}]}
+    uses = {
+        "resourceClaims": [{"name": "a", "resourceClaimName": "fast"}, {"name": "b", "resourceClaimTemplateName": "t"}]
+    }
     made = {"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "p-b-x1"}]}
     pod = _object("Pod", "p", spec=uses, status={"conditions": [gated, condition], **made})
     bound = _object("Pod", "p", spec={**uses, "nodeName": "n1"}, status=made)
@@ -170,14 +214,19 @@ def test_waiting_claim_of_a_cluster_says_what_its_pod_says() -> None:
 
     assert alone["resourceclaim/team/fast"]["reason"] == "no pod waits for it"  # type: ignore[index]  # a view
     waiting_views = [after_pod["pod/team/p"], after_pod["resourceclaim/team/fast"], late["resourceclaim/team/p-b-x1"]]
-    assert [(view["reason"], view["message"]) for view in waiting_views if view] == [("NoDevices", "n1: all in use")] * 3
+    assert [(view["reason"], view["message"]) for view in waiting_views if view] == [
+        ("NoDevices", "n1: all in use")
+    ] * 3
     assert after_pod["resourceclaim/team/fast"]["users"] == ["pod team/p"]  # type: ignore[index]  # a view
     assert after_bind["pod/team/p"] is None
     assert after_bind["resourceclaim/team/fast"]["reason"] == "no pod waits for it"  # type: ignore[index]  # a view
 
 
 def test_waiting_pod_waits_no_more_when_it_is_placed_or_has_ended() -> None:
-    """A pod that kube-scheduler has placed, or that is over, is not shown; what is forgotten is named."""
+    """A pod that kube-scheduler has placed, or that is over, is not shown.
+
+    What is forgotten is named.
+    """
     waiting = WaitingList()
     placed = _object("Pod", "a", status={"conditions": [{"type": "PodScheduled", "status": "True", "reason": "Fine"}]})
     over = _object("Pod", "b", status={"phase": "Failed"})
@@ -194,7 +243,9 @@ def test_waiting_pod_waits_no_more_when_it_is_placed_or_has_ended() -> None:
 def test_decision_view_has_the_reasons_when_it_was_refused() -> None:
     """Codes and sentences both, and advice is no reason of the summary."""
     reasons = (Reason(code="numa-capacity", message="too few"), Reason(code="would-fit", message="with one"))
-    event = DecisionEvent(id="d-1", verb="place", node="n1", op_id="o", time="t", owner=POD, outcome=Refusal(reasons=reasons))
+    event = DecisionEvent(
+        id="d-1", verb="place", node="n1", op_id="o", time="t", owner=POD, outcome=Refusal(reasons=reasons)
+    )
 
     view = decision_view(event)
 
@@ -203,12 +254,16 @@ def test_decision_view_has_the_reasons_when_it_was_refused() -> None:
 
 
 def test_decision_view_says_nothing_of_alignment_when_a_claim_was_placed() -> None:
-    """Its devices were chosen before its node was asked: neither a hint, nor a policy, nor that nothing is aligned stands beside how near they are."""
+    """Its devices were chosen before its node was asked: neither a hint, nor a policy, nor that
+    nothing is aligned stands beside how near they are.
+    """
     reasons = (
         Reason(code="no-alignment", message="policy none: nothing is aligned"),
         Reason(code="locality-met", message="all within a switch"),
     )
-    container = ContainerPlacement(name="", alignment=Hint(None, preferred=True), devices={"gpu": ("gpu-0",)}, reasons=reasons)
+    container = ContainerPlacement(
+        name="", alignment=Hint(None, preferred=True), devices={"gpu": ("gpu-0",)}, reasons=reasons
+    )
     aligned = ContainerPlacement(name="main", alignment=Hint(NodeSet(0), preferred=True), reasons=reasons)
     view = NodeView(node="n1", machine_generation=1, numa_nodes=NodeSet(0))
     event = DecisionEvent(id="d-1", verb="place", node="n1", op_id="o", time="t", owner=POD, view=view)
@@ -219,11 +274,18 @@ def test_decision_view_says_nothing_of_alignment_when_a_claim_was_placed() -> No
     (shown,) = claim["containers"]
     assert (claim["policy"], shown["merged"], shown["hints"]) == ("", "", [])
     assert [reason["code"] for reason in shown["reasons"]] == ["locality-met"]
-    assert (pod["policy"] != "", pod["containers"][0]["merged"], len(pod["containers"][0]["reasons"])) == (True, "{0}*", 2)
+    assert (pod["policy"] != "", pod["containers"][0]["merged"], len(pod["containers"][0]["reasons"])) == (
+        True,
+        "{0}*",
+        2,
+    )
 
 
 def test_board_gives_the_newest_of_each_entry_when_a_reader_is_slow() -> None:
-    """However often an entry changes, a reader that was away gets it once; who missed forgotten deletions begins anew."""
+    """However often an entry changes, a reader that was away gets it once.
+
+    Who missed forgotten deletions begins anew.
+    """
     board = Board()
     for number in range(1000):
         board.post("nodes", "n1", b"%d" % number)
@@ -242,7 +304,10 @@ def test_board_gives_the_newest_of_each_entry_when_a_reader_is_slow() -> None:
 
 
 def test_attempts_hold_back_one_address_when_it_guesses_and_all_when_many_do() -> None:
-    """An address waits for the rest of a minute; many addresses together have twenty times as many tries, and no more."""
+    """An address waits for the rest of a minute.
+
+    Many addresses together have twenty times as many tries, and no more.
+    """
     attempts = Attempts(2)
     for at in (0.0, 1.0):
         attempts.note_wrong("a", at)
@@ -260,7 +325,8 @@ def test_names_of_others_are_refused_when_they_lead_here() -> None:
     names = allowed_hosts("0.0.0.0", ["console.example"])
 
     assert [
-        is_allowed_host(host, names) for host in ("console.example", "CONSOLE.example.:8765", "[::1]:8765", "", "0.0.0.0", "x.example")
+        is_allowed_host(host, names)
+        for host in ("console.example", "CONSOLE.example.:8765", "[::1]:8765", "", "0.0.0.0", "x.example")
     ] == [
         True,
         True,

@@ -40,10 +40,14 @@ def device(name: str, memory: str = "", **fields: Any) -> dict[str, Any]:
     return fields_of_device | ({"capacity": {"memory": {"value": memory}}} if memory else {})
 
 
-def slice_of(devices: Sequence[Mapping[str, Any]], *, driver: str = "gpu", pool: str = NODE, name: str = "", **spec: Any) -> Slice:
+def slice_of(
+    devices: Sequence[Mapping[str, Any]], *, driver: str = "gpu", pool: str = NODE, name: str = "", **spec: Any
+) -> Slice:
     """Publish devices of one pool; node-local and complete unless said otherwise."""
     generation, count = spec.pop("generation", 1), spec.pop("count", 1)
-    place = {} if {"allNodes", "nodeSelector", "nodeName", "perDeviceNodeSelection"} & spec.keys() else {"nodeName": NODE}
+    place = (
+        {} if {"allNodes", "nodeSelector", "nodeName", "perDeviceNodeSelection"} & spec.keys() else {"nodeName": NODE}
+    )
     raw = {
         "driver": f"{driver}.example.com",
         "pool": {"name": pool, "generation": generation, "resourceSliceCount": count},
@@ -54,7 +58,9 @@ def slice_of(devices: Sequence[Mapping[str, Any]], *, driver: str = "gpu", pool:
     return Slice(name or f"{pool}-{driver}", read_as(raw, SliceSpec, where="slice"))
 
 
-def request(name: str = "r", *, device_class: str = "gpu", count: int = 1, where: Sequence[str] = (), **fields: Any) -> dict[str, Any]:
+def request(
+    name: str = "r", *, device_class: str = "gpu", count: int = 1, where: Sequence[str] = (), **fields: Any
+) -> dict[str, Any]:
     """Ask for devices of one class."""
     selectors = [{"cel": {"expression": expression}} for expression in where]
     exactly = {"deviceClassName": device_class, "count": count, "selectors": selectors, **fields}
@@ -64,7 +70,10 @@ def request(name: str = "r", *, device_class: str = "gpu", count: int = 1, where
 
 
 def claim(
-    *requests: Mapping[str, Any], name: str = "default/c", constraints: Sequence[Mapping[str, Any]] = (), config: Sequence[Any] = ()
+    *requests: Mapping[str, Any],
+    name: str = "default/c",
+    constraints: Sequence[Mapping[str, Any]] = (),
+    config: Sequence[Any] = (),
 ) -> ClaimToAllocate:
     """Make a claim of requests."""
     raw = {"devices": {"requests": list(requests), "constraints": list(constraints), "config": list(config)}}
@@ -80,13 +89,21 @@ def given(
     classes: Mapping[str, DeviceClassSpec] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> AllocationInput:
-    """Put an input together; `held` are names like `gpu/dev-0`. Classes `gpu` and `nic` select by driver."""
+    """Put an input together; `held` are names like `gpu/dev-0`.
+
+    Classes `gpu` and `nic` select by driver.
+    """
     drivers = ("gpu", "nic")
     plain = {
-        driver: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}.example.com"')),))
+        driver: DeviceClassSpec(
+            selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}.example.com"')),)
+        )
         for driver in drivers
     }
-    holders = {DeviceId(f"{device_path.split('/')[0]}.example.com", NODE, device_path.split("/")[1]): "claim a/b" for device_path in held}
+    holders = {
+        DeviceId(f"{device_path.split('/')[0]}.example.com", NODE, device_path.split("/")[1]): "claim a/b"
+        for device_path in held
+    }
     return AllocationInput(
         node=Node(NODE, labels or {}),
         claims=tuple(replace(claim_to_allocate, is_one_of_several=len(claims) > 1) for claim_to_allocate in claims),
@@ -111,7 +128,10 @@ def devices_of(outcome: Outcome) -> list[list[str]]:
 
 def gpus(count: int, **attributes: Sequence[Any]) -> list[dict[str, Any]]:
     """Describe `count` devices dev-0, dev-1 and so on; each attribute gives one value a device."""
-    return [device(f"dev-{index}", attributes={key: values[index] for key, values in attributes.items()}) for index in range(count)]
+    return [
+        device(f"dev-{index}", attributes={key: values[index] for key, values in attributes.items()})
+        for index in range(count)
+    ]
 
 
 def _attribute(value: Any) -> dict[str, Any]:

@@ -22,12 +22,20 @@ NODE = "demo-node"
 
 def entry(driver: str = "topobus.dev", **fields: Any) -> dict[str, Any]:
     """Write wishes as a claim's configuration."""
-    return {"opaque": {"driver": driver, "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **fields}}}
+    return {
+        "opaque": {
+            "driver": driver,
+            "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **fields},
+        }
+    }
 
 
 def claim(wanted: dict[str, int], *config: dict[str, Any], name: str = "c") -> ApiObject:
     """Make a claim for so many devices a class."""
-    requests = [{"name": key, "exactly": {"deviceClassName": f"{key}.topobus.dev", "count": count}} for key, count in wanted.items()]
+    requests = [
+        {"name": key, "exactly": {"deviceClassName": f"{key}.topobus.dev", "count": count}}
+        for key, count in wanted.items()
+    ]
     api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

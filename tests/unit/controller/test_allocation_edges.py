@@ -1,4 +1,6 @@
-"""The allocator at its edges: gates that are off, objects that nobody checked, devices of other nodes, and requests larger than a claim may be."""
+"""The allocator at its edges: gates that are off, objects that nobody checked, devices of other
+nodes, and requests larger than a claim may be.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ from topobus.engine.allocation.node_table import NodeTable, Numbers
 from topobus.engine.allocation.pools import gather_pools, node_matches
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.suggestions import would_fit
-from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Fault, Gate, Mode, Node, NoFit, Outcome, Slice, Usage
+from topobus.engine.allocation.values import (
+    Allocated,
+    AllocationInput,
+    DeviceId,
+    Fault,
+    Gate,
+    Mode,
+    Node,
+    NoFit,
+    Outcome,
+    Slice,
+    Usage,
+)
 from topobus.engine.cel.seam import facts_of
 from topobus.formats.kubernetes.resource import Attribute, Capacity, DeviceClassSpec, NodeSelector, SliceDevice
 from topobus.formats.kubernetes.shape import read_as
@@ -66,7 +80,10 @@ def _text(outcome: Outcome) -> str:
 def test_node_matches_as_labels_are_selected_when_an_operator_is_given(
     operator: str, values: tuple[str, ...], label: str | None, is_met: bool
 ) -> None:
-    """The operators of node selectors mean what they mean to the scheduler; what is no number is neither less nor more."""
+    """The operators of node selectors mean what they mean to the scheduler.
+
+    What is no number is neither less nor more.
+    """
     requirement = {"key": "zone", "operator": operator, "values": list(values)}
     selector = read_as({"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}, NodeSelector, where="selector")
     node = Node(NODE, {"zone": label} if label is not None else {})
@@ -81,7 +98,13 @@ def test_node_matches_as_labels_are_selected_when_an_operator_is_given(
 )
 def test_slice_is_not_seen_when_partitions_are_off(spec: dict[str, Any]) -> None:
     """As upstream: a slice of a field whose gate is off is none of the node's."""
-    outcome = solve(given([slice_of([device("part", allNodes=True)], **spec)], claim(request()), gates=ALL - {Gate.PARTITIONABLE_DEVICES}))
+    outcome = solve(
+        given(
+            [slice_of([device("part", allNodes=True)], **spec)],
+            claim(request()),
+            gates=ALL - {Gate.PARTITIONABLE_DEVICES},
+        )
+    )
 
     assert _codes(outcome) == ["too-few-devices"]
     assert _text(outcome).endswith("there is no device here")
@@ -97,7 +120,9 @@ def test_device_is_not_taken_when_it_draws_on_counters_that_are_off() -> None:
 
 
 def test_device_is_not_selected_when_it_has_conditions_that_are_off() -> None:
-    """A device that is ready only later is not taken where nobody would wait for it, and the gate is named."""
+    """A device that is ready only later is not taken where nobody would wait for it, and the gate
+    is named.
+    """
     later = device("later", bindingConditions=["ready"])
 
     outcome = solve(given([slice_of([later])], claim(request()), gates=ALL - {Gate.BINDING_CONDITIONS}))
@@ -116,7 +141,9 @@ def test_alternatives_are_a_fault_when_their_gate_is_off() -> None:
 
 
 def test_miss_says_so_when_a_device_serves_another_node() -> None:
-    """A slice that names a node for each device shows this node those of others, which are counted and told."""
+    """A slice that names a node for each device shows this node those of others, which are counted
+    and told.
+    """
     elsewhere, here = device("far", nodeName="node-2"), device("near", nodeName=NODE)
 
     outcome = solve(given([slice_of([elsewhere, here], perDeviceNodeSelection=True)], claim(request(count=2))))
@@ -138,10 +165,15 @@ def test_allocation_fails_when_a_node_selector_of_a_slice_has_several_terms() ->
 def test_fault_is_the_nodes_own_when_a_quantity_of_a_slice_is_none() -> None:
     """What one driver published wrongly ends the search on its node alone, and the text is shown."""
     counters = [{"name": "set", "counters": {"memory": {"value": "much"}}}]
-    pool = [slice_of([], sharedCounters=counters, name="a", count=2, nodeName=NODE), slice_of(gpus(1), name="b", count=2)]
+    pool = [
+        slice_of([], sharedCounters=counters, name="a", count=2, nodeName=NODE),
+        slice_of(gpus(1), name="b", count=2),
+    ]
 
     slices = solve(given(pool, claim(request())))
-    capacity = solve(given([slice_of([device("dev-0", "much")])], claim(request(capacity={"requests": {"memory": "1Gi"}}))))
+    capacity = solve(
+        given([slice_of([device("dev-0", "much")])], claim(request(capacity={"requests": {"memory": "1Gi"}})))
+    )
 
     assert isinstance(slices, Fault)
     assert (slices.reason.code, slices.is_local) == ("malformed-slice", True)
@@ -176,7 +208,9 @@ def test_alternative_of_fewer_devices_is_taken_when_the_first_is_more_than_a_cla
 
 
 def test_first_alternative_is_given_up_when_it_leaves_too_little_room_for_the_next_request() -> None:
-    """What is too large is found behind the devices of a request already taken: other devices of it cannot help, another alternative can."""
+    """What is too large is found behind the devices of a request already taken: other devices of it
+    cannot help, another alternative can.
+    """
     either = {
         "name": "a",
         "firstAvailable": [
@@ -202,9 +236,16 @@ def test_first_alternative_is_given_up_when_it_leaves_too_little_room_for_the_ne
         ({"default": "10", "validRange": {"max": "20"}}, "15", "15"),
     ],
 )
-def test_share_is_what_the_policy_of_a_capacity_makes_of_it(policy: dict[str, Any], asked: str, consumed: str | None) -> None:
-    """An amount is rounded up to what may be asked for; without a step any amount of the range may, and none with a step of nothing."""
-    shared = device("dev-0", allowMultipleAllocations=True, capacity={"memory": {"value": "100", "requestPolicy": policy}})
+def test_share_is_what_the_policy_of_a_capacity_makes_of_it(
+    policy: dict[str, Any], asked: str, consumed: str | None
+) -> None:
+    """An amount is rounded up to what may be asked for.
+
+    Without a step any amount of the range may, and none with a step of nothing.
+    """
+    shared = device(
+        "dev-0", allowMultipleAllocations=True, capacity={"memory": {"value": "100", "requestPolicy": policy}}
+    )
 
     outcome = solve(given([slice_of([shared])], claim(request(capacity={"requests": {"memory": asked}}))))
 
@@ -212,12 +253,18 @@ def test_share_is_what_the_policy_of_a_capacity_makes_of_it(policy: dict[str, An
         assert isinstance(outcome, NoFit)
     else:
         assert isinstance(outcome, Allocated)
-        assert [str(amount) for amount in outcome.results[0].devices.results[0].consumed_capacity.values()] == [consumed]
+        assert [str(amount) for amount in outcome.results[0].devices.results[0].consumed_capacity.values()] == [
+            consumed
+        ]
 
 
 @pytest.mark.parametrize(("mode", "fits"), [(Mode.COMPATIBLE, True), (Mode.CORRECTED, False)])
-def test_counters_of_pools_of_one_name_are_told_apart_when_corrected(mode: Mode, fits: bool) -> None:  # a table of cases
-    """Upstream keeps one account for the pools of one name, whosever they are, and counts nothing that the first of them has not."""
+def test_counters_of_pools_of_one_name_are_told_apart_when_corrected(
+    mode: Mode, fits: bool
+) -> None:  # a table of cases
+    """Upstream keeps one account for the pools of one name, whosever they are, and counts nothing
+    that the first of them has not.
+    """
 
     def pool(driver: str, counter: str) -> list[Slice]:
         draws = [{"counterSet": counter, "counters": {"memory": {"value": "4"}}}]
@@ -251,7 +298,9 @@ def test_constraint_is_broken_when_an_attribute_has_no_value() -> None:
 
 
 def test_explain_nodes_tells_a_nodes_own_fault_beside_the_others() -> None:
-    """A fault of one node stands among the reasons of the others, and a node on which it fits has none."""
+    """A fault of one node stands among the reasons of the others, and a node on which it fits has
+    none.
+    """
     local = Fault(Reason(code="malformed-slice", message="node a: much"), 0, is_local=True)
     full = NoFit((Reason(code="too-few-devices", message="node c: found 0"),), 1)
 
@@ -267,10 +316,15 @@ def test_summary_is_empty_when_there_are_no_reasons() -> None:
 
 
 def test_device_shows_only_attributes_of_a_known_kind() -> None:
-    """An attribute of a kind from a newer API is not there; a list of versions is a list of versions."""
+    """An attribute of a kind from a newer API is not there.
+
+    A list of versions is a list of versions.
+    """
     attributes = {"new": Attribute(), "vers": Attribute(versions=("1.0.0",)), "d.io/n": Attribute(int_=1)}
 
-    facts = facts_of("gpu.example.com", SliceDevice(name="dev-0", attributes=attributes, capacity={"memory": Capacity(value="1Gi")}))
+    facts = facts_of(
+        "gpu.example.com", SliceDevice(name="dev-0", attributes=attributes, capacity={"memory": Capacity(value="1Gi")})
+    )
 
     assert sorted(facts.attributes) == ["d.io", "gpu.example.com"]
     assert list(facts.attributes["gpu.example.com"]) == ["vers"]
@@ -278,7 +332,9 @@ def test_device_shows_only_attributes_of_a_known_kind() -> None:
 
 @pytest.mark.parametrize("expression", [f"{MODEL} == 'a'", f"{MODEL}"], ids=["fails-on-some", "no-verdict"])
 def test_search_ends_in_a_fault_when_a_selector_fails_on_a_device_that_it_meets(expression: str) -> None:
-    """A selector that cannot be evaluated on a device that was looked at ends the claim, however clever the search is."""
+    """A selector that cannot be evaluated on a device that was looked at ends the claim, however
+    clever the search is.
+    """
     slices = [slice_of([device("dev-0"), device("dev-1", attributes={"model": "a"})])]
     situation = given(slices, claim(request(where=[expression])))
 
@@ -289,7 +345,9 @@ def test_search_ends_in_a_fault_when_a_selector_fails_on_a_device_that_it_meets(
     assert clever.reason == plain.reason
 
 
-@pytest.mark.parametrize("expression", [f"{MODEL} == 'a'", "device.driver == "], ids=["fails-on-one", "does-not-compile"])
+@pytest.mark.parametrize(
+    "expression", [f"{MODEL} == 'a'", "device.driver == "], ids=["fails-on-one", "does-not-compile"]
+)
 def test_bits_leave_a_claim_to_the_search_when_a_selector_has_no_verdict(expression: str) -> None:
     """Only a search can tell whether it would meet the device on which the selector fails."""
     node = Node(NODE, {})
@@ -305,8 +363,13 @@ def test_bits_leave_a_claim_to_the_search_when_a_selector_has_no_verdict(express
 def _situation(**changes: Any) -> AllocationInput:
     """Two claims hold a device each of three; the third has a taint."""
     tainted = {**device("dev-2", attributes={"model": "b"}), "taints": [{"key": "k", "effect": "NoSchedule"}]}
-    situation = given([slice_of([*gpus(2, model=["a", "b"]), tainted])], claim(request(count=changes.pop("count", 1), **changes)))
-    holders = {DeviceId("gpu.example.com", NODE, "dev-0"): "claim a/x", DeviceId("gpu.example.com", NODE, "dev-1"): "claim a/y"}
+    situation = given(
+        [slice_of([*gpus(2, model=["a", "b"]), tainted])], claim(request(count=changes.pop("count", 1), **changes))
+    )
+    holders = {
+        DeviceId("gpu.example.com", NODE, "dev-0"): "claim a/x",
+        DeviceId("gpu.example.com", NODE, "dev-1"): "claim a/y",
+    }
     return replace(situation, usage=Usage(holders))
 
 
@@ -330,7 +393,10 @@ def test_advice_does_not_offer_tolerance_when_the_request_bears_all_taints() -> 
 
 
 def test_advice_names_nobody_when_only_shares_of_a_device_stand_in_the_way() -> None:
-    """Shares have no holder that could be named; that the device would fit without them is no advice."""
+    """Shares have no holder that could be named.
+
+    That the device would fit without them is no advice.
+    """
     shared = device("dev-0", "10Gi", allowMultipleAllocations=True)
     situation = given([slice_of([shared])], claim(request(capacity={"requests": {"memory": "8Gi"}})))
     consumed = {DeviceId("gpu.example.com", NODE, "dev-0"): {"memory": Quantity.parse("4Gi")}}
@@ -343,23 +409,35 @@ def test_advice_names_nobody_when_only_shares_of_a_device_stand_in_the_way() -> 
 
 def test_advice_leaves_out_constraints_and_selectors_that_are_not_in_the_way() -> None:
     """Of two constraints and two selectors only those are named without which the claim fits."""
-    same, other = {"requests": [], "matchAttribute": "gpu.example.com/model"}, {"requests": [], "matchAttribute": "gpu.example.com/site"}
+    same, other = (
+        {"requests": [], "matchAttribute": "gpu.example.com/model"},
+        {"requests": [], "matchAttribute": "gpu.example.com/site"},
+    )
     slices = [slice_of(gpus(2, model=["a", "b"], site=["x", "x"]))]
     constrained = given(slices, claim(request(count=2), constraints=[same, other]))
     selected = given(slices, claim(request(where=[f"{MODEL} == 'c'", "device.driver != ''"])))
 
-    constraints = [reason.facts["constraint"] for reason in would_fit(constrained, solve) if reason.facts["change"] == "constraint"]
-    selectors = [reason.facts["selector"] for reason in would_fit(selected, solve) if reason.facts["change"] == "selector"]
+    constraints = [
+        reason.facts["constraint"] for reason in would_fit(constrained, solve) if reason.facts["change"] == "constraint"
+    ]
+    selectors = [
+        reason.facts["selector"] for reason in would_fit(selected, solve) if reason.facts["change"] == "selector"
+    ]
 
     assert constraints == [0]
     assert selectors == [0]
 
 
 def test_advice_ends_when_there_is_enough_of_it() -> None:
-    """A person reads three pieces; that it would fit without the selector as well is not looked for."""
+    """A person reads three pieces.
+
+    That it would fit without the selector as well is not looked for.
+    """
     tainted = {**device("dev-2", attributes={"model": "a"}), "taints": [{"key": "k", "effect": "NoSchedule"}]}
     free = [device("dev-3", attributes={"model": "a"}), device("dev-4", attributes={"model": "b"})]
-    situation = given([slice_of([*gpus(2, model=["a", "a"]), tainted, *free])], claim(request(count=2, where=[f"{MODEL} == 'a'"])))
+    situation = given(
+        [slice_of([*gpus(2, model=["a", "a"]), tainted, *free])], claim(request(count=2, where=[f"{MODEL} == 'a'"]))
+    )
     holders = {DeviceId("gpu.example.com", NODE, f"dev-{index}"): f"claim a/{index}" for index in range(2)}
 
     advice = would_fit(replace(situation, usage=Usage(holders)), solve)

@@ -1,4 +1,6 @@
-"""The allocator: which devices a claim gets, in which order they are tried, and when it must not get any."""
+"""The allocator: which devices a claim gets, in which order they are tried, and when it must not
+get any.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ def _roots(*roots: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("slices", "claims", "held", "wanted"),
     [
-        pytest.param([slice_of(gpus(3))], [claim(request(count=2))], [], [["dev-0", "dev-1"]], id="first-devices-first"),
-        pytest.param([slice_of(gpus(3))], [claim(request(count=2))], ["gpu/dev-0"], [["dev-1", "dev-2"]], id="held-is-skipped"),
+        pytest.param(
+            [slice_of(gpus(3))], [claim(request(count=2))], [], [["dev-0", "dev-1"]], id="first-devices-first"
+        ),
+        pytest.param(
+            [slice_of(gpus(3))], [claim(request(count=2))], ["gpu/dev-0"], [["dev-1", "dev-2"]], id="held-is-skipped"
+        ),
         pytest.param(
             [slice_of(gpus(2, model=["a100", "h100"]))],
             [claim(request(where=['device.attributes["gpu.example.com"].model == "h100"']))],
@@ -74,7 +80,10 @@ def _roots(*roots: str) -> dict[str, Any]:
             id="only-the-newest-generation",
         ),
         pytest.param(
-            [slice_of(gpus(2, **_roots("r0", "r1"))), slice_of([device("nic-0", attributes={ROOT: "r1"})], driver="nic")],
+            [
+                slice_of(gpus(2, **_roots("r0", "r1"))),
+                slice_of([device("nic-0", attributes={ROOT: "r1"})], driver="nic"),
+            ],
             [claim(request("g"), request("n", device_class="nic"), constraints=[{"matchAttribute": ROOT}])],
             [],
             [["dev-1", "nic-0"]],
@@ -101,7 +110,9 @@ def _roots(*roots: str) -> dict[str, Any]:
             [["dev-0", "dev-2", "dev-3"]],
             id="distinct-attribute",
         ),
-        pytest.param([slice_of(gpus(3))], [claim(request(allocationMode="All"))], [], [["dev-0", "dev-1", "dev-2"]], id="all"),
+        pytest.param(
+            [slice_of(gpus(3))], [claim(request(allocationMode="All"))], [], [["dev-0", "dev-1", "dev-2"]], id="all"
+        ),
         pytest.param(
             [slice_of(gpus(3))],
             [claim(request(), name="a/1"), claim(request(), name="a/2")],
@@ -110,7 +121,11 @@ def _roots(*roots: str) -> dict[str, Any]:
             id="claims-do-not-share",
         ),
         pytest.param(
-            [slice_of(gpus(1))], [claim(request(count=1, adminAccess=True))], ["gpu/dev-0"], [["dev-0"]], id="admin-access-minds-no-holder"
+            [slice_of(gpus(1))],
+            [claim(request(count=1, adminAccess=True))],
+            ["gpu/dev-0"],
+            [["dev-0"]],
+            id="admin-access-minds-no-holder",
         ),
         pytest.param(
             [slice_of([device("sick", taints=[{"key": "k", "effect": "NoSchedule"}]), device("well")])],
@@ -184,7 +199,10 @@ def test_allocate_gives_the_first_solution_when_there_is_one(
             id="selector",
         ),
         pytest.param(
-            [slice_of(gpus(1, **_roots("r0"))), slice_of([device("nic-0", attributes={ROOT: "r1"}), device("nic-1")], driver="nic")],
+            [
+                slice_of(gpus(1, **_roots("r0"))),
+                slice_of([device("nic-0", attributes={ROOT: "r1"}), device("nic-1")], driver="nic"),
+            ],
             [claim(request("g"), request("n", device_class="nic"), constraints=[{"matchAttribute": ROOT}])],
             [],
             "node node-1: request n wants 1 device of class nic, found 0 of 2 "
@@ -192,10 +210,19 @@ def test_allocate_gives_the_first_solution_when_there_is_one(
             id="constraint",
         ),
         pytest.param(
-            [slice_of([device("sick", taints=[{"key": "topobus.dev/health", "value": "unhealthy", "effect": "NoExecute"}])])],
+            [
+                slice_of(
+                    [
+                        device(
+                            "sick", taints=[{"key": "topobus.dev/health", "value": "unhealthy", "effect": "NoExecute"}]
+                        )
+                    ]
+                )
+            ],
             [claim(request())],
             [],
-            "node node-1: request r wants 1 device of class gpu, found 0 of 1 (1 device: tainted topobus.dev/health=unhealthy:NoExecute)",
+            "node node-1: request r wants 1 device of class gpu, found 0 of 1 (1 device: tainted "
+            "topobus.dev/health=unhealthy:NoExecute)",
             id="taint",
         ),
         pytest.param(
@@ -210,7 +237,8 @@ def test_allocate_gives_the_first_solution_when_there_is_one(
             [slice_of(gpus(2))],
             [claim(request(device_class="nic"), name="a/1"), claim(request(), name="a/2")],
             [],
-            "node node-1: claim a/1, request r wants 1 device of class nic, and none of the 2 devices here is of that class",
+            "node node-1: claim a/1, request r wants 1 device of class nic, and none of the 2 devices here "
+            "is of that class",
             id="no-device-of-the-class-and-several-claims",
         ),
         pytest.param(
@@ -222,8 +250,12 @@ def test_allocate_gives_the_first_solution_when_there_is_one(
         ),
     ],
 )
-def test_allocate_says_why_when_nothing_fits(slices: list[Any], claims: list[Any], held: list[str], wanted: str) -> None:
-    """A refusal names, for each device at the nearest miss, the first check that it fails, in groups."""
+def test_allocate_says_why_when_nothing_fits(
+    slices: list[Any], claims: list[Any], held: list[str], wanted: str
+) -> None:
+    """A refusal names, for each device at the nearest miss, the first check that it fails, in
+    groups.
+    """
     outcome = solve(given(slices, *claims, held=held))
 
     assert isinstance(outcome, NoFit)
@@ -233,20 +265,46 @@ def test_allocate_says_why_when_nothing_fits(slices: list[Any], claims: list[Any
 @pytest.mark.parametrize(
     ("slices", "claims", "gates", "code", "wanted"),
     [
-        pytest.param([], [claim(request(device_class="tpu"))], frozenset(Gate), "unknown-class", "'tpu'; known are gpu, nic", id="class"),
         pytest.param(
-            [], [claim(request(device_class="gpus"))], frozenset(Gate), "unknown-class", "did you mean gpu? known are", id="misspelt-class"
+            [],
+            [claim(request(device_class="tpu"))],
+            frozenset(Gate),
+            "unknown-class",
+            "'tpu'; known are gpu, nic",
+            id="class",
+        ),
+        pytest.param(
+            [],
+            [claim(request(device_class="gpus"))],
+            frozenset(Gate),
+            "unknown-class",
+            "did you mean gpu? known are",
+            id="misspelt-class",
         ),
         pytest.param([], [claim(request(allocationMode="Some"))], frozenset(Gate), "unknown-mode", "'Some'", id="mode"),
         pytest.param([], [claim({"name": "r"})], frozenset(Gate), "unknown-request", "request r", id="request"),
-        pytest.param([], [claim(request(selectors=[{}]))], frozenset(Gate), "unknown-selector", "selector #0", id="selector-kind"),
         pytest.param(
-            [], [claim(request(), constraints=[{}])], frozenset(Gate), "unknown-constraint", "constraint #0", id="constraint-kind"
+            [], [claim(request(selectors=[{}]))], frozenset(Gate), "unknown-selector", "selector #0", id="selector-kind"
+        ),
+        pytest.param(
+            [],
+            [claim(request(), constraints=[{}])],
+            frozenset(Gate),
+            "unknown-constraint",
+            "constraint #0",
+            id="constraint-kind",
         ),
         pytest.param([], [claim(request(count=33))], frozenset(Gate), "claim-too-large", "at least 33", id="too-many"),
-        pytest.param([], [claim(request(adminAccess=True))], frozenset(), "gate-off", "DRAAdminAccess", id="gate-admin"),
         pytest.param(
-            [], [claim(request(capacity={"requests": {"memory": "1"}}))], frozenset(), "gate-off", "DRAConsumable", id="gate-capacity"
+            [], [claim(request(adminAccess=True))], frozenset(), "gate-off", "DRAAdminAccess", id="gate-admin"
+        ),
+        pytest.param(
+            [],
+            [claim(request(capacity={"requests": {"memory": "1"}}))],
+            frozenset(),
+            "gate-off",
+            "DRAConsumable",
+            id="gate-capacity",
         ),
         pytest.param(
             [slice_of(gpus(1))],
@@ -286,7 +344,10 @@ def test_allocate_stops_on_every_node_when_the_claim_is_wrong(
 
 
 def test_allocate_blames_the_node_when_a_pool_there_is_invalid() -> None:
-    """Two devices of one name make a pool unusable; that is this node's trouble alone, and other pools still serve."""
+    """Two devices of one name make a pool unusable.
+
+    That is this node's trouble alone, and other pools still serve.
+    """
     twice = slice_of([device("same"), device("same")], pool="bad")
 
     outcome = solve(given([twice], claim(request())))
@@ -301,7 +362,8 @@ def test_allocate_takes_partitions_while_counters_last() -> None:
     """Partitions of one card share its counters, those of allocated devices included."""
     counters = [{"name": "card", "counters": {"memory": {"value": "40Gi"}}}]
     parts = [
-        device(f"part-{index}", consumesCounters=[{"counterSet": "card", "counters": {"memory": {"value": "20Gi"}}}]) for index in range(4)
+        device(f"part-{index}", consumesCounters=[{"counterSet": "card", "counters": {"memory": {"value": "20Gi"}}}])
+        for index in range(4)
     ]
     slices = [slice_of([], name="a-counters", count=2, sharedCounters=counters), slice_of(parts, name="b", count=2)]
 
@@ -310,7 +372,10 @@ def test_allocate_takes_partitions_while_counters_last() -> None:
 
 
 def test_allocate_shares_a_device_while_its_capacity_lasts() -> None:
-    """Two requests share one device by capacity, each with its own share id; a third does not go in."""
+    """Two requests share one device by capacity, each with its own share id.
+
+    A third does not go in.
+    """
     shared = slice_of([device("big", "10Gi", allowMultipleAllocations=True)])
     part = {"capacity": {"requests": {"memory": "4Gi"}}}
 
@@ -325,7 +390,10 @@ def test_allocate_shares_a_device_while_its_capacity_lasts() -> None:
 
 
 def test_allocate_copies_configurations_of_class_before_claim() -> None:
-    """Class configurations stand first, so the claim's win; one for a request not chosen is left out."""
+    """Class configurations stand first, so the claim's win.
+
+    One for a request not chosen is left out.
+    """
     settings = {"config": [{"opaque": {"driver": "gpu.example.com", "parameters": {"from": "class"}}}]}
     classes = {"gpu": read_as(settings, DeviceClassSpec, where="class")}
     config = [
@@ -337,12 +405,15 @@ def test_allocate_copies_configurations_of_class_before_claim() -> None:
 
     assert isinstance(outcome, Allocated)
     assert [
-        (granted_configuration.source, granted_configuration.requests) for granted_configuration in outcome.results[0].devices.config
+        (granted_configuration.source, granted_configuration.requests)
+        for granted_configuration in outcome.results[0].devices.config
     ] == [("FromClass", ("g",)), ("FromClaim", ("g",))]
 
 
 def test_allocate_copies_a_configuration_once_for_each_request_only_in_mode_compatible() -> None:
-    """The documented difference of mode `corrected`: a configuration for two requests stands in the result once."""
+    """The documented difference of mode `corrected`: a configuration for two requests stands in the
+    result once.
+    """
     config = [{"requests": ["a", "b"], "opaque": {"driver": "gpu.example.com", "parameters": {}}}]
 
     counts = {}
@@ -355,7 +426,10 @@ def test_allocate_copies_a_configuration_once_for_each_request_only_in_mode_comp
 
 
 def test_allocate_selects_this_node_when_a_device_is_local() -> None:
-    """A node-local device pins the claim to its node; a network device leaves the slice's own selector."""
+    """A node-local device pins the claim to its node.
+
+    A network device leaves the slice's own selector.
+    """
     term = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}
     network = slice_of([device("net")], driver="nic", nodeSelector=term, pool="net")
 
@@ -375,7 +449,10 @@ def test_allocate_keeps_counters_of_a_refused_device_only_in_mode_compatible() -
     """The documented difference of mode `corrected`: a tainted device costs no counters."""
     counters = [{"name": "card", "counters": {"memory": {"value": "20Gi"}}}]
     use = [{"counterSet": "card", "counters": {"memory": {"value": "20Gi"}}}]
-    parts = [device("a-sick", consumesCounters=use, taints=[{"key": "k", "effect": "NoSchedule"}]), device("b-well", consumesCounters=use)]
+    parts = [
+        device("a-sick", consumesCounters=use, taints=[{"key": "k", "effect": "NoSchedule"}]),
+        device("b-well", consumesCounters=use),
+    ]
     slices = [slice_of([], name="a-counters", count=2, sharedCounters=counters), slice_of(parts, name="b", count=2)]
 
     corrected = solve(given(slices, claim(request())))

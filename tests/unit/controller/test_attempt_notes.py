@@ -40,7 +40,12 @@ _DEVICES = DevicesAllocated(
         GrantedConfiguration(source="FromClaim", requests=("r",), opaque=_OPAQUE),
     ),
 )
-_HELD = Attempt(number=3, node="n1", allocation=AllocationResult(devices=_DEVICES), wishes=AlignmentRequest(policy=Policy.RESTRICTED))
+_HELD = Attempt(
+    number=3,
+    node="n1",
+    allocation=AllocationResult(devices=_DEVICES),
+    wishes=AlignmentRequest(policy=Policy.RESTRICTED),
+)
 _RESULTS = (
     '"results":[{"request":"r","driver":"gpu.topobus.dev","pool":"n1","device":"gpu-0"},'
     '{"request":"r","driver":"nic.topobus.dev","pool":"n1","device":"nic-0","shareID":"5b6f"}]'
@@ -56,9 +61,7 @@ CLUSTER = (
     f'"config":[{{"source":"FromClass","requests":["r"],{_OPAQUE_TEXT}]}}}},'
     f'{_WISHES},"copies":{{"1":0}},"pod":"uid-p","refused":["n2","n3"]}}'
 )
-CLUSTER_SHORT = (
-    f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS}}}}},{_WISHES},"is_short":true,"pod":"uid-p","refused":["n2","n3"]}}'
-)
+CLUSTER_SHORT = f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS}}}}},{_WISHES},"is_short":true,"pod":"uid-p","refused":["n2","n3"]}}'  # noqa: E501
 CLUSTER_WITHDRAWN = '{"number":4,"node":"","allocation":{},"pod":"uid-p","refused":["n2"]}'
 
 
@@ -76,7 +79,9 @@ def _noted(text: str) -> ApiObject:
     ids=["stand-alone", "cluster", "withdrawn"],
 )
 def test_note_is_read_and_written_as_it_stands_in_a_claim(text: str, attempt: Attempt) -> None:
-    """The text reads as the attempt, and the attempt is written as the very text: replicas work side by side."""
+    """The text reads as the attempt, and the attempt is written as the very text: replicas work
+    side by side.
+    """
     assert attempt_of(_noted(text)) == attempt
     assert with_attempt(CLAIM, attempt).metadata["annotations"]["topobus.dev/attempt"] == text
 
@@ -84,7 +89,9 @@ def test_note_is_read_and_written_as_it_stands_in_a_claim(text: str, attempt: At
 def test_note_of_a_cluster_is_shortened_when_it_would_not_fit_into_the_annotations() -> None:
     """A configuration of 140 kB is left out, and the note says that it is."""
     long = OpaqueConfiguration(driver="gpu.example.com", parameters={"text": "y" * 140_000})
-    devices = msgspec.structs.replace(_DEVICES, config=(GrantedConfiguration(source="FromClaim", requests=("r",), opaque=long),))
+    devices = msgspec.structs.replace(
+        _DEVICES, config=(GrantedConfiguration(source="FromClaim", requests=("r",), opaque=long),)
+    )
     allocation = AllocationResult(devices=devices)
     attempt = msgspec.structs.replace(_HELD, allocation=allocation, pod="uid-p", refused=("n2", "n3"))
 

@@ -1,4 +1,6 @@
-"""A node that has refused a device to a claim bars that node alone: all others are looked at as for any claim of its shape."""
+"""A node that has refused a device to a claim bars that node alone: all others are looked at as for
+any claim of its shape.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ def _allocator() -> tuple[Allocator, StandaloneState]:
         devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(2))
         state.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
     registry = CollectorRegistry()
-    runtime = Runtime(name="controller", node="central", bus=cast(Bus, None), clock=SystemClock(), readiness=Readiness(), registry=registry)
+    runtime = Runtime(
+        name="controller",
+        node="central",
+        bus=cast(Bus, None),
+        clock=SystemClock(),
+        readiness=Readiness(),
+        registry=registry,
+    )
     return Allocator(ControllerSettings(), runtime, state, CelCompiler(), ControllerMetrics(registry)), state
 
 
@@ -54,7 +63,9 @@ async def _first(allocator: Allocator, state: StandaloneState, claim: Member) ->
 
 
 async def test_next_node_is_chosen_without_a_search_when_the_first_has_refused() -> None:
-    """The claims' shape was found to fit its like before, so the only search is on the node that refused."""
+    """The claims' shape was found to fit its like before, so the only search is on the node that
+    refused.
+    """
     allocator, state = _allocator()
     refused, before = _wanting(state, "refused"), _wanting(state, "before")
     chosen_before = await _first(allocator, state, before)

@@ -1,4 +1,6 @@
-"""Expressions made to hang, to fill the memory or to break the evaluation: each ends at once, with an error that says why."""
+"""Expressions made to hang, to fill the memory or to break the evaluation: each ends at once, with
+an error that says why.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("expression", BOMBS.values(), ids=list(BOMBS))
 def test_evaluation_is_cancelled_when_it_would_do_too_much(expression: str) -> None:
-    """What grows without bound ends as an evaluation that costs too much, whatever Kubernetes charges for its steps."""
+    """What grows without bound ends as an evaluation that costs too much, whatever Kubernetes
+    charges for its steps.
+    """
     selector = compile_expression(expression)
 
     assert isinstance(selector, CelSelector)
@@ -66,7 +70,9 @@ def test_compiler_refuses_what_macros_would_double_again_and_again() -> None:
     ],
 )
 def test_compiler_refuses_literals_that_are_none(expression: str, message: str) -> None:
-    """A literal beyond its type, of other digits than ours, or with an unknown prefix is told with its place."""
+    """A literal beyond its type, of other digits than ours, or with an unknown prefix is told with
+    its place.
+    """
     selector = compile_expression(expression)
 
     assert isinstance(selector, SelectorError)
@@ -102,8 +108,10 @@ def test_evaluation_fails_with_a_reason_when_a_value_is_out_of_range(expression:
 @pytest.mark.parametrize(
     "expression",
     [
-        "string(1000000.0) == '1e+06' && string(100000.0) == '100000' && string(0.00001) == '1e-05' && string(123456789.0) == '1.23456789e+08'",
-        "string(duration('1234567s')) == '1234567s' && string(duration('1500ms')) == '1.5s' && string(duration('1us')) == '0.000001s'",
+        "string(1000000.0) == '1e+06' && string(100000.0) == '100000' && string(0.00001) == '1e-05' && "
+        "string(123456789.0) == '1.23456789e+08'",
+        "string(duration('1234567s')) == '1234567s' && string(duration('1500ms')) == '1.5s' && "
+        "string(duration('1us')) == '0.000001s'",
         "string(timestamp('2020-01-01T00:00:00.500Z')) == '2020-01-01T00:00:00.5Z'",
         "timestamp('2020-01-01T12:00:00Z').getHours('') == 12",
         "int('-0000000000000000000000000000005') == -5",
@@ -116,7 +124,10 @@ def test_evaluation_fails_with_a_reason_when_a_value_is_out_of_range(expression:
     ],
 )
 def test_expression_is_true_when_worked_out_as_in_go(expression: str) -> None:
-    """Numbers, spans and moments are written as Go writes them; loops within loops keep their results apart."""
+    """Numbers, spans and moments are written as Go writes them.
+
+    Loops within loops keep their results apart.
+    """
     selector = compile_expression(expression)
 
     assert isinstance(selector, CelSelector), selector
@@ -133,7 +144,10 @@ def test_expression_is_true_when_worked_out_as_in_go(expression: str) -> None:
     ],
 )
 def test_sets_cost_the_product_of_their_lists(expression: str, cost: int) -> None:
-    """As Kubernetes charges it: one, and each value against each; `equivalent` twice. Literal lists, which it makes once, are only estimated."""
+    """As Kubernetes charges it: one, and each value against each; `equivalent` twice.
+
+    Literal lists, which it makes once, are only estimated.
+    """
     selector = compile_expression(expression)
 
     assert isinstance(selector, CelSelector)

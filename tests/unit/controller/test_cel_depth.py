@@ -1,4 +1,6 @@
-"""How deep an expression may be: 250 levels as in Kubernetes, whatever Python's own limit is, and deeper ones are refused at once."""
+"""How deep an expression may be: 250 levels as in Kubernetes, whatever Python's own limit is, and
+deeper ones are refused at once.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,13 @@ FORMS: dict[str, tuple[Callable[[int], str], int]] = {
 
 
 @pytest.mark.parametrize(("form", "deepest"), FORMS.values(), ids=FORMS)
-def test_expression_is_evaluated_when_it_is_as_deep_as_kubernetes_takes(form: Callable[[int], str], deepest: int) -> None:
-    """The deepest that an API server takes compiles and is evaluated; one level more is refused for its depth."""
+def test_expression_is_evaluated_when_it_is_as_deep_as_kubernetes_takes(
+    form: Callable[[int], str], deepest: int
+) -> None:
+    """The deepest that an API server takes compiles and is evaluated.
+
+    One level more is refused for its depth.
+    """
     selector = compile_expression(form(deepest))
     deeper = compile_expression(form(deepest + 1))
 
@@ -53,7 +60,9 @@ def test_logic_may_have_as_many_terms_as_the_text_holds() -> None:
     assert selector.matches(DEVICE) is True
 
 
-@pytest.mark.parametrize("piece", ["(", "[", "{1:", "!(", "-(", "dyn(", "a.b(", "a[", "true?true:", "1+", "1==", "a.", "{", "a.?b[?"])
+@pytest.mark.parametrize(
+    "piece", ["(", "[", "{1:", "!(", "-(", "dyn(", "a.b(", "a[", "true?true:", "1+", "1==", "a.", "{", "a.?b[?"]
+)
 def test_expression_is_refused_when_it_is_nothing_but_depth(piece: str) -> None:
     """10 KiB of openings are told as an error of the expression, not as one of ours."""
     selector = compile_expression(piece * (10_000 // len(piece)))
@@ -62,7 +71,9 @@ def test_expression_is_refused_when_it_is_nothing_but_depth(piece: str) -> None:
 
 
 def test_deep_expression_leaves_the_limit_of_the_interpreter_as_it_was() -> None:
-    """Other code relies on Python's limit of nested calls: it is back after compiling, evaluating and failing."""
+    """Other code relies on Python's limit of nested calls: it is back after compiling, evaluating
+    and failing.
+    """
     before = sys.getrecursionlimit()
 
     selector = compile_expression(FORMS["macros"][0](249))

@@ -1,4 +1,6 @@
-"""What an expression reads of a device, through names of `cel.bind`, too: devices that agree on it share one verdict."""
+"""What an expression reads of a device, through names of `cel.bind`, too: devices that agree on it
+share one verdict.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,14 @@ OWN = "device.attributes[device.driver]"
             {Reads("attributes", "d.io", "model"), Reads("attributes", "d.io", "tags")},
         ),
         (f"cel.bind(d, {OWN}, d['model'] == 'x')", {Reads("attributes", None, "model"), Reads("driver")}),
-        ("cel.bind(d, device, d.driver == 'x' && d.attributes['a'].n == 1)", {Reads("driver"), Reads("attributes", "a", "n")}),
-        ("cel.bind(m, device.attributes, 'a' in m && has(m['a'].n))", {Reads("attributes", "a"), Reads("attributes", "a", "n")}),
+        (
+            "cel.bind(d, device, d.driver == 'x' && d.attributes['a'].n == 1)",
+            {Reads("driver"), Reads("attributes", "a", "n")},
+        ),
+        (
+            "cel.bind(m, device.attributes, 'a' in m && has(m['a'].n))",
+            {Reads("attributes", "a"), Reads("attributes", "a", "n")},
+        ),
         (f"cel.bind(d, {A}, cel.bind(e, d, e.?n.orValue(1) == 1))", {Reads("attributes", "d.io", "n")}),
         (f"cel.bind(d, {A}, true)", set()),
         (f"cel.bind(n, {A}.n, n == 1)", {Reads("attributes", "d.io", "n")}),
@@ -60,7 +68,9 @@ def test_reads_are_unknown_when_a_part_of_the_device_is_used_whole(expression: s
 
 
 def test_remembered_verdict_is_that_of_an_evaluation() -> None:
-    """Over all small devices, in both orders: the verdict by what was read before is the one of the device itself."""
+    """Over all small devices, in both orders: the verdict by what was read before is the one of the
+    device itself.
+    """
     values = (None, 1, 2)
     devices = [
         DeviceFacts(driver, {domain: {name: value for name, value in (("n", n), ("m", m)) if value is not None}}, {})

@@ -59,7 +59,11 @@ def compiler() -> CelCompiler:
         ('has(device.attributes["other.example.com"].model)', False),
         ('!("other.example.com" in device.attributes) || device.attributes["other.example.com"].model == "x"', True),
         ('"other.example.com" in device.attributes || has(device.attributes["other.example.com"].model)', False),
-        ('device.attributes.exists(domain, domain == "other.example.com") || has(device.attributes["other.example.com"].x)', False),
+        (
+            'device.attributes.exists(domain, domain == "other.example.com") || '
+            'has(device.attributes["other.example.com"].x)',
+            False,
+        ),
         ('size(device.attributes) == 2 && !has(device.attributes["other.example.com"].x)', True),
         ("has(device.attributes[device.driver].model)", True),
         ("device.attributes /* not a comment in CEL */ ", None),
@@ -90,11 +94,19 @@ def compiler() -> CelCompiler:
         ('device.attributes["gpu.example.com"].nodes.isSorted() && ![2, 1].isSorted()', True),
         ('[semver("1.9.0"), semver("1.10.0")].isSorted()', None),
         ('sets.contains(device.attributes["gpu.example.com"].nodes, [1])', True),
-        ('sets.intersects(["a", "z"], device.attributes["gpu.example.com"].tags) && !sets.equivalent([1], [1, 2])', True),
+        (
+            'sets.intersects(["a", "z"], device.attributes["gpu.example.com"].tags) && !sets.equivalent([1], [1, 2])',
+            True,
+        ),
     ],
 )
-def test_selector_gives_verdict_when_expression_is_legal(compiler: CelCompiler, expression: str, verdict: bool | None) -> None:
-    """Each expression answers as Kubernetes' environment does; None marks one that Kubernetes refuses to compile."""
+def test_selector_gives_verdict_when_expression_is_legal(
+    compiler: CelCompiler, expression: str, verdict: bool | None
+) -> None:
+    """Each expression answers as Kubernetes' environment does.
+
+    None marks one that Kubernetes refuses to compile.
+    """
     selector = compiler.compile(expression)
 
     if verdict is None:
@@ -174,9 +186,15 @@ def test_selector_says_why_when_evaluation_fails(compiler: CelCompiler, expressi
 
 
 def test_selector_stops_when_expression_is_a_bomb(compiler: CelCompiler) -> None:
-    """An expression of nested loops ends when it has cost a million; a regular expression that would cost more is not begun."""
+    """An expression of nested loops ends when it has cost a million.
+
+    A regular expression that would cost more is not begun.
+    """
     numbers = str(list(range(10)))
-    expression = f"{numbers}.all(a, {numbers}.all(b, {numbers}.all(c, {numbers}.all(d, {numbers}.all(e, {numbers}.all(f, a + f >= 0))))))"
+    expression = (
+        f"{numbers}.all(a, {numbers}.all(b, {numbers}.all(c, {numbers}.all(d, {numbers}.all(e, {numbers}.all(f, a "
+        "+ f >= 0))))))"
+    )
     selector = compiler.compile(expression)
 
     assert not isinstance(selector, SelectorError)
@@ -216,7 +234,10 @@ def test_compiler_gives_the_same_selector_when_asked_again(compiler: CelCompiler
     ("expression", "reads"),
     [
         ('device.driver == "x"', {("driver", None, None)}),
-        ('device.attributes["a.io"].n == 1 && has(device.capacity["a.io"].m)', {("attributes", "a.io", "n"), ("capacity", "a.io", "m")}),
+        (
+            'device.attributes["a.io"].n == 1 && has(device.capacity["a.io"].m)',
+            {("attributes", "a.io", "n"), ("capacity", "a.io", "m")},
+        ),
         ("device.attributes[device.driver].n == 1", {("attributes", None, "n"), ("driver", None, None)}),
         ('"a.io" in device.attributes', {("attributes", "a.io", None)}),
         ("true", set()),
@@ -234,11 +255,15 @@ def test_compiler_gives_the_same_selector_when_asked_again(compiler: CelCompiler
 def test_selector_tells_what_it_reads_or_that_it_cannot(
     compiler: CelCompiler, expression: str, reads: set[tuple[str, str | None, str | None]] | None
 ) -> None:
-    """Verdicts are shared only between devices that agree on everything that an expression can read."""
+    """Verdicts are shared only between devices that agree on everything that an expression can
+    read.
+    """
     selector = compiler.compile(expression)
 
     assert not isinstance(selector, SelectorError)
-    assert (None if selector.reads is None else set(selector.reads)) == (None if reads is None else {Reads(*read) for read in reads})
+    assert (None if selector.reads is None else set(selector.reads)) == (
+        None if reads is None else {Reads(*read) for read in reads}
+    )
 
 
 def test_selector_tells_values_apart_that_python_holds_equal(compiler: CelCompiler) -> None:

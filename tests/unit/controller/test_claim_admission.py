@@ -1,4 +1,6 @@
-"""What an API server refuses when a claim is created: admin access outside of its namespaces, selectors that cost too much."""
+"""What an API server refuses when a claim is created: admin access outside of its namespaces,
+selectors that cost too much.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def spec(*exactly: dict[str, Any], alternatives: list[dict[str, Any]] | None = N
     ],
 )
 def test_admin_access_needs_the_namespaces_label(labels: dict[str, str], is_refused: bool) -> None:
-    """A claim that asks for admin access is refused where its namespace does not allow it, and told the label."""
+    """A claim that asks for admin access is refused where its namespace does not allow it, and told
+    the label.
+    """
     state = StandaloneState()
     namespace = ApiObject(api_version="v1", kind="Namespace", metadata={"name": "ops", "labels": labels})
     state.put_object(ObjectKey("namespace", CLUSTER, "ops"), Stored(1, namespace))
@@ -60,11 +64,16 @@ def test_admin_access_is_nobodys_business_when_it_is_not_asked() -> None:
 
 
 def test_selector_is_refused_when_it_may_cost_too_much() -> None:
-    """Request, selector, estimate and limit are named; in alternatives, too; one that does not compile is left to the search."""
+    """Request, selector, estimate and limit are named; in alternatives, too.
+
+    One that does not compile is left to the search.
+    """
     costly = {"selectors": [{"cel": {"expression": "true"}}, {"cel": {"expression": COSTLY}}]}
 
     reason = costly_selector(spec({}, costly), "claim c", COMPILER)
-    other = costly_selector(spec(alternatives=[{"name": "a", "deviceClassName": "gpu"}, {"name": "b", **costly}]), "claim c", COMPILER)
+    other = costly_selector(
+        spec(alternatives=[{"name": "a", "deviceClassName": "gpu"}, {"name": "b", **costly}]), "claim c", COMPILER
+    )
 
     assert reason is not None
     assert reason.code == "selector-error"
@@ -72,7 +81,10 @@ def test_selector_is_refused_when_it_may_cost_too_much() -> None:
     assert "wanted at most 1000000" in reason.message
     assert other is not None
     assert other.facts["request"] == "alt/b"
-    assert costly_selector(spec({"selectors": [{"cel": {"expression": "1 +"}}, {"rego": {}}]}), "claim c", COMPILER) is None
+    assert (
+        costly_selector(spec({"selectors": [{"cel": {"expression": "1 +"}}, {"rego": {}}]}), "claim c", COMPILER)
+        is None
+    )
 
 
 def test_class_is_invalid_when_a_selector_may_cost_too_much() -> None:

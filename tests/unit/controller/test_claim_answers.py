@@ -6,7 +6,13 @@ from topobus.engine.allocation.explanations import SHOWN_NODES, explain_nodes
 from topobus.engine.allocation.values import Fault, GaveUp, NoFit
 from topobus.values.outcome import Reason
 
-FULL = NoFit((Reason(code="too-few-devices", message="node n: found 0"), Reason(code="device-in-use", message="3 devices: held")), 1)
+FULL = NoFit(
+    (
+        Reason(code="too-few-devices", message="node n: found 0"),
+        Reason(code="device-in-use", message="3 devices: held"),
+    ),
+    1,
+)
 
 
 def test_explain_nodes_says_that_there_is_none_when_none_is_known() -> None:

@@ -1,4 +1,7 @@
-"""The life of a claim: attempt, allocation, condition, protection; each version says all that the next one needs."""
+"""The life of a claim: attempt, allocation, condition, protection.
+
+Each version says all that the next one needs.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ ATTEMPT = Attempt(number=3, node="n1", allocation=ALLOCATION)
 
 
 def test_attempt_is_read_back_when_it_was_written() -> None:
-    """Whoever finds the claim after a crash reads the very attempt, and the claim is protected meanwhile."""
+    """Whoever finds the claim after a crash reads the very attempt, and the claim is protected
+    meanwhile.
+    """
     tried = attempts.with_attempt(CLAIM, ATTEMPT)
 
     assert attempts.attempt_of(tried) == ATTEMPT
@@ -72,21 +77,33 @@ def test_allocation_ends_the_attempt_when_it_is_written() -> None:
     done = lifecycle.with_allocation(attempts.with_attempt(CLAIM, ATTEMPT), ALLOCATION, now="2026-01-01T00:00:00Z")
 
     assert attempts.attempt_of(done) is None
-    assert lifecycle.status_of(done).allocation == msgspec.structs.replace(ALLOCATION, allocation_timestamp="2026-01-01T00:00:00Z")
+    assert lifecycle.status_of(done).allocation == msgspec.structs.replace(
+        ALLOCATION, allocation_timestamp="2026-01-01T00:00:00Z"
+    )
     assert done.status["conditions"][0]["status"] == "True"
     assert not lifecycle.is_finished(done)
 
 
 def test_holdings_count_attempts_but_not_admin_access() -> None:
-    """An attempt counts as holding already; admin access holds nothing; what a claim lets go is told."""
+    """An attempt counts as holding already; admin access holds nothing.
+
+    What a claim lets go is told.
+    """
     holdings = ClaimHoldings()
 
-    taken = {PoolId(granted_device.driver, "n1") for granted_device in ALLOCATION.devices.results if not granted_device.admin_access}
+    taken = {
+        PoolId(granted_device.driver, "n1")
+        for granted_device in ALLOCATION.devices.results
+        if not granted_device.admin_access
+    }
     assert holdings.put("k", Stored(1, attempts.with_attempt(CLAIM, ATTEMPT))) == (taken, frozenset())
     assert sorted(device_id.device for device_id in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
-    assert holdings.put("k", Stored(2, lifecycle.with_allocation(CLAIM, ALLOCATION, now="t"))) == (frozenset(), frozenset())
+    assert holdings.put("k", Stored(2, lifecycle.with_allocation(CLAIM, ALLOCATION, now="t"))) == (
+        frozenset(),
+        frozenset(),
+    )
     assert holdings.put("k", None) == (taken, taken)
     assert holdings.holders(["n1"], except_uids=()) == {}
 
@@ -97,7 +114,9 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
     for uid in ("a", "b"):
         granted = _granted("net.example.com", "big", shareID=uid, consumedCapacity={"memory": "2Gi"})
         api_object = msgspec.structs.replace(CLAIM, metadata=CLAIM.metadata | {"uid": uid})
-        shared = lifecycle.with_allocation(api_object, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t")
+        shared = lifecycle.with_allocation(
+            api_object, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"
+        )
         holdings.put(uid, Stored(1, shared))
 
     device = DeviceId("net.example.com", "n1", "big")
@@ -107,7 +126,10 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
 
 
 def test_placement_request_names_exactly_our_devices_of_the_node() -> None:
-    """The node is asked for these devices and no others, whatever its own policy; foreign drivers are not its business."""
+    """The node is asked for these devices and no others, whatever its own policy.
+
+    Foreign drivers are not its business.
+    """
     request = lifecycle.placement_request(CLAIM, ALLOCATION, "n1")
 
     assert request is not None
@@ -120,8 +142,13 @@ def test_placement_request_names_exactly_our_devices_of_the_node() -> None:
 
 
 def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
-    """The transition time is when the status changed, as in Kubernetes; conditions of others stay."""
-    foreign = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "c"}, status={"conditions": [{"type": "Other"}]})
+    """The transition time is when the status changed, as in Kubernetes.
+
+    Conditions of others stay.
+    """
+    foreign = ApiObject(
+        api_version="v1", kind="ResourceClaim", metadata={"name": "c"}, status={"conditions": [{"type": "Other"}]}
+    )
 
     first = lifecycle.with_condition(foreign, is_true=False, reason="A", message="a", now="t1")
     second = lifecycle.with_condition(first, is_true=False, reason="B", message="b" * 5000, now="t2")
@@ -135,7 +162,9 @@ def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
 
 def test_share_ids_are_the_same_when_made_again() -> None:
     """A share id is a UUID that follows from the claim, so a retry writes the same."""
-    shared = AllocationResult(devices=DevicesAllocated(results=(_granted("gpu.topobus.dev", "gpu-0", shareID="SHARE-0"),)))
+    shared = AllocationResult(
+        devices=DevicesAllocated(results=(_granted("gpu.topobus.dev", "gpu-0", shareID="SHARE-0"),))
+    )
 
     allocation_result, again, other = (lifecycle.with_uuids(shared, uid) for uid in ("u", "u", "v"))
 
@@ -147,11 +176,17 @@ def test_share_ids_are_the_same_when_made_again() -> None:
     ("metadata", "spec", "wanted"),
     [
         ({"name": "c"}, {}, "metadata.uid is missing"),
-        ({"name": "c", "uid": "u"}, {"devices": {"requests": [{"name": "r"}]}}, "exactly one of exactly and firstAvailable"),
+        (
+            {"name": "c", "uid": "u"},
+            {"devices": {"requests": [{"name": "r"}]}},
+            "exactly one of exactly and firstAvailable",
+        ),
         ({"name": "c", "uid": "u"}, {"devices": []}, "devices"),
     ],
 )
-def test_read_claim_says_what_is_wrong_when_nobody_checked_it(metadata: dict[str, str], spec: dict[str, object], wanted: str) -> None:
+def test_read_claim_says_what_is_wrong_when_nobody_checked_it(
+    metadata: dict[str, str], spec: dict[str, object], wanted: str
+) -> None:
     """A stored claim is not trusted: every limit is checked again."""
     api_object = ApiObject(api_version="v1", kind="ResourceClaim", metadata=metadata, spec=spec)
 
@@ -160,9 +195,15 @@ def test_read_claim_says_what_is_wrong_when_nobody_checked_it(metadata: dict[str
 
 
 def test_attempt_has_the_claims_own_configuration_once() -> None:
-    """32 configurations of 9 kB on the wire stand in the spec; the attempt only says where, keeps the class's own, and is read back whole and in order."""
+    """32 configurations of 9 kB on the wire stand in the spec.
+
+    The attempt only says where, keeps the class's own, and is read back whole and in order.
+    """
     config = [
-        {"requests": ["r"] if number % 2 else [], "opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": '"' * 4_500}}}
+        {
+            "requests": ["r"] if number % 2 else [],
+            "opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": '"' * 4_500}},
+        }
         for number in range(32)
     ]
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
@@ -170,7 +211,9 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
         GrantedConfiguration(source="FromClaim", requests=configuration.requests, opaque=configuration.opaque)
         for configuration in lifecycle.read_claim(claim).devices.config
     ]
-    of_class = GrantedConfiguration(source="FromClass", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"a": 1}))
+    of_class = GrantedConfiguration(
+        source="FromClass", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"a": 1})
+    )
     granted_configuration = GrantedConfiguration(
         source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"mates": 2})
     )
@@ -184,12 +227,19 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
 
 
 def test_attempt_is_refused_when_the_configuration_that_it_means_is_gone() -> None:
-    """Whoever changed the spec under an attempt is told so; nothing is allocated with another configuration."""
+    """Whoever changed the spec under an attempt is told so.
+
+    Nothing is allocated with another configuration.
+    """
     config = [{"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": 1}}}]
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
-    own = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"n": 1}))
+    own = GrantedConfiguration(
+        source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"n": 1})
+    )
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(own,))
-    tried = attempts.with_attempt(claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices)))
+    tried = attempts.with_attempt(
+        claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices))
+    )
 
     with pytest.raises(ContractError, match="does not have"):
         attempts.attempt_of(msgspec.structs.replace(tried, spec=CLAIM.spec))

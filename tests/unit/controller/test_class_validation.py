@@ -21,7 +21,11 @@ def selector(expression: str) -> dict[str, Any]:
     [
         ({}, "Valid", "0 selectors"),
         ({"selectors": [selector('device.driver == "gpu.topobus.dev"')]}, "Valid", "1 selectors"),
-        ({"selectors": [selector("true"), selector("device.driver ====")]}, "Invalid", "spec.selectors[1].cel.expression"),
+        (
+            {"selectors": [selector("true"), selector("device.driver ====")]},
+            "Invalid",
+            "spec.selectors[1].cel.expression",
+        ),
         ({"selectors": 5}, "Malformed", "selectors"),
         ({"selectors": [selector("true")] * 100}, "Malformed", "selectors"),
     ],
@@ -30,7 +34,8 @@ def selector(expression: str) -> dict[str, Any]:
 def test_class_is_told_what_is_wrong_when_it_is_judged(spec: dict[str, Any], reason: str, said: str) -> None:
     """The place of each mistake is named."""
     verdict, message = validate(
-        ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "a"}, spec=spec), CelCompiler()
+        ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "a"}, spec=spec),
+        CelCompiler(),
     )
 
     assert verdict == reason

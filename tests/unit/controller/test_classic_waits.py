@@ -23,7 +23,9 @@ async def test_scheduler_waits_for_no_pod_when_its_pod_has_a_node() -> None:
     """A pod that waits is looked at again after a while; one that runs makes no controller wake."""
     nobody: Any = None  # any write, and any look at nodes, would fail
     clock, state = ManualClock(), StandaloneState()
-    runtime = Runtime(name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
+    runtime = Runtime(
+        name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry()
+    )
     queue = WorkQueue("classic-pods", clock, RETRY_S)
     scheduler = ClassicScheduler(runtime, state, nobody, queue)
     claim = ApiObject(
@@ -35,7 +37,9 @@ async def test_scheduler_waits_for_no_pod_when_its_pod_has_a_node() -> None:
     spec = {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}
     pod = ApiObject(api_version="v1", kind="Pod", metadata={"namespace": "default", "name": "p", "uid": "p"}, spec=spec)
     placed = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
-    bound = ApiObject(api_version="v1", kind="Pod", metadata=pod.metadata, spec={**spec, "nodeName": "n1"}, status=placed)
+    bound = ApiObject(
+        api_version="v1", kind="Pod", metadata=pod.metadata, spec={**spec, "nodeName": "n1"}, status=placed
+    )
     state.put_object(ObjectKey("resourceclaim", "default", "c"), Stored(1, claim))
     key = ObjectKey("pod", "default", "p")
 

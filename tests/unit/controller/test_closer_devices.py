@@ -42,12 +42,30 @@ def _closer(there: StandaloneState, given: AllocationInput, first: Allocated) ->
     ("held", "wanted", "first_fit", "expected"),
     [
         pytest.param(("gpu-0",), {"gpu": 2}, ["gpu-1", "gpu-2"], ["gpu-2", "gpu-3"], id="one-switch"),
-        pytest.param(("gpu-0", "gpu-2", "gpu-5"), {"gpu": 2}, ["gpu-1", "gpu-3"], ["gpu-6", "gpu-7"], id="one-switch-on-the-other-socket"),
         pytest.param(
-            ("gpu-0",), {"gpu": 4}, ["gpu-1", "gpu-2", "gpu-3", "gpu-4"], ["gpu-4", "gpu-5", "gpu-6", "gpu-7"], id="one-numa-node"
+            ("gpu-0", "gpu-2", "gpu-5"),
+            {"gpu": 2},
+            ["gpu-1", "gpu-3"],
+            ["gpu-6", "gpu-7"],
+            id="one-switch-on-the-other-socket",
         ),
-        pytest.param(("gpu-0",), {"gpu": 3}, ["gpu-1", "gpu-2", "gpu-3"], ["gpu-1", "gpu-2", "gpu-3"], id="already-as-close-as-can-be"),
-        pytest.param(("gpu-0",), {"gpu": 5}, ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"], None, id="no-place-has-room"),
+        pytest.param(
+            ("gpu-0",),
+            {"gpu": 4},
+            ["gpu-1", "gpu-2", "gpu-3", "gpu-4"],
+            ["gpu-4", "gpu-5", "gpu-6", "gpu-7"],
+            id="one-numa-node",
+        ),
+        pytest.param(
+            ("gpu-0",),
+            {"gpu": 3},
+            ["gpu-1", "gpu-2", "gpu-3"],
+            ["gpu-1", "gpu-2", "gpu-3"],
+            id="already-as-close-as-can-be",
+        ),
+        pytest.param(
+            ("gpu-0",), {"gpu": 5}, ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"], None, id="no-place-has-room"
+        ),
         pytest.param(("gpu-0",), {"gpu": 1}, ["gpu-1"], None, id="one-device"),
         pytest.param((), {"cpu": 2}, ["cpu-0", "cpu-112"], None, id="cpus-alone-are-kubelets-choice"),
     ],
@@ -55,7 +73,10 @@ def _closer(there: StandaloneState, given: AllocationInput, first: Allocated) ->
 def test_devices_are_exchanged_for_closer_ones_when_there_are_equal_ones(
     held: tuple[str, ...], wanted: dict[str, int], first_fit: list[str], expected: list[str] | None
 ) -> None:
-    """Under one switch, else on one NUMA node; what first fit found stays where nothing closer is free."""
+    """Under one switch, else on one NUMA node.
+
+    What first fit found stays where nothing closer is free.
+    """
     first, closer = _both(state(gpu=held), claim(wanted))
 
     assert names(first) == [first_fit]
@@ -64,14 +85,18 @@ def test_devices_are_exchanged_for_closer_ones_when_there_are_equal_ones(
 
 def test_claims_of_one_pod_get_devices_of_one_switch_when_first_fit_parts_them() -> None:
     """A GPU by one claim and a NIC by another are one group."""
-    first, closer = _both(state(gpu=("gpu-0", "gpu-1"), nic=()), claim({"gpu": 1}, name="a"), claim({"nic": 1}, name="b"))
+    first, closer = _both(
+        state(gpu=("gpu-0", "gpu-1"), nic=()), claim({"gpu": 1}, name="a"), claim({"nic": 1}, name="b")
+    )
 
     assert names(first) == [["gpu-2"], ["nic-0"]]
     assert names(closer) == [["gpu-2"], ["nic-2"]]
 
 
 def test_fullest_place_is_taken_when_several_have_room() -> None:
-    """Three switches have a GPU and a NIC free, one of them a single GPU: it is taken, and whole switches stay for larger claims."""
+    """Three switches have a GPU and a NIC free, one of them a single GPU: it is taken, and whole
+    switches stay for larger claims.
+    """
     first, closer = _both(state(gpu=("gpu-0", "gpu-6"), nic=("nic-0", "nic-1")), claim({"gpu": 1, "nic": 1}))
 
     assert names(first) == [["gpu-1", "nic-2"]]
@@ -79,7 +104,9 @@ def test_fullest_place_is_taken_when_several_have_room() -> None:
 
 
 def test_better_alternative_stays_when_a_worse_one_would_lie_closer() -> None:
-    """Two large GPUs on two sockets are what the claim asks for first: two NICs under one switch are no equal answer."""
+    """Two large GPUs on two sockets are what the claim asks for first: two NICs under one switch
+    are no equal answer.
+    """
     alternatives = [
         {"name": "gpus", "deviceClassName": "gpu.topobus.dev", "count": 2},
         {"name": "nics", "deviceClassName": "nic.topobus.dev", "count": 2},
@@ -100,7 +127,9 @@ def test_better_alternative_stays_when_a_worse_one_would_lie_closer() -> None:
 @settings(deadline=None)
 @for_all(held=st.sets(st.sampled_from(GPUS), max_size=6), count=st.integers(min_value=1, max_value=8))
 def test_closer_devices_are_as_many_free_ones_and_never_span_more_nodes(held: set[str], count: int) -> None:
-    """Whatever is held: no device twice, none that is held, as many as before, and not on more NUMA nodes."""
+    """Whatever is held: no device twice, none that is held, as many as before, and not on more NUMA
+    nodes.
+    """
     there = state(gpu=tuple(sorted(held))) if held else state()
     specs: list[tuple[Claim, Any]] = [(Claim(wanted), read_claim(wanted)) for wanted in [claim({"gpu": count})]]
     given = there.input_for(NODE, specs)
@@ -168,11 +197,14 @@ def test_condition_says_which_nodes_a_claim_spans_and_what_would_change_it() -> 
     _, closer = _both(there, wanted)
     _, whole = _both(state(), wanted)
     spanned = spanned_nodes(closer.results[0], there.numa_nodes_of)
-    conditions = with_allocation(wanted, closer.results[0], now="2026-01-01T00:00:00Z", spanned=spanned).status["conditions"]
+    conditions = with_allocation(wanted, closer.results[0], now="2026-01-01T00:00:00Z", spanned=spanned).status[
+        "conditions"
+    ]
 
     assert spanned == NodeSet(0, 1)
     assert conditions[0]["message"] == (
-        "2 devices allocated; they span NUMA nodes 0 and 1: with locality hard:numa the claim waits until one node has them all"
+        "2 devices allocated; they span NUMA nodes 0 and 1: with locality hard:numa the claim waits until "
+        "one node has them all"
     )
     assert spanned_nodes(whole.results[0], there.numa_nodes_of) == NodeSet()
 

@@ -1,4 +1,6 @@
-"""Informers against an API server over HTTP: pages, versions, lost history, silence, and objects that nobody can read."""
+"""Informers against an API server over HTTP: pages, versions, lost history, silence, and objects
+that nobody can read.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ class Copy:
 async def following(
     url: str, folder: Path, kind: Kind = NODES, *, page: int = 500, resync_s: float = 600.0
 ) -> AsyncIterator[tuple[Copy, Informer, list[str]]]:
-    """Run an informer; gives its copy, itself, and a list that grows with every malformed object."""
+    """Run an informer.
+
+    Gives its copy, itself, and a list that grows with every malformed object.
+    """
     config = folder / "kubeconfig"
     config.write_text(
         json.dumps(
@@ -116,12 +121,24 @@ async def test_list_comes_page_by_page_and_changes_follow(tmp_path: Path) -> Non
             server.put(node(f"n{index}"))
         async with following(server.url, tmp_path, page=2) as (copy, informer, _):
             await copy.until(lambda: informer.is_whole)
-            lists = [request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]
+            lists = [
+                request
+                for request in server.requests
+                if request.path.endswith("/nodes") and "watch" not in request.query
+            ]
             server.put(node("n5"))
             server.remove("Node", "n0")
             server.put(node("n1", zone="a"))
-            await copy.until(lambda: copy.names == ["n1", "n2", "n3", "n4", "n5"] and "labels" in copy.objects["", "n1"][1]["metadata"])
-            again = [request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]
+            await copy.until(
+                lambda: (
+                    copy.names == ["n1", "n2", "n3", "n4", "n5"] and "labels" in copy.objects["", "n1"][1]["metadata"]
+                )
+            )
+            again = [
+                request
+                for request in server.requests
+                if request.path.endswith("/nodes") and "watch" not in request.query
+            ]
 
     assert [api_request.query["limit"] for api_request in lists] == ["2", "2", "2"]
     assert len(again) == len(lists)
@@ -154,13 +171,20 @@ async def test_watch_goes_on_from_a_bookmark_when_it_is_cut_off(tmp_path: Path) 
             server.close_watches()
             server.put(node("b"))
             await copy.until(lambda: copy.names == ["a", "b"])
-            lists = [request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]
+            lists = [
+                request
+                for request in server.requests
+                if request.path.endswith("/nodes") and "watch" not in request.query
+            ]
 
     assert len(lists) == 1
 
 
 async def test_copy_says_how_far_it_has_come(tmp_path: Path) -> None:
-    """A version is reached when everything before it is in the copy; one that never comes is not."""
+    """A version is reached when everything before it is in the copy.
+
+    One that never comes is not.
+    """
     async with ApiServerSimulator(bookmark_s=60) as server, following(server.url, tmp_path) as (copy, informer, _):
         await copy.until(lambda: informer.is_whole)
         version = int(server.put(node("a"))["metadata"]["resourceVersion"])
@@ -178,7 +202,14 @@ async def test_resync_lists_again_though_nothing_was_lost(tmp_path: Path) -> Non
             await copy.until(lambda: informer.is_whole)
             await server.until(
                 lambda: (
-                    len([request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]) >= 3
+                    len(
+                        [
+                            request
+                            for request in server.requests
+                            if request.path.endswith("/nodes") and "watch" not in request.query
+                        ]
+                    )
+                    >= 3
                 ),
                 what="lists again",
             )
@@ -216,7 +247,9 @@ async def test_informer_waits_and_goes_on_when_the_server_refuses(tmp_path: Path
 
 async def test_kind_that_the_server_lacks_is_empty_when_it_may_be_missing(tmp_path: Path) -> None:
     """DeviceTaintRules came late: a server without them has none, and nobody waits for a list."""
-    rules = Kind(name="DeviceTaintRule", plural="devicetaintrules", group="resource.k8s.io", versions=("v7",), is_optional=True)
+    rules = Kind(
+        name="DeviceTaintRule", plural="devicetaintrules", group="resource.k8s.io", versions=("v7",), is_optional=True
+    )
     async with ApiServerSimulator() as server, following(server.url, tmp_path, rules) as (copy, informer, _):
         await copy.until(lambda: informer.is_whole)
 
@@ -225,7 +258,13 @@ async def test_kind_that_the_server_lacks_is_empty_when_it_may_be_missing(tmp_pa
 
 async def test_kind_that_must_be_served_says_what_is_wrong_when_it_is_not(tmp_path: Path) -> None:
     """A server without resource.k8s.io in a version that we can read is told by name and version."""
-    claims = Kind(name="ResourceClaim", plural="resourceclaims", group="resource.k8s.io", versions=("v8", "v7"), is_namespaced=True)
+    claims = Kind(
+        name="ResourceClaim",
+        plural="resourceclaims",
+        group="resource.k8s.io",
+        versions=("v8", "v7"),
+        is_namespaced=True,
+    )
     async with ApiServerSimulator() as server, following(server.url, tmp_path, claims) as (copy, informer, _):
         await copy.until(lambda: bool(informer.trouble))
 
@@ -234,10 +273,19 @@ async def test_kind_that_must_be_served_says_what_is_wrong_when_it_is_not(tmp_pa
 
 async def test_best_served_version_is_chosen(tmp_path: Path) -> None:
     """The first of our versions that the server has, kind by kind; asked once."""
-    rules = Kind(name="DeviceTaintRule", plural="devicetaintrules", group="resource.k8s.io", versions=("v9", "v1beta2", "v1alpha3"))
+    rules = Kind(
+        name="DeviceTaintRule",
+        plural="devicetaintrules",
+        group="resource.k8s.io",
+        versions=("v9", "v1beta2", "v1alpha3"),
+    )
     async with ApiServerSimulator() as server, following(server.url, tmp_path, rules) as (copy, informer, _):
         await copy.until(lambda: informer.is_whole)
-        rule = {"kind": "DeviceTaintRule", "metadata": {"name": "r"}, "spec": {"taint": {"key": "k", "effect": "NoSchedule"}}}
+        rule = {
+            "kind": "DeviceTaintRule",
+            "metadata": {"name": "r"},
+            "spec": {"taint": {"key": "k", "effect": "NoSchedule"}},
+        }
         server.put(rule)
         await copy.until(lambda: copy.names == ["r"])
 
@@ -246,7 +294,10 @@ async def test_best_served_version_is_chosen(tmp_path: Path) -> None:
 
 
 async def test_write_of_another_is_not_overwritten(tmp_path: Path) -> None:
-    """A patch that carries an older version is refused as a conflict, one with another uid as well; one on an object that is gone as well."""
+    """A patch that carries an older version is refused as a conflict, one with another uid as well.
+
+    One on an object that is gone as well.
+    """
     async with ApiServerSimulator() as server:
         first = server.put(node("a"))
         server.put(node("a", changed="1"))
@@ -282,7 +333,9 @@ def test_kubeconfig_that_is_none_is_the_operators_to_mend(tmp_path: Path, conten
 
 
 def test_settings_of_a_cluster_are_refused_when_they_cannot_work(tmp_path: Path) -> None:
-    """A file that is not there, and a cluster without its home, are told before anything is connected."""
+    """A file that is not there, and a cluster without its home, are told before anything is
+    connected.
+    """
     missing = ControllerSettings(home="cluster", cluster=ClusterSettings(kubeconfig=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="there is no file"):
         check(missing)

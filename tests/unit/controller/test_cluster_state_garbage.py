@@ -1,4 +1,6 @@
-"""The copy of a cluster takes in or refuses any object, and what a claim holds is never lost over one that nobody can read."""
+"""The copy of a cluster takes in or refuses any object, and what a claim holds is never lost over
+one that nobody can read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _state() -> ApiServerState:
 def _holding(name: str = "holder") -> dict[str, Any]:
     """A claim that has the node's first device."""
     held = claim(name, uid="u", resourceVersion="5")
-    held["status"] = {"allocation": {"devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n1", "device": "n1-gpu-0"}]}}}
+    held["status"] = {
+        "allocation": {"devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n1", "device": "n1-gpu-0"}]}}
+    }
     return held
 
 
@@ -42,7 +46,10 @@ def _holders(state: ApiServerState) -> dict[DeviceId, str]:
 
 @pytest.mark.parametrize("what", sorted(WHOLE))
 def test_world_takes_in_or_refuses_every_malformed_object(what: str) -> None:
-    """Whatever one place of an object is, the copy has it or says why not; what was there before is as it was."""
+    """Whatever one place of an object is, the copy has it or says why not.
+
+    What was there before is as it was.
+    """
     kind, whole = WHOLE[what]
     state = _state()
     state.put("ResourceClaim", "v1", _holding())
@@ -61,7 +68,9 @@ def test_world_takes_in_or_refuses_every_malformed_object(what: str) -> None:
 
 @pytest.mark.parametrize("spoil", ["annotations", "status", "reservedFor"])
 def test_claim_keeps_its_devices_when_it_becomes_malformed(spoil: str) -> None:
-    """A claim that was read before holds what it held until it is gone, and nobody is told to let go."""
+    """A claim that was read before holds what it held until it is gone, and nobody is told to let
+    go.
+    """
     state = _state()
     state.put("ResourceClaim", "v1", _holding())
     worse = _spoilt(spoil)

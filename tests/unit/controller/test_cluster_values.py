@@ -1,4 +1,6 @@
-"""A cluster's objects as values: what is kept of them, what their nodes say about pods, and the patches that allocate."""
+"""A cluster's objects as values: what is kept of them, what their nodes say about pods, and the
+patches that allocate.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def allocation(*devices: str) -> AllocationResult:
     return AllocationResult(devices=DevicesAllocated(results=tuple(granted(device) for device in devices)))
 
 
-def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note: Attempt | None = None) -> dict[str, Any]:
+def plain_claim(
+    name: str, version: int, *, devices: tuple[str, ...] = (), note: Attempt | None = None
+) -> dict[str, Any]:
     """A claim as the server shows it: allocated, intended, both or neither."""
     plain: dict[str, Any] = {
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)},
@@ -93,7 +97,10 @@ def note(number: int = 1, *devices: str, pod: str = "uid-p") -> Attempt:
 
 
 def test_claim_of_v1beta1_reads_as_one_of_v1() -> None:
-    """What v1beta1 writes beside a request's name stands under `exactly`; alternatives stay as they are."""
+    """What v1beta1 writes beside a request's name stands under `exactly`.
+
+    Alternatives stay as they are.
+    """
     flat = {"name": "r", "deviceClassName": "gpu", "count": 2, "allocationMode": "ExactCount"}
     first = {"name": "s", "firstAvailable": [{"name": "a", "deviceClassName": "gpu"}]}
     claim = read("ResourceClaim", "v1beta1", spec={"devices": {"requests": [flat, first]}})
@@ -108,7 +115,9 @@ def test_claim_of_v1beta1_reads_as_one_of_v1() -> None:
 def test_template_of_v1beta1_reads_as_one_of_v1() -> None:
     """A template's claim is brought up to v1, too."""
     api_object = read(
-        "ResourceClaimTemplate", "v1beta1", spec={"spec": {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}]}}}
+        "ResourceClaimTemplate",
+        "v1beta1",
+        spec={"spec": {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}]}}},
     )
 
     assert api_object.spec["spec"]["devices"]["requests"] == [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
@@ -116,9 +125,14 @@ def test_template_of_v1beta1_reads_as_one_of_v1() -> None:
 
 def test_slice_of_v1beta1_reads_as_one_of_v1() -> None:
     """What v1beta1 writes under `basic` stands beside a device's name."""
-    device = {"name": "d", "basic": {"attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "1Gi"}}}}
+    device = {
+        "name": "d",
+        "basic": {"attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "1Gi"}}},
+    }
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    resource_slice = read("ResourceSlice", "v1beta1", spec={"driver": "a.b", "nodeName": "n1", "pool": pool, "devices": [device]})
+    resource_slice = read(
+        "ResourceSlice", "v1beta1", spec={"driver": "a.b", "nodeName": "n1", "pool": pool, "devices": [device]}
+    )
     spec = read_as(resource_slice.spec, SliceSpec, where="test")
 
     assert spec.devices[0].attributes["model"].string == "x"
@@ -131,9 +145,16 @@ def test_pod_is_not_kept_when_it_has_neither_claims_nor_gates() -> None:
 
 
 def test_pod_is_kept_without_what_nobody_reads() -> None:
-    """Volumes and environment of a pod that matters are not kept, of its containers only what they ask for, and once it is bound not even that."""
+    """Volumes and environment of a pod that matters are not kept, of its containers only what they
+    ask for, and once it is bound not even that.
+    """
     affinity = {"podAffinity": {"a": 1}, "nodeAffinity": {"b": 1}, "other": {}}
-    spec = {"containers": [{"name": "c", "env": [1]}], "volumes": [1], "resourceClaims": [{"name": "a"}], "affinity": affinity}
+    spec = {
+        "containers": [{"name": "c", "env": [1]}],
+        "volumes": [1],
+        "resourceClaims": [{"name": "a"}],
+        "affinity": affinity,
+    }
     pod = read("Pod", spec=spec, status={"phase": "Pending", "podIPs": []})
 
     bound = read("Pod", spec={**spec, "nodeName": "n1"})
@@ -146,7 +167,9 @@ def test_pod_is_kept_without_what_nobody_reads() -> None:
     assert pod.status == {"phase": "Pending"}
 
 
-@pytest.mark.parametrize("plain", [{}, {"metadata": []}, {"metadata": {"name": 7}}, {"metadata": {"name": "x"}, "spec": "none"}])
+@pytest.mark.parametrize(
+    "plain", [{}, {"metadata": []}, {"metadata": {"name": 7}}, {"metadata": {"name": "x"}, "spec": "none"}]
+)
 def test_object_is_refused_when_nobody_can_read_it(plain: dict[str, Any]) -> None:
     """Garbage is a ContractError and nothing worse."""
     with pytest.raises(ContractError):
@@ -170,7 +193,11 @@ TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "
 
 def required(*terms: Any) -> dict[str, Any]:
     """A pod with a required node affinity."""
-    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}}
+    return {
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -181,7 +208,12 @@ def required(*terms: Any) -> dict[str, Any]:
         ({"nodeSelector": {"zone": "a"}}, {"zone": "a"}, {}, ""),
         ({"nodeSelector": {"zone": "a"}}, {"zone": "b"}, {}, "node-selector-label"),
         ({}, {}, {"unschedulable": True}, "node-tainted"),
-        ({"tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]}, {}, {"unschedulable": True}, ""),
+        (
+            {"tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]},
+            {},
+            {"unschedulable": True},
+            "",
+        ),
         ({}, {}, {"taints": [{"key": "k", "value": "v", "effect": "PreferNoSchedule"}]}, ""),
         ({}, {}, {"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}, "node-tainted"),
         ({"tolerations": [{"operator": "Exists"}]}, {}, {"taints": [{"key": "k", "effect": "NoExecute"}]}, ""),
@@ -196,10 +228,25 @@ def required(*terms: Any) -> dict[str, Any]:
         (required({}), {}, {}, "node-affinity"),
         (required({}, TERM), {"zone": "a"}, {}, ""),
         (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["x"]}]}), {}, {}, ""),
-        (required({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["x"]}]}), {}, {}, "node-affinity"),
+        (
+            required({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["x"]}]}),
+            {},
+            {},
+            "node-affinity",
+        ),
         (required({"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["3"]}]}), {"gpus": "4"}, {}, ""),
-        (required({"matchExpressions": [{"key": "gpus", "operator": "Lt", "values": ["3"]}]}), {"gpus": "x"}, {}, "node-affinity"),
-        (required({"matchExpressions": [{"key": "gpus", "operator": "Near", "values": ["3"]}]}), {"gpus": "3"}, {}, "node-affinity"),
+        (
+            required({"matchExpressions": [{"key": "gpus", "operator": "Lt", "values": ["3"]}]}),
+            {"gpus": "x"},
+            {},
+            "node-affinity",
+        ),
+        (
+            required({"matchExpressions": [{"key": "gpus", "operator": "Near", "values": ["3"]}]}),
+            {"gpus": "3"},
+            {},
+            "node-affinity",
+        ),
         (required({"matchExpressions": [{"key": "zone", "operator": "DoesNotExist"}]}), {}, {}, ""),
     ],
 )
@@ -217,7 +264,10 @@ def test_node_lets_a_pod_in_as_kube_scheduler_would(
 def test_preferred_affinity_adds_up_weights() -> None:
     """Each preferred term that a node matches counts with its weight; an empty one matches all."""
     terms = [{"weight": 5, "preference": TERM}, {"weight": 2, "preference": {}}]
-    spec = {"schedulingGates": [1], "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}}
+    spec = {
+        "schedulingGates": [1],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}},
+    }
     placing = read_placing(read("Pod", spec=spec))
 
     assert [
@@ -227,7 +277,11 @@ def test_preferred_affinity_adds_up_weights() -> None:
 
 
 def test_patches_allocate_and_take_back_without_a_trace() -> None:
-    """Intent, allocation, deallocation and withdrawal leave the claim as it was, but for the count of attempts; each is bound to the version it was made on."""
+    """Intent, allocation, deallocation and withdrawal leave the claim as it was, but for the count
+    of attempts.
+
+    Each is bound to the version it was made on.
+    """
     first = plain_claim("c", 7)
     intended = patched(first, lambda claim: with_attempt(claim, note()))
     allocated = patched(intended, lambda claim: with_bound_allocation(claim, allocation("d0"), POD, now=NOW))
@@ -238,12 +292,19 @@ def test_patches_allocate_and_take_back_without_a_trace() -> None:
     del freed["status"]["devices"]  # as the server does
     last = patched(freed, without_attempt)
 
-    assert patch == {"metadata": {"uid": "uid-c", "resourceVersion": "7"}, "status": {"allocation": None, "reservedFor": None}}
+    assert patch == {
+        "metadata": {"uid": "uid-c", "resourceVersion": "7"},
+        "status": {"allocation": None, "reservedFor": None},
+    }
     assert intended["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
     assert allocated["status"]["reservedFor"] == [{"resource": "pods", "name": "p", "uid": "uid-p"}]
     assert allocated["status"]["allocation"]["allocationTimestamp"] == "2026-01-01T00:00:00Z"
     assert freed["status"] == {}
-    assert last == {**first, "metadata": {**first["metadata"], "annotations": {"topobus.dev/attempts": "1"}}, "status": {}}
+    assert last == {
+        **first,
+        "metadata": {**first["metadata"], "annotations": {"topobus.dev/attempts": "1"}},
+        "status": {},
+    }
 
 
 def test_write_is_refused_when_it_changes_the_status_and_something_else() -> None:
@@ -257,7 +318,9 @@ def test_write_is_refused_when_it_changes_the_status_and_something_else() -> Non
 def test_claim_is_full_for_an_allocation_as_it_is_for_a_reservation() -> None:
     """User 257 is refused with the same reason; who is among the 256 is not refused."""
     full = plain_claim("c", 7)
-    full["status"] = {"reservedFor": [{"resource": "pods", "name": f"p{index}", "uid": f"u{index}"} for index in range(256)]}
+    full["status"] = {
+        "reservedFor": [{"resource": "pods", "name": f"p{index}", "uid": f"u{index}"} for index in range(256)]
+    }
     stored = read_again("ResourceClaim", full)
     among = PodRef("default", "p7", "u7")
 
@@ -295,7 +358,10 @@ def test_condition_is_not_written_again_when_it_says_the_same() -> None:
 
 
 def test_world_counts_intents_and_allocations_as_taken() -> None:
-    """A device that is about to be somebody's is nobody else's; late news of an older version changes nothing."""
+    """A device that is about to be somebody's is nobody else's.
+
+    Late news of an older version changes nothing.
+    """
     state = ApiServerState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}, {"name": "d1"}]}
@@ -312,7 +378,11 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
 
 
 def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
-    """After somebody took an allocation back the note counts until it is withdrawn, for another replica may act on it; the node is to be told."""
+    """After somebody took an allocation back the note counts until it is withdrawn, for another
+    replica may act on it.
+
+    The node is to be told.
+    """
     state = ApiServerState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}]}
@@ -329,7 +399,10 @@ def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() 
 
 
 def test_world_finds_devices_that_two_claims_have() -> None:
-    """Two claims with one whole device are a double allocation; a share or an administrator's look is none."""
+    """Two claims with one whole device are a double allocation.
+
+    A share or an administrator's look is none.
+    """
     state = ApiServerState()
     state.put("ResourceClaim", "v1", plain_claim("a", 3, devices=("d0", "d1")))
     state.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
@@ -344,7 +417,10 @@ def test_world_finds_devices_that_two_claims_have() -> None:
 
 def test_version_reads_as_a_number() -> None:
     """What is no number is the oldest of all."""
-    assert [version_of(read("Node", metadata={"name": "n", "resourceVersion": text})) for text in ("12", "x")] == [12, 0]
+    assert [version_of(read("Node", metadata={"name": "n", "resourceVersion": text})) for text in ("12", "x")] == [
+        12,
+        0,
+    ]
 
 
 def test_claim_spec_is_written_as_an_older_server_reads_it() -> None:

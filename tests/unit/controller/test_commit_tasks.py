@@ -72,7 +72,10 @@ async def test_round_waits_for_what_ends_with_it(*, is_run: bool) -> None:
 
 
 async def test_begin_waits_when_all_slots_are_taken() -> None:
-    """A decision that cannot be written yet holds back the next ones; its claim counts as busy meanwhile."""
+    """A decision that cannot be written yet holds back the next ones.
+
+    Its claim counts as busy meanwhile.
+    """
     tasks = CommitTasks(1)
     first, second = asyncio.Event(), asyncio.Event()
     begun: list[ObjectKey] = []

@@ -14,7 +14,9 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.testing.clock import LoopClock, ManualClock
 from topobus.values.errors import PeerUnavailable
 
-POD = Stored(7, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "namespace": "default", "uid": "u-1"}, spec={}))
+POD = Stored(
+    7, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "namespace": "default", "uid": "u-1"}, spec={})
+)
 MORE = "its condition topobus.dev/Allocated"
 
 
@@ -39,8 +41,13 @@ class _Server:
         pytest.param("x" * 301, "", "x" * 298 + " …", id="without-words"),
     ],
 )
-async def test_event_has_300_characters_at_most_and_says_where_the_rest_is(message: str, more: str, expected: str) -> None:
-    """A message that fits is not touched; of a longer one the beginning is kept, which says the nearest miss."""
+async def test_event_has_300_characters_at_most_and_says_where_the_rest_is(
+    message: str, more: str, expected: str
+) -> None:
+    """A message that fits is not touched.
+
+    Of a longer one the beginning is kept, which says the nearest miss.
+    """
     server = _Server()
     events = EventRecorder(cast(Api, server), LoopClock(), "controller-1")
 
@@ -51,7 +58,9 @@ async def test_event_has_300_characters_at_most_and_says_where_the_rest_is(messa
 
 
 class _Store(_Server):
-    """Keeps what is created and patched, as an API server does; `forgets` answers patches as one whose Events have expired, `is_silent` answers nothing."""
+    """Keeps what is created and patched, as an API server does; `forgets` answers patches as one
+    whose Events have expired, `is_silent` answers nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +75,9 @@ class _Store(_Server):
         self.stored[plain["metadata"]["name"]] = dict(plain)
         return await super().create(kind, plain)
 
-    async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Mapping[str, Any] | Rejected:
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]
+    ) -> Mapping[str, Any] | Rejected:
         """Change an event."""
         if self.is_silent:
             raise PeerUnavailable("no answer")
@@ -91,7 +102,10 @@ async def _told_to(count: int) -> tuple[_Store, EventRecorder, ManualClock]:
 
 
 async def test_one_event_counts_all_others_when_many_pods_are_told_one_reason() -> None:
-    """Twenty-five pods have an Event of their own; one more Event counts all others and has what the last one was told."""
+    """Twenty-five pods have an Event of their own.
+
+    One more Event counts all others and has what the last one was told.
+    """
     server, events, clock = await _told_to(5_000)
     before, again_s = len(server.messages), await events.tell_counts()
 
@@ -100,12 +114,17 @@ async def test_one_event_counts_all_others_when_many_pods_are_told_one_reason() 
 
     (counted,) = [event for event in server.stored.values() if event["count"] > 1]
     assert (before, len(server.messages), again_s, rest_s) == (26, 26, 10.0, None)
-    assert (counted["count"], counted["message"]) == (4_975, "4975 more of this namespace, the last: Pod p4999: node n4999 is full")
+    assert (counted["count"], counted["message"]) == (
+        4_975,
+        "4975 more of this namespace, the last: Pod p4999: node n4999 is full",
+    )
     assert counted["involvedObject"]["name"] == "p25"
 
 
 async def test_pods_are_told_one_by_one_again_when_time_has_passed() -> None:
-    """Each second one more pod has an Event of its own, and another namespace or reason has a measure of its own."""
+    """Each second one more pod has an Event of its own, and another namespace or reason has a
+    measure of its own.
+    """
     server, events, clock = await _told_to(30)
     clock.advance(1.0)
     before = len(server.messages)

@@ -1,4 +1,6 @@
-"""Where mode `corrected` differs from upstream: a situation for each row of the reference, and none that the reference has not."""
+"""Where mode `corrected` differs from upstream: a situation for each row of the reference, and none
+that the reference has not.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def counted(name: str, **fields: Any) -> dict[str, Any]:
 def counters(driver: str, slots: int = 1) -> Any:
     """Publish the slots of a card, as the first of two slices."""
     return slice_of(
-        [], driver=driver, name=f"{driver}-0", count=2, sharedCounters=[{"name": "card", "counters": {"slots": {"value": slots}}}]
+        [],
+        driver=driver,
+        name=f"{driver}-0",
+        count=2,
+        sharedCounters=[{"name": "card", "counters": {"slots": {"value": slots}}}],
     )
 
 
@@ -57,7 +63,10 @@ def cards(driver: str, *devices: dict[str, Any]) -> list[Any]:
 
 
 def shared_then_two(mode: Mode) -> AllocationInput:
-    """The first choice for r0 is a shared device that r1 cannot match; the second uses the same slot."""
+    """The first choice for r0 is a shared device that r1 cannot match.
+
+    The second uses the same slot.
+    """
     first = counted("a", allowMultipleAllocations=True, attributes={TAG: "x"})
     slices = cards("gpu", first, counted("b", attributes={TAG: "y"}), device("c", attributes={TAG: "y", "last": True}))
     last = 'device.attributes["gpu.example.com"].?last.orValue(false)'
@@ -68,43 +77,63 @@ def shared_then_two(mode: Mode) -> AllocationInput:
 def two_configurations(mode: Mode) -> AllocationInput:
     """One configuration for two requests."""
     opaque = {"driver": "gpu.example.com", "parameters": {"a": 1}}
-    return given(mode, [slice_of(gpus(2))], claim(request("a"), request("b"), config=[{"requests": ["a", "b"], "opaque": opaque}]))
+    return given(
+        mode,
+        [slice_of(gpus(2))],
+        claim(request("a"), request("b"), config=[{"requests": ["a", "b"], "opaque": opaque}]),
+    )
 
 
 def no_longer_shared(mode: Mode) -> AllocationInput:
     """Shares are held of a device that is published as one for a single claim now."""
     allocation_input = given(mode, [slice_of(gpus(1))], claim(request()))
-    return replace(allocation_input, usage=Usage(consumed={DeviceId("gpu.example.com", NODE, "dev-0"): {"memory": Quantity.parse("1Gi")}}))
+    return replace(
+        allocation_input,
+        usage=Usage(consumed={DeviceId("gpu.example.com", NODE, "dev-0"): {"memory": Quantity.parse("1Gi")}}),
+    )
 
 
-# Row of the page to a situation, and what its answers are: the devices, or the number of configurations, or nothing.
+# Row of the page to a situation, and what its answers are: the devices, or the number
+# of configurations, or nothing.
 ROWS: dict[str, tuple[Callable[[Mode], AllocationInput], object, object]] = {
     "kubernetes #140300": (
         lambda mode: given(
-            mode, [slice_of(tagged(["a", "b"], ["b"], ["a"], ["a"]))], claim(request(count=3), constraints=[{"matchAttribute": TAG}])
+            mode,
+            [slice_of(tagged(["a", "b"], ["b"], ["a"], ["a"]))],
+            claim(request(count=3), constraints=[{"matchAttribute": TAG}]),
         ),
         None,
         ["dev-0", "dev-2", "dev-3"],
     ),
     "#140438, #140600": (
-        lambda mode: given(mode, [slice_of(tagged("x", "y", "x"))], claim(request(count=3), constraints=[{"distinctAttribute": TAG}])),
+        lambda mode: given(
+            mode, [slice_of(tagged("x", "y", "x"))], claim(request(count=3), constraints=[{"distinctAttribute": TAG}])
+        ),
         ["dev-0", "dev-1", "dev-2"],
         None,
     ),
     "#140434": (
         lambda mode: given(
-            mode, [*cards("gpu", counted("g")), *cards("nic", counted("n"))], claim(request("g"), request("n", device_class="nic"))
+            mode,
+            [*cards("gpu", counted("g")), *cards("nic", counted("n"))],
+            claim(request("g"), request("n", device_class="nic")),
         ),
         None,
         ["g", "n"],
     ),
     "#140436": (
-        lambda mode: given(mode, cards("gpu", counted("a", taints=[{"key": "k", "effect": "NoSchedule"}]), counted("b")), claim(request())),
+        lambda mode: given(
+            mode,
+            cards("gpu", counted("a", taints=[{"key": "k", "effect": "NoSchedule"}]), counted("b")),
+            claim(request()),
+        ),
         None,
         ["b"],
     ),
     "#140729": (
-        lambda mode: given(mode, cards("gpu", counted("a"), counted("b")), claim(request("look", adminAccess=True), request("use"))),
+        lambda mode: given(
+            mode, cards("gpu", counted("a"), counted("b")), claim(request("look", adminAccess=True), request("use"))
+        ),
         None,
         ["a", "b"],
     ),
@@ -130,7 +159,11 @@ def answer(outcome: Outcome, wanted: object) -> object:
     if not isinstance(outcome, Allocated):
         return None
     (result,) = outcome.results
-    return len(result.devices.config) if isinstance(wanted, int) else [granted_device.device for granted_device in result.devices.results]
+    return (
+        len(result.devices.config)
+        if isinstance(wanted, int)
+        else [granted_device.device for granted_device in result.devices.results]
+    )
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -147,7 +180,9 @@ def test_reference_lists_every_difference() -> None:
     page = PAGE.read_text(encoding="utf-8")
     table = page[page.index("| upstream | compatible | corrected |") :].partition("\n\n")[0]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[1:]
-    listed = [first if first != "-" else second for first, second in rows if not set(first) <= {"-", ":"} or first == "-"]
+    listed = [
+        first if first != "-" else second for first, second in rows if not set(first) <= {"-", ":"} or first == "-"
+    ]
 
     assert len(listed) == len(ROWS)
     assert all(any(text.startswith(row) for row in ROWS) for text in listed), listed

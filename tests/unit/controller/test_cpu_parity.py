@@ -1,4 +1,6 @@
-"""Claims for CPUs get what kubelet's static policy would take: through the stand-alone home, the cluster's home and classic DRA."""
+"""Claims for CPUs get what kubelet's static policy would take: through the stand-alone home, the
+cluster's home and classic DRA.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from topobus.values.view import AlignmentOptions, CpuOptions, NodeAlignment
 # Half a minute of work: the limit for a hang alone is too near on a machine with other work.
 @pytest.mark.timeout(900)
 async def test_picks_are_the_static_policys_on_random_sequences() -> None:
-    """Whatever was allocated and released before, each claim gets the policy's CPUs, or is refused where the policy refuses; with all sets of options."""
+    """Whatever was allocated and released before, each claim gets the policy's CPUs, or is refused
+    where the policy refuses; with all sets of options.
+    """
     compared = await compare(150)
 
     assert compared.picks > 900
@@ -37,7 +41,9 @@ async def test_picks_are_the_static_policys_on_random_sequences() -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_slices_begin_with_the_policys_cpus_when_nothing_is_held(name: str) -> None:
-    """A scheduler that takes the first devices that fit takes the policy's on an idle node, however many it is asked for."""
+    """A scheduler that takes the first devices that fit takes the policy's on an idle node, however
+    many it is asked for.
+    """
     topology = CpuTopology.of_cores(cores_of(machine_named(name)))
     order = [device.cpu for device in slice_order(inventory_of(name).devices) if device.cpu is not None]
     everything = CpuSet.of(order)
@@ -66,7 +72,10 @@ def _ask(state: StandaloneState, *requests: dict[str, Any], constraints: tuple[d
         }
     }
     claim = ApiObject(
-        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "c", "namespace": "default", "uid": "u"}, spec=spec
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "c", "namespace": "default", "uid": "u"},
+        spec=spec,
     )
     given = state.input_for(NODE, [(Claim(claim), read_as(spec, ClaimSpec, where="claim"))])
     return allocate(given, CelCompiler())
@@ -85,14 +94,21 @@ def _selector(expression: str) -> dict[str, Any]:
 
 
 def test_requests_keep_their_selectors_when_cpus_are_exchanged() -> None:
-    """A request for the second socket gets whole cores of it; another of the same claim gets none of these."""
-    outcome = _ask(_state(), {"count": 3}, {"count": 4, **_selector("device.attributes['cpu.topobus.dev'].socket == 1")})
+    """A request for the second socket gets whole cores of it.
+
+    Another of the same claim gets none of these.
+    """
+    outcome = _ask(
+        _state(), {"count": 3}, {"count": 4, **_selector("device.attributes['cpu.topobus.dev'].socket == 1")}
+    )
 
     assert _cpus(outcome) == {"r0": CpuSet(0, 1, 112), "r1": CpuSet(56, 57, 168, 169)}
 
 
 def test_earlier_request_leaves_a_later_one_what_only_that_can_use() -> None:
-    """The policy's first CPUs are the only ones that the later request may have: the earlier one takes others."""
+    """The policy's first CPUs are the only ones that the later request may have: the earlier one
+    takes others.
+    """
     outcome = _ask(_state(), {"count": 2}, {"count": 2, **_selector("device.attributes['cpu.topobus.dev'].core == 0")})
 
     assert _cpus(outcome) == {"r0": CpuSet(1, 113), "r1": CpuSet(0, 112)}
@@ -108,7 +124,9 @@ def test_constraint_holds_when_cpus_are_exchanged() -> None:
 
 
 def test_reserved_cpus_are_given_to_nobody() -> None:
-    """What the node reserves for the system is passed by, and asked for by number it is refused with the reason."""
+    """What the node reserves for the system is passed by, and asked for by number it is refused
+    with the reason.
+    """
     state = _state(reserved_cpus=CpuSet(0, 112))
 
     taken = _cpus(_ask(state, {"count": 2}))["r0"]
@@ -128,7 +146,10 @@ def test_half_cores_are_refused_when_only_whole_ones_are_given() -> None:
 
 
 def test_groups_are_shared_by_the_number_of_cpus() -> None:
-    """Claims take a group's capacity, one CPU where they name no number, until none is left; which CPUs these are is the node's to say."""
+    """Claims take a group's capacity, one CPU where they name no number, until none is left.
+
+    Which CPUs these are is the node's to say.
+    """
     state = StandaloneState()
     state.put_machine(machine_named("dgx"))
     state.put_inventory(grouped_inventory_of("dgx", "numa"))

@@ -1,4 +1,6 @@
-"""What the controller decided is published once, and a bus that does not take an event changes nothing about the decision."""
+"""What the controller decided is published once, and a bus that does not take an event changes
+nothing about the decision.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,33 @@ class _Publications:
 
 
 async def test_decision_has_the_operations_id_when_it_is_published() -> None:
-    """The event's id is the operation's, so that a decision that is published again after a crash is the same event."""
+    """The event's id is the operation's, so that a decision that is published again after a crash
+    is the same event.
+    """
     bus: Any = _Publications()
 
-    await DecisionPublisher(bus, SystemClock()).publish("allocate", OWNER, None, op_id="allocate-u-1", node="n1", ledger_sequence=7)
+    await DecisionPublisher(bus, SystemClock()).publish(
+        "allocate", OWNER, None, op_id="allocate-u-1", node="n1", ledger_sequence=7
+    )
 
     ((event, event_id, node),) = bus.events
     assert (event_id, node) == ("allocate-u-1", "n1")
-    assert (event.id, event.op_id, event.verb, event.node, event.ledger_sequence) == ("allocate-u-1", "allocate-u-1", "allocate", "n1", 7)
+    assert (event.id, event.op_id, event.verb, event.node, event.ledger_sequence) == (
+        "allocate-u-1",
+        "allocate-u-1",
+        "allocate",
+        "n1",
+        7,
+    )
 
 
-@pytest.mark.parametrize("trouble", [PeerUnavailable("silent"), ContractError("too large")], ids=["silent-bus", "event-refused"])
+@pytest.mark.parametrize(
+    "trouble", [PeerUnavailable("silent"), ContractError("too large")], ids=["silent-bus", "event-refused"]
+)
 async def test_decision_stands_when_its_event_cannot_be_published(trouble: Exception) -> None:
-    """A bus that is silent, or an event that it cannot carry, is logged: nobody's decision is repeated for it."""
+    """A bus that is silent, or an event that it cannot carry, is logged: nobody's decision is
+    repeated for it.
+    """
     bus: Any = _Publications(trouble)
 
     await DecisionPublisher(bus, SystemClock()).publish("evict", OWNER, None, op_id="evict-u-1")

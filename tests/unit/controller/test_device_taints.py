@@ -1,4 +1,6 @@
-"""Taints: what rules add to devices, what a silent service means, and when an allocated claim has to go."""
+"""Taints: what rules add to devices, what a silent service means, and when an allocated claim has
+to go.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from unit.controller.allocation import device, gpus, slice_of, solve
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def rule(name: str = "broken", effect: str = "NoExecute", *, selector: dict[str, Any] | None = None, **taint: Any) -> ApiObject:
+def rule(
+    name: str = "broken", effect: str = "NoExecute", *, selector: dict[str, Any] | None = None, **taint: Any
+) -> ApiObject:
     """Make a stored rule; an empty selector means everything."""
     spec = {"taint": {"key": "example.com/broken", "effect": effect, **taint}}
     if selector is not None:
@@ -99,8 +103,12 @@ TOLERATE = {"key": "example.com/broken", "operator": "Exists"}
     ],
 )
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
-def test_rule_keeps_claims_off_the_devices_that_it_means(selector: dict[str, Any] | None, first: str | None, effect: str) -> None:
-    """A rule's taint works as if the driver had published it, on the devices that its selector means."""
+def test_rule_keeps_claims_off_the_devices_that_it_means(
+    selector: dict[str, Any] | None, first: str | None, effect: str
+) -> None:
+    """A rule's taint works as if the driver had published it, on the devices that its selector
+    means.
+    """
     made = world()
     put_rule(made, rule(effect=effect, selector=selector))
 
@@ -108,7 +116,9 @@ def test_rule_keeps_claims_off_the_devices_that_it_means(selector: dict[str, Any
 
     if first is None:
         assert isinstance(answer, NoFit)
-        assert any(reason.code == "device-tainted" and "example.com/broken" in reason.message for reason in answer.reasons)
+        assert any(
+            reason.code == "device-tainted" and "example.com/broken" in reason.message for reason in answer.reasons
+        )
     else:
         assert device_of(answer) == first
     assert device_of(outcome(made, TOLERATE)) == "gpu-0"
@@ -125,7 +135,10 @@ def test_rule_changes_nothing_when_its_effect_is_none(effect: str) -> None:
 
 
 def test_world_frees_the_devices_when_a_rule_is_gone() -> None:
-    """A rule that is deleted, or that nobody can read any more, taints nothing; what waits may fit then."""
+    """A rule that is deleted, or that nobody can read any more, taints nothing.
+
+    What waits may fit then.
+    """
     made = world()
     put_rule(made, rule(selector={}))
     before = made.supply
@@ -152,7 +165,10 @@ def test_world_changes_nothing_when_only_a_rules_status_does() -> None:
 
 
 def test_silent_service_gives_no_device_whatever_is_tolerated() -> None:
-    """Devices of a service that does not answer are not allocated, and the reason says so; with its first answer they are."""
+    """Devices of a service that does not answer are not allocated, and the reason says so.
+
+    With its first answer they are.
+    """
     made = world()
     made.note_silence({("n1", "gpu"): "2026-01-01T00:00:00Z"})
 
@@ -185,7 +201,8 @@ def test_sick_device_evicts_by_its_health() -> None:
 def allocation(*tolerations: dict[str, Any], devices: tuple[str, ...] = ("gpu-0",)) -> AllocationResult:
     """Allocate devices with tolerations."""
     results = [
-        {"request": "r", "driver": "gpu.topobus.dev", "pool": "n1", "device": name, "tolerations": list(tolerations)} for name in devices
+        {"request": "r", "driver": "gpu.topobus.dev", "pool": "n1", "device": name, "tolerations": list(tolerations)}
+        for name in devices
     ]
     return read_as({"devices": {"results": results}}, AllocationResult, where="allocation")
 
@@ -202,7 +219,9 @@ TAINT = Taint(key="example.com/broken", value="yes", effect="NoExecute")
         pytest.param([{**TOLERATE, "tolerationSeconds": 60}], 60, id="for-a-minute"),
         pytest.param([{**TOLERATE, "tolerationSeconds": 0}], 0, id="for-no-time"),
         pytest.param([{**TOLERATE, "tolerationSeconds": -5}], 0, id="for-less-than-no-time"),
-        pytest.param([{**TOLERATE, "tolerationSeconds": 60}, {**TOLERATE, "tolerationSeconds": 30}], 30, id="the-shortest"),
+        pytest.param(
+            [{**TOLERATE, "tolerationSeconds": 60}, {**TOLERATE, "tolerationSeconds": 30}], 30, id="the-shortest"
+        ),
         pytest.param([{**TOLERATE, "tolerationSeconds": 60}, TOLERATE], 60, id="a-limit-beside-none"),
         pytest.param([{**TOLERATE, "effect": "NoSchedule"}], 0, id="another-effect"),
         pytest.param([{"key": "example.com/broken", "operator": "Equal", "value": "no"}], 0, id="another-value"),
@@ -212,7 +231,9 @@ TAINT = Taint(key="example.com/broken", value="yes", effect="NoExecute")
     ],
 )
 def test_claim_goes_when_its_toleration_ends(tolerations: list[dict[str, Any]], after_s: int | None) -> None:
-    """A claim without a toleration goes at once, one with seconds that long after the taint came, one that tolerates it for ever never."""
+    """A claim without a toleration goes at once, one with seconds that long after the taint came,
+    one that tolerates it for ever never.
+    """
     eviction = next_eviction(allocation(*tolerations), lambda _: [RuleTaint(TAINT, "broken")], lambda _, __: START)
 
     if after_s is None:
@@ -227,7 +248,9 @@ def test_claim_goes_with_the_first_of_its_devices() -> None:
     times = {"gpu-0": START + timedelta(hours=1), "gpu-1": START}
 
     eviction = next_eviction(
-        allocation(devices=("gpu-0", "gpu-1")), lambda _: [RuleTaint(TAINT)], lambda device_id, _: times[device_id.device]
+        allocation(devices=("gpu-0", "gpu-1")),
+        lambda _: [RuleTaint(TAINT)],
+        lambda device_id, _: times[device_id.device],
     )
 
     assert eviction is not None
@@ -235,7 +258,10 @@ def test_claim_goes_with_the_first_of_its_devices() -> None:
 
 
 def test_rule_tells_what_it_would_do_and_what_it_does() -> None:
-    """Its condition counts devices and pods; in progress it is while claims that have to go are there."""
+    """Its condition counts devices and pods.
+
+    In progress it is while claims that have to go are there.
+    """
     held = [(allocation(), ["default/p1"]), (allocation(devices=("gpu-1",)), ["default/p2", "default/p3"])]
     executing, trying = read_rule(rule(selector={"device": "gpu-0"})), read_rule(rule(effect="None", selector={}))
 
@@ -259,7 +285,10 @@ def test_rule_tells_what_it_would_do_and_what_it_does() -> None:
 def test_taint_book_is_the_same_in_any_order_of_rules(rules: list[tuple[str, str | None]], order: list[int]) -> None:
     """What slices look like follows from the rules that are there, not from when each came."""
     slices = (slice_of(gpus(2)), slice_of([device("dev-9")], driver="nic"))
-    stored = {name: read_rule(rule(name, selector={} if meant is None else {"device": meant}, value=name)) for name, meant in rules}
+    stored = {
+        name: read_rule(rule(name, selector={} if meant is None else {"device": meant}, value=name))
+        for name, meant in rules
+    }
     names = sorted(stored)
     taint_index, other = TaintIndex(), TaintIndex()
     seen = taint_index.put((0, "s"), slices)

@@ -1,4 +1,6 @@
-"""Dry runs and their advice: where claims would go, what comes nearest, and what would fit, each piece proved by a search."""
+"""Dry runs and their advice: where claims would go, what comes nearest, and what would fit, each
+piece proved by a search.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _slice(node: str, count: int) -> ApiObject:
 
 def _claim(name: str, count: int, **status: Any) -> ApiObject:
     asked = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "count": count}}]}}
-    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": name}, spec=asked, status=status)
+    return ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": name}, spec=asked, status=status
+    )
 
 
 CLASS = ApiObject(
@@ -46,7 +50,9 @@ def _run(*wanted: ApiObject, objects: tuple[ApiObject, ...] = NODES) -> tuple[Dr
 
 
 def _devices(answer: DryAnswer) -> list[str]:
-    return [granted_device.device for result in answer.allocations.values() for granted_device in result.devices.results]
+    return [
+        granted_device.device for result in answer.allocations.values() for granted_device in result.devices.results
+    ]
 
 
 def test_dry_run_names_node_and_devices_when_a_claim_fits() -> None:
@@ -71,7 +77,9 @@ def test_dry_run_says_nearest_miss_and_what_would_fit_when_nothing_does() -> Non
 
 def test_dry_run_names_who_would_have_to_let_go_when_devices_are_held() -> None:
     """Claims that are allocated in the file hold their devices; only those in the way are named."""
-    results = [{"request": "r", "driver": "gpu.example.com", "pool": "n2", "device": f"gpu-{index}"} for index in (0, 1)]
+    results = [
+        {"request": "r", "driver": "gpu.example.com", "pool": "n2", "device": f"gpu-{index}"} for index in (0, 1)
+    ]
     taker = _claim("taker", 2, allocation={"devices": {"results": results}})
     (answer,) = _run(_claim("all", 4), objects=(*NODES, taker))
 
@@ -80,9 +88,15 @@ def test_dry_run_names_who_would_have_to_let_go_when_devices_are_held() -> None:
 
 
 def test_dry_run_puts_claims_of_one_pod_on_one_node() -> None:
-    """A pod's claims, named and by template, are answered together; the template's claim is named after pod and entry."""
+    """A pod's claims, named and by template, are answered together.
+
+    The template's claim is named after pod and entry.
+    """
     template = ApiObject(
-        api_version="resource.k8s.io/v1", kind="ResourceClaimTemplate", metadata={"name": "t"}, spec={"spec": _claim("x", 2).spec}
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaimTemplate",
+        metadata={"name": "t"},
+        spec={"spec": _claim("x", 2).spec},
     )
     pod = ApiObject(
         api_version="v1",
@@ -90,7 +104,10 @@ def test_dry_run_puts_claims_of_one_pod_on_one_node() -> None:
         metadata={"name": "p"},
         spec={
             "containers": [{"name": "c"}],
-            "resourceClaims": [{"name": "a", "resourceClaimName": "one"}, {"name": "b", "resourceClaimTemplateName": "t"}],
+            "resourceClaims": [
+                {"name": "a", "resourceClaimName": "one"},
+                {"name": "b", "resourceClaimTemplateName": "t"},
+            ],
         },
     )
     (answer,) = _run(pod, _claim("one", 1), objects=(*NODES, template))
@@ -115,14 +132,18 @@ def test_dry_run_goes_where_a_pods_other_claim_is() -> None:
     """A claim that is allocated already binds its pod to its node, as the controller has it."""
     result = {"request": "r", "driver": "gpu.example.com", "pool": "n2", "device": "gpu-0"}
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
-    here = _claim("here", 1, allocation={"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": terms}})
+    here = _claim(
+        "here", 1, allocation={"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": terms}}
+    )
     (answer,) = _run(_pod("p", {}, "here", "more"), here, _claim("more", 1))
 
     assert (answer.node, _devices(answer)) == ("n2", ["gpu-1"])
 
 
 def test_dry_run_finds_a_place_for_extended_resources() -> None:
-    """What a class serves under a resource's name becomes a claim of the pod, as the controller makes it."""
+    """What a class serves under a resource's name becomes a claim of the pod, as the controller
+    makes it.
+    """
     spec = {**CLASS.spec, "extendedResourceName": "example.com/gpu"}
     served = ApiObject(api_version=CLASS.api_version, kind="DeviceClass", metadata={"name": "gpu"}, spec=spec)
     (answer,) = _run(_pod("p", {"limits": {"example.com/gpu": 3}}), objects=(*NODES[:2], served))
@@ -143,7 +164,9 @@ def test_dry_run_leaves_out_what_nobody_can_read() -> None:
 
 
 def test_dry_run_tries_the_other_nodes_when_one_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that fails in a way that nobody thought of is told as the controller tells it, and takes no other down."""
+    """A node that fails in a way that nobody thought of is told as the controller tells it, and
+    takes no other down.
+    """
     run = DryRun(Situation(wanted=(), objects=NODES), COMPILER)
     real = run.state.input_for
 
@@ -160,9 +183,15 @@ def test_dry_run_tries_the_other_nodes_when_one_cannot_be_worked_with(monkeypatc
 
 
 def test_dry_run_takes_the_node_with_the_better_alternative_for_a_pod() -> None:
-    """As both schedulers do, a pod's nodes are compared where its claim names alternatives; a claim of its own goes to the first node that serves it."""
+    """As both schedulers do, a pod's nodes are compared where its claim names alternatives.
+
+    A claim of its own goes to the first node that serves it.
+    """
     either = _claim("a", 1)
-    alternatives = [{"name": "four", "deviceClassName": "gpu", "count": 4}, {"name": "one", "deviceClassName": "gpu", "count": 1}]
+    alternatives = [
+        {"name": "four", "deviceClassName": "gpu", "count": 4},
+        {"name": "one", "deviceClassName": "gpu", "count": 1},
+    ]
     either.spec["devices"]["requests"] = [{"name": "r", "firstAvailable": alternatives}]
     (with_pod,) = _run(_pod("p", {}, "a"), either)
     (alone,) = _run(either)
@@ -188,7 +217,10 @@ def test_dry_run_asks_the_node_what_the_pod_itself_needs() -> None:
     parts: dict[str, Any] = {"machines": (machine,), "inventories": tuple(inventories.values())}
     claim_ = _claim("a", 1)
     claim_.spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = "gpu.topobus.dev"
-    answers = [dry_run(Situation(wanted=(_pod("p", {"limits": {"cpu": cpus}}, "a"), claim_), **parts), COMPILER)[0] for cpus in (4, 500)]
+    answers = [
+        dry_run(Situation(wanted=(_pod("p", {"limits": {"cpu": cpus}}, "a"), claim_), **parts), COMPILER)[0]
+        for cpus in (4, 500)
+    ]
 
     assert [dry_answer.condition for dry_answer in answers] == ["Allocated", "DoesNotFit"]
     assert [reason.code for reason in answers[1].reasons] == ["not-enough-cpus"]
@@ -197,7 +229,10 @@ def test_dry_run_asks_the_node_what_the_pod_itself_needs() -> None:
 def test_dry_run_says_what_is_missing_when_a_pod_names_it() -> None:
     """A pod whose claim is nowhere is bad content with a way on."""
     pod = ApiObject(
-        api_version="v1", kind="Pod", metadata={"name": "p"}, spec={"resourceClaims": [{"name": "a", "resourceClaimName": "gone"}]}
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": "p"},
+        spec={"resourceClaims": [{"name": "a", "resourceClaimName": "gone"}]},
     )
     with pytest.raises(ContractError, match="there is no ResourceClaim default/gone") as raised:
         _run(pod)
@@ -206,10 +241,20 @@ def test_dry_run_says_what_is_missing_when_a_pod_names_it() -> None:
 
 
 def test_nearest_prefers_fewest_lacking_then_order_when_nodes_miss() -> None:
-    """Lacking one of two is nearer than lacking three of eight; among equals the first node stays."""
+    """Lacking one of two is nearer than lacking three of eight.
+
+    Among equals the first node stays.
+    """
 
     def miss(wanted: int, found_count: int) -> NoFit:
-        return NoFit((Reason(code="too-few-devices", message="", facts={"wanted": wanted, "found": found_count, "request": "r"}),), 1)
+        return NoFit(
+            (
+                Reason(
+                    code="too-few-devices", message="", facts={"wanted": wanted, "found": found_count, "request": "r"}
+                ),
+            ),
+            1,
+        )
 
     node_and_reason = nearest(["n1", "n2", "n3"], [miss(8, 5), miss(2, 1), miss(2, 1)])
 
@@ -221,13 +266,23 @@ def test_nearest_prefers_fewest_lacking_then_order_when_nodes_miss() -> None:
 @pytest.mark.parametrize(
     ("devices", "asked", "changes"),
     [
-        (gpus(2, **{ROOT: ["a", "b"]}), claim(request(count=2), constraints=[{"matchAttribute": ROOT}]), ["count", "constraint"]),
-        (gpus(2, model=["x", "x"]), claim(request(where=["device.attributes['gpu.example.com'].model == 'y'"])), ["selector"]),
+        (
+            gpus(2, **{ROOT: ["a", "b"]}),
+            claim(request(count=2), constraints=[{"matchAttribute": ROOT}]),
+            ["count", "constraint"],
+        ),
+        (
+            gpus(2, model=["x", "x"]),
+            claim(request(where=["device.attributes['gpu.example.com'].model == 'y'"])),
+            ["selector"],
+        ),
         ([{"name": "d", "taints": [{"key": "k", "effect": "NoSchedule"}]}], claim(request()), ["tolerations"]),
     ],
     ids=["constraint", "selector", "taint"],
 )
-def test_advice_is_what_the_search_finds_when_the_claim_is_changed_so(devices: list[Any], asked: Any, changes: list[str]) -> None:
+def test_advice_is_what_the_search_finds_when_the_claim_is_changed_so(
+    devices: list[Any], asked: Any, changes: list[str]
+) -> None:
     """Every piece of advice names one change under which there is a fit, and no other."""
     situation = given([slice_of(devices)], asked)
     assert isinstance(solve(situation), NoFit)
@@ -252,7 +307,9 @@ def _healthy_on(node: str) -> tuple[ApiObject, ...]:
     for name in ("n1", "n2"):
         plain = _slice(name, 1)
         attributes = {"healthy": {"bool": True}} if name == node else {}
-        slices.append(structs.replace(plain, spec={**plain.spec, "devices": [{"name": "gpu-0", "attributes": attributes}]}))
+        slices.append(
+            structs.replace(plain, spec={**plain.spec, "devices": [{"name": "gpu-0", "attributes": attributes}]})
+        )
     return (*slices, CLASS)
 
 
@@ -265,8 +322,13 @@ def _healthy_on(node: str) -> tuple[ApiObject, ...]:
         ("n1", Mode.CORRECTED, "Allocated"),
     ],
 )
-def test_selector_that_fails_on_a_device_ends_the_attempt_as_the_scheduler_has_it(node: str, mode: Mode, condition: str) -> None:
-    """kube-scheduler looks at all nodes of a small cluster and gives up; the controller at one after the other until one fits (kubernetes#135184)."""
+def test_selector_that_fails_on_a_device_ends_the_attempt_as_the_scheduler_has_it(
+    node: str, mode: Mode, condition: str
+) -> None:
+    """kube-scheduler looks at all nodes of a small cluster and gives up.
+
+    The controller at one after the other until one fits (kubernetes#135184).
+    """
     wanted = _selecting("device.attributes['gpu.example.com'].healthy")
 
     (answer,) = dry_run(Situation(wanted=(wanted,), objects=_healthy_on(node), mode=mode), COMPILER)
@@ -288,5 +350,10 @@ def test_shares_of_one_device_have_ids_of_their_own_when_several_claims_are_answ
 
     answers = _run(share("a"), share("b"), objects=objects)
 
-    ids = [device.share_id for answer in answers for result in answer.allocations.values() for device in result.devices.results]
+    ids = [
+        device.share_id
+        for answer in answers
+        for result in answer.allocations.values()
+        for device in result.devices.results
+    ]
     assert ids == ["SHARE-0", "SHARE-1"]

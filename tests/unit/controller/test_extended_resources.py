@@ -1,4 +1,6 @@
-"""Extended resources as claims: which class serves a name, what the special claim asks, and who uses it."""
+"""Extended resources as claims: which class serves a name, what the special claim asks, and who
+uses it.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,23 @@ CLASSES = [
 ]
 
 
-def pod(*containers: dict[str, int | str], init: tuple[dict[str, int | str], ...] = (), sidecars: tuple[int, ...] = ()) -> ApiObject:
+def pod(
+    *containers: dict[str, int | str], init: tuple[dict[str, int | str], ...] = (), sidecars: tuple[int, ...] = ()
+) -> ApiObject:
     """Make a pod of containers with limits; init containers by index are sidecars."""
     first = [
-        {"name": f"i{index}", "resources": {"limits": dict(limits)}, **({"restartPolicy": "Always"} if index in sidecars else {})}
+        {
+            "name": f"i{index}",
+            "resources": {"limits": dict(limits)},
+            **({"restartPolicy": "Always"} if index in sidecars else {}),
+        }
         for index, limits in enumerate(init)
     ]
     rest = [{"name": f"c{index}", "resources": {"limits": dict(limits)}} for index, limits in enumerate(containers)]
     spec = {"initContainers": first, "containers": rest}
-    return ApiObject(api_version="v1", kind="Pod", metadata={"name": "job", "namespace": "team", "uid": "uid-job"}, spec=spec)
+    return ApiObject(
+        api_version="v1", kind="Pod", metadata={"name": "job", "namespace": "team", "uid": "uid-job"}, spec=spec
+    )
 
 
 def requests(verb: ApiObject) -> dict[str, tuple[str, int]]:
@@ -57,10 +67,18 @@ GPU = "example.com/gpu"
         pytest.param(pod({GPU: 2}), {"container-0-request-0": ("gpu", 2)}, id="one"),
         pytest.param(
             pod({GPU: 1, "cpu": 4, "example.com/nic": 2}, {GPU: 3}),
-            {"container-0-request-1": ("gpu", 1), "container-0-request-2": ("nic", 2), "container-1-request-0": ("gpu", 3)},
+            {
+                "container-0-request-1": ("gpu", 1),
+                "container-0-request-2": ("nic", 2),
+                "container-1-request-0": ("gpu", 3),
+            },
             id="several",
         ),
-        pytest.param(pod({"deviceclass.resource.kubernetes.io/plain": 1}), {"container-0-request-0": ("plain", 1)}, id="implicit-name"),
+        pytest.param(
+            pod({"deviceclass.resource.kubernetes.io/plain": 1}),
+            {"container-0-request-0": ("plain", 1)},
+            id="implicit-name",
+        ),
         pytest.param(pod({GPU: 2}, init=({GPU: 2},)), {"container-1-request-0": ("gpu", 2)}, id="init-uses-the-same"),
         pytest.param(
             pod({GPU: 2}, init=({GPU: 5},)),
@@ -79,8 +97,13 @@ GPU = "example.com/gpu"
         ),
     ],
 )
-def test_pod_gets_one_claim_for_its_extended_resources(pod_object: ApiObject, wanted: dict[str, tuple[str, int]]) -> None:
-    """A request a lasting container and resource; init containers use what later ones hold, and only the largest rest is asked for."""
+def test_pod_gets_one_claim_for_its_extended_resources(
+    pod_object: ApiObject, wanted: dict[str, tuple[str, int]]
+) -> None:
+    """A request a lasting container and resource.
+
+    Init containers use what later ones hold, and only the largest rest is asked for.
+    """
     assert requests(pod_object) == wanted
 
 
@@ -105,7 +128,10 @@ def test_pod_is_refused_when_it_wants_a_part_of_a_device() -> None:
 
 
 def test_class_is_the_newest_then_the_first_by_name() -> None:
-    """Of classes with one name the newest serves it; of equally old ones the first by name; an implicit name names its class."""
+    """Of classes with one name the newest serves it; of equally old ones the first by name.
+
+    An implicit name names its class.
+    """
     same = [ClassName("b", GPU, "2026-01-01T00:00:00Z"), ClassName("a", GPU, "2026-01-01T00:00:00Z")]
 
     assert class_for(GPU, same) == "a"
@@ -115,7 +141,9 @@ def test_class_is_the_newest_then_the_first_by_name() -> None:
 
 
 def test_claim_is_the_pods_and_is_used_by_it() -> None:
-    """The claim is owned by the pod, made with one name whoever makes it, and stands in the pod's status with its mappings."""
+    """The claim is owned by the pod, made with one name whoever makes it, and stands in the pod's
+    status with its mappings.
+    """
     api_object = pod({GPU: 2}, init=({GPU: 1},))
     wanted = extended_claim(api_object, CLASSES)
     assert wanted is not None

@@ -53,7 +53,9 @@ async def _end(queue: GatedPodQueue, key: tuple[str, str], result: Result) -> No
 
 
 async def _round(queue: GatedPodQueue) -> list[tuple[str, str]]:
-    """Take a round's pods, and end the work on them at once with nothing to do until something changes."""
+    """Take a round's pods, and end the work on them at once with nothing to do until something
+    changes.
+    """
     ready = _take(queue)
     for key in ready:
         await _end(queue, key, Done(queue.versions_of(key)))
@@ -62,7 +64,9 @@ async def _round(queue: GatedPodQueue) -> list[tuple[str, str]]:
 
 
 async def test_queue_gives_only_the_pod_whose_claim_changed() -> None:
-    """After all pods were looked at, a new version of one's claim makes that one ready and no other."""
+    """After all pods were looked at, a new version of one's claim makes that one ready and no
+    other.
+    """
     state, queue, _ = _queue("p", "q")
     first = [await _round(queue), await _round(queue)]
 
@@ -84,10 +88,16 @@ async def test_queue_gives_all_waiting_pods_when_something_became_free() -> None
 
 
 async def test_queue_gives_no_pod_when_a_ledger_only_takes_devices() -> None:
-    """A node's first ledger frees nothing, and neither does one that holds more: nobody looks again. One that holds less lets all look."""
+    """A node's first ledger frees nothing, and neither does one that holds more: nobody looks
+    again.
+
+    One that holds less lets all look.
+    """
     state, queue, _ = _queue("p")
     await _round(queue)
-    held = Allocation(owner=Owner(kind=OwnerKind.POD, name="x", uid="x"), holdings=(Holding(devices={"gpu": ("gpu-0",)}),))
+    held = Allocation(
+        owner=Owner(kind=OwnerKind.POD, name="x", uid="x"), holdings=(Holding(devices={"gpu": ("gpu-0",)}),)
+    )
     rounds = []
     for allocations in ({}, {"x": held}, {}):
         state.put_ledger(Ledger(node="n1", allocations=allocations))
@@ -110,7 +120,9 @@ async def test_queue_gives_a_pod_again_when_its_time_has_come() -> None:
 
 
 async def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> None:
-    """Of its hundred seconds it waits five after a pod went: pods come and go all the time, and each look costs."""
+    """Of its hundred seconds it waits five after a pod went: pods come and go all the time, and
+    each look costs.
+    """
     state, clock = ApiServerState(), ManualClock()
     queue = GatedPodQueue(clock, state, 1.0)
     _put(state, pod("p"), 5)
@@ -127,7 +139,9 @@ async def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() 
 
 
 async def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_looked_at() -> None:
-    """What it waits for is how it was when the look began: a pod that went since then may have been in its way."""
+    """What it waits for is how it was when the look began: a pod that went since then may have been
+    in its way.
+    """
     state, queue, clock = _queue("p")
     _put(state, pod("q", gates=(), nodeName="n1"), 5)
     _take(queue)
@@ -143,13 +157,20 @@ async def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_look
 
 
 async def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:
-    """What a pod's volumes depend on is looked at like its claims for devices; a pod without volumes takes no notice."""
+    """What a pod's volumes depend on is looked at like its claims for devices.
+
+    A pod without volumes takes no notice.
+    """
     state, queue, _ = _queue("p")
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
     _put(state, pod("q", volumes=[volume]), 5)
     await _round(queue)
     metadata = {"name": "data", "namespace": "default", "resourceVersion": "7"}
-    state.put("PersistentVolumeClaim", "v1", {"metadata": metadata, "spec": {"volumeName": "v1"}, "status": {"phase": "Bound"}})
+    state.put(
+        "PersistentVolumeClaim",
+        "v1",
+        {"metadata": metadata, "spec": {"volumeName": "v1"}, "status": {"phase": "Bound"}},
+    )
     changed = await _round(queue)
     state.drop("PersistentVolumeClaim", ("default", "data"))
 
@@ -210,7 +231,10 @@ def test_pause_between_explanations_doubles_up_to_a_minute() -> None:
 
 
 def test_changed_pods_name_the_users_of_a_claim_once() -> None:
-    """A claim's change concerns all pods that use it; a pod that stopped using it is not concerned."""
+    """A claim's change concerns all pods that use it.
+
+    A pod that stopped using it is not concerned.
+    """
     index = ChangedPods()
     index.put_pod(P, (("default", "shared"),))
     index.put_pod(Q, (("default", "shared"), ("default", "own")))
@@ -228,7 +252,9 @@ def test_changed_pods_name_the_users_of_a_claim_once() -> None:
 def _intended(state: ApiServerState, name: str, device: str) -> tuple[Stored, Attempt]:
     """Make a claim's next version, with an intent."""
     result = GrantedDevice(request="r", driver="gpu.example.com", pool="n1", device=device)
-    attempt = Attempt(number=1, node="n1", allocation=AllocationResult(devices=DevicesAllocated(results=(result,))), pod="p")
+    attempt = Attempt(
+        number=1, node="n1", allocation=AllocationResult(devices=DevicesAllocated(results=(result,))), pod="p"
+    )
     stored = state.claims["default", name]
     return Stored(stored.revision, with_attempt(stored.value, attempt)), attempt
 
@@ -238,14 +264,22 @@ def _taken(state: ApiServerState) -> int:
 
 
 def test_intent_takes_its_devices_while_it_is_written_and_gives_them_back_when_it_was_not() -> None:
-    """From the decision on nobody else is given the devices; a write that failed leaves them free, and waiting pods look again."""
+    """From the decision on nobody else is given the devices.
+
+    A write that failed leaves them free, and waiting pods look again.
+    """
     state, _, _ = _queue("p")
     _put(state, slice_of("n1", 2), 4)
     intended, attempt = _intended(state, "c-p", "n1-gpu-1")
     before, supply = _taken(state), state.supply
 
     state.under_way.put(("default", "c-p"), intended, P, attempt)
-    during = (_taken(state), state.under_way.claims(), state.intended_nodes(without=""), state.intended_nodes(without="p"))
+    during = (
+        _taken(state),
+        state.under_way.claims(),
+        state.intended_nodes(without=""),
+        state.intended_nodes(without="p"),
+    )
     state.settle(("default", "c-p"))
 
     assert before == 0
@@ -254,7 +288,9 @@ def test_intent_takes_its_devices_while_it_is_written_and_gives_them_back_when_i
 
 
 def test_intent_stays_taken_when_it_was_written() -> None:
-    """The copy of the written claim takes the place of what was being written, whichever comes first, answer or watch."""
+    """The copy of the written claim takes the place of what was being written, whichever comes
+    first, answer or watch.
+    """
     state, _, _ = _queue("p")
     _put(state, slice_of("n1", 2), 4)
     intended, attempt = _intended(state, "c-p", "n1-gpu-1")
@@ -270,9 +306,15 @@ def test_intent_stays_taken_when_it_was_written() -> None:
 
 
 def test_placeless_pods_are_those_that_kube_scheduler_cannot_place() -> None:
-    """Thousands of pods that have devices and no node yet are nobody's work; one of them that is unschedulable is."""
+    """Thousands of pods that have devices and no node yet are nobody's work.
+
+    One of them that is unschedulable is.
+    """
     state, _, _ = _queue("p", "q")
-    for name, conditions in (("p", []), ("q", [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])):
+    for name, conditions in (
+        ("p", []),
+        ("q", [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]),
+    ):
         open_pod = pod(name, f"c-{name}", gates=())
         _put(state, {**open_pod, "status": {"conditions": conditions}}, 6)
         intended, _ = _intended(state, f"c-{name}", f"n1-gpu-{name == 'q':d}")
@@ -287,6 +329,9 @@ def _served(intended: Stored, user: str) -> dict[str, Any]:
     note = {**intended.value.metadata["annotations"]}
     note = {key: value.replace('"pod":"p"', f'"pod":"{user}"') for key, value in note.items()}
     result = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": f"n1-gpu-{user == 'q':d}"}
-    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"resource": "pods", "name": user, "uid": user}]}
+    status = {
+        "allocation": {"devices": {"results": [result]}},
+        "reservedFor": [{"resource": "pods", "name": user, "uid": user}],
+    }
     metadata = {**intended.value.metadata, "annotations": note, "resourceVersion": "8"}
     return {"metadata": metadata, "spec": intended.value.spec, "status": status}

@@ -1,4 +1,6 @@
-"""Shares of GPUs from an operator's setting to an allocation: four quarters fit, the fifth is refused with the numbers."""
+"""Shares of GPUs from an operator's setting to an allocation: four quarters fit, the fifth is
+refused with the numbers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def allocate(*claims: object, usage: Usage | None = None) -> Outcome:
 
 def test_slices_of_a_shared_gpu_keep_every_limit() -> None:
     """A server takes them."""
-    assert [problem for resource_slice in slices_from_inventory(GPUS) for problem in check_slice(resource_slice.spec)] == []
+    assert [
+        problem for resource_slice in slices_from_inventory(GPUS) for problem in check_slice(resource_slice.spec)
+    ] == []
 
 
 def test_four_claims_have_a_quarter_each_when_they_name_no_amount() -> None:
@@ -53,7 +57,9 @@ def test_four_claims_have_a_quarter_each_when_they_name_no_amount() -> None:
 
     assert isinstance(outcome, Allocated)
     granted = [device for result in outcome.results for device in result.devices.results]
-    assert [(device.device, device.consumed_capacity) for device in granted] == [("gpu-0", {"memory": "20Gi", "shares": "1"})] * 4
+    assert [(device.device, device.consumed_capacity) for device in granted] == [
+        ("gpu-0", {"memory": "20Gi", "shares": "1"})
+    ] * 4
     assert len({device.share_id for device in granted}) == 4
 
 
@@ -81,7 +87,9 @@ def test_what_pods_have_by_replicas_is_not_left_for_claims() -> None:
     share = HeldShare(amounts={"memory": 60 * GIB, "shares": 3}, replicas=(0, 1, 2))
     holding = Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}, shares={"gpu": {"gpu-0": share}})
     claimed = Owner(kind=OwnerKind.CLAIM, name="c", uid="c")
-    ledger = Ledger(node=NODE, allocations={who.key: Allocation(owner=who, holdings=(holding,)) for who in (owner, claimed)})
+    ledger = Ledger(
+        node=NODE, allocations={who.key: Allocation(owner=who, holdings=(holding,)) for who in (owner, claimed)}
+    )
 
     consumed = consumed_by_pods(ledger)
 
@@ -94,10 +102,14 @@ def test_placement_request_tells_the_node_how_much_of_a_device_a_claim_has() -> 
     """Two shares of one device in a claim are added up."""
     outcome = allocate(claim(request(device_class="gpu"), request("more", device_class="gpu"), name="d/a"))
     assert isinstance(outcome, Allocated)
-    stored = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "a", "namespace": "d", "uid": "u"})
+    stored = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "a", "namespace": "d", "uid": "u"}
+    )
 
     placed = placement_request(stored, outcome.results[0], NODE)
 
     assert placed is not None
     amounts = {"gpu-0": {"memory": 40 * GIB, "shares": 2}}
-    assert placed.containers[0].devices == (DeviceRequest(device_class="gpu", count=1, names=("gpu-0",), by_share=True, amounts=amounts),)
+    assert placed.containers[0].devices == (
+        DeviceRequest(device_class="gpu", count=1, names=("gpu-0",), by_share=True, amounts=amounts),
+    )

@@ -1,4 +1,6 @@
-"""Claims that are dear to judge: refused like an API server does, searched where nobody waits, and given up so that others have their turn."""
+"""Claims that are dear to judge: refused like an API server does, searched where nobody waits, and
+given up so that others have their turn.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TOO_DEAR = f"{TEN}.all(z, {TEN}.all(y, {TEN}.all(x, {HEAVY})))"
 def _allocator(state: StandaloneState, clock: ManualClock) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
-    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=clock, readiness=Readiness(), registry=registry)
+    runtime = Runtime(
+        name="controller", node="central", bus=no_bus, clock=clock, readiness=Readiness(), registry=registry
+    )
     return Allocator(settings, runtime, state, CelCompiler(), ControllerMetrics(registry))
 
 
@@ -45,7 +49,10 @@ def _state(*nodes: str) -> StandaloneState:
 
 
 def _member(expression: str) -> Member:
-    request = {"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]}}
+    request = {
+        "name": "r",
+        "exactly": {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]},
+    }
     api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -90,7 +97,9 @@ class _HastyClock(ManualClock):
 
 
 async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> None:
-    """After ten seconds the other claims have their turn: what was not looked at is told as given up, never as "does not fit"."""
+    """After ten seconds the other claims have their turn: what was not looked at is told as given
+    up, never as "does not fit".
+    """
     nodes = tuple(f"n{index}" for index in range(8))
     state = _state(*nodes)
 
@@ -111,14 +120,22 @@ async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.Mon
     assert isinstance(outcome, GaveUp)
 
 
-async def test_node_is_counted_once_when_its_search_fails_in_a_way_that_nobody_thought_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both homes search by the same `NodeSearch`: a node at fault is told, and counted among what is set aside as long as it fails by the same."""
+async def test_node_is_counted_once_when_its_search_fails_in_a_way_that_nobody_thought_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both homes search by the same `NodeSearch`: a node at fault is told, and counted among what
+    is set aside as long as it fails by the same.
+    """
     state, registry, no_bus = _state("n1", "n2"), CollectorRegistry(), None
-    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)  # type: ignore[arg-type]  # never asked
+    runtime = Runtime(
+        name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry
+    )  # type: ignore[arg-type]  # never asked
     allocator = Allocator(ControllerSettings(), runtime, state, CelCompiler(), ControllerMetrics(registry))
     monkeypatch.setattr(state, "input_for", lambda *_, **__: {}["devices"])
 
     outcomes = [await allocator.search_on("n1", [_member("true")]) for _ in range(2)]
 
-    assert [outcome.reason.code for outcome in outcomes if isinstance(outcome, Fault) and outcome.is_local] == ["node-failed"] * 2
+    assert [outcome.reason.code for outcome in outcomes if isinstance(outcome, Fault) and outcome.is_local] == [
+        "node-failed"
+    ] * 2
     assert registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": "nodes"}) == 1

@@ -30,7 +30,10 @@ def _inventory(*devices: Device) -> Inventory:
 
 
 def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None:
-    """pcieRoot, pciBusID and numaNode stand under Kubernetes' domain; the driver's own names stand bare, made legal."""
+    """pcieRoot, pciBusID and numaNode stand under Kubernetes' domain.
+
+    The driver's own names stand bare, made legal.
+    """
     (resource_slice,) = slices_from_inventory(_inventory(GPU))
 
     assert (
@@ -56,7 +59,9 @@ def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None
 def test_slices_leave_out_the_numa_node_when_the_machine_does_not_tell() -> None:
     """Unknown is absent, never 0; several nodes are a list."""
     unknown, several = (
-        slices_from_inventory(_inventory(Device(name="d", device_class="gpu", numa_nodes=nodes)))[0].spec.devices[0].attributes
+        slices_from_inventory(_inventory(Device(name="d", device_class="gpu", numa_nodes=nodes)))[0]
+        .spec.devices[0]
+        .attributes
         for nodes in (None, NodeSet(0, 1))
     )
 
@@ -67,7 +72,9 @@ def test_slices_leave_out_the_numa_node_when_the_machine_does_not_tell() -> None
 def test_slices_taint_a_device_when_it_is_sick() -> None:
     """Evidence of a fault evicts, silence only keeps new claims away, and less speed does neither."""
     taints = {
-        state: slices_from_inventory(_inventory(Device(name="d", device_class="gpu", health=DeviceHealth(state=state))))[0]
+        state: slices_from_inventory(
+            _inventory(Device(name="d", device_class="gpu", health=DeviceHealth(state=state)))
+        )[0]
         .spec.devices[0]
         .taints
         for state in HealthState
@@ -90,19 +97,26 @@ def test_slices_are_cut_when_there_are_many_devices() -> None:
 
     assert [len(resource_slice.spec.devices) for resource_slice in slices] == [64, 64, 64, 32]
     assert {resource_slice.spec.pool.resource_slice_count for resource_slice in slices} == {4}
-    assert sorted(resource_slice.name for resource_slice in slices) == [resource_slice.name for resource_slice in slices]
+    assert sorted(resource_slice.name for resource_slice in slices) == [
+        resource_slice.name for resource_slice in slices
+    ]
     assert [problem for resource_slice in slices for problem in check_slice(resource_slice.spec)] == []
 
 
 def test_holders_name_devices_and_cpus_when_the_ledger_has_them() -> None:
     """Exclusive CPUs are held under their device names."""
     owner = Owner(kind=OwnerKind.POD, name="p", uid="u")
-    allocation = Allocation(owner=owner, holdings=(Holding(container="c", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(3)),))
+    allocation = Allocation(
+        owner=owner, holdings=(Holding(container="c", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(3)),)
+    )
     ledger = Ledger(node="n1", allocations={owner.key: allocation})
 
     held = holders_from_ledger(ledger, [Device(name="cpu-3", device_class="cpu", cpu=3)])
 
-    assert held == {DeviceId("gpu.topobus.dev", "n1", "gpu-0"): owner, DeviceId("cpu.topobus.dev", "n1", "cpu-3"): owner}
+    assert held == {
+        DeviceId("gpu.topobus.dev", "n1", "gpu-0"): owner,
+        DeviceId("cpu.topobus.dev", "n1", "cpu-3"): owner,
+    }
 
 
 def test_class_of_driver_knows_only_our_drivers() -> None:

@@ -1,4 +1,6 @@
-"""Devices that are no single node's: pools for all nodes, for nodes with a label, and devices that choose for themselves."""
+"""Devices that are no single node's: pools for all nodes, for nodes with a label, and devices that
+choose for themselves.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def state(place: str, device: str = "") -> StandaloneState:
     """Make a world of two nodes, of which n1 stands in rack a, and a fabric."""
     made = StandaloneState()
     for node in ("n1", "n2"):
-        made.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
+        made.put_inventory(
+            Inventory(node=node, device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),))
+        )
     put(made, "{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {example.com/rack: a}}}")
     put(made, CLASS)
     put(made, SLICE.format(place=place, device=device))
@@ -79,7 +83,9 @@ def outcome(made: StandaloneState, node: str) -> Outcome:
     ],
 )
 def test_devices_serve_the_nodes_that_they_name(place: str, device: str, nodes: set[str]) -> None:
-    """A slice that somebody applied serves all nodes, those with its labels, or those of each device."""
+    """A slice that somebody applied serves all nodes, those with its labels, or those of each
+    device.
+    """
     assert {node for node in ("n1", "n2") if isinstance(outcome(state(place, device), node), Allocated)} == nodes
 
 
@@ -88,7 +94,10 @@ def test_devices_serve_the_nodes_that_they_name(place: str, device: str, nodes: 
     [
         pytest.param("allNodes: true", "", None, id="all-nodes"),
         pytest.param(
-            f"nodeSelector: {RACK}", "", {"matchExpressions": [{"key": "example.com/rack", "operator": "In", "values": ["a"]}]}, id="label"
+            f"nodeSelector: {RACK}",
+            "",
+            {"matchExpressions": [{"key": "example.com/rack", "operator": "In", "values": ["a"]}]},
+            id="label",
         ),
         pytest.param(
             "allNodes: true",
@@ -99,7 +108,11 @@ def test_devices_serve_the_nodes_that_they_name(place: str, device: str, nodes: 
     ],
 )
 def test_allocation_says_where_its_devices_can_be_used(place: str, device: str, wanted: Any) -> None:
-    """The node selector is that of the slice, none for all nodes, and the node itself for a device that binds; no ledger holds such a device."""
+    """The node selector is that of the slice, none for all nodes, and the node itself for a device
+    that binds.
+
+    No ledger holds such a device.
+    """
     made = state(place, device)
     allocated = outcome(made, "n1")
     assert isinstance(allocated, Allocated)
@@ -108,7 +121,11 @@ def test_allocation_says_where_its_devices_can_be_used(place: str, device: str, 
     terms = result.node_selector.node_selector_terms if result.node_selector is not None else ()
     shown = [
         {
-            **({"matchExpressions": [_plain(item) for item in term.match_expressions]} if term.match_expressions else {}),
+            **(
+                {"matchExpressions": [_plain(item) for item in term.match_expressions]}
+                if term.match_expressions
+                else {}
+            ),
             **({"matchFields": [_plain(item) for item in term.match_fields]} if term.match_fields else {}),
         }
         for term in terms

@@ -19,7 +19,11 @@ from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.outcome import Reason, Refusal
 
 CLAIM = Claim(
-    ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "one", "namespace": "default", "uid": "u"})
+    ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "one", "namespace": "default", "uid": "u"},
+    )
 )
 
 
@@ -40,7 +44,10 @@ async def unreadable() -> bool:
 
 
 class _Node:
-    """A bus behind which one node answers: with an outcome, or with an error; its ledger shows the claim with one GPU."""
+    """A bus behind which one node answers: with an outcome, or with an error.
+
+    Its ledger shows the claim with one GPU.
+    """
 
     def __init__(self, outcome: Refusal | Exception, device: str) -> None:
         self._outcome = outcome
@@ -68,7 +75,9 @@ REFUSAL = Refusal(reasons=(Reason(code="already-placed", message="it is held"),)
     ids=["malformed-answer", "hardware", "configuration"],
 )
 async def test_node_is_unavailable_when_it_answers_with_an_error(error: Exception) -> None:
-    """Whatever a node's topology fails by is no fault of the claim: the node is as unavailable as a silent one, and named."""
+    """Whatever a node's topology fails by is no fault of the claim: the node is as unavailable as a
+    silent one, and named.
+    """
     bus: Any = _Node(error, "gpu0")
 
     with pytest.raises(PeerUnavailable, match="node n1: its topology service failed") as failed:
@@ -78,7 +87,9 @@ async def test_node_is_unavailable_when_it_answers_with_an_error(error: Exceptio
 
 
 async def test_attempt_is_held_when_the_ledger_shows_it_as_done() -> None:
-    """A refusal of what the ledger shows as done is none: the node has forgotten the operation, and no placement of now is told."""
+    """A refusal of what the ledger shows as done is none: the node has forgotten the operation, and
+    no placement of now is told.
+    """
     bus: Any = _Node(REFUSAL, "gpu0")
 
     assert await NodeLedgers(bus, ClusterState(), 1.0).hold(CLAIM, attempt("gpu0"), newest) == Held()
@@ -93,7 +104,9 @@ async def test_claims_own_fault_is_not_the_nodes_when_it_cannot_be_read_anew() -
 
 
 async def test_ledger_is_told_as_unreadable_when_nobody_can_read_it() -> None:
-    """A stored value that is malformed is no silent node: whoever asked sets its object aside and does not ask for it again and again."""
+    """A stored value that is malformed is no silent node: whoever asked sets its object aside and
+    does not ask for it again and again.
+    """
     bus: Any = SimpleNamespace(get=unreadable_ledger)
 
     with pytest.raises(ContractError, match="ledger of n1"):

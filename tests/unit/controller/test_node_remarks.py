@@ -1,4 +1,6 @@
-"""What the controller's log costs when a node's writers alternate: a line of each kind in ten seconds."""
+"""What the controller's log costs when a node's writers alternate: a line of each kind in ten
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from topobus.testing.clock import ManualClock
 
 
 def test_node_whose_writers_alternate_costs_a_line_each_ten_seconds() -> None:
-    """An older and a newer instance write in turn while a service is replaced: readiness follows each write, the log does not."""
+    """An older and a newer instance write in turn while a service is replaced: readiness follows
+    each write, the log does not.
+    """
     readiness, clock = Readiness(), ManualClock()
     gauge = Gauge("remarked", "nodes", registry=CollectorRegistry())
     remarks = NodeRemarks(readiness, "0.2.0", gauge, QuietLog(clock))

@@ -1,4 +1,6 @@
-"""What the controller remembers of objects that are gone: enough to give back what they hold, and no more however many go."""
+"""What the controller remembers of objects that are gone: enough to give back what they hold, and
+no more however many go.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,22 @@ from topobus.values.request import Owner, OwnerKind
 def claim(name: str) -> ApiObject:
     """A claim as it is stored."""
     return ApiObject(
-        api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"namespace": "default", "name": name, "uid": f"u-{name}"}
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"namespace": "default", "name": name, "uid": f"u-{name}"},
     )
 
 
 async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored_and_deleted() -> None:
-    """A store without a trace of an owner proves nothing, so its devices stay and it is told, once; when its object was here again and was deleted, they are let go."""
+    """A store without a trace of an owner proves nothing, so its devices stay and it is told, once.
+
+    When its object was here again and was deleted, they are let go.
+    """
     owner = Owner(kind=OwnerKind.CLAIM, name="lost", uid="u-lost")
     ledger = Ledger(
-        node="n1", sequence=1, allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))}
+        node="n1",
+        sequence=1,
+        allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))},
     )
     released: list[Owner] = []
 
@@ -51,7 +60,9 @@ async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored
         await node.put(LEDGER, ledger, node="n1")
         await node.answer(RELEASE, release, node="n1")
         registry, state, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
-        runtime = Runtime(name="controller", node="central", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry
+        )
         metrics = ControllerMetrics(registry)
         allocator = Allocator(settings, runtime, state, CelCompiler(), metrics)
         queue = WorkQueue("orphans", runtime.clock, settings.retry_s)
@@ -72,10 +83,15 @@ async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored
 
 
 async def test_orphans_forget_objects_that_no_ledger_names() -> None:
-    """Ten thousand deleted claims that hold nothing leave no trace; nothing is asked of the bus for them."""
+    """Ten thousand deleted claims that hold nothing leave no trace.
+
+    Nothing is asked of the bus for them.
+    """
     no_bus: Any = None
     registry, state, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
-    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
+    runtime = Runtime(
+        name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry
+    )
     metrics = ControllerMetrics(registry)
     allocator = Allocator(settings, runtime, state, CelCompiler(), metrics)
     queue = WorkQueue("orphans", runtime.clock, settings.retry_s)

@@ -1,4 +1,6 @@
-"""What pods on nodes mean for a pod that is to be placed: host ports, affinity, anti-affinity and topology spread, by kube-scheduler's rules."""
+"""What pods on nodes mean for a pod that is to be placed: host ports, affinity, anti-affinity and
+topology spread, by kube-scheduler's rules.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ HOST, ZONE = "kubernetes.io/hostname", "zone"
 NODES = {"n1": "a", "n2": "a", "n3": "b"}
 
 
-def pod(name: str, *, node: str = "", labels: dict[str, str] | None = None, namespace: str = "default", **spec: Any) -> dict[str, Any]:
+def pod(
+    name: str, *, node: str = "", labels: dict[str, str] | None = None, namespace: str = "default", **spec: Any
+) -> dict[str, Any]:
     """A pod as the server shows it."""
     metadata = {"name": name, "namespace": namespace, "uid": name, "labels": labels or {}}
     return {"metadata": metadata, "spec": {**({"nodeName": node} if node else {}), **spec}}
@@ -39,7 +43,11 @@ def port(number: int, **fields: Any) -> dict[str, Any]:
 def near(key: str = ZONE, *, anti: bool = False, **term: Any) -> dict[str, Any]:
     """A required term of affinity, or of anti-affinity, for the web."""
     terms = [{"topologyKey": key, "labelSelector": WEB, **term}]
-    return {"affinity": {"podAntiAffinity" if anti else "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+    return {
+        "affinity": {
+            "podAntiAffinity" if anti else "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        }
+    }
 
 
 def spread(key: str = ZONE, **fields: Any) -> dict[str, Any]:
@@ -52,7 +60,10 @@ def spread(key: str = ZONE, **fields: Any) -> dict[str, Any]:
 
 
 def refusals(
-    wanted: dict[str, Any], *present: dict[str, Any], assumed: dict[str, str] | None = None, taints: dict[str, Any] | None = None
+    wanted: dict[str, Any],
+    *present: dict[str, Any],
+    assumed: dict[str, str] | None = None,
+    taints: dict[str, Any] | None = None,
 ) -> dict[str, str]:
     """Say for each of n1 and n2 (zone a) and n3 (zone b) by which rule the wanted pod is kept off."""
     index = PlacedPods()
@@ -73,7 +84,11 @@ def refusals(
     intended = {("default", name): node for name, node in (assumed or {}).items()}
     stored = ApiObject(api_version="v1", kind="Pod", metadata=wanted["metadata"], spec=wanted["spec"], status={})
     rules = count_rules(
-        read_placement(stored), read_placing(stored), nodes, index.groups(intended), lambda node: index.ports_on(node, intended)
+        read_placement(stored),
+        read_placing(stored),
+        nodes,
+        index.groups(intended),
+        lambda node: index.ports_on(node, intended),
     )
     reasons = {name: rules.why_not(at) for name, at in nodes.items()}
     return {name: reason.code for name, reason in reasons.items() if reason is not None}
@@ -93,8 +108,13 @@ def refusals(
         (port(80), {"initContainers": [{**port(80)["containers"][0], "restartPolicy": "Always"}]}, True),
     ],
 )
-def test_host_port_is_taken_as_kube_scheduler_has_it(wanted: dict[str, Any], used: dict[str, Any], is_taken: bool) -> None:
-    """Protocol and number are the same, and the address, or one of them is for all; what ends before the containers start has none."""
+def test_host_port_is_taken_as_kube_scheduler_has_it(
+    wanted: dict[str, Any], used: dict[str, Any], is_taken: bool
+) -> None:
+    """Protocol and number are the same, and the address, or one of them is for all.
+
+    What ends before the containers start has none.
+    """
     assert refusals(pod("p", **wanted), pod("q", node="n1", **used)) == ({"n1": "host-port-taken"} if is_taken else {})
 
 
@@ -134,7 +154,11 @@ EVERYWHERE = {"n1": "pod-affinity", "n2": "pod-affinity", "n3": "pod-affinity"}
             [web("q", "n3", namespace="other"), web("r", "n1")],
             {"n3": "pod-anti-affinity"},
         ),
-        (pod("p", **near(anti=True, namespaceSelector={})), [web("q", "n3", namespace="other")], {"n3": "pod-anti-affinity"}),
+        (
+            pod("p", **near(anti=True, namespaceSelector={})),
+            [web("q", "n3", namespace="other")],
+            {"n3": "pod-anti-affinity"},
+        ),
         # Those that are there need not bear the new one.
         (
             pod("p", labels={"app": "web"}),
@@ -181,7 +205,8 @@ IN_ZONE_A = {"nodeSelector": {ZONE: "a"}}
         # By default the pod's own node selector says over which nodes is spread.
         (pod("p", labels={"app": "web"}, **IN_ZONE_A, **spread()), [web("q", "n1")], {}),
         (pod("p", labels={"app": "web"}, **IN_ZONE_A, **spread(nodeAffinityPolicy="Ignore")), [web("q", "n1")], ZONE_A),
-        # Another namespace's pods and those that are on their way out do not count, an empty selector counts nobody.
+        # Another namespace's pods and those that are on their way out do not count,
+        # an empty selector counts nobody.
         (pod("p", labels={"app": "web"}, **spread()), [web("q", "n1", namespace="other")], {}),
         (pod("p", labels={"app": "web"}, **spread(labelSelector={})), [web("q", "n1")], {}),
         # Only those of the same version.
@@ -210,7 +235,10 @@ def test_spread_counts_tainted_nodes_unless_told_otherwise(policy: str, expected
     """With `Honor` a domain that the pod cannot go to does not hold it to its emptiness."""
     taints = {"n3": {"key": "k", "effect": "NoSchedule"}}
 
-    assert refusals(pod("p", labels={"app": "web"}, **spread(nodeTaintsPolicy=policy)), web("q", "n1"), taints=taints) == expected
+    assert (
+        refusals(pod("p", labels={"app": "web"}, **spread(nodeTaintsPolicy=policy)), web("q", "n1"), taints=taints)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +250,9 @@ def test_spread_counts_tainted_nodes_unless_told_otherwise(policy: str, expected
         (pod("p", labels={"app": "web"}, **spread()), pod("q", labels={"app": "web"}), ZONE_A),
     ],
 )
-def test_pod_counts_where_it_is_intended(wanted: dict[str, Any], waiting: dict[str, Any], expected: dict[str, str]) -> None:
+def test_pod_counts_where_it_is_intended(
+    wanted: dict[str, Any], waiting: dict[str, Any], expected: dict[str, str]
+) -> None:
     """Two pods that are placed in one round see each other; one that only waits counts nowhere."""
     assert refusals(wanted, waiting) == {}
     assert refusals(wanted, waiting, assumed={"q": "n2"}) == expected
@@ -240,16 +270,23 @@ def test_pod_counts_where_it_is_intended(wanted: dict[str, Any], waiting: dict[s
         ("Near", [], {"a": ""}, False),
     ],
 )
-def test_label_selector_selects_as_apimachinery_has_it(operator: str, values: list[str], labels: dict[str, str], expected: bool) -> None:
+def test_label_selector_selects_as_apimachinery_has_it(
+    operator: str, values: list[str], labels: dict[str, str], expected: bool
+) -> None:
     """Each operator; one that nobody knows never holds."""
-    selector = read_as({"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}, LabelSelector, where="test")
+    selector = read_as(
+        {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}, LabelSelector, where="test"
+    )
 
     assert selects(selector, labels) is expected
     assert not selects(with_labels(selector, {"b": "1"}), labels)
 
 
 def test_pod_of_somebody_else_counts_without_terms_that_nobody_can_read() -> None:
-    """Garbage in a pod that is there keeps nobody out; in the pod that is to be placed it is told."""
+    """Garbage in a pod that is there keeps nobody out.
+
+    In the pod that is to be placed it is told.
+    """
     garbage: dict[str, Any] = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": 7}}}
 
     assert refusals(pod("p", labels={"app": "web"}), pod("q", node="n1", **garbage)) == {}

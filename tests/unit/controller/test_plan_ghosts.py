@@ -25,7 +25,9 @@ POD = PodRequest(owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=
 def planner(state: StandaloneState, bus: Bus) -> Planner:
     """Make a planner on that bus."""
     registry = CollectorRegistry()
-    runtime = Runtime(name="controller", node="c", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
+    runtime = Runtime(
+        name="controller", node="c", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry
+    )
     return Planner(ControllerSettings(), runtime, state, ControllerMetrics(registry))
 
 

@@ -11,7 +11,11 @@ from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusa
 
 
 def _placed(*nodes: NodeSet, preferred: bool = True) -> Placement:
-    return Placement(containers=tuple(ContainerPlacement(name="c", alignment=Hint(node, preferred), numa_nodes=node) for node in nodes))
+    return Placement(
+        containers=tuple(
+            ContainerPlacement(name="c", alignment=Hint(node, preferred), numa_nodes=node) for node in nodes
+        )
+    )
 
 
 ANSWERS = {

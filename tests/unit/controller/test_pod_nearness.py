@@ -1,4 +1,6 @@
-"""Pods that wish for their alignment: the devices of all their claims, their CPUs and their memory are judged as one."""
+"""Pods that wish for their alignment: the devices of all their claims, their CPUs and their memory
+are judged as one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from topobus.values.view import AlignmentOptions, NodeAlignment
 from unit.controller.nearness import COMPILER, NODE, claim, entry, names, state
 
 
-def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[str, ...] = ("gpus", "nics")) -> ApiObject:
+def pod(
+    annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[str, ...] = ("gpus", "nics")
+) -> ApiObject:
     """Make a pod; its one container uses all claims unless said otherwise."""
     used = {"claims": [{"name": each_claim} for each_claim in claims], "limits": {"cpu": "4", "memory": "4Gi"}}
     spec = {
@@ -52,8 +56,18 @@ GPUS, NICS = claim({"gpu": 1}, name="gpus"), claim({"nic": 1}, name="nics")
 @pytest.mark.parametrize(
     ("wishes", "held", "expected"),
     [
-        pytest.param({"topobus.dev/locality": "hard:switch"}, {"gpu": ("gpu-0", "gpu-1")}, [["gpu-2"], ["nic-2"]], id="hard-switch"),
-        pytest.param({"topobus.dev/locality": "soft:switch"}, {"gpu": ("gpu-0", "gpu-1")}, [["gpu-2"], ["nic-2"]], id="soft-switch"),
+        pytest.param(
+            {"topobus.dev/locality": "hard:switch"},
+            {"gpu": ("gpu-0", "gpu-1")},
+            [["gpu-2"], ["nic-2"]],
+            id="hard-switch",
+        ),
+        pytest.param(
+            {"topobus.dev/locality": "soft:switch"},
+            {"gpu": ("gpu-0", "gpu-1")},
+            [["gpu-2"], ["nic-2"]],
+            id="soft-switch",
+        ),
         pytest.param(
             {"topobus.dev/policy": "single-numa-node"},
             {"gpu": ("gpu-0", "gpu-1", "gpu-2", "gpu-3")},
@@ -93,19 +107,25 @@ def _with_cpus_held(there: StandaloneState, cpus: CpuSet) -> StandaloneState:
 
 
 def test_devices_come_from_where_the_pod_has_cpus_left() -> None:
-    """All CPUs of NUMA node 0 are taken: the pod's own four must come from node 1, so its claims' devices do, too."""
+    """All CPUs of NUMA node 0 are taken: the pod's own four must come from node 1, so its claims'
+    devices do, too.
+    """
     there = state()
     view = there.view_of(NODE)
     assert view is not None
     of_node_0 = CpuSet.of(cpu for core in view.cores if core.numa_node == 0 for cpu in core.cpus)
 
-    devices = names(solve(_with_cpus_held(there, of_node_0), pod({"topobus.dev/policy": "single-numa-node"}), GPUS, NICS))
+    devices = names(
+        solve(_with_cpus_held(there, of_node_0), pod({"topobus.dev/policy": "single-numa-node"}), GPUS, NICS)
+    )
 
     assert devices == [["gpu-4"], ["nic-4"]]
 
 
 def test_pod_is_refused_with_the_engines_reason_when_no_place_has_devices_and_cpus() -> None:
-    """CPUs are left on node 0 alone and GPUs on node 1 alone: the claim could be served, the pod could not."""
+    """CPUs are left on node 0 alone and GPUs on node 1 alone: the claim could be served, the pod
+    could not.
+    """
     there = state()
     view = there.view_of(NODE)
     assert view is not None
@@ -130,19 +150,25 @@ def test_controller_judges_with_the_nodes_own_options() -> None:
     wish = pod({"topobus.dev/policy": "single-numa-node"})
     assert names(solve(there, wish, GPUS, NICS)) == [["gpu-0"], ["nic-0"]]
 
-    there.put_alignment(NODE, NodeAlignment(node=NODE, options=AlignmentOptions(policy=Policy.RESTRICTED), reserved_cpus=reserved))
+    there.put_alignment(
+        NODE, NodeAlignment(node=NODE, options=AlignmentOptions(policy=Policy.RESTRICTED), reserved_cpus=reserved)
+    )
 
     assert names(solve(there, wish, GPUS, NICS)) == [["gpu-4"], ["nic-4"]]
 
 
 def test_node_places_the_pod_where_the_controller_chose_its_devices() -> None:
-    """The node is asked the same question by the same engine: CPUs come from the NUMA node of the claims' devices."""
+    """The node is asked the same question by the same engine: CPUs come from the NUMA node of the
+    claims' devices.
+    """
     there = state(gpu=("gpu-0", "gpu-1", "gpu-2", "gpu-3"))
     api_object = pod({"topobus.dev/policy": "single-numa-node"})
     outcome = solve(there, api_object, GPUS, NICS)
     assert isinstance(outcome, Allocated)
     taken = {
-        owner_of(claim_).key: Allocation(owner=owner_of(claim_), holdings=(Holding(container="", devices={kind: tuple(found_names)}),))
+        owner_of(claim_).key: Allocation(
+            owner=owner_of(claim_), holdings=(Holding(container="", devices={kind: tuple(found_names)}),)
+        )
         for claim_, kind, found_names in zip((GPUS, NICS), ("gpu", "nic"), names(outcome), strict=True)
     }
     there.put_ledger(Ledger(node=NODE, sequence=1, allocations=taken))
@@ -159,7 +185,10 @@ def test_node_places_the_pod_where_the_controller_chose_its_devices() -> None:
 
 
 def test_matched_values_stand_in_the_allocation_for_prepare() -> None:
-    """Each claim of the pod is told where the devices of both lie; the configuration is for our drivers, and not there without a wish."""
+    """Each claim of the pod is told where the devices of both lie.
+
+    The configuration is for our drivers, and not there without a wish.
+    """
     wished = solve(state(gpu=("gpu-0", "gpu-1")), pod({"topobus.dev/locality": "hard:switch"}), GPUS, NICS)
     plain = solve(state(gpu=("gpu-0", "gpu-1")), pod({}), GPUS, NICS)
     assert isinstance(wished, Allocated)
@@ -179,7 +208,11 @@ def test_matched_values_stand_in_the_allocation_for_prepare() -> None:
     )
     assert (
         len(
-            {tuple(opaque_configuration.parameters["pcieSwitches"]) for opaque_configuration in opaques if opaque_configuration is not None}
+            {
+                tuple(opaque_configuration.parameters["pcieSwitches"])
+                for opaque_configuration in opaques
+                if opaque_configuration is not None
+            }
         )
         == 1
     )
@@ -209,7 +242,10 @@ def _container(name: str, *uses: str) -> dict[str, Any]:
 
 
 def test_claims_of_two_containers_may_lie_apart_when_scope_is_container() -> None:
-    """With scope container each container has a place of its own; with scope pod there is one for all."""
+    """With scope container each container has a place of its own.
+
+    With scope pod there is one for all.
+    """
     containers = (_container("a", "gpus"), _container("b", "nics"))
     held = {"gpu": ("gpu-0", "gpu-1", "gpu-2", "gpu-3"), "nic": ("nic-4", "nic-5", "nic-6", "nic-7")}
 
@@ -220,11 +256,16 @@ def test_claims_of_two_containers_may_lie_apart_when_scope_is_container() -> Non
 
 
 def test_groups_join_claims_over_the_containers_that_use_them() -> None:
-    """A claim that two containers use ties them; one that nobody uses is tied to nothing, but for scope pod."""
+    """A claim that two containers use ties them.
+
+    One that nobody uses is tied to nothing, but for scope pod.
+    """
     owner = Owner(kind=OwnerKind.POD, name="p", uid="p")
     uses = [("k0", ("a",)), ("k1", ("b",)), ("k2", ("a", "b")), ("k3", ()), ("k4", ("c",))]
     request = PodRequest(
-        owner=owner, containers=(), claims=tuple(ClaimUse(owner_key=key, containers=containers) for key, containers in uses)
+        owner=owner,
+        containers=(),
+        claims=tuple(ClaimUse(owner_key=key, containers=containers) for key, containers in uses),
     )
     keys = [key for key, _ in uses]
 

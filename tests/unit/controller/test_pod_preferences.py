@@ -1,4 +1,6 @@
-"""What a pod prefers of nodes, in points: by labels, by the pods there, by how evenly its kind lies."""
+"""What a pod prefers of nodes, in points: by labels, by the pods there, by how evenly its kind
+lies.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def points(spec: dict[str, Any], *present: dict[str, Any]) -> list[int]:
     for plain in present:
         index.put_pod(("default", plain["metadata"]["name"]), plain)
     nodes = {
-        name: node_facts(ApiObject(api_version="v1", kind="Node", metadata={"name": name, "labels": labels}, spec={}, status={}))
+        name: node_facts(
+            ApiObject(api_version="v1", kind="Node", metadata={"name": name, "labels": labels}, spec={}, status={})
+        )
         for name, labels in NODES.items()
     }
     metadata = {"name": "p", "namespace": "default", "labels": {"app": "web"}}
@@ -81,7 +85,8 @@ def points(spec: dict[str, Any], *present: dict[str, Any]) -> list[int]:
         (evenly(HOST), [web("q", "n1"), web("r", "n1"), web("s", "n2")], [0, 50, 100, 100]),
         (evenly(ZONE), [web("q", "n1"), web("r", "n3")], [100, 100, 100, 0]),
         (evenly(ZONE), [], [100, 100, 100, 0]),
-        # 1 x ln 4 for the zone, 1 x ln 5 for the host, and 2 + 2 for the skews: 7, 5 and 4; n4 has no zone.
+        # 1 x ln 4 for the zone, 1 x ln 5 for the host, and 2 + 2 for the
+        # skews: 7, 5 and 4; n4 has no zone.
         (evenly(ZONE, HOST, skew=3), [web("q", "n1")], [57, 85, 100, 0]),
         (evenly(HOST, action="DoNotSchedule"), [web("q", "n1")], [0, 0, 0, 0]),
         ({"affinity": in_nodes(labelled(HOST, "n1", 1))} | evenly(HOST), [web("q", "n1")], [100, 100, 100, 100]),
@@ -102,8 +107,14 @@ def points(spec: dict[str, Any], *present: dict[str, Any]) -> list[int]:
         "labels and even",
     ],
 )
-def test_node_gets_points_for_what_the_pod_prefers(spec: dict[str, Any], present: list[dict[str, Any]], expected: list[int]) -> None:
-    """Each kind from 0 to 100, added up; a node without the label of a constraint gets nothing for it, and what must hold is no preference."""
+def test_node_gets_points_for_what_the_pod_prefers(
+    spec: dict[str, Any], present: list[dict[str, Any]], expected: list[int]
+) -> None:
+    """Each kind from 0 to 100, added up.
+
+    A node without the label of a constraint gets nothing for it, and
+    what must hold is no preference.
+    """
     assert points(spec, *present) == expected
 
 

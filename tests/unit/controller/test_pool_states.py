@@ -24,7 +24,10 @@ SITUATIONS: dict[PoolState, list[Slice]] = {
     PoolState.INCOMPLETE: [slice_of(gpus(1), name="a", count=2)],
     PoolState.INVALID: [slice_of(gpus(1), name="a", count=2), slice_of(gpus(1), name="b", count=2)],
     # The count says that another slice of the pool is somewhere, and it is newer.
-    PoolState.OBSOLETE: [slice_of(gpus(1), name="a", count=2), slice_of(gpus(1), name="b", generation=2, count=2, nodeName="elsewhere")],
+    PoolState.OBSOLETE: [
+        slice_of(gpus(1), name="a", count=2),
+        slice_of(gpus(1), name="b", generation=2, count=2, nodeName="elsewhere"),
+    ],
 }
 WHY = {
     PoolState.READY: "",
@@ -51,8 +54,14 @@ def test_pool_is_told_apart(state: PoolState) -> None:
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        pytest.param({"consumesCounters": [{**COUNTED, "counterSet": "other"}]}, "uses counter other", id="unknown-set"),
-        pytest.param({"consumesCounters": [{**COUNTED, "counters": {"x": {"value": 1}}}]}, "uses counter set/x", id="unknown-counter"),
+        pytest.param(
+            {"consumesCounters": [{**COUNTED, "counterSet": "other"}]}, "uses counter other", id="unknown-set"
+        ),
+        pytest.param(
+            {"consumesCounters": [{**COUNTED, "counters": {"x": {"value": 1}}}]},
+            "uses counter set/x",
+            id="unknown-counter",
+        ),
     ],
 )
 def test_pool_is_invalid_when_a_device_uses_what_is_not_counted(device: dict[str, Any], why: str) -> None:
@@ -80,7 +89,10 @@ def test_pool_is_invalid_when_two_counter_sets_have_one_name() -> None:
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("state", PoolState)
 def test_claim_for_some_devices_skips_a_pool_that_is_not_ready(state: PoolState, mode: Mode) -> None:
-    """Another pool serves the claim; without one the reasons name the pool's state, and an invalid pool ends this node only."""
+    """Another pool serves the claim.
+
+    Without one the reasons name the pool's state, and an invalid pool ends this node only.
+    """
     other = slice_of(gpus(1), pool="other", name="z")
 
     served = solve(given([*SITUATIONS[state], other], claim(request(count=1)), mode=mode))

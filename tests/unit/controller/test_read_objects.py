@@ -23,7 +23,13 @@ from topobus.values.errors import ContractError
 def _claim(*, spec: Any = None, status: Any = None, annotations: dict[str, str] | None = None) -> ApiObject:
     devices = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev"}}]}}
     metadata = {"name": "c", "namespace": "ns", "uid": "u", "annotations": annotations or {}}
-    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, spec=spec or devices, status=status or {})
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata=metadata,
+        spec=spec or devices,
+        status=status or {},
+    )
 
 
 def test_stored_claim_is_read_once_when_many_ask() -> None:
@@ -36,7 +42,10 @@ def test_stored_claim_is_read_once_when_many_ask() -> None:
 
 
 def test_claim_names_itself_and_its_other_parts_go_on_when_one_part_is_unreadable() -> None:
-    """A status that nobody can read raises an error with the claim's name each time; the spec is answered."""
+    """A status that nobody can read raises an error with the claim's name each time.
+
+    The spec is answered.
+    """
     claim = Claim(_claim(status={"allocation": 5}))
 
     for _ in range(2):
@@ -48,7 +57,9 @@ def test_claim_names_itself_and_its_other_parts_go_on_when_one_part_is_unreadabl
 
 
 def test_claim_refuses_an_attempt_when_somebody_wrote_something_else_there() -> None:
-    """A note that is none is an error that names the annotation, not an absent note: an absent one would let the claim be allocated twice."""
+    """A note that is none is an error that names the annotation, not an absent note: an absent one
+    would let the claim be allocated twice.
+    """
     claim = Claim(_claim(annotations={"topobus.dev/attempt": "{"}))
 
     with pytest.raises(ContractError, match=r"annotation topobus\.dev/attempt"):
@@ -67,7 +78,9 @@ def test_pod_tells_its_node_and_end_when_its_spec_is_unreadable() -> None:
 
 
 def test_cluster_home_reads_claim_and_pod_once_when_many_rounds_look_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an informer brought is kept with what was read in it: rounds over the same versions parse nothing again."""
+    """What an informer brought is kept with what was read in it: rounds over the same versions
+    parse nothing again.
+    """
     state, reads = ApiServerState(), Counter[str]()
     queue = GatedPodQueue(ManualClock(), state, retry_s=1.0)
     state.put("ResourceClaim", "v1", claim("c", uid="u", resourceVersion="3"))

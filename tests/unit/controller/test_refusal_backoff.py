@@ -12,7 +12,10 @@ ONE, TWO = DeviceId("d", "n", "one"), DeviceId("d", "n", "two")
 
 
 def test_refusals_keep_devices_away_for_a_growing_while() -> None:
-    """Each refusal of a claim doubles the time until its devices are tried again; what was excluded before that is over."""
+    """Each refusal of a claim doubles the time until its devices are tried again.
+
+    What was excluded before that is over.
+    """
     clock = ManualClock()
     refusals: RefusalBackoff[DeviceId] = RefusalBackoff(clock, 1.0)
     refusals.add("c", [ONE], "reserved")

@@ -1,4 +1,6 @@
-"""The numbers of a refusal: the most devices that a request can have at once, and what keeps it from each other one."""
+"""The numbers of a refusal: the most devices that a request can have at once, and what keeps it
+from each other one.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,33 @@ def message_of(slices: list[Any], *claims: Any, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("slices", "asked", "wanted"),
     [
-        pytest.param(tainted(2, 1), claim(request(count=4)), "found 2 of 3 (1 device: tainted x=:NoSchedule)", id="more-than-all"),
-        pytest.param(tainted(2, 1), claim(request(count=3)), "found 2 of 3 (1 device: tainted x=:NoSchedule)", id="all-but-the-tainted"),
-        pytest.param(tainted(8, 8), claim(request(count=12)), "found 8 of 16 (8 devices: tainted x=:NoSchedule)", id="half-of-them"),
-        pytest.param(tainted(8, 8), claim(request(count=16)), "found 8 of 16 (8 devices: tainted x=:NoSchedule)", id="as-many-as-named"),
-        pytest.param(tainted(8, 8), claim(request(count=17)), "found 8 of 16 (8 devices: tainted x=:NoSchedule)", id="one-more-than-named"),
+        pytest.param(
+            tainted(2, 1), claim(request(count=4)), "found 2 of 3 (1 device: tainted x=:NoSchedule)", id="more-than-all"
+        ),
+        pytest.param(
+            tainted(2, 1),
+            claim(request(count=3)),
+            "found 2 of 3 (1 device: tainted x=:NoSchedule)",
+            id="all-but-the-tainted",
+        ),
+        pytest.param(
+            tainted(8, 8),
+            claim(request(count=12)),
+            "found 8 of 16 (8 devices: tainted x=:NoSchedule)",
+            id="half-of-them",
+        ),
+        pytest.param(
+            tainted(8, 8),
+            claim(request(count=16)),
+            "found 8 of 16 (8 devices: tainted x=:NoSchedule)",
+            id="as-many-as-named",
+        ),
+        pytest.param(
+            tainted(8, 8),
+            claim(request(count=17)),
+            "found 8 of 16 (8 devices: tainted x=:NoSchedule)",
+            id="one-more-than-named",
+        ),
         pytest.param(
             card([device(f"part-{index}", **SLOT) for index in range(8)]),
             claim(request(count=9)),
@@ -76,19 +100,29 @@ def message_of(slices: list[Any], *claims: Any, **fields: Any) -> str:
             id="different-values",
         ),
         pytest.param(
-            [slice_of([device(f"dev-{index}", memory=str(index), allowMultipleAllocations=True) for index in (1, 2, 3)])],
+            [
+                slice_of(
+                    [device(f"dev-{index}", memory=str(index), allowMultipleAllocations=True) for index in (1, 2, 3)]
+                )
+            ],
             claim(request(count=3, capacity={"requests": {"memory": "2"}})),
             "found 2 of 3 (1 device (dev-1): its free capacity is too small: memory: 2 wanted, 1 left of 1)",
             id="shares",
         ),
-        pytest.param(tainted(2, 1), claim(request(allocationMode="All")), "found 2 of 3 (1 device: tainted x=:NoSchedule)", id="all"),
+        pytest.param(
+            tainted(2, 1),
+            claim(request(allocationMode="All")),
+            "found 2 of 3 (1 device: tainted x=:NoSchedule)",
+            id="all",
+        ),
         pytest.param(
             tainted(2, 1),
             claim(
                 {
                     "name": "r",
                     "firstAvailable": [
-                        {"name": name, "deviceClassName": "gpu", "count": count} for name, count in (("many", 8), ("few", 3))
+                        {"name": name, "deviceClassName": "gpu", "count": count}
+                        for name, count in (("many", 8), ("few", 3))
                     ],
                 }
             ),
@@ -97,13 +131,20 @@ def message_of(slices: list[Any], *claims: Any, **fields: Any) -> str:
         ),
     ],
 )
-def test_refusal_counts_what_a_request_can_have_at_once_when_devices_are_too_few(slices: list[Any], asked: Any, wanted: str) -> None:
-    """Taints, counters, constraints and shares are minded, and the request's own devices stand in nobody's way."""
+def test_refusal_counts_what_a_request_can_have_at_once_when_devices_are_too_few(
+    slices: list[Any], asked: Any, wanted: str
+) -> None:
+    """Taints, counters, constraints and shares are minded, and the request's own devices stand in
+    nobody's way.
+    """
     assert message_of(slices, asked).partition(", ")[2] == wanted
 
 
 def test_refusal_names_the_first_request_without_devices_when_several_ask() -> None:
-    """The requests before it have theirs where they leave most to it; those of another claim count, too."""
+    """The requests before it have theirs where they leave most to it.
+
+    Those of another claim count, too.
+    """
     first = request("any", count=1)
     second = request("front", count=3, where=["device.attributes['gpu.example.com'].front"])
     slices = [slice_of(gpus(3, front=[True, True, False]))]
@@ -111,15 +152,23 @@ def test_refusal_names_the_first_request_without_devices_when_several_ask() -> N
     one_claim = message_of(slices, claim(first, second, request("last", count=9)))
     two_claims = message_of(slices, claim(first, name="a/1"), claim(second, name="a/2"))
 
-    wanted = "request front wants 3 devices of class gpu, found 2 of 3 (1 device: taken by another request of the same claims)"
+    wanted = (
+        "request front wants 3 devices of class gpu, found 2 of 3 (1 device: taken by another request of the "
+        "same claims)"
+    )
     assert (one_claim, two_claims) == (wanted, f"claim a/2, {wanted}")
 
 
 def test_refusal_names_the_limit_when_devices_are_there_and_the_claim_is_full() -> None:
     """Devices that a claim may not have are not lacking on the node."""
-    alternatives = [{"name": "many", "deviceClassName": "gpu", "count": 20}, {"name": "other", "deviceClassName": "nic", "count": 10}]
+    alternatives = [
+        {"name": "many", "deviceClassName": "gpu", "count": 20},
+        {"name": "other", "deviceClassName": "nic", "count": 10},
+    ]
 
-    text = message_of([slice_of(gpus(40))], claim({"name": "a", "firstAvailable": alternatives}, request("b", count=15)))
+    text = message_of(
+        [slice_of(gpus(40))], claim({"name": "a", "firstAvailable": alternatives}, request("b", count=15))
+    )
 
     assert text == (
         "request b wants 15 devices of class gpu, found 12 of 40 "
@@ -154,7 +203,10 @@ def test_refusal_speaks_of_a_request_that_may_be_to_blame_when_it_cannot_tell_wh
 
 def test_nearest_miss_is_the_node_with_most_to_be_had_when_another_has_more_that_are_tainted() -> None:
     """Ten tainted devices are no nearer to eleven than none."""
-    outcomes = [solve(given(tainted(0, 10), claim(request(count=11)))), solve(given(tainted(8, 0), claim(request(count=11))))]
+    outcomes = [
+        solve(given(tainted(0, 10), claim(request(count=11)))),
+        solve(given(tainted(8, 0), claim(request(count=11)))),
+    ]
 
     miss = nearest(["a", "b"], outcomes)
 
@@ -176,14 +228,21 @@ def test_refusal_counts_no_part_of_a_card_when_more_is_held_than_it_has() -> Non
 
     text = message_of(card([free, big], slots=1), claim(request()), held=["gpu/big"])
 
-    assert text.partition(", ")[2] == "found 0 of 2 (1 device: the card's shared counters are used up; 1 device: held by claim a/b)"
+    assert (
+        text.partition(", ")[2]
+        == "found 0 of 2 (1 device: the card's shared counters are used up; 1 device: held by claim a/b)"
+    )
 
 
 def test_refusal_counts_shares_that_are_left_when_others_have_some() -> None:
-    """A shared device pays its card once: with a share held it can be had whatever the card has left."""
+    """A shared device pays its card once: with a share held it can be had whatever the card has
+    left.
+    """
     shared = [device(f"dev-{index}", memory="4", allowMultipleAllocations=True, **SLOT) for index in range(3)]
     situation = given(card(shared, slots=1), claim(request(count=2, capacity={"requests": {"memory": "1"}})))
-    usage = replace(situation.usage, consumed={DeviceId("gpu.example.com", "node-1", "dev-1"): {"memory": Quantity.parse("1")}})
+    usage = replace(
+        situation.usage, consumed={DeviceId("gpu.example.com", "node-1", "dev-1"): {"memory": Quantity.parse("1")}}
+    )
 
     outcome = solve(replace(situation, usage=usage))
 
@@ -194,6 +253,10 @@ def test_refusal_counts_shares_that_are_left_when_others_have_some() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_refusal_has_the_same_numbers_when_kubernetes_defects_are_kept(mode: Mode) -> None:
     """In both modes a tainted part of a card is not counted, whatever it did to the counters."""
-    text = message_of(card([device("sick", **SLOT, **TAINT), device("part", **SLOT), device("plain")]), claim(request(count=3)), mode=mode)
+    text = message_of(
+        card([device("sick", **SLOT, **TAINT), device("part", **SLOT), device("plain")]),
+        claim(request(count=3)),
+        mode=mode,
+    )
 
     assert "found 2 of 3 (1 device: tainted x=:NoSchedule)" in text

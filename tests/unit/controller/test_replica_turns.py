@@ -24,7 +24,9 @@ def test_replica_waits_for_nobody_when_no_other_was_seen() -> None:
 
 
 def test_replicas_have_turns_of_their_own_when_they_see_each_other() -> None:
-    """Of two replicas each is first with about half of the pods, by more than some writes with most of them, and nobody waits longer than half a second."""
+    """Of two replicas each is first with about half of the pods, by more than some writes with most
+    of them, and nobody waits longer than half a second.
+    """
     random.seed(7)
     clock = ManualClock()
     first, second = _turns(clock), _turns(clock)

@@ -1,4 +1,6 @@
-"""What the controller keeps between claims: which nodes are looked at again, and when no search is made at all."""
+"""What the controller keeps between claims: which nodes are looked at again, and when no search is
+made at all.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _never() -> Outcome:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_node_is_left_out_until_something_becomes_free_there(mode: Mode) -> None:
-    """In mode compatible anything that changes there opens it, for upstream's defects may make a claim fit when more is taken."""
+    """In mode compatible anything that changes there opens it, for upstream's defects may make a
+    claim fit when more is taken.
+    """
     bench = Bench(Cluster(3), mode)
     shape = _shape(bench)
     assert list(bench.judgements.open_nodes(shape)) == [node_name(index) for index in range(3)]
@@ -60,7 +64,10 @@ def test_new_node_is_looked_at_and_closed_ones_stay_closed() -> None:
 
 
 def test_no_search_is_made_on_a_second_node_of_the_kind() -> None:
-    """What one node answered holds for its like, with the other's names; also for another claim with the same spec."""
+    """What one node answered holds for its like, with the other's names.
+
+    Also for another claim with the same spec.
+    """
     bench = Bench(Cluster(2))
     outcomes = bench.judge_all(claim(1))
     assert all(isinstance(outcome, Allocated) for outcome in outcomes)
@@ -69,12 +76,16 @@ def test_no_search_is_made_on_a_second_node_of_the_kind() -> None:
 
     assert again == outcomes
     assert [
-        [granted_device.pool for granted_device in each.results[0].devices.results] for each in again if isinstance(each, Allocated)
+        [granted_device.pool for granted_device in each.results[0].devices.results]
+        for each in again
+        if isinstance(each, Allocated)
     ] == [[node_name(index)] * 2 for index in range(2)]
 
 
 def test_no_search_is_made_for_a_plain_claim_whatever_is_taken() -> None:
-    """After one allocation bits say which devices of any node with the same content fit, and when none do."""
+    """After one allocation bits say which devices of any node with the same content fit, and when
+    none do.
+    """
     bench = Bench(Cluster(8, taken=0.5))
     shape = _shape(bench)
     bench.judgements.get_or_search(shape, node_name(0), lambda: bench.judge_all(claim(1), is_shared=False)[0])

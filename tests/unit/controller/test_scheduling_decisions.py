@@ -1,4 +1,6 @@
-"""The extension points of scheduling a pod with claims: each decision on frozen values, with its reasons."""
+"""The extension points of scheduling a pod with claims: each decision on frozen values, with its
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ POD = ApiObject(
     metadata={"name": "trainer", "namespace": "team", "uid": "pod-1"},
     spec={
         "containers": [{"name": "main"}],
-        "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "t"}, {"name": "shared", "resourceClaimName": "common"}],
+        "resourceClaims": [
+            {"name": "own", "resourceClaimTemplateName": "t"},
+            {"name": "shared", "resourceClaimName": "common"},
+        ],
     },
     status={"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "trainer-own-1"}]},
 )
@@ -61,8 +66,15 @@ OWNED: dict[str, Any] = {"ownerReferences": [{"kind": "Pod", "name": "trainer", 
 
 
 def _wire(node: str | None, *devices: str, request: str = "r") -> dict[str, Any]:
-    results = [{"request": request, "driver": "gpu.example.com", "pool": node or "net", "device": device} for device in devices or ("d0",)]
-    bound = {"nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}}
+    results = [
+        {"request": request, "driver": "gpu.example.com", "pool": node or "net", "device": device}
+        for device in devices or ("d0",)
+    ]
+    bound = {
+        "nodeSelector": {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+        }
+    }
     return {"devices": {"results": results}} | (bound if node else {})
 
 
@@ -105,7 +117,9 @@ def _found(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
 
 
 def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> None:
-    """A pod goes on with its claims in its own order, told apart, and with the nodes that the allocated ones name."""
+    """A pod goes on with its claims in its own order, told apart, and with the nodes that the
+    allocated ones name.
+    """
     plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n2"), users=["other"])))
 
     assert [claim.name for claim in plan.claims] == ["trainer-own-1", "common"]
@@ -143,7 +157,10 @@ def test_pre_filter_goes_on_when_the_claim_is_full_of_which_it_is_a_part() -> No
 
 
 def test_pre_filter_blocks_when_claims_are_not_made_or_are_anothers() -> None:
-    """A template's claim is waited for; an object of its name that is not the pod's is never taken."""
+    """A template's claim is waited for.
+
+    An object of its name that is not the pod's is never taken.
+    """
     fresh = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec)
     common = _claim("common")
 
@@ -160,7 +177,13 @@ def test_pre_filter_blocks_when_somebody_allocates_the_claim_now() -> None:
 
 def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none() -> None:
     """A null name in resourceClaimStatuses is an answer: no claim is needed."""
-    pod = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec, status={"resourceClaimStatuses": [{"name": "own"}]})
+    pod = ApiObject(
+        api_version="v1",
+        kind="Pod",
+        metadata=POD.metadata,
+        spec=POD.spec,
+        status={"resourceClaimStatuses": [{"name": "own"}]},
+    )
     plan = pre_filter(Pod(pod), _state(_claim("common")).get)
 
     assert isinstance(plan, PodPlan)
@@ -168,8 +191,13 @@ def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none(
 
 
 def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> None:
-    """A claim that does not say follows the default; a template's claim is always allocated for its pod."""
-    answer = pre_filter(Pod(POD), _state(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
+    """A claim that does not say follows the default.
+
+    A template's claim is always allocated for its pod.
+    """
+    answer = pre_filter(
+        Pod(POD), _state(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE
+    )
 
     assert isinstance(answer, Blocked)
     assert [(reason.code, reason.facts["claim"]) for reason in answer.reasons] == [("claim-immediate", "common")]
@@ -196,7 +224,9 @@ def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> No
 
 def test_filter_searches_nothing_when_all_claims_are_allocated() -> None:
     """A network-attached claim is usable anywhere; with nothing pending every node fits."""
-    plan = _plan(_state(_claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire(None))))
+    plan = _plan(
+        _state(_claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire(None)))
+    )
 
     def search(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
         raise AssertionError(f"searched {node} for {claims}")
@@ -237,9 +267,15 @@ def test_filter_says_everywhere_when_the_claim_itself_is_wrong() -> None:
 
 
 def test_post_filter_takes_back_one_claim_when_several_stand_in_the_way() -> None:
-    """Exactly one allocation goes at a time, the first by name among those that nobody else has reserved."""
-    plan = _plan(_state(_claim("trainer-own-1", allocation=_wire("n1"), **OWNED), _claim("common", allocation=_wire("n2"))))
-    misses = [missed for name in ("n1", "n2", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)]
+    """Exactly one allocation goes at a time, the first by name among those that nobody else has
+    reserved.
+    """
+    plan = _plan(
+        _state(_claim("trainer-own-1", allocation=_wire("n1"), **OWNED), _claim("common", allocation=_wire("n2")))
+    )
+    misses = [
+        missed for name in ("n1", "n2", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)
+    ]
 
     answer = post_filter(plan, misses)
 
@@ -251,7 +287,8 @@ def test_post_filter_takes_back_one_claim_when_several_stand_in_the_way() -> Non
 def test_post_filter_leaves_claims_alone_when_others_use_them_or_they_are_not_in_the_way() -> None:
     """Another pod's reservation protects a claim; one that every node can use is not the reason."""
     state = _state(
-        _claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire("n2"), users=["pod-1", "other"])
+        _claim("trainer-own-1", allocation=_wire(None), **OWNED),
+        _claim("common", allocation=_wire("n2"), users=["pod-1", "other"]),
     )
     plan = _plan(state)
     misses = [missed for name in ("n1", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)]
@@ -276,7 +313,10 @@ def test_reserve_gives_each_claim_its_allocation_when_a_node_is_chosen() -> None
 
     made = reserve(plan, fit)
 
-    assert [(reservation.claim.name, reservation.is_new, reservation.allocation.devices.results[0].device) for reservation in made] == [
+    assert [
+        (reservation.claim.name, reservation.is_new, reservation.allocation.devices.results[0].device)
+        for reservation in made
+    ] == [
         ("trainer-own-1", True, "n1-d0"),
         ("common", False, "d9"),
     ]
@@ -336,14 +376,22 @@ def test_pod_names_its_node_when_it_is_bound() -> None:
 def test_claim_uses_are_refused_when_the_pod_is_malformed() -> None:
     """A pod that nobody can read is an error with its path, not an empty list."""
     with pytest.raises(ContractError, match=r"Pod team/trainer: spec.*resourceClaims"):
-        objects.claim_uses(ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec={"resourceClaims": "all"}))
+        objects.claim_uses(
+            ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec={"resourceClaims": "all"})
+        )
 
 
 def test_score_prefers_early_alternatives_when_nodes_fit() -> None:
-    """The first alternative gives 8 points, each later one a point less; alignment decides only among equals."""
+    """The first alternative gives 8 points, each later one a point less.
+
+    Alignment decides only among equals.
+    """
     claim = _claim("common")
     claim.spec["devices"]["requests"] = [
-        {"name": "r", "firstAvailable": [{"name": "big", "deviceClassName": "gpu"}, {"name": "small", "deviceClassName": "gpu"}]}
+        {
+            "name": "r",
+            "firstAvailable": [{"name": "big", "deviceClassName": "gpu"}, {"name": "small", "deviceClassName": "gpu"}],
+        }
     ]
     plan = _plan(_state(_claim("trainer-own-1", allocation=_wire(None), **OWNED), claim))
     near = {"a": NodeSet(0), "b": NodeSet(1)}

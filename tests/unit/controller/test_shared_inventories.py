@@ -25,7 +25,11 @@ def _card(number: int) -> tuple[Device, ...]:
     def part(suffix: str, slices: int) -> Device:
         uses = (CounterUse(counter_set=name, counter="slices", amount=slices),)
         return Device(
-            name=name + suffix, device_class="gpu", consumes=uses, partition_of=name if suffix else "", attributes={"slices": slices}
+            name=name + suffix,
+            device_class="gpu",
+            consumes=uses,
+            partition_of=name if suffix else "",
+            attributes={"slices": slices},
         )
 
     return (part("", SLICES), part("-part-a", 4), part("-part-b", 3), part("-part-c", 3))
@@ -36,8 +40,12 @@ def _partitioned(cards: int) -> Inventory:
         node=NODE,
         device_class="gpu",
         generation=1,
-        devices=tuple(sorted((device for number in range(cards) for device in _card(number)), key=lambda device: device.name)),
-        counter_sets=tuple(CounterSet(name=f"gpu-{number}", counters={"slices": SLICES}) for number in sorted(range(cards), key=str)),
+        devices=tuple(
+            sorted((device for number in range(cards) for device in _card(number)), key=lambda device: device.name)
+        ),
+        counter_sets=tuple(
+            CounterSet(name=f"gpu-{number}", counters={"slices": SLICES}) for number in sorted(range(cards), key=str)
+        ),
     )
 
 
@@ -81,16 +89,27 @@ def _granted(outcome: Outcome) -> list[str]:
 
 
 def test_slices_keep_every_limit_when_a_node_has_many_partitions() -> None:
-    """Twenty cards: devices in slices of at most 64, counter sets in slices of their own of at most 8, one count for all of them."""
+    """Twenty cards: devices in slices of at most 64, counter sets in slices of their own of at most
+    8, one count for all of them.
+    """
     slices = slices_from_inventory(_partitioned(20))
 
     assert [problem for resource_slice in slices for problem in check_slice(resource_slice.spec)] == []
-    assert [(len(each.spec.devices), len(each.spec.shared_counters)) for each in slices] == [(64, 0), (16, 0), (0, 8), (0, 8), (0, 4)]
+    assert [(len(each.spec.devices), len(each.spec.shared_counters)) for each in slices] == [
+        (64, 0),
+        (16, 0),
+        (0, 8),
+        (0, 8),
+        (0, 4),
+    ]
     assert {each.spec.pool.resource_slice_count for each in slices} == {5}
 
 
 def test_claims_share_a_card_when_their_partitions_fit() -> None:
-    """A part of 4 and a part of 3 slices come from one card of 7; the next whole card is another one."""
+    """A part of 4 and a part of 3 slices come from one card of 7.
+
+    The next whole card is another one.
+    """
     outcome = _allocate(_partitioned(2), _wants(4, "d/a"), _wants(3, "d/b"), _wants(7, "d/c"))
 
     assert _granted(outcome) == ["gpu-0-part-a", "gpu-0-part-b", "gpu-1"]
@@ -112,10 +131,16 @@ def test_claim_waits_when_what_is_held_leaves_too_little(held: str, slices: int)
 
 
 def test_claims_share_a_nic_until_its_capacity_is_spent() -> None:
-    """Three claims get a share each, with a share id and the amount rounded up by the policy; the fourth waits."""
+    """Three claims get a share each, with a share id and the amount rounded up by the policy.
+
+    The fourth waits.
+    """
     asks = {"a": "1500", "b": "", "c": "6000", "d": "1500"}
     claims = [
-        claim(request(device_class="nic", **({"capacity": {"requests": {"bandwidth": amount}}} if amount else {})), name=f"d/{name}")
+        claim(
+            request(device_class="nic", **({"capacity": {"requests": {"bandwidth": amount}}} if amount else {})),
+            name=f"d/{name}",
+        )
         for name, amount in asks.items()
     ]
 

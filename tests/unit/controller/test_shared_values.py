@@ -23,7 +23,9 @@ MACHINE, INVENTORIES = dgx_facts()
 SICK = DeviceHealth(
     state=HealthState.UNHEALTHY,
     since="2026-01-01T00:00:00Z",
-    conditions=(Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="gone", evidence={"path": "x"}),),
+    conditions=(
+        Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="gone", evidence={"path": "x"}),
+    ),
 )
 
 HEALTHS = st.sampled_from(
@@ -45,7 +47,9 @@ DEVICES = st.builds(
     attributes=st.sampled_from([{}, {"core": 1}, {"core": 2, "driverVersion": "1.2.3"}]),
     capacity=st.sampled_from([{}, {"memory": 16}]),
     health=HEALTHS,
-    maintenance=st.sampled_from([None, None, Maintenance(verb=DeviceVerb.EXCLUDE, who="me", why="fan", since="2026-01-01T00:00:00Z")]),
+    maintenance=st.sampled_from(
+        [None, None, Maintenance(verb=DeviceVerb.EXCLUDE, who="me", why="fan", since="2026-01-01T00:00:00Z")]
+    ),
 )
 
 
@@ -56,7 +60,9 @@ def _copy(inventory: Inventory, node: str) -> Inventory:
 
 @given(devices=st.lists(DEVICES, max_size=6))
 def test_inventory_is_equal_and_shown_alike_when_its_parts_are_shared(devices: list[Device]) -> None:
-    """Whatever came before it from other nodes, sick or well: equal devices, equal slices, equal facts."""
+    """Whatever came before it from other nodes, sick or well: equal devices, equal slices, equal
+    facts.
+    """
     shared = SharedValues()
     for node in ("n1", "n2", "n3"):
         inventory = _copy(Inventory(node=node, device_class="gpu", generation=1, devices=tuple(devices)), node)
@@ -85,12 +91,17 @@ def test_machine_is_equal_when_its_parts_are_shared() -> None:
 
 
 def test_cpus_of_two_nodes_are_made_of_the_same_parts() -> None:
-    """What makes a fleet large is kept once: attributes, the form in slices, and what selectors see."""
+    """What makes a fleet large is kept once: attributes, the form in slices, and what selectors
+    see.
+    """
     shared = SharedValues()
     first, second = (shared.inventory(_copy(INVENTORIES["cpu"], node)) for node in ("n1", "n2"))
     forms = [[shared.slice_device(device) for device in inventory.devices] for inventory in (first, second)]
 
-    assert all(first_cpu.attributes is second_cpu.attributes for first_cpu, second_cpu in zip(first.devices, second.devices, strict=True))
+    assert all(
+        first_cpu.attributes is second_cpu.attributes
+        for first_cpu, second_cpu in zip(first.devices, second.devices, strict=True)
+    )
     assert all(first_form is second_form for first_form, second_form in zip(*forms, strict=True))
     assert shared.facts("cpu.topobus.dev", forms[0][0]) is shared.facts("cpu.topobus.dev", forms[1][0])
 
@@ -101,7 +112,10 @@ def test_sick_device_is_shown_as_sick_when_its_likes_are_well() -> None:
     well = Device(name="d", device_class="gpu", attributes={"a": 1})
     inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=(well,))
     sick = structs.replace(inventory, node="n2", devices=(structs.replace(well, health=SICK),))
-    forms = [shared.slice_device(shared.inventory(_copy(each, each.node)).devices[0]) for each in (inventory, sick, inventory)]
+    forms = [
+        shared.slice_device(shared.inventory(_copy(each, each.node)).devices[0])
+        for each in (inventory, sick, inventory)
+    ]
 
     assert [[taint.effect for taint in form.taints] for form in forms] == [[], ["NoExecute"], []]
 
@@ -124,4 +138,6 @@ def test_values_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Monkey
 
     assert kept == inventories
     assert len(shared._kinds) <= 4
-    assert [shared.slice_device(inventory.devices[0]) for inventory in kept] == [slice_device(each.devices[0]) for each in inventories]
+    assert [shared.slice_device(inventory.devices[0]) for inventory in kept] == [
+        slice_device(each.devices[0]) for each in inventories
+    ]

@@ -1,4 +1,6 @@
-"""When the controller asks the device services of its nodes whether they are there: by need, for each question costs the hub two messages."""
+"""When the controller asks the device services of its nodes whether they are there: by need, for
+each question costs the hub two messages.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ class World:
         self.services = SilentServices(SETTINGS, 8, runtime, self.state, lambda: None, self.state.has_waiting)
 
     async def look(self, seconds: int) -> list[str]:
-        """Let seconds pass, with a look at each of the controller's ticks; gives which nodes were asked."""
+        """Let seconds pass, with a look at each of the controller's ticks.
+
+        Gives which nodes were asked.
+        """
         for _ in range(0, seconds, 3):
             await self.services.check()
             self.clock.advance(3.01)
@@ -72,11 +77,16 @@ class World:
         """Store a claim or a pod that waits, or does not."""
         if key is CLAIM:
             value = ApiObject(
-                api_version="v1", kind="ResourceClaim", metadata=_metadata(key), status={"allocation": {"devices": {}}} if is_done else {}
+                api_version="v1",
+                kind="ResourceClaim",
+                metadata=_metadata(key),
+                status={"allocation": {"devices": {}}} if is_done else {},
             )
         else:
             status = {"conditions": [{"type": "PodScheduled", "status": "True"}]} if is_done else {}
-            value = ApiObject(api_version="v1", kind="Pod", metadata=_metadata(key), spec={"nodeName": "n1"}, status=status)
+            value = ApiObject(
+                api_version="v1", kind="Pod", metadata=_metadata(key), spec={"nodeName": "n1"}, status=status
+            )
         self.state.put_object(key, Stored(1, value))
 
 
@@ -101,7 +111,9 @@ async def test_services_are_asked_once_when_nothing_waits(world: World) -> None:
 
 @pytest.mark.parametrize("key", [CLAIM, POD], ids=["claim", "pod"])
 async def test_services_are_asked_while_something_waits_for_devices(world: World, key: ObjectKey) -> None:
-    """A claim without devices or a pod without a node makes the controller look, every third pause, until it is served."""
+    """A claim without devices or a pod without a node makes the controller look, every third pause,
+    until it is served.
+    """
     await world.look(3)
     world.put(key, is_done=False)
     waiting = await world.look(18)
@@ -113,7 +125,9 @@ async def test_services_are_asked_while_something_waits_for_devices(world: World
 
 
 async def test_silent_node_is_known_soon_when_a_claim_comes_after_a_long_rest(world: World) -> None:
-    """A service that died while nobody looked is silent after the pauses that its judgement takes, and is asked until it answers, also when nothing waits any more."""
+    """A service that died while nobody looked is silent after the pauses that its judgement takes,
+    and is asked until it answers, also when nothing waits any more.
+    """
     await world.look(3)
     world.peers.away = {"n2"}
     await world.look(600)

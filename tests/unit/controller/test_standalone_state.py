@@ -42,7 +42,9 @@ def _state(*nodes: str) -> StandaloneState:
 
 
 def _put(state: StandaloneState, api_object: ApiObject, revision: int = 1) -> None:
-    state.put_object(ObjectKey(api_object.kind.lower(), "default", api_object.metadata["name"]), Stored(revision, api_object))
+    state.put_object(
+        ObjectKey(api_object.kind.lower(), "default", api_object.metadata["name"]), Stored(revision, api_object)
+    )
 
 
 def _input(state: StandaloneState, api_object: ApiObject, node: str = "n1") -> AllocationInput:
@@ -56,7 +58,9 @@ def _devices(given: AllocationInput) -> list[str]:
 
 
 def _ledger(owner: Owner, *devices: str) -> Ledger:
-    return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": devices}),))})
+    return Ledger(
+        node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": devices}),))}
+    )
 
 
 def test_world_offers_a_class_for_each_driver_when_none_is_stored() -> None:
@@ -66,7 +70,10 @@ def test_world_offers_a_class_for_each_driver_when_none_is_stored() -> None:
 
     selectors = [{"cel": {"expression": "device.driver == 'nobody'"}}]
     stored = ApiObject(
-        api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "gpu.topobus.dev"}, spec={"selectors": selectors}
+        api_version="resource.k8s.io/v1",
+        kind="DeviceClass",
+        metadata={"name": "gpu.topobus.dev"},
+        spec={"selectors": selectors},
     )
     state.put_object(ObjectKey("deviceclass", "_", "gpu.topobus.dev"), Stored(1, stored))
 
@@ -105,10 +112,15 @@ def test_world_tries_the_named_node_alone_when_the_claim_names_one() -> None:
 
 
 def test_world_keeps_a_pods_claims_on_one_node() -> None:
-    """A claim follows the other claims of its pod; until one is allocated they are served together."""
+    """A claim follows the other claims of its pod.
+
+    Until one is allocated they are served together.
+    """
     state = _state("n1", "n2")
     first, second = _claim("first"), _claim("second")
-    spec = {"resourceClaims": [{"name": "a", "resourceClaimName": "first"}, {"name": "b", "resourceClaimName": "second"}]}
+    spec = {
+        "resourceClaims": [{"name": "a", "resourceClaimName": "first"}, {"name": "b", "resourceClaimName": "second"}]
+    }
     _put(state, first)
     _put(state, second)
     _put(state, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
@@ -117,7 +129,10 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
     assert [key.name for key, _ in state.mates(Claim(first))] == ["second"]
     outcome = solve(state.input_for("n2", together))
     assert isinstance(outcome, Allocated)
-    assert [[granted_device.device for granted_device in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
+    assert [[granted_device.device for granted_device in result.devices.results] for result in outcome.results] == [
+        ["gpu-0"],
+        ["gpu-1"],
+    ]
 
     _put(state, lifecycle.with_allocation(first, outcome.results[0], now="t"), revision=2)
     assert state.nodes_for(Claim(second)) == ("n2",)
@@ -127,7 +142,10 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
 
 
 def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> None:
-    """What is taken changes nothing for a claim that did not fit; what is let go, published or defined may."""
+    """What is taken changes nothing for a claim that did not fit.
+
+    What is let go, published or defined may.
+    """
     state = _state("n1", "n2")
     owner = Owner(kind=OwnerKind.POD, name="p", uid="u")
     state.put_ledger(_ledger(owner))
@@ -152,7 +170,11 @@ def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> Non
     [
         ("DeviceClass", {"selectors": "x"}, "selectors"),
         ("DeviceClass", {"selectors": [{}]}, "wanted cel"),
-        ("ResourceSlice", {"driver": "d.example.com", "pool": {"name": "p", "resourceSliceCount": 1}}, "exactly one of nodeName"),
+        (
+            "ResourceSlice",
+            {"driver": "d.example.com", "pool": {"name": "p", "resourceSliceCount": 1}},
+            "exactly one of nodeName",
+        ),
         (
             "ResourceSlice",
             {
@@ -179,9 +201,15 @@ def test_world_refuses_a_class_or_slice_when_it_breaks_a_limit(kind: str, spec: 
 def test_pod_claims_have_stable_names_that_fit_when_the_pods_name_is_long() -> None:
     """The name follows from pod and entry, is a DNS label, and tells pods of one name apart."""
     spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "card", "resourceClaimTemplateName": "t"}]}
-    pods = [ApiObject(api_version="v1", kind="Pod", metadata={"name": "p" * 60, "uid": uid}, spec=spec) for uid in ("a", "a", "b")]
+    pods = [
+        ApiObject(api_version="v1", kind="Pod", metadata={"name": "p" * 60, "uid": uid}, spec=spec)
+        for uid in ("a", "a", "b")
+    ]
     template = ApiObject(
-        api_version="resource.k8s.io/v1", kind="ResourceClaimTemplate", metadata={"name": "t"}, spec={"spec": {"devices": {"requests": []}}}
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaimTemplate",
+        metadata={"name": "t"},
+        spec={"spec": {"devices": {"requests": []}}},
     )
 
     names = [wanted_claims(pod)[0].name for pod in pods]
@@ -198,7 +226,9 @@ def _machine(*nodes: int) -> Machine:
 
 
 def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
-    """A device of a node that nobody has is set aside by itself, and is back as soon as discovery tells of the node."""
+    """A device of a node that nobody has is set aside by itself, and is back as soon as discovery
+    tells of the node.
+    """
     state = StandaloneState()
     devices = (
         Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(1)),
@@ -216,7 +246,10 @@ def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
 
 
 def test_assumed_claim_holds_its_devices_until_it_is_restored() -> None:
-    """While an attempt is being written the next decision does not see its devices; when it was not written, it does."""
+    """While an attempt is being written the next decision does not see its devices.
+
+    When it was not written, it does.
+    """
     state = _state("n1")
     waiting = _claim("waiting")
     _put(state, waiting)
@@ -232,7 +265,10 @@ def test_assumed_claim_holds_its_devices_until_it_is_restored() -> None:
 
 
 def test_nothing_changes_when_a_claim_is_written_as_it_was_assumed() -> None:
-    """The copy learns the revision; what is free is as before, so no other claim is tried again for it."""
+    """The copy learns the revision.
+
+    What is free is as before, so no other claim is tried again for it.
+    """
     state = _state("n1")
     waiting = _claim("waiting")
     _put(state, waiting)
@@ -254,7 +290,10 @@ def _drafted(state: StandaloneState, waiting: ApiObject) -> ApiObject:
 
 
 def test_claims_have_a_next_step_when_they_changed_since_they_were_settled() -> None:
-    """A round looks at these alone; the oldest comes first, and a claim that is gone is not looked for."""
+    """A round looks at these alone.
+
+    The oldest comes first, and a claim that is gone is not looked for.
+    """
     state = _state("n1")
     for name, day in (("young", 2), ("old", 1), ("gone", 3)):
         _put(state, _claim(name, creationTimestamp=f"2026-01-0{day}T00:00:00Z"))

@@ -22,16 +22,27 @@ def slices(state: StandaloneState, revision: int, *tainted: str) -> None:
     """Publish two devices of a vendor, some of them with a taint that evicts and says no time."""
     taint = {"key": "example.com/hot", "effect": "NoExecute"}
     devices = [{"name": name} | ({"taints": [taint]} if name in tainted else {}) for name in ("a", "b")]
-    spec = {"driver": DRIVER, "nodeName": "n1", "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}, "devices": devices}
-    api_object = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": "s", "uid": "s"}, spec=spec)
+    spec = {
+        "driver": DRIVER,
+        "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+        "devices": devices,
+    }
+    api_object = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": "s", "uid": "s"}, spec=spec
+    )
     state.put_object(ObjectKey("resourceslice", "cluster", "s"), Stored(revision, api_object))
 
 
 async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() -> None:
-    """A claim that bears a taint for 60 s is not evicted 20 s after the taint came back, though it was first seen 70 s ago."""
+    """A claim that bears a taint for 60 s is not evicted 20 s after the taint came back, though it
+    was first seen 70 s ago.
+    """
     nobody: Any = None  # any write, and any eviction, would fail
     clock, state = ManualClock(), StandaloneState()
-    runtime = Runtime(name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
+    runtime = Runtime(
+        name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry()
+    )
     queue = WorkQueue("evictions", clock, 2.0)
     evictor = Evictor(runtime, state, nobody, queue)
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}

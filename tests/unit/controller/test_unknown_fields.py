@@ -1,4 +1,8 @@
-"""What a newer server or another writer put into an object stays there, whatever the controller writes into it; what it does not know of a choice it refuses."""
+"""What a newer server or another writer put into an object stays there, whatever the controller
+writes into it.
+
+What it does not know of a choice it refuses.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +57,20 @@ def test_unknown_fields_stay_when_the_controller_writes() -> None:
 @pytest.mark.parametrize(
     ("devices", "code"),
     [
-        pytest.param({"requests": [{"name": "r", "atLeast": {"deviceClassName": "gpu"}}]}, "unknown-request", id="kind-of-request"),
+        pytest.param(
+            {"requests": [{"name": "r", "atLeast": {"deviceClassName": "gpu"}}]},
+            "unknown-request",
+            id="kind-of-request",
+        ),
         pytest.param(
             {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "selectors": [{"rego": {}}]}}]},
             "unknown-selector",
             id="selector",
         ),
         pytest.param(
-            {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "Most"}}]}, "unknown-mode", id="mode"
+            {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "Most"}}]},
+            "unknown-mode",
+            id="mode",
         ),
         pytest.param(
             {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}], "constraints": [{"sameRack": True}]},
@@ -77,6 +87,11 @@ def test_unknown_kinds_are_refused_and_never_skipped(devices: dict[str, Any], co
 
     assert isinstance(outcome, Fault)
     assert outcome.reason.code == code
-    raw = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "c", "uid": "u"}, spec={"devices": devices})
+    raw = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "c", "uid": "u"},
+        spec={"devices": devices},
+    )
     with pytest.raises(ContractError, match="wanted"):
         lifecycle.read_claim(raw)

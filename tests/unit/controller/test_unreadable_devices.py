@@ -1,4 +1,6 @@
-"""A device that expressions cannot be shown: every selector fails on it, with the attribute's name, and only selectors do."""
+"""A device that expressions cannot be shown: every selector fails on it, with the attribute's name,
+and only selectors do.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ def case(attributes: dict[str, Any], *, features: list[str], selectors: list[str
     return {
         "features": features,
         "node": {"metadata": {"name": "n1"}},
-        "classes": [{"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": selector}} for selector in selectors]}}],
+        "classes": [
+            {
+                "metadata": {"name": "gpu"},
+                "spec": {"selectors": [{"cel": {"expression": selector}} for selector in selectors]},
+            }
+        ],
         "slices": [
             {
                 "metadata": {"name": "s1"},
@@ -48,7 +55,9 @@ def case(attributes: dict[str, Any], *, features: list[str], selectors: list[str
         ({"fw": {"versions": ["1.2.0", "x"]}}, [LISTS], "attribute fw: not a semantic version: 'x'"),
     ],
 )
-def test_selector_fails_on_a_device_that_it_cannot_be_shown(attributes: dict[str, Any], features: list[str], message: str) -> None:
+def test_selector_fails_on_a_device_that_it_cannot_be_shown(
+    attributes: dict[str, Any], features: list[str], message: str
+) -> None:
     """Whatever the selector reads."""
     found_answer_case = answer_case(case(attributes, features=features, selectors=["true"]), CelCompiler())
     assert found_answer_case["outcome"] == "error"

@@ -1,4 +1,6 @@
-"""Where the volumes of a pod let it go, by kube-scheduler's rules: what is not ready anywhere, and what keeps the pod off a node."""
+"""Where the volumes of a pod let it go, by kube-scheduler's rules: what is not ready anywhere, and
+what keeps the pod off a node.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,19 @@ NODES = {"n1": "a", "n2": "b"}
 POD = ("default", "p")
 
 
-def claim(name: str = "data", *, bound: str = "", annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+def claim(
+    name: str = "data", *, bound: str = "", annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
     """A claim; `bound` names the volume to which it is bound."""
     completed = {"pv.kubernetes.io/bind-completed": "yes"} if bound else {}
     return {
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": {**completed, **(annotations or {})}},
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "annotations": {**completed, **(annotations or {})},
+        },
         "spec": {"volumeName": bound, "storageClassName": "local", "accessModes": ["ReadWriteOnce"], **spec},
     }
 
@@ -41,28 +50,52 @@ def volume(
     return {
         "kind": "PersistentVolume",
         "metadata": {"name": name, "labels": labels or {}},
-        "spec": {"capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "local", **affinity, **spec},
+        "spec": {
+            "capacity": {"storage": "10Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "local",
+            **affinity,
+            **spec,
+        },
         "status": {"phase": phase},
     }
 
 
 def storage_class(
-    name: str = "local", *, mode: str = "WaitForFirstConsumer", provisioner: str = "kubernetes.io/no-provisioner", **more: Any
+    name: str = "local",
+    *,
+    mode: str = "WaitForFirstConsumer",
+    provisioner: str = "kubernetes.io/no-provisioner",
+    **more: Any,
 ) -> dict[str, Any]:
     """A class, of local volumes by default."""
-    return {"kind": "StorageClass", "metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode, **more}
+    return {
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": provisioner,
+        "volumeBindingMode": mode,
+        **more,
+    }
 
 
 def csi_node(name: str, driver: str, count: int | None) -> dict[str, Any]:
     """The limit of a driver on a node."""
-    return {"kind": "CSINode", "metadata": {"name": name}, "spec": {"drivers": [{"name": driver, "allocatable": {"count": count}}]}}
+    return {
+        "kind": "CSINode",
+        "metadata": {"name": name},
+        "spec": {"drivers": [{"name": driver, "allocatable": {"count": count}}]},
+    }
 
 
 def pod(name: str = "p", *claims: str, node: str = "", ephemeral: tuple[str, ...] = ()) -> dict[str, Any]:
     """A pod with volumes."""
     volumes: list[dict[str, Any]] = [{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in claims]
     volumes += [{"name": each, "ephemeral": {"volumeClaimTemplate": {}}} for each in ephemeral]
-    return {"kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": {"nodeName": node, "volumes": volumes}}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": node, "volumes": volumes},
+    }
 
 
 def index_of(*objects: dict[str, Any]) -> VolumeIndex:
@@ -83,8 +116,12 @@ def judge(*objects: dict[str, Any], assumed: tuple[str, ...] = ()) -> PodVolumes
     return read_pod_volumes(POD, "uid-p", index.volumes_of(POD), index, [("default", name) for name in assumed])
 
 
-def refusals(*objects: dict[str, Any], assumed: tuple[str, ...] = (), labels: dict[str, dict[str, str]] | None = None) -> dict[str, str]:
-    """Say for n1 (zone a) and n2 (zone b) by which rules pod p is kept off; `blocked` where it has to wait whatever the node."""
+def refusals(
+    *objects: dict[str, Any], assumed: tuple[str, ...] = (), labels: dict[str, dict[str, str]] | None = None
+) -> dict[str, str]:
+    """Say for n1 (zone a) and n2 (zone b) by which rules pod p is kept off; `blocked` where it has
+    to wait whatever the node.
+    """
     volumes = judge(*objects, assumed=assumed)
     if volumes.blockers:
         return {"blocked": ", ".join(reason.code for reason in volumes.blockers)}
@@ -107,10 +144,16 @@ BOUND = claim(bound="v")
         ((P,), "there is no PersistentVolumeClaim default/data"),
         ((pod("p", ephemeral=("tmp",)),), "PersistentVolumeClaim default/p-tmp is not made yet"),
         ((P, claim() | {"status": {"phase": "Lost"}}), "has lost its PersistentVolume"),
-        ((P, {**BOUND, "metadata": {**BOUND["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}, volume("v")), "is being deleted"),
+        (
+            (P, {**BOUND, "metadata": {**BOUND["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}, volume("v")),
+            "is being deleted",
+        ),
         ((pod("p", ephemeral=("tmp",)), claim("p-tmp", bound="v"), volume("v")), "was not made for this pod"),
         ((P, BOUND), "is bound to PersistentVolume v, which does not exist"),
-        ((P, claim(), storage_class(mode="Immediate")), "is not bound to a volume yet, and StorageClass local binds at once (Immediate)"),
+        (
+            (P, claim(), storage_class(mode="Immediate")),
+            "is not bound to a volume yet, and StorageClass local binds at once (Immediate)",
+        ),
         ((P, claim()), "is not bound to a volume yet, and there is no StorageClass local"),
         ((P, claim(storageClassName="")), "is not bound to a volume yet, and it names no StorageClass"),
         ((P, claim(volumeName="v"), storage_class()), "is not bound yet to PersistentVolume v, which it names"),
@@ -120,8 +163,13 @@ BOUND = claim(bound="v")
         ),
     ],
 )
-def test_pod_waits_whatever_the_node_when_a_claim_of_its_volumes_is_not_ready(objects: tuple[dict[str, Any], ...], expected: str) -> None:
-    """As kube-scheduler has it before it looks at nodes; the message names the volume, the claim and why."""
+def test_pod_waits_whatever_the_node_when_a_claim_of_its_volumes_is_not_ready(
+    objects: tuple[dict[str, Any], ...], expected: str
+) -> None:
+    """As kube-scheduler has it before it looks at nodes.
+
+    The message names the volume, the claim and why.
+    """
     (blocker,) = judge(*objects).blockers
 
     assert blocker.message.startswith("volume ")
@@ -147,8 +195,13 @@ def test_each_claim_that_is_not_ready_is_named() -> None:
 def test_volume_for_one_pod_is_in_use_when_a_placed_pod_has_it(
     other: dict[str, Any], assumed: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    """A pod that only waits does not count, and one that has ended neither; the claim of the pod itself is its own."""
-    assert refusals(P, claim(bound="v", accessModes=["ReadWriteOncePod"]), volume("v"), other, assumed=assumed) == expected
+    """A pod that only waits does not count, and one that has ended neither.
+
+    The claim of the pod itself is its own.
+    """
+    assert (
+        refusals(P, claim(bound="v", accessModes=["ReadWriteOncePod"]), volume("v"), other, assumed=assumed) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +209,10 @@ def test_volume_for_one_pod_is_in_use_when_a_placed_pod_has_it(
     [
         (volume("v", "n1"), {"n2": "volume-elsewhere"}),
         (volume("v"), {}),
-        (volume("v", nodeAffinity={"required": {"nodeSelectorTerms": []}}), {"n1": "volume-elsewhere", "n2": "volume-elsewhere"}),
+        (
+            volume("v", nodeAffinity={"required": {"nodeSelectorTerms": []}}),
+            {"n1": "volume-elsewhere", "n2": "volume-elsewhere"},
+        ),
         # Either of two terms will do.
         (
             volume(
@@ -177,7 +233,11 @@ def test_volume_for_one_pod_is_in_use_when_a_placed_pod_has_it(
             volume(
                 "v",
                 nodeAffinity={
-                    "required": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}
+                    "required": {
+                        "nodeSelectorTerms": [
+                            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+                        ]
+                    }
                 },
             ),
             {"n1": "volume-elsewhere", "n2": "volume-elsewhere"},
@@ -195,7 +255,10 @@ def test_bound_volume_keeps_the_pod_where_it_can_be_used(wanted: dict[str, Any],
 
 
 def test_zone_of_a_volume_says_nothing_to_a_node_without_any() -> None:
-    """Such a node is in a cluster of one zone; and a volume that was made for the pod has its zone in its node affinity."""
+    """Such a node is in a cluster of one zone.
+
+    And a volume that was made for the pod has its zone in its node affinity.
+    """
     made_for_it = claim("p-tmp", bound="v")
     made_for_it["metadata"]["ownerReferences"] = [{"uid": "uid-p", "controller": True}]
     labels = {"n1": {HOST: "n1"}}
@@ -221,26 +284,50 @@ NOT_2 = {"n2": "volume-unavailable"}
         ((claim(accessModes=["ReadWriteMany"]), volume("v", "n1")), NOWHERE),
         ((claim(), volume("v", "n1", storageClassName="other")), NOWHERE),
         (
-            (claim(selector={"matchLabels": {"disk": "ssd"}}), volume("v", "n1"), volume("w", "n2", labels={"disk": "ssd"})),
+            (
+                claim(selector={"matchLabels": {"disk": "ssd"}}),
+                volume("v", "n1"),
+                volume("w", "n2", labels={"disk": "ssd"}),
+            ),
             {"n1": "volume-unavailable"},
         ),
         # A volume that names the claim is its own, free or not, and then no other will do.
-        ((claim(), volume("v", "n1", phase="Bound", claimRef={"namespace": "default", "name": "data"}), volume("w", "n2")), NOT_2),
+        (
+            (
+                claim(),
+                volume("v", "n1", phase="Bound", claimRef={"namespace": "default", "name": "data"}),
+                volume("w", "n2"),
+            ),
+            NOT_2,
+        ),
         ((claim(), volume("v", "n1", claimRef={"namespace": "default", "name": "data", "uid": "another"})), NOWHERE),
         (
             (
                 claim(),
                 volume(
-                    "v", nodeAffinity={"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": ZONE, "operator": "Exists"}]}]}}
+                    "v",
+                    nodeAffinity={
+                        "required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": ZONE, "operator": "Exists"}]}]}
+                    },
                 ),
             ),
             {},
         ),
-        ((claim(annotations={"volume.beta.kubernetes.io/storage-class": "local"}, storageClassName="other"), volume("v", "n1")), NOT_2),
+        (
+            (
+                claim(annotations={"volume.beta.kubernetes.io/storage-class": "local"}, storageClassName="other"),
+                volume("v", "n1"),
+            ),
+            NOT_2,
+        ),
     ],
 )
-def test_claim_without_a_volume_keeps_the_pod_where_a_free_one_fits(objects: tuple[dict[str, Any], ...], expected: dict[str, str]) -> None:
-    """A class that waits for the pod and makes no volumes: size, mode, access, class, selector and node have to fit."""
+def test_claim_without_a_volume_keeps_the_pod_where_a_free_one_fits(
+    objects: tuple[dict[str, Any], ...], expected: dict[str, str]
+) -> None:
+    """A class that waits for the pod and makes no volumes: size, mode, access, class, selector and
+    node have to fit.
+    """
     assert refusals(P, storage_class(), *objects) == expected
 
 
@@ -253,7 +340,9 @@ def test_volume_that_is_being_deleted_is_not_free() -> None:
 
 
 def test_two_claims_of_a_pod_want_two_volumes() -> None:
-    """The smaller claim takes the smaller volume, so that the larger one is left for the larger claim."""
+    """The smaller claim takes the smaller volume, so that the larger one is left for the larger
+    claim.
+    """
     wanted = (pod("p", "a", "b"), storage_class(), claim("a", **sized("8Gi")), claim("b", **sized("2Gi")))
     small, large = volume("v", "n1", capacity={"storage": "4Gi"}), volume("w", "n1")
 
@@ -268,7 +357,13 @@ MAKES = {"provisioner": "csi.example.com"}
     [
         (storage_class(**MAKES), {}, {}),
         (storage_class(**MAKES), {"volume.kubernetes.io/selected-node": "n1"}, NOT_2),
-        (storage_class(**MAKES, allowedTopologies=[{"matchLabelExpressions": [{"key": ZONE, "values": ["a", "c"]}]}]), {}, NOT_2),
+        (
+            storage_class(
+                **MAKES, allowedTopologies=[{"matchLabelExpressions": [{"key": ZONE, "values": ["a", "c"]}]}]
+            ),
+            {},
+            NOT_2,
+        ),
         (
             storage_class(**MAKES, allowedTopologies=[{}, {"matchLabelExpressions": [{"key": ZONE, "values": ["b"]}]}]),
             {},
@@ -318,14 +413,25 @@ def test_driver_attaches_no_more_volumes_than_the_node_allows(
 
 def test_volume_that_is_still_to_be_made_counts_for_its_driver() -> None:
     """The limit is reached with the second of two; a volume of no driver counts for none."""
-    objects = (pod("p", "a", "b", "c"), claim("a"), claim("b"), claim("c", bound="v"), volume("v"), storage_class(**MAKES))
+    objects = (
+        pod("p", "a", "b", "c"),
+        claim("a"),
+        claim("b"),
+        claim("c", bound="v"),
+        volume("v"),
+        storage_class(**MAKES),
+    )
 
-    assert refusals(*objects, csi_node("n1", "csi.example.com", 1), csi_node("n2", "csi.example.com", 2)) == {"n1": "volume-limit"}
+    assert refusals(*objects, csi_node("n1", "csi.example.com", 1), csi_node("n2", "csi.example.com", 2)) == {
+        "n1": "volume-limit"
+    }
 
 
 def test_index_forgets_what_is_gone() -> None:
     """Objects, and the uses of pods; what is told twice is one."""
-    index = index_of(P, P, BOUND, volume("v"), volume("v"), storage_class(), csi_node("n1", "d", 1), pod("q", "data", node="n1"))
+    index = index_of(
+        P, P, BOUND, volume("v"), volume("v"), storage_class(), csi_node("n1", "d", 1), pod("q", "data", node="n1")
+    )
     kinds = ("PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSINode")
     before = [index.count(kind) for kind in kinds]
     for kind, key in zip(kinds, (("default", "data"), ("", "v"), ("", "local"), ("", "n1")), strict=True):
@@ -334,11 +440,18 @@ def test_index_forgets_what_is_gone() -> None:
     index.put_pod(("default", "q"), None)
 
     assert (before, [index.count(kind) for kind in kinds]) == ([1, 1, 1, 1], [0, 0, 0, 0])
-    assert (index.volumes_of(POD), list(index.of_class("local")), list(index.users_of(("default", "data"), ()))) == ((), [], [])
+    assert (index.volumes_of(POD), list(index.of_class("local")), list(index.users_of(("default", "data"), ()))) == (
+        (),
+        [],
+        [],
+    )
 
 
 def test_pod_is_looked_at_again_when_something_of_its_volumes_changes() -> None:
-    """A claim of its own, any volume, class or limit; not the claim of another, and not the same told again."""
+    """A claim of its own, any volume, class or limit.
+
+    Not the claim of another, and not the same told again.
+    """
     index = index_of(P, BOUND, volume("v"), pod("q"))
     versions = [index.version_for(POD)]
     for plain in (volume("v"), claim("other"), claim("data"), volume("w"), storage_class(), csi_node("n1", "d", 1)):
@@ -347,7 +460,15 @@ def test_pod_is_looked_at_again_when_something_of_its_volumes_changes() -> None:
     index.drop("PersistentVolume", ("", "w"))
     versions.append(index.version_for(POD))
 
-    assert [after != before for before, after in itertools.pairwise(versions)] == [False, False, True, True, True, True, True]
+    assert [after != before for before, after in itertools.pairwise(versions)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert index.version_for(("default", "q")) == ()
 
 

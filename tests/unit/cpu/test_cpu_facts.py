@@ -29,7 +29,10 @@ def devices(root: Path, groups: str = "cpu") -> dict[str, Device]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two EPYC with eight NUMA nodes; CPU 1 is isolated and tickless, CPU 2 tells its frequencies."""
+    """Two EPYC with eight NUMA nodes.
+
+    CPU 1 is isolated and tickless, CPU 2 tells its frequencies.
+    """
     root = build("epyc-8numa", tmp_path / "machine").root
     (root / CPUS / "isolated").write_text("1\n")
     (root / CPUS / "nohz_full").write_text("1\n")
@@ -86,9 +89,15 @@ def test_whole_cores_are_given_when_the_operator_says_so(root: Path) -> None:
 
 
 def test_pcie_roots_are_those_of_the_cpus_node(root: Path) -> None:
-    """A CPU near one root shows it as cards do; a group of several nodes shows all of theirs as a list."""
+    """A CPU near one root shows it as cards do.
+
+    A group of several nodes shows all of theirs as a list.
+    """
     machine = read_machine(Tree(HardwareSettings(root=str(root))), "n1")
-    near = {node: {function.root for function in machine.pci_devices if function.numa_node == node and function.root} for node in range(8)}
+    near = {
+        node: {function.root for function in machine.pci_devices if function.numa_node == node and function.root}
+        for node in range(8)
+    }
 
     for device in devices(root).values():
         assert device.numa_nodes is not None

@@ -20,7 +20,11 @@ DEVICES = [Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, socket=cpu // 
 
 
 def _tree(root: Path, *, throttled: int = 0, errors: int = 0, controller: str = "Skylake Socket#1 IMC#0") -> Tree:
-    files: dict[str, object] = {f"{CPU}/online": "0-3", f"{CONTROLLERS}/mc0/mc_name": controller, f"{CONTROLLERS}/mc0/ue_count": errors}
+    files: dict[str, object] = {
+        f"{CPU}/online": "0-3",
+        f"{CONTROLLERS}/mc0/mc_name": controller,
+        f"{CONTROLLERS}/mc0/ue_count": errors,
+    }
     files |= {f"{CPU}/cpu{cpu}/thermal_throttle/core_throttle_count": 7 + throttled * (cpu == 2) for cpu in range(4)}
     return write(root, files)
 
@@ -40,7 +44,10 @@ def test_cpu_is_throttled_when_its_core_was_since_the_last_look(tmp_path: Path) 
 
 def test_cpus_of_a_socket_have_memory_errors_when_their_controller_counts_some(tmp_path: Path) -> None:
     """Uncorrected errors touch the CPUs of the socket that the controller names."""
-    assert _second_look(tmp_path, _tree(tmp_path), {"errors": 1}) == {"cpu-2": ["memory-errors"], "cpu-3": ["memory-errors"]}
+    assert _second_look(tmp_path, _tree(tmp_path), {"errors": 1}) == {
+        "cpu-2": ["memory-errors"],
+        "cpu-3": ["memory-errors"],
+    }
 
 
 def test_no_cpu_is_blamed_when_the_controller_tells_no_socket(tmp_path: Path) -> None:
@@ -58,7 +65,10 @@ def test_cpus_are_well_when_the_kernel_counts_nothing(tmp_path: Path) -> None:
 
 
 def test_cpus_of_a_core_are_throttled_together_when_one_file_tells(tmp_path: Path) -> None:
-    """The kernel counts alike for the threads of a core, so one file a core is read; a core that counts alone touches its own threads."""
+    """The kernel counts alike for the threads of a core, so one file a core is read.
+
+    A core that counts alone touches its own threads.
+    """
     cores = [Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, core=cpu // 2, socket=0) for cpu in range(4)]
     driver = LinuxCpuDriver()
     driver.observe(_tree(tmp_path), cores)
@@ -79,7 +89,10 @@ def test_neighbours_are_judged_when_one_cpus_file_holds_nonsense(tmp_path: Path)
     driver = LinuxCpuDriver()
     driver.observe(_tree(tmp_path), DEVICES)
     tree = _tree(tmp_path, throttled=1)
-    write(tmp_path, {f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "nonsense", f"{CONTROLLERS}/mc0/ue_count": "nonsense"})
+    write(
+        tmp_path,
+        {f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "nonsense", f"{CONTROLLERS}/mc0/ue_count": "nonsense"},
+    )
 
     seen = driver.observe(tree, DEVICES)
 
@@ -108,7 +121,9 @@ def test_a_group_is_judged_by_its_cpus_when_cpus_are_offered_in_groups(tmp_path:
     seen = driver.observe(tree, devices)
 
     assert before == {}
-    assert {name: [observation.reason for observation in signs] for name, signs in seen.items()} == {devices[0].name: ["throttled"]}
+    assert {name: [observation.reason for observation in signs] for name, signs in seen.items()} == {
+        devices[0].name: ["throttled"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,12 +139,18 @@ def test_a_group_is_judged_by_its_cpus_when_cpus_are_offered_in_groups(tmp_path:
 def test_cpus_have_memory_errors_when_their_controllers_name_or_number_tells_the_socket(
     tmp_path: Path, names: list[str], hit: int, cpus: set[str]
 ) -> None:
-    """AMD numbers the controllers of its dies socket by socket; where the numbers do not fit the sockets nobody is blamed."""
+    """AMD numbers the controllers of its dies socket by socket.
+
+    Where the numbers do not fit the sockets nobody is blamed.
+    """
 
     def tree(errors: int) -> Tree:
         files: dict[str, object] = {f"{CPU}/online": "0-3"}
         for index, name in enumerate(names):
-            files |= {f"{CONTROLLERS}/mc{index}/mc_name": name, f"{CONTROLLERS}/mc{index}/ue_count": errors * (index == hit)}
+            files |= {
+                f"{CONTROLLERS}/mc{index}/mc_name": name,
+                f"{CONTROLLERS}/mc{index}/ue_count": errors * (index == hit),
+            }
         return write(tmp_path, files)
 
     driver = LinuxCpuDriver()

@@ -29,13 +29,22 @@ def test_later_entry_counts_when_several_say_something_and_sharing_is_anothers()
     [
         pytest.param(
             {**_OURS, "kind": "CpuParameter", "withShared": True},
-            f"CpuParameters.kind is 'CpuParameter', wanted CpuParameters or {SHARING_KIND}, did you mean \"CpuParameters\"?",
+            f"CpuParameters.kind is 'CpuParameter', wanted CpuParameters or {SHARING_KIND}, did you mean "
+            '"CpuParameters"?',
             id="misspelt kind",
         ),
-        pytest.param({**_OURS, "withShared": True}, f"CpuParameters.kind is None, wanted CpuParameters or {SHARING_KIND}", id="no kind"),
-        pytest.param({"kind": "CpuParameters"}, "CpuParameters.apiVersion is None, wanted topobus.dev/v1", id="no version"),
         pytest.param(
-            {**_OURS, "kind": "CpuParameters", "withShared": 1}, "CpuParameters.withShared is 1, wanted true or false", id="number"
+            {**_OURS, "withShared": True},
+            f"CpuParameters.kind is None, wanted CpuParameters or {SHARING_KIND}",
+            id="no kind",
+        ),
+        pytest.param(
+            {"kind": "CpuParameters"}, "CpuParameters.apiVersion is None, wanted topobus.dev/v1", id="no version"
+        ),
+        pytest.param(
+            {**_OURS, "kind": "CpuParameters", "withShared": 1},
+            "CpuParameters.withShared is 1, wanted true or false",
+            id="number",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""CPUs as devices: which ones, how described, what when one goes offline, and what a container learns."""
+"""CPUs as devices: which ones, how described, what when one goes offline, and what a container
+learns.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ EMPTY = Tree(HardwareSettings(root="/nonexistent"))
 
 
 def machine(*offline: int, cores: int = 2) -> Machine:
-    """Make a machine of one socket whose CPUs n and n + cores are siblings; topology of offline CPUs is hidden, as Linux does."""
+    """Make a machine of one socket whose CPUs n and n + cores are siblings.
+
+    Topology of offline CPUs is hidden, as Linux does.
+    """
     cpus = tuple(
         Cpu(id=index, online=False)
         if index in offline
@@ -103,7 +108,10 @@ def test_observe_names_the_file_when_it_is_garbled(tmp_path: Path) -> None:
 
 
 def test_prepare_tells_the_list_and_each_cpu(tmp_path: Path) -> None:
-    """The container reads all its CPUs in one variable; each CPU has edits of its own, as CDI demands."""
+    """The container reads all its CPUs in one variable.
+
+    Each CPU has edits of its own, as CDI demands.
+    """
     driver = LinuxCpuDriver()
     devices = driver.discover(EMPTY, machine()).devices
 
@@ -111,7 +119,9 @@ def test_prepare_tells_the_list_and_each_cpu(tmp_path: Path) -> None:
 
     assert not isinstance(edits, Refusal)
     assert edits[""].env == {"TOPOBUS_CPUS": "1-3"}
-    assert {name: edit.env for name, edit in edits.items() if name} == {f"cpu-{cpu}": {f"TOPOBUS_CPU_{cpu}": "1"} for cpu in (1, 2, 3)}
+    assert {name: edit.env for name, edit in edits.items() if name} == {
+        f"cpu-{cpu}": {f"TOPOBUS_CPU_{cpu}": "1"} for cpu in (1, 2, 3)
+    }
 
 
 def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What a container gets through the host's hands when it is made, on cards that are folders; time is virtual."""
+"""What a container gets through the host's hands when it is made, on cards that are folders.
+
+Time is virtual.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,26 @@ MAIN = ContainerName(namespace="default", pod="app", pod_uid="p1", name="main")
 class _Full(FolderDriver):
     """Has no slot for another container."""
 
-    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
+    def adjust(
+        self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
+    ) -> ContainerEdits | Refusal:
         return Refusal(reasons=(Reason(code="no-slot", message=f"no slot for {container}"),))
 
 
 class _Broken(FolderDriver):
     """Cannot say anything."""
 
-    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
+    def adjust(
+        self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
+    ) -> ContainerEdits | Refusal:
         raise HardwareError("the card does not answer")
 
 
 async def adjust(bench: HandsBench, *names: str) -> AdjustReply:
     """Ask for one container."""
-    return await Adjuster("nic", bench.hands).adjust(AdjustRequest(op_id="", owner=OWNER, devices=names, container=MAIN))
+    return await Adjuster("nic", bench.hands).adjust(
+        AdjustRequest(op_id="", owner=OWNER, devices=names, container=MAIN)
+    )
 
 
 async def test_each_device_has_its_edits_and_nothing_is_written_when_a_container_is_made(tmp_path: Path) -> None:
@@ -56,7 +65,11 @@ async def test_each_device_has_its_edits_and_nothing_is_written_when_a_container
 
 @pytest.mark.parametrize(
     ("driver", "name", "code"),
-    [(_Full(), "card-0", "no-slot"), (_Broken(), "card-0", "driver-failed"), (FolderDriver(), "card-7", "device-unknown")],
+    [
+        (_Full(), "card-0", "no-slot"),
+        (_Broken(), "card-0", "driver-failed"),
+        (FolderDriver(), "card-7", "device-unknown"),
+    ],
 )
 async def test_container_is_refused_with_the_reason(tmp_path: Path, driver: FolderDriver, name: str, code: str) -> None:
     """A driver's own refusal, its failure and a device that nobody has are three reasons."""
@@ -75,11 +88,15 @@ async def test_container_is_refused_with_the_reason(tmp_path: Path, driver: Fold
 async def test_prepare_says_which_devices_adjust_their_containers(
     tmp_path: Path, kind: OwnerKind, looked_at: Sequence[str], wanted: Sequence[str]
 ) -> None:
-    """Only for claims, whose containers can be kept from starting without it, and not for who only looks."""
+    """Only for claims, whose containers can be kept from starting without it, and not for who only
+    looks.
+    """
     bench = HandsBench(tmp_path)
     owner = Owner(kind=kind, name="x", uid="u9")
     async with bench.life():
-        reply = await bench.preparer.prepare(PrepareRequest(op_id="", owner=owner, devices=("card-0",), looked_at=tuple(looked_at)))
+        reply = await bench.preparer.prepare(
+            PrepareRequest(op_id="", owner=owner, devices=("card-0",), looked_at=tuple(looked_at))
+        )
 
     assert isinstance(reply.result, Prepared)
     assert reply.result.to_adjust == wanted

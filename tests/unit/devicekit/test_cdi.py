@@ -1,4 +1,6 @@
-"""Promises of CDI files: what a runtime would refuse is never written, and a file is whole or absent."""
+"""Promises of CDI files: what a runtime would refuse is never written, and a file is whole or
+absent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from topobus.values.errors import ContractError
 EDITS = ContainerEdits(env={"A": "1"})
 
 
-def spec(*devices: CdiDevice, vendor: str = "topobus.dev", device_class: str = "gpu", common: ContainerEdits = ContainerEdits()) -> CdiSpec:  # noqa: B008
+def spec(
+    *devices: CdiDevice,
+    vendor: str = "topobus.dev",
+    device_class: str = "gpu",
+    common: ContainerEdits = ContainerEdits(),  # noqa: B008 - frozen
+) -> CdiSpec:
     """A file with one good device unless given."""
     return CdiSpec(vendor=vendor, device_class=device_class, devices=devices or (device(),), common=common)
 
@@ -33,7 +40,9 @@ def with_node(path: str = "/dev/x", host_path: str = "", permissions: str = "rw"
 
 
 def test_render_writes_edits_as_objects_when_spec_is_good() -> None:
-    """Edits are objects at both levels, env is a list of pairs, a host path that says nothing new is left out."""
+    """Edits are objects at both levels, env is a list of pairs, a host path that says nothing new
+    is left out.
+    """
     common = ContainerEdits(env={"ALL": "a,b"})
     edits = ContainerEdits(
         env={"B": "2", "A": "1"},
@@ -64,7 +73,11 @@ def test_render_writes_no_empty_edits_when_devices_have_nothing_in_common() -> N
     """Nothing is not written down: neither at the file's level nor as empty lists."""
     written: dict[str, Any] = json.loads(render(spec()))
 
-    assert written == {"cdiVersion": "0.3.0", "kind": "topobus.dev/gpu", "devices": [{"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}]}
+    assert written == {
+        "cdiVersion": "0.3.0",
+        "kind": "topobus.dev/gpu",
+        "devices": [{"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}],
+    }
 
 
 @pytest.mark.parametrize(
@@ -72,12 +85,16 @@ def test_render_writes_no_empty_edits_when_devices_have_nothing_in_common() -> N
     [
         pytest.param(with_node("dev/x"), "device gpu-0: 'dev/x' is no absolute path", id="node"),
         pytest.param(with_node("/dev/x", "dev/y"), "'dev/y' is no absolute path", id="host-node"),
-        pytest.param(ContainerEdits(mounts=(Mount(host_path="/a", container_path="b"),)), "'b' is no absolute path", id="mount"),
+        pytest.param(
+            ContainerEdits(mounts=(Mount(host_path="/a", container_path="b"),)), "'b' is no absolute path", id="mount"
+        ),
         pytest.param(ContainerEdits(env={"A": "x\x00y"}), "'A' has a zero byte", id="zero-byte"),
     ],
 )
 def test_render_refuses_what_no_container_would_start_with(edits: ContainerEdits, part: str) -> None:
-    """A runtime reads such a file, and the pod hangs in its creation with a text of the kernel's: here the device and the value are named."""
+    """A runtime reads such a file, and the pod hangs in its creation with a text of the kernel's:
+    here the device and the value are named.
+    """
     with pytest.raises(ContractError) as refused:
         render(spec(device(edits=edits)))
 
@@ -113,7 +130,9 @@ def test_version_is_the_lowest_that_holds_when_rendered(made: CdiSpec, version: 
     [
         pytest.param(CdiSpec(vendor="v", device_class="c", devices=()), "no devices", id="no-devices"),
         pytest.param(spec(device(edits=ContainerEdits())), "no edits", id="empty-edits"),
-        pytest.param(spec(device(edits=ContainerEdits(annotations={"a": "b"}))), "no edits", id="annotations-are-no-edits"),
+        pytest.param(
+            spec(device(edits=ContainerEdits(annotations={"a": "b"}))), "no edits", id="annotations-are-no-edits"
+        ),
         pytest.param(spec(device(), device()), "twice", id="duplicate-name"),
         pytest.param(spec(device("mig/1")), "mig/1", id="slash-in-name"),
         pytest.param(spec(device("gpu-")), "gpu-", id="name-ends-with-dash"),
@@ -124,7 +143,9 @@ def test_version_is_the_lowest_that_holds_when_rendered(made: CdiSpec, version: 
         pytest.param(spec(device(edits=with_node(permissions="rx"))), "'rx'", id="unknown-permission"),
         pytest.param(spec(device(edits=with_node(path=""))), "without a path", id="node-without-path"),
         pytest.param(
-            spec(common=ContainerEdits(mounts=(Mount(host_path="", container_path="/c"),))), "both paths", id="mount-without-source"
+            spec(common=ContainerEdits(mounts=(Mount(host_path="", container_path="/c"),))),
+            "both paths",
+            id="mount-without-source",
         ),
     ],
 )
@@ -150,9 +171,15 @@ def test_render_refuses_and_says_why_when_a_runtime_would(made: CdiSpec, part: s
             "'later' is none of",
             id="unknown-hook",
         ),
-        pytest.param(b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[{"name":"d","containerEdits":[]}]}', "array", id="edits-as-array"),
         pytest.param(
-            b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[{"name":"0","containerEdits":{"env":["A=1"]}}]}', "0.5.0", id="version-too-low"
+            b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[{"name":"d","containerEdits":[]}]}',
+            "array",
+            id="edits-as-array",
+        ),
+        pytest.param(
+            b'{"cdiVersion":"0.3.0","kind":"a/b","devices":[{"name":"0","containerEdits":{"env":["A=1"]}}]}',
+            "0.5.0",
+            id="version-too-low",
         ),
     ],
 )
@@ -164,7 +191,8 @@ def test_parse_refuses_as_a_runtime_when_the_file_is_wrong(data: bytes, part: st
     assert part in refused.value.message
 
 
-# As NVIDIA's container toolkit makes them, shortened: hooks, groups, a variable, and a field of a version to come.
+# As NVIDIA's container toolkit makes them, shortened: hooks, groups, a variable,
+# and a field of a version to come.
 OF_OTHERS = b"""{
  "cdiVersion": "1.2.0", "kind": "nvidia.com/gpu", "annotations": {"made-by": "nvidia-ctk"}, "newField": [1],
  "devices": [{"name": "0", "annotations": {"a": "b"}, "containerEdits": {
@@ -175,11 +203,14 @@ OF_OTHERS = b"""{
    "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "update-ldcache"], "env": ["DEBUG=false"], "timeout": 5}],
    "netDevices": [{"hostInterfaceName": "mlx5_0", "name": "net1"}],
    "intelRdt": {"closID": "gpu", "schemata": ["L3:0=f"]},
-   "mounts": [{"hostPath": "tmpfs", "containerPath": "/scratch", "options": ["size=1m"], "type": "tmpfs"}]}}"""
+   "mounts": [{"hostPath": "tmpfs", "containerPath": "/scratch", "options": ["size=1m"], "type": "tmpfs"}]}}"""  # noqa: E501
 
 
 def test_parse_keeps_all_that_cdi_knows_when_a_file_of_others_says_more() -> None:
-    """Hooks, groups, network devices, cache and nodes with numbers of their own come along; what nobody knows is left aside."""
+    """Hooks, groups, network devices, cache and nodes with numbers of their own come along.
+
+    What nobody knows is left aside.
+    """
     spec = parse(OF_OTHERS)
 
     assert spec.devices[0].edits == ContainerEdits(
@@ -220,7 +251,9 @@ def test_render_gives_back_what_was_parsed_in_the_lowest_version() -> None:
     [
         pytest.param(ContainerEdits(hooks=(Hook(name="prestart", path="/x"),)), "0.3.0", id="hooks"),
         pytest.param(with_node(kind="c", major=1, minor=3, file_mode=0o600, uid=1, gid=1), "0.3.0", id="numbers"),
-        pytest.param(ContainerEdits(mounts=(Mount(host_path="/t", container_path="/t", kind="tmpfs"),)), "0.4.0", id="mount type"),
+        pytest.param(
+            ContainerEdits(mounts=(Mount(host_path="/t", container_path="/t", kind="tmpfs"),)), "0.4.0", id="mount type"
+        ),
         pytest.param(ContainerEdits(additional_gids=(1,)), "0.7.0", id="groups"),
         pytest.param(ContainerEdits(intel_rdt=IntelRdt(clos_id="a")), "0.7.0", id="rdt"),
         pytest.param(ContainerEdits(intel_rdt=IntelRdt(enable_monitoring=True)), "1.1.0", id="rdt monitoring"),
@@ -228,7 +261,9 @@ def test_render_gives_back_what_was_parsed_in_the_lowest_version() -> None:
     ],
 )
 def test_lowest_version_is_the_one_in_which_an_edit_came(edits: ContainerEdits, version: str) -> None:
-    """Runtimes refuse files of versions that they do not know, so no file asks for more than it needs."""
+    """Runtimes refuse files of versions that they do not know, so no file asks for more than it
+    needs.
+    """
     assert lowest_version(spec(device(edits=edits))) == version
     assert not edits.is_empty
 
@@ -253,8 +288,16 @@ def test_delete_is_no_error_when_the_file_is_gone(tmp_path: Path) -> None:
 
 
 def test_find_files_tells_only_our_claims_when_others_share_the_folder(tmp_path: Path) -> None:
-    """Files of other vendors and without an id are left alone; what a crash left half written is removed."""
-    for name in ("topobus.dev-gpu_u-1.json", "topobus.dev-gpu.json", "topobus.dev-nic_u-2.json", "nvidia.com-gpu_u-3.json"):
+    """Files of other vendors and without an id are left alone.
+
+    What a crash left half written is removed.
+    """
+    for name in (
+        "topobus.dev-gpu_u-1.json",
+        "topobus.dev-gpu.json",
+        "topobus.dev-nic_u-2.json",
+        "nvidia.com-gpu_u-3.json",
+    ):
         write(tmp_path, name, b"{}")
     (tmp_path / ".topobus.dev-gpu_u-9.json.abc.tmp").write_bytes(b"half")
 

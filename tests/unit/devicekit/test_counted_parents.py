@@ -1,4 +1,6 @@
-"""Cards that are offered beside their parts: counters in the slices keep both from being allocated, and within Kubernetes' limits."""
+"""Cards that are offered beside their parts: counters in the slices keep both from being allocated,
+and within Kubernetes' limits.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Parts:
             settings=HealthSettings(),
         )
         assert merged.warnings == ()
-        return Inventory(node="n1", device_class=device_class, generation=1, devices=merged.devices, counter_sets=merged.counter_sets)
+        return Inventory(
+            node="n1", device_class=device_class, generation=1, devices=merged.devices, counter_sets=merged.counter_sets
+        )
 
 
 def _amd(root: Path) -> Parts:
@@ -80,13 +84,18 @@ def _nic(root: Path) -> Parts:
     folder = f"sys/bus/pci/devices/{PHYSICAL}"
     tree = write(root, {**files, f"{folder}/sriov_totalvfs": 8, f"{folder}/sriov_numvfs": 2})
     physical = PciDevice(address=PHYSICAL, vendor=0x15B3, device=1, class_code=0x020000)
-    virtual = (PciDevice(address=address, vendor=0x15B3, device=2, class_code=0x020000, physfn=PHYSICAL) for address in VIRTUAL)
+    virtual = (
+        PciDevice(address=address, vendor=0x15B3, device=2, class_code=0x020000, physfn=PHYSICAL) for address in VIRTUAL
+    )
     return Parts(PciNetdevDriver(), tree, (physical, *virtual), "nic-0000-3b-00-0")
 
 
 def _dfl(root: Path) -> Parts:
     region = f"sys/bus/pci/devices/{CARD}/fpga_region/region0"
-    files: dict[str, object] = {f"{region}/dfl-fme.0/ports_num": 2, **{f"{region}/dfl-port.{port}/id": port for port in (0, 1)}}
+    files: dict[str, object] = {
+        f"{region}/dfl-fme.0/ports_num": 2,
+        **{f"{region}/dfl-port.{port}/id": port for port in (0, 1)},
+    }
     tree = write(root, files)
     link = root / "sys/class/fpga_region/region0"
     link.parent.mkdir(parents=True)
@@ -130,7 +139,11 @@ def _listed(inventory: Inventory) -> list[str]:
 
 
 def test_a_card_and_its_parts_are_never_allocated_together_when_both_are_offered(cut: Parts) -> None:
-    """Any number of parts fit beside each other, the whole beside none, and no part beside the whole; the slices are Kubernetes' own."""
+    """Any number of parts fit beside each other, the whole beside none, and no part beside the
+    whole.
+
+    The slices are Kubernetes' own.
+    """
     inventory = cut.inventory(is_counted=True)
     parts = [device.name for device in inventory.devices if device.partition_of]
 
@@ -147,7 +160,9 @@ def test_a_card_and_its_parts_are_never_allocated_together_when_both_are_offered
 
 
 def test_parts_alone_are_offered_through_both_doors_when_parents_are_hidden(cut: Parts) -> None:
-    """By default a card in parts is not there: no counters, and kubelet's device plugin has the parts."""
+    """By default a card in parts is not there: no counters, and kubelet's device plugin has the
+    parts.
+    """
     counted = cut.inventory(is_counted=True)
 
     inventory = cut.inventory(is_counted=False)

@@ -1,4 +1,7 @@
-"""Attach, detach and undoing through the host's hands, on cards that are folders; time is virtual."""
+"""Attach, detach and undoing through the host's hands, on cards that are folders.
+
+Time is virtual.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ async def test_card_is_in_the_sandbox_and_comes_home_when_it_is_attached_and_det
 
     assert isinstance(prepared.result, Prepared)
     assert prepared.result.to_attach == ("card-0",)
-    assert attached.result == Attached(interfaces={"card-0": AttachedInterface(name="data", mac="02:00:00:00:00:00", mtu=9000)})
+    assert attached.result == Attached(
+        interfaces={"card-0": AttachedInterface(name="data", mac="02:00:00:00:00:00", mtu=9000)}
+    )
     assert inside == ["data"]
     assert (detached.refusal, unprepared.refusal) == (None, None)
     assert bench.card("card-0") == new_card(0)
@@ -61,7 +66,9 @@ async def test_card_is_in_the_sandbox_and_comes_home_when_it_is_attached_and_det
 
 
 async def test_attach_answers_the_same_when_asked_again_by_another_life_too(bench: HandsBench) -> None:
-    """The answer stands in the journal, so a service that was restarted gives it again and changes nothing."""
+    """The answer stands in the journal, so a service that was restarted gives it again and changes
+    nothing.
+    """
     sandbox = bench.sandbox("s1")
     async with bench.life():
         first = await bench.attach("card-0", sandbox=sandbox)
@@ -81,14 +88,18 @@ class _AskedDriver(FolderDriver):
         super().__init__()
         self.attached: list[frozenset[str]] = []
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Prepare, and keep it."""
         self.attached.append(context.attached)
         return super().prepare(tree, devices, context)
 
 
 async def test_prepare_tells_the_driver_which_devices_its_owner_s_pod_has_already(tmp_path: Path) -> None:
-    """Kubelet asks again for pods that run: what left the host for this owner is not gone, and for another owner it is."""
+    """Kubelet asks again for pods that run: what left the host for this owner is not gone, and for
+    another owner it is.
+    """
     driver = _AskedDriver()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
@@ -101,7 +112,10 @@ async def test_prepare_tells_the_driver_which_devices_its_owner_s_pod_has_alread
 
 
 async def test_attach_takes_the_card_out_of_the_old_sandbox_when_the_pod_was_made_anew(bench: HandsBench) -> None:
-    """A card is in one sandbox at a time; a late detach from the old one leaves the new one alone."""
+    """A card is in one sandbox at a time.
+
+    A late detach from the old one leaves the new one alone.
+    """
     old, new = bench.sandbox("old"), bench.sandbox("new")
     async with bench.life():
         await bench.attach("card-0", sandbox=old)
@@ -170,7 +184,9 @@ async def test_looking_at_a_card_neither_attaches_nor_cleans_it_when_somebody_el
     sandbox = bench.sandbox("s1")
     async with bench.life():
         await bench.prepare("card-0")
-        looked = await bench.preparer.prepare(PrepareRequest(op_id="", owner=OTHER, devices=("card-0",), looked_at=("card-0",)))
+        looked = await bench.preparer.prepare(
+            PrepareRequest(op_id="", owner=OTHER, devices=("card-0",), looked_at=("card-0",))
+        )
         await bench.attach("card-0", sandbox=sandbox)
         await bench.unprepare("card-0", owner=OTHER)
 
@@ -180,7 +196,10 @@ async def test_looking_at_a_card_neither_attaches_nor_cleans_it_when_somebody_el
 
 
 async def test_card_of_an_allocation_of_kubelets_is_cleaned_when_the_gateway_undoes_it(bench: HandsBench) -> None:
-    """Allocate writes no journal, for kubelet waits for it; whoever undoes it has the card cleaned all the same, unless a claim has it by then."""
+    """Allocate writes no journal, for kubelet waits for it.
+
+    Whoever undoes it has the card cleaned all the same, unless a claim has it by then.
+    """
     allocation = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/nic", uid="u3")
     async with bench.life():
         await bench.prepare("card-0", owner=allocation)
@@ -236,8 +255,12 @@ async def test_attach_is_refused_by_name_and_ends_later_when_the_driver_hangs(tm
     assert bench.inside(sandbox) == ["net1"]
 
 
-async def test_device_is_out_of_use_but_not_sick_when_what_is_half_done_waits_for_a_driver_at_work(tmp_path: Path) -> None:
-    """A driver that has not come back yet is no evidence of a fault: nobody gets the device, and a cluster evicts no pod for it (an Unhealthy one's taint would)."""
+async def test_device_is_out_of_use_but_not_sick_when_what_is_half_done_waits_for_a_driver_at_work(
+    tmp_path: Path,
+) -> None:
+    """A driver that has not come back yet is no evidence of a fault: nobody gets the device, and a
+    cluster evicts no pod for it (an Unhealthy one's taint would).
+    """
     driver = _HangingDriver()
     bench = HandsBench(tmp_path, driver=driver)
     sandbox = bench.sandbox("s1")
@@ -273,7 +296,9 @@ async def test_detach_is_refused_when_the_driver_leaves_steps(tmp_path: Path) ->
 
 
 async def test_start_undoes_before_the_first_answer_when_an_attach_was_cut_off(bench: HandsBench) -> None:
-    """A card that is half attached is home before anybody gets a word about it, and its neighbours need not wait."""
+    """A card that is half attached is home before anybody gets a word about it, and its neighbours
+    need not wait.
+    """
     _cut_off(bench, "card-0")
 
     async with bench.life():

@@ -18,12 +18,16 @@ from topobus.values.machine import Machine, NumaNode
 class _Opinionated(ToyDriver):
     """A driver with hints of its own."""
 
-    def hints(self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]) -> tuple[Hint, ...] | None:
+    def hints(
+        self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]
+    ) -> tuple[Hint, ...] | None:
         """Prefer node 1, always."""
         return (Hint(NodeSet(1), preferred=True),)
 
 
-_MACHINE = Machine(node="n", numa_nodes=tuple(NumaNode(id=ids, cpus=CpuSet(ids), memory_bytes=1) for ids in (0, 1)), cpus=())
+_MACHINE = Machine(
+    node="n", numa_nodes=tuple(NumaNode(id=ids, cpus=CpuSet(ids), memory_bytes=1) for ids in (0, 1)), cpus=()
+)
 
 
 def _device(name: str, node: int | None, driver: str = "toy") -> Device:
@@ -50,14 +54,23 @@ def test_hints_are_no_opinion_when_no_device_tells_a_node() -> None:
 @pytest.mark.parametrize(
     ("devices", "drivers", "has_opinion"),
     [
-        pytest.param([_device("a", 0, "own")], [_Opinionated("own"), ToyDriver()], True, id="the only driver with devices"),
-        pytest.param([_device("a", 0, "toy")], [_Opinionated("own"), ToyDriver()], False, id="another driver has the devices"),
         pytest.param(
-            [_device("a", 0, "own"), _device("b", 0, "toy")], [_Opinionated("own"), ToyDriver()], False, id="two drivers have some"
+            [_device("a", 0, "own")], [_Opinionated("own"), ToyDriver()], True, id="the only driver with devices"
+        ),
+        pytest.param(
+            [_device("a", 0, "toy")], [_Opinionated("own"), ToyDriver()], False, id="another driver has the devices"
+        ),
+        pytest.param(
+            [_device("a", 0, "own"), _device("b", 0, "toy")],
+            [_Opinionated("own"), ToyDriver()],
+            False,
+            id="two drivers have some",
         ),
         pytest.param([], [_Opinionated("own")], False, id="no devices"),
     ],
 )
-def test_own_hints_speak_when_one_driver_has_all_devices(devices: list[Device], drivers: list[DeviceDriver], *, has_opinion: bool) -> None:
+def test_own_hints_speak_when_one_driver_has_all_devices(
+    devices: list[Device], drivers: list[DeviceDriver], *, has_opinion: bool
+) -> None:
     """A driver's own hints count only when all devices of the class are its own."""
     assert (hinting_driver(drivers, devices) is not None) is has_opinion

@@ -1,4 +1,6 @@
-"""A device's record: what is about to be done is written before it is done, and what was there at first is never overwritten."""
+"""A device's record: what is about to be done is written before it is done, and what was there at
+first is never overwritten.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_record_keeps_the_state_of_before_when_a_write_fails() -> None:
 
 
 def test_record_keeps_the_first_before_when_a_step_is_intended_again() -> None:
-    """A driver that is asked again after a crash sees its own half-done work, and must not take it for what was there."""
+    """A driver that is asked again after a crash sees its own half-done work, and must not take it
+    for what was there.
+    """
     record = DeviceRecord()
     record.intend("mtu", {"mtu": 1500})
 

@@ -1,4 +1,7 @@
-"""A reset: by the driver, else by the kernel's file; written down before it is done, and told when a crash cut it off."""
+"""A reset: by the driver, else by the kernel's file.
+
+Written down before it is done, and told when a crash cut it off.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_kernel_resets_the_function_when_the_driver_has_no_way(tmp_path: Path, function: Path) -> None:
-    """One write to the function's own file, below the root that is set; nothing of it stays in the journal."""
+    """One write to the function's own file, below the root that is set.
+
+    Nothing of it stays in the journal.
+    """
     (function / "reset").write_text("", encoding="ascii")
     journal = Journal(tmp_path / "journal")
 

@@ -36,7 +36,9 @@ def codes(result: object) -> list[str]:
 
 
 async def test_next_owner_waits_and_is_told_why_when_the_device_is_being_cleaned(tmp_path: Path) -> None:
-    """While cleaning, the device counts as neither well nor sick, and the next owner's question is accepted."""
+    """While cleaning, the device counts as neither well nor sick, and the next owner's question is
+    accepted.
+    """
     driver = _SlowCleaner()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
@@ -54,7 +56,9 @@ async def test_next_owner_waits_and_is_told_why_when_the_device_is_being_cleaned
 
     assert left.refusal is None
     assert (seen.reason, seen.state) == ("cleaning", HealthState.UNKNOWN)
-    assert waiting.result == Accepted(retry_after_s=1.0, limit_s=CLEANING.limit_s, what=f"cleaning card-0 after {OWNER}")
+    assert waiting.result == Accepted(
+        retry_after_s=1.0, limit_s=CLEANING.limit_s, what=f"cleaning card-0 after {OWNER}"
+    )
     assert isinstance(given.result, Prepared)
 
 
@@ -104,7 +108,9 @@ class _LongDriver(FolderDriver):
         self.go, self.held = threading.Event(), threading.Event()
         self.begun = 0
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
         answer = super().prepare(tree, devices, context)
         if not isinstance(answer, LongWork):
             return answer
@@ -121,7 +127,9 @@ class _LongDriver(FolderDriver):
 
 
 async def test_prepare_is_accepted_until_the_work_ends_when_it_is_long(tmp_path: Path) -> None:
-    """The same question finds the same work, the driver answers others meanwhile, and the answer comes when it is done."""
+    """The same question finds the same work, the driver answers others meanwhile, and the answer
+    comes when it is done.
+    """
     driver = _LongDriver()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
@@ -146,7 +154,10 @@ async def test_prepare_is_accepted_until_the_work_ends_when_it_is_long(tmp_path:
 
 
 async def test_prepare_is_refused_and_the_card_restored_when_the_work_takes_too_long(tmp_path: Path) -> None:
-    """Over its limit the work is refused by name; when its thread comes back at last, what it did is undone."""
+    """Over its limit the work is refused by name.
+
+    When its thread comes back at last, what it did is undone.
+    """
     driver = _LongDriver()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():

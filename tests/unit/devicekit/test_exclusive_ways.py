@@ -20,7 +20,9 @@ def test_devices_fit_together_when_and_only_when_they_are_of_one_way(sizes: list
     """Any parts of one way fit at once, and no two of different ways, whatever the sizes are."""
     ways = [[f"{CARD}-w{way}-{part}" for part in range(size)] for way, size in enumerate(sizes)]
     sets, uses = count_ways(CARD, ways)
-    partitions = Partitions([Device(name=name, device_class="gpu", consumes=uses[name]) for way in ways for name in way], sets)
+    partitions = Partitions(
+        [Device(name=name, device_class="gpu", consumes=uses[name]) for way in ways for name in way], sets
+    )
     names = chosen.draw(st.sets(st.sampled_from([name for way in ways for name in way]), min_size=1, max_size=6))
 
     shortage = partitions.shortage((), names)

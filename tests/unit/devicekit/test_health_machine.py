@@ -7,7 +7,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from topobus.engine.health.health_machine import HealthSettings, clear_sticky_faults, is_same_to_readers, next_health, silence
+from topobus.engine.health.health_machine import (
+    HealthSettings,
+    clear_sticky_faults,
+    is_same_to_readers,
+    next_health,
+    silence,
+)
 from topobus.values.health import DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,9 +25,15 @@ def _at(seconds: float) -> datetime:
 
 
 def _sees(
-    state: HealthState = HealthState.UNHEALTHY, reason: str = "aer-fatal", dimension: Dimension = Dimension.LINK, *, is_sticky: bool = False
+    state: HealthState = HealthState.UNHEALTHY,
+    reason: str = "aer-fatal",
+    dimension: Dimension = Dimension.LINK,
+    *,
+    is_sticky: bool = False,
 ) -> Observation:
-    return Observation(dimension=dimension, state=state, reason=reason, action=RecoveryAction.RESET_DEVICE, is_sticky=is_sticky)
+    return Observation(
+        dimension=dimension, state=state, reason=reason, action=RecoveryAction.RESET_DEVICE, is_sticky=is_sticky
+    )
 
 
 def _walk(*looks: tuple[float, list[Observation]]) -> DeviceHealth:
@@ -33,7 +45,9 @@ def _walk(*looks: tuple[float, list[Observation]]) -> DeviceHealth:
 
 
 def test_health_recovers_after_hold_when_evidence_is_gone() -> None:
-    """Unhealthy, then Recovering as soon as the evidence goes, then Healthy when hold_s has passed without it."""
+    """Unhealthy, then Recovering as soon as the evidence goes, then Healthy when hold_s has passed
+    without it.
+    """
     sick = _walk((0, [_sees()]))
     recovering = _walk((0, [_sees()]), (1, []))
     still = _walk((0, [_sees()]), (1, []), (10.9, []))
@@ -88,7 +102,9 @@ def test_sticky_reason_stays_when_another_fault_of_the_dimension_comes() -> None
 
 
 def test_recovery_begins_anew_when_silence_falls_in_the_middle() -> None:
-    """A driver fault that was healing when the driver fell silent is Unknown then, and the time of silence does not count as time without it."""
+    """A driver fault that was healing when the driver fell silent is Unknown then, and the time of
+    silence does not count as time without it.
+    """
     fault = _sees(dimension=Dimension.DRIVER, reason="driver-lost")
     looks = ((0.0, [fault]), (1.0, []), (2.0, [silence("driver-hung", "hung")]))
     silent = _walk(*looks)
@@ -103,7 +119,9 @@ def test_recovery_begins_anew_when_silence_falls_in_the_middle() -> None:
 
 
 def test_health_is_unknown_when_the_driver_falls_silent() -> None:
-    """Silence makes Unknown, and the first word after it makes Healthy again at once: silence was no illness."""
+    """Silence makes Unknown, and the first word after it makes Healthy again at once: silence was
+    no illness.
+    """
     silent = _walk((0, []), (1, [silence("driver-hung", "no answer")]))
     back = _walk((0, []), (1, [silence("driver-hung", "no answer")]), (2, []))
 
@@ -152,7 +170,8 @@ def test_health_machine_survives_when_a_stored_time_is_unreadable() -> None:
     """A stored health with a broken time does not keep a device away for ever."""
     recovering = _walk((0, [_sees()]), (1, []))
     broken = msgspec.structs.replace(
-        recovering, conditions=tuple(msgspec.structs.replace(condition, since="yesterday") for condition in recovering.conditions)
+        recovering,
+        conditions=tuple(msgspec.structs.replace(condition, since="yesterday") for condition in recovering.conditions),
     )
 
     assert next_health(broken, [], now=_at(2), settings=_SETTINGS).state is HealthState.HEALTHY

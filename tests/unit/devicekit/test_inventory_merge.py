@@ -25,10 +25,14 @@ _SETTINGS = HealthSettings(hold_s=10.0, forget_s=60.0)
 
 def _machine(*addresses: PciAddress) -> Machine:
     functions = tuple(PciDevice(address=address, vendor=0x10DE, device=0x2330) for address in addresses)
-    return Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions)
+    return Machine(
+        node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions
+    )
 
 
-def _device(name: str = "gpu-0", driver: str = "acme", pci: PciAddress | None = None, device_class: str = "gpu") -> Device:
+def _device(
+    name: str = "gpu-0", driver: str = "acme", pci: PciAddress | None = None, device_class: str = "gpu"
+) -> Device:
     return Device(name=name, device_class=device_class, driver=driver, pci=pci)
 
 
@@ -56,8 +60,12 @@ def _step(
 
 
 def test_inventory_merge_lists_devices_by_name_when_drivers_find_them() -> None:
-    """Devices of all drivers come in one list, sorted by name, healthy, each with the driver that found it."""
-    merged = _step((), {"b": DriverView(devices=(_device("gpu-1", driver="x"),)), "a": DriverView(devices=(_device("gpu-0"),))})
+    """Devices of all drivers come in one list, sorted by name, healthy, each with the driver that
+    found it.
+    """
+    merged = _step(
+        (), {"b": DriverView(devices=(_device("gpu-1", driver="x"),)), "a": DriverView(devices=(_device("gpu-0"),))}
+    )
 
     assert [(device.name, device.driver, device.health.state) for device in merged.devices] == [
         ("gpu-0", "a", HealthState.HEALTHY),
@@ -69,21 +77,29 @@ def test_inventory_merge_lists_devices_by_name_when_drivers_find_them() -> None:
     ("pci", "machine", "reason"),
     [
         pytest.param(_ADDRESS, _machine(), "fell-off-bus", id="its function left the bus"),
-        pytest.param(_ADDRESS, _machine(_ADDRESS), "device-gone", id="the function is there and the driver does not list it"),
+        pytest.param(
+            _ADDRESS, _machine(_ADDRESS), "device-gone", id="the function is there and the driver does not list it"
+        ),
         pytest.param(None, _machine(), "device-gone", id="it never was on a bus"),
     ],
 )
-def test_inventory_merge_keeps_a_device_as_unhealthy_when_it_vanishes(pci: PciAddress | None, machine: Machine, reason: str) -> None:
+def test_inventory_merge_keeps_a_device_as_unhealthy_when_it_vanishes(
+    pci: PciAddress | None, machine: Machine, reason: str
+) -> None:
     """A vanished device stays listed, Unhealthy, with a reason that tells whether it left the bus."""
     devices = _step((), {"acme": DriverView(devices=(_device(pci=pci),))}).devices
 
     merged = _step(devices, {"acme": DriverView(devices=())}, machine=machine, at_s=1)
 
-    assert [(device.health.state, device.health.conditions[0].reason) for device in merged.devices] == [(HealthState.UNHEALTHY, reason)]
+    assert [(device.health.state, device.health.conditions[0].reason) for device in merged.devices] == [
+        (HealthState.UNHEALTHY, reason)
+    ]
 
 
 def test_inventory_merge_keeps_to_one_reason_when_the_machine_copy_lags_behind() -> None:
-    """A card that fell off the bus is told of once, although our copy of the machine lists its function for a while longer, and again later."""
+    """A card that fell off the bus is told of once, although our copy of the machine lists its
+    function for a while longer, and again later.
+    """
     devices = _step((), {"acme": DriverView(devices=(_device(pci=_ADDRESS),))}).devices
     gone = {"acme": DriverView(devices=(), off_bus=frozenset({_ADDRESS}))}
 
@@ -120,7 +136,9 @@ def test_inventory_merge_forgets_a_vanished_device_when_it_is_free_and_gone_for_
 
 @pytest.mark.parametrize("reason", ["driver-hung", "driver-failed"])
 def test_inventory_merge_keeps_devices_as_unknown_when_their_driver_is_silent(reason: str) -> None:
-    """Silence makes a driver's devices Unknown, for ever if need be, and leaves other drivers' devices alone."""
+    """Silence makes a driver's devices Unknown, for ever if need be, and leaves other drivers'
+    devices alone.
+    """
     devices = (_device(), _device("gpu-1", driver="other"))
     views = {
         "acme": DriverView(devices=(), silence=silence(reason, "no answer")),
@@ -142,9 +160,13 @@ def test_inventory_merge_leaves_known_devices_alone_when_their_driver_has_not_lo
 
 
 def test_inventory_merge_says_what_was_said_before_when_a_driver_has_not_looked_yet() -> None:
-    """The first inventories after a restart have the warnings and kept functions of before, and say that the driver has not looked; afterwards its own word counts."""
+    """The first inventories after a restart have the warnings and kept functions of before, and say
+    that the driver has not looked; afterwards its own word counts.
+    """
     kept = KeptFunction(pci=_ADDRESS, role=DeviceRole.MANAGEMENT, why="the default route of this node goes over it")
-    said = Inventory(node="n", device_class="gpu", generation=7, warnings=("acme: one card is left out", "other: gone"), kept=(kept,))
+    said = Inventory(
+        node="n", device_class="gpu", generation=7, warnings=("acme: one card is left out", "other: gone"), kept=(kept,)
+    )
     waits = "acme: it has not looked for its devices yet since the service was started"
 
     first = _step((), {"acme": DriverView()}, said_before=said)
@@ -159,7 +181,9 @@ def test_inventory_merge_says_what_was_said_before_when_a_driver_has_not_looked_
 
 
 def test_inventory_merge_forgets_devices_when_their_plugin_is_gone_for_long() -> None:
-    """Devices of a plugin that is no longer installed become Unknown and leave after forget_s when nobody holds them."""
+    """Devices of a plugin that is no longer installed become Unknown and leave after forget_s when
+    nobody holds them.
+    """
     first = _step((_device(),), {})
     later = _step(first.devices, {}, at_s=61)
 
@@ -183,7 +207,9 @@ def test_inventory_merge_leaves_out_a_device_when_it_breaks_the_contract(device:
 
 
 def test_inventory_merge_gives_a_name_to_the_first_driver_when_two_claim_it() -> None:
-    """Of two drivers that find one name, the one that sorts first gets it, and a warning tells of the other."""
+    """Of two drivers that find one name, the one that sorts first gets it, and a warning tells of
+    the other.
+    """
     views = {"b": DriverView(devices=(_device(),)), "a": DriverView(devices=(_device(),))}
 
     merged = _step((), views)
@@ -199,8 +225,12 @@ def test_inventory_merge_gives_a_name_to_the_first_driver_when_two_claim_it() ->
         pytest.param(NodeSet(0, 7), NodeSet(0), id="partly-missing"),
     ],
 )
-def test_inventory_merge_forgets_numa_nodes_that_the_machine_lacks_when_a_driver_names_them(named: NodeSet, kept: NodeSet | None) -> None:
-    """A device on a node that there is not has an unknown node, as PCI functions have, and one warning names driver, devices and node."""
+def test_inventory_merge_forgets_numa_nodes_that_the_machine_lacks_when_a_driver_names_them(
+    named: NodeSet, kept: NodeSet | None
+) -> None:
+    """A device on a node that there is not has an unknown node, as PCI functions have, and one
+    warning names driver, devices and node.
+    """
     odd = tuple(Device(name=f"gpu-{number}", device_class="gpu", numa_nodes=named) for number in range(6))
     good = Device(name="gpu-8", device_class="gpu", numa_nodes=NodeSet(0))
 
@@ -208,7 +238,9 @@ def test_inventory_merge_forgets_numa_nodes_that_the_machine_lacks_when_a_driver
 
     assert [device.numa_nodes for device in merged.devices] == [*[kept] * 6, NodeSet(0)]
     assert all(device.is_allocatable for device in merged.devices)
-    assert merged.warnings == ("acme: gpu-0, gpu-1, gpu-2, gpu-3 and 2 more: got NUMA node 7, wanted one of the nodes 0; taken as unknown",)
+    assert merged.warnings == (
+        "acme: gpu-0, gpu-1, gpu-2, gpu-3 and 2 more: got NUMA node 7, wanted one of the nodes 0; taken as unknown",
+    )
 
 
 def test_inventory_merge_believes_numa_nodes_when_the_machine_tells_none() -> None:
@@ -236,7 +268,10 @@ def _part(name: str, partition_of: str = "") -> Device:
 
 
 def test_inventory_merge_goes_on_counting_a_vanished_part_while_it_is_held() -> None:
-    """The card is not offered whole while somebody holds a part that its driver no longer finds; once nobody does, it is again."""
+    """The card is not offered whole while somebody holds a part that its driver no longer finds.
+
+    Once nobody does, it is again.
+    """
     views = {"acme": DriverView(devices=(_part("card"), _part("card-a", "card")))}
     before = _step((), views)
 
@@ -251,10 +286,17 @@ def test_inventory_merge_goes_on_counting_a_vanished_part_while_it_is_held() -> 
 
 
 @pytest.mark.parametrize(
-    ("held", "is_counted"), [((), False), (("card",), True), (None, True)], ids=["nobody holds it", "somebody does", "nobody knows"]
+    ("held", "is_counted"),
+    [((), False), (("card",), True), (None, True)],
+    ids=["nobody holds it", "somebody does", "nobody knows"],
 )
-def test_inventory_merge_counts_a_card_that_was_cut_while_somebody_may_hold_it(held: tuple[str, ...] | None, *, is_counted: bool) -> None:
-    """Its parts are given beside the card that is gone when nobody holds it, through both doors; while somebody may, they are not."""
+def test_inventory_merge_counts_a_card_that_was_cut_while_somebody_may_hold_it(
+    held: tuple[str, ...] | None, *, is_counted: bool
+) -> None:
+    """Its parts are given beside the card that is gone when nobody holds it, through both doors.
+
+    While somebody may, they are not.
+    """
     before = _step((), {"acme": DriverView(devices=(_part("card"),))})
     cut = {"acme": DriverView(devices=(_part("card-a", "card"), _part("card-b", "card")))}
 
@@ -267,15 +309,23 @@ def test_inventory_merge_counts_a_card_that_was_cut_while_somebody_may_hold_it(h
         ("card-b", HealthState.HEALTHY),
     ]
     shortage = Partitions(merged.devices, merged.counter_sets).shortage(("card",), ("card-a",))
-    assert (shortage is not None, bool(Partitions(merged.devices, merged.counter_sets).rivals())) == (is_counted, is_counted)
+    assert (shortage is not None, bool(Partitions(merged.devices, merged.counter_sets).rivals())) == (
+        is_counted,
+        is_counted,
+    )
     assert bool(merged.counter_sets) is is_counted
 
 
 def test_inventory_merge_keeps_the_counters_of_a_silent_driver() -> None:
-    """A driver that is not loaded tells no counter sets, and its devices still take from those that it told before."""
+    """A driver that is not loaded tells no counter sets, and its devices still take from those that
+    it told before.
+    """
     card = CounterSet(name="card", counters={"slices": 7})
     device = Device(
-        name="card-a", device_class="gpu", driver="acme", consumes=(CounterUse(counter_set="card", counter="slices", amount=3),)
+        name="card-a",
+        device_class="gpu",
+        driver="acme",
+        consumes=(CounterUse(counter_set="card", counter="slices", amount=3),),
     )
 
     merged = _step((device,), {}, held=("card-a",), counter_sets=(card,))
@@ -301,7 +351,10 @@ def test_inventory_merge_leaves_a_device_out_when_its_shares_or_counters_make_no
 
 
 def test_inventory_merge_tells_two_drivers_with_counter_sets_of_one_name() -> None:
-    """The driver that sorts first has the name; the other one's devices would count against hardware that is not theirs."""
+    """The driver that sorts first has the name.
+
+    The other one's devices would count against hardware that is not theirs.
+    """
     card = CounterSet(name="card", counters={"slices": 7})
 
     def view(name: str) -> DriverView:

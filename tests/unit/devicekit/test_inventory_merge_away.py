@@ -33,16 +33,30 @@ CARD = Device(
     },
 )
 LEFT = msgspec.structs.replace(CARD, attributes={"vendor": "Mellanox", "rdma": False})
-VETH = Device(name="nic-veth0", device_class="nic", driver="pci-netdev", attributes={"interface": "veth0", "mac": "02:00:00:00:00:02"})
-LOST = Observation(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="parent-carrier-lost", message="no carrier")
+VETH = Device(
+    name="nic-veth0",
+    device_class="nic",
+    driver="pci-netdev",
+    attributes={"interface": "veth0", "mac": "02:00:00:00:00:02"},
+)
+LOST = Observation(
+    dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="parent-carrier-lost", message="no carrier"
+)
 
 
 def step(
-    devices: tuple[Device, ...], view: DriverView, *, at_s: float = 0.0, is_on_bus: bool = True, held: tuple[str, ...] = ()
+    devices: tuple[Device, ...],
+    view: DriverView,
+    *,
+    at_s: float = 0.0,
+    is_on_bus: bool = True,
+    held: tuple[str, ...] = (),
 ) -> MergedInventory:
     """Merge what the driver saw."""
     functions = (PciDevice(address=ADDRESS, vendor=0x15B3, device=0x1021),) if is_on_bus else ()
-    machine = Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions)
+    machine = Machine(
+        node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions
+    )
     return advance_inventory(
         devices,
         {"pci-netdev": view},
@@ -66,7 +80,9 @@ def step(
 def test_inventory_merge_lists_a_device_as_it_was_when_it_sits_in_a_sandbox(
     device: Device, view: DriverView, *, is_inventory_lost: bool
 ) -> None:
-    """Not one attribute changes and nothing is called sick, also after a restart, and also when the published inventory was lost meanwhile."""
+    """Not one attribute changes and nothing is called sick, also after a restart, and also when the
+    published inventory was lost meanwhile.
+    """
     before = step((), DriverView(devices=(device,))).devices
 
     merged = step(() if is_inventory_lost else before, view, at_s=3600)
@@ -84,8 +100,12 @@ def test_inventory_merge_lists_a_device_as_it_was_when_it_sits_in_a_sandbox(
         pytest.param(True, "02:00:00:00:00:77", id="parent of shared interfaces"),
     ],
 )
-def test_inventory_merge_decides_what_counts_when_a_device_in_a_sandbox_is_still_in_sight(*, allows_multiple: bool, mac: str) -> None:
-    """An interface on its way has the pod's address already: that of before counts, and what was not known before is added. A shared parent stays as it shows itself."""
+def test_inventory_merge_decides_what_counts_when_a_device_in_a_sandbox_is_still_in_sight(
+    *, allows_multiple: bool, mac: str
+) -> None:
+    """An interface on its way has the pod's address already: that of before counts, and what was
+    not known before is added. A shared parent stays as it shows itself.
+    """
     seen = msgspec.structs.replace(
         VETH, allows_multiple=allows_multiple, attributes={**VETH.attributes, "mac": "02:00:00:00:00:77", "mtu": 9000}
     )
@@ -123,7 +143,9 @@ def test_inventory_merge_keeps_health_when_nobody_can_look() -> None:
 
 def test_inventory_merge_is_unknown_when_the_driver_of_a_device_in_a_sandbox_is_silent() -> None:
     """Silence is told of all its devices alike."""
-    (device,) = step((VETH,), DriverView(devices=(), silence=silence("driver-hung", "hangs"), away={VETH.name: VETH})).devices
+    (device,) = step(
+        (VETH,), DriverView(devices=(), silence=silence("driver-hung", "hangs"), away={VETH.name: VETH})
+    ).devices
 
     assert device.health.state is HealthState.UNKNOWN
 
@@ -138,8 +160,13 @@ def test_inventory_merge_is_unhealthy_when_a_device_has_returned_and_is_not_ther
 
 
 def test_away_device_is_dirty_when_the_host_says_that_it_cannot_be_brought_back() -> None:
-    """The driver cannot look at it, but whoever looks at the node must see it; brought back at last it recovers."""
-    view = with_leftovers({"pci-netdev": DriverView(devices=(), away={VETH.name: VETH})}, {VETH.name: dirty(None, "the netns is stuck")})
+    """The driver cannot look at it, but whoever looks at the node must see it.
+
+    Brought back at last it recovers.
+    """
+    view = with_leftovers(
+        {"pci-netdev": DriverView(devices=(), away={VETH.name: VETH})}, {VETH.name: dirty(None, "the netns is stuck")}
+    )
 
     (stuck,) = step((VETH,), view["pci-netdev"]).devices
     (back,) = step((stuck,), DriverView(devices=(VETH,)), at_s=1.0).devices
@@ -150,12 +177,18 @@ def test_away_device_is_dirty_when_the_host_says_that_it_cannot_be_brought_back(
 
 
 PART = Device(
-    name="nic-0000-3b-02-0", device_class="nic", driver="pci-netdev", pci=PciAddress.parse("0000:3b:02.0"), partition_of=CARD.name
+    name="nic-0000-3b-02-0",
+    device_class="nic",
+    driver="pci-netdev",
+    pci=PciAddress.parse("0000:3b:02.0"),
+    partition_of=CARD.name,
 )
 
 
 def test_inventory_merge_lists_the_parts_of_a_card_as_they_were_when_a_machine_has_the_card() -> None:
-    """Virtual functions that could be made when the card is back are not sick: nobody has broken them, and the card's counters keep them from being given."""
+    """Virtual functions that could be made when the card is back are not sick: nobody has broken
+    them, and the card's counters keep them from being given.
+    """
     before = step((), DriverView(devices=(CARD, PART))).devices
 
     merged = step(before, DriverView(devices=(), away={CARD.name: CARD}, uncut=frozenset({CARD.name})), at_s=3600)
@@ -167,12 +200,17 @@ def test_inventory_merge_lists_the_parts_of_a_card_as_they_were_when_a_machine_h
 
 
 @pytest.mark.parametrize(
-    ("held", "listed", "removed"), [((), [CARD.name], [PART.name]), ((PART.name,), [CARD.name, PART.name], [])], ids=["free", "held"]
+    ("held", "listed", "removed"),
+    [((), [CARD.name], [PART.name]), ((PART.name,), [CARD.name, PART.name], [])],
+    ids=["free", "held"],
 )
 def test_inventory_merge_takes_parts_off_the_list_when_their_card_cannot_be_cut_any_more(
     held: tuple[str, ...], listed: list[str], removed: list[str]
 ) -> None:
-    """The host took the card into use: what was never there is not offered and not sick; what somebody holds stays, and is told."""
+    """The host took the card into use: what was never there is not offered and not sick.
+
+    What somebody holds stays, and is told.
+    """
     before = step((), DriverView(devices=(CARD, PART))).devices
 
     merged = step(before, DriverView(devices=(CARD,), uncut=frozenset({CARD.name})), held=held)
@@ -183,12 +221,17 @@ def test_inventory_merge_takes_parts_off_the_list_when_their_card_cannot_be_cut_
 
 
 def test_inventory_merge_lists_a_part_as_it_was_when_it_was_made_for_a_machine_just_now() -> None:
-    """The driver found it and VFIO has it, and discovery has not told of it yet: it has not fallen off the bus."""
+    """The driver found it and VFIO has it, and discovery has not told of it yet: it has not fallen
+    off the bus.
+    """
     before = step((), DriverView(devices=(CARD, PART))).devices
     assert PART.pci is not None
 
     merged = step(
-        before, DriverView(devices=(CARD,), away={PART.name: PART}, seen=frozenset({ADDRESS, PART.pci}), off_bus=frozenset({PART.pci}))
+        before,
+        DriverView(
+            devices=(CARD,), away={PART.name: PART}, seen=frozenset({ADDRESS, PART.pci}), off_bus=frozenset({PART.pci})
+        ),
     )
 
     assert [(device.name, device.health.state) for device in merged.devices] == [

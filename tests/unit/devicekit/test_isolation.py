@@ -36,7 +36,9 @@ async def test_call_gives_the_result_when_the_driver_answers() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("bad"), HardwareError("bad"), SystemExit(3), KeyboardInterrupt()])
 async def test_call_raises_driver_failed_when_the_driver_raises(error: BaseException) -> None:
-    """Whatever a driver raises, even an attempt to end the process, comes out as DriverFailed with its cause."""
+    """Whatever a driver raises, even an attempt to end the process, comes out as DriverFailed with
+    its cause.
+    """
 
     def fail() -> None:
         raise error
@@ -47,7 +49,10 @@ async def test_call_raises_driver_failed_when_the_driver_raises(error: BaseExcep
 
 
 async def test_call_gives_up_when_the_driver_hangs_and_recovers_when_it_returns() -> None:
-    """A hung call is given up after the limit; while it hangs no second one starts; when it returns the driver serves again."""
+    """A hung call is given up after the limit; while it hangs no second one starts.
+
+    When it returns the driver serves again.
+    """
     clock = ManualClock()
     isolated = _isolated(clock)
     hang, started = threading.Event(), threading.Event()
@@ -151,7 +156,11 @@ async def test_watch_raises_driver_failed_when_a_look_raises() -> None:
 
 
 async def test_watch_gives_up_when_a_look_hangs_and_no_call_of_that_time_is_done_later() -> None:
-    """A look that hangs is told after the time limit; a call that waited behind it and was given up is never run, and the next one is when the look returns."""
+    """A look that hangs is told after the time limit.
+
+    A call that waited behind it and was given up is never run, and the
+    next one is when the look returns.
+    """
     hang, started, done = threading.Event(), threading.Event(), list[str]()
     isolated = IsolatedDriver(ToyDriver(), timeout_s=0.05, clock=SystemClock())
 
@@ -176,7 +185,9 @@ async def test_watch_gives_up_when_a_look_hangs_and_no_call_of_that_time_is_done
 
 
 async def test_watch_ends_when_a_call_is_left_behind() -> None:
-    """A call that hangs keeps the looks from being made: they come back to whoever counts them, and says that the driver is silent."""
+    """A call that hangs keeps the looks from being made: they come back to whoever counts them, and
+    says that the driver is silent.
+    """
     clock = ManualClock()
     isolated = _isolated(clock)
     hang, started = threading.Event(), threading.Event()
@@ -197,8 +208,12 @@ async def test_watch_ends_when_a_call_is_left_behind() -> None:
     hang.set()
 
 
-async def test_watch_counts_the_time_limit_anew_when_a_look_begins_its_next_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that discovers and observes may take twice the limit, as two calls may: each method has it for itself."""
+async def test_watch_counts_the_time_limit_anew_when_a_look_begins_its_next_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look that discovers and observes may take twice the limit, as two calls may: each method
+    has it for itself.
+    """
     now_s, began_s = itertools.count(100.0), list[float | None]()
     monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
 

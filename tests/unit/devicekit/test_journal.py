@@ -18,7 +18,9 @@ from topobus.values.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 OTHER = Owner(kind=OwnerKind.CLAIM, name="other", uid="u2")
-DEVICE = Device(name="nic-0", device_class="nic", driver="acme", numa_nodes=NodeSet(0), pci=PciAddress.parse("0000:3b:00.0"))
+DEVICE = Device(
+    name="nic-0", device_class="nic", driver="acme", numa_nodes=NodeSet(0), pci=PciAddress.parse("0000:3b:00.0")
+)
 
 
 @pytest.fixture
@@ -72,7 +74,9 @@ def test_journal_keeps_owners_apart_when_a_device_is_shared(journal: Journal) ->
 
 
 def test_whole_preparation_is_half_done_when_a_step_comes_on_top(journal: Journal) -> None:
-    """The closing mark stands for all steps: a further one takes it back, the same one again does not."""
+    """The closing mark stands for all steps: a further one takes it back, the same one again does
+    not.
+    """
     record = journal.prepare_record(DEVICE, OWNER)
     record.intend("image")
     record.done("image")
@@ -87,9 +91,13 @@ def test_whole_preparation_is_half_done_when_a_step_comes_on_top(journal: Journa
     assert [entry.owner for entry in journal.entries["nic-0"].half_done] == [OWNER]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"device": 7}', b"\xff\xfe"], ids=["empty", "cut", "list", "type", "binary"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"device": 7}', b"\xff\xfe"], ids=["empty", "cut", "list", "type", "binary"]
+)
 def test_device_is_set_aside_alone_when_its_file_is_unreadable(journal: Journal, content: bytes) -> None:
-    """The others are read, nothing is written over the bad file, and mended it is read without a restart."""
+    """The others are read, nothing is written over the bad file, and mended it is read without a
+    restart.
+    """
     for name in ("nic-0", "nic-1"):
         journal.prepare_record(msgspec.structs.replace(DEVICE, name=name), OWNER).intend("mtu")
     file = journal.folder / "nic-0.json"
@@ -131,7 +139,9 @@ def test_journal_is_not_shared_when_another_process_has_it(journal: Journal) -> 
 
 
 def test_journal_stays_given_up_when_a_thread_writes_after_its_close(journal: Journal) -> None:
-    """What a driver's thread does when its service has ended is refused, and keeps no other process from the folder."""
+    """What a driver's thread does when its service has ended is refused, and keeps no other process
+    from the folder.
+    """
     record = journal.prepare_record(DEVICE, OWNER)
     record.intend("mtu")
     journal.close()
@@ -147,7 +157,9 @@ def test_journal_stays_given_up_when_a_thread_writes_after_its_close(journal: Jo
 
 
 def test_journal_reads_what_another_wrote_meanwhile_when_it_first_writes(journal: Journal) -> None:
-    """A service that started without a folder takes over what the one before it left in the meantime."""
+    """A service that started without a folder takes over what the one before it left in the
+    meantime.
+    """
     late = Journal(journal.folder)
     late.load()
     journal.prepare_record(DEVICE, OWNER).intend("mtu")
@@ -181,7 +193,10 @@ def test_owner_entry_is_empty_when_nothing_is_left_in_it() -> None:
 
 
 def test_folder_is_the_usual_one_when_none_is_set(tmp_path: Path) -> None:
-    """Each class has a folder of its own; that of a recorded machine is within it, so that it meets no service of this machine."""
+    """Each class has a folder of its own.
+
+    That of a recorded machine is within it, so that it meets no service of this machine.
+    """
     live, recorded = Tree(), Tree(HardwareSettings(root=str(tmp_path)))
 
     assert journal_folder("", "nic", live) == Path("/var/lib/topobus/nic")

@@ -24,14 +24,19 @@ EMPTY = ClassMaintenance(node="n1", device_class="gpu")
 GPU = Device(name="gpu-0", device_class="gpu")
 
 
-def request(verb: DeviceVerb, *, why: str = "fan", time: str = "t1", is_draining: bool = False, op_id: str = "op-1") -> PerformRequest:
+def request(
+    verb: DeviceVerb, *, why: str = "fan", time: str = "t1", is_draining: bool = False, op_id: str = "op-1"
+) -> PerformRequest:
     """An operation on gpu-0."""
-    operation = DeviceOperation(device_class="gpu", device="gpu-0", verb=verb, why=why, who="ada", is_draining=is_draining)
+    operation = DeviceOperation(
+        device_class="gpu", device="gpu-0", verb=verb, why=why, who="ada", is_draining=is_draining
+    )
     return PerformRequest(op_id=op_id, operation=operation, time=time)
 
 
 @pytest.mark.parametrize(
-    ("verb", "words"), [(DeviceVerb.MAINTAIN, "under maintenance by ada: fan"), (DeviceVerb.EXCLUDE, "excluded by ada: fan")]
+    ("verb", "words"),
+    [(DeviceVerb.MAINTAIN, "under maintenance by ada: fan"), (DeviceVerb.EXCLUDE, "excluded by ada: fan")],
 )
 def test_device_is_not_allocatable_and_healthy_when_it_is_kept_back(verb: DeviceVerb, words: str) -> None:
     """Nobody new gets it, and whoever reads it is told who and why; its health is what it was."""
@@ -90,17 +95,31 @@ def test_newest_answers_are_kept_when_there_were_too_many() -> None:
 
 
 def test_evidence_is_sticky_when_it_is_not_the_one_that_was_forgiven() -> None:
-    """What was forgiven and is seen still is not sticky any more; another value of the same reason is news, and so is the neighbour's."""
+    """What was forgiven and is seen still is not sticky any more.
+
+    Another value of the same reason is news, and so is the neighbour's.
+    """
     old, new = (
-        Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="xid", evidence={"value": value}, is_sticky=True)
+        Observation(
+            dimension=Dimension.MEMORY,
+            state=HealthState.UNHEALTHY,
+            reason="xid",
+            evidence={"value": value},
+            is_sticky=True,
+        )
         for value in ("48", "79")
     )
     views = {"toy": DriverView(observations={"gpu-0": (old,), "gpu-1": (old,)})}
     signs = {"gpu-0": sticky_signs(views, "gpu-0")}
 
-    after = with_forgiveness({"toy": DriverView(observations={"gpu-0": (old, new), "gpu-1": (old,)})}, signs)["toy"].observations
+    after = with_forgiveness({"toy": DriverView(observations={"gpu-0": (old, new), "gpu-1": (old,)})}, signs)[
+        "toy"
+    ].observations
 
-    assert {name: [sign.is_sticky for sign in seen] for name, seen in after.items()} == {"gpu-0": [False, True], "gpu-1": [True]}
+    assert {name: [sign.is_sticky for sign in seen] for name, seen in after.items()} == {
+        "gpu-0": [False, True],
+        "gpu-1": [True],
+    }
 
 
 def test_sticky_faults_of_one_device_are_lifted_when_it_is_forgiven() -> None:

@@ -21,7 +21,10 @@ BASE: dict[str, Any] = {
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
     "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}},
 }
-NODES = {"/dev/x": HostNode(kind="c", major=195, minor=0, mode=0o660, gid=44), "/dev/y": HostNode(kind="b", major=8, minor=1)}
+NODES = {
+    "/dev/x": HostNode(kind="c", major=195, minor=0, mode=0o660, gid=44),
+    "/dev/y": HostNode(kind="b", major=8, minor=1),
+}
 
 
 def answer(resource: str, **edits: Any) -> PluginAnswer:
@@ -29,7 +32,9 @@ def answer(resource: str, **edits: Any) -> PluginAnswer:
     return PluginAnswer(resource=resource, edits=ContainerEdits(**edits))
 
 
-def file(name: str = "c", path: str = "/run/c.json", priority: int = 1, common: ContainerEdits | None = None, **edits: Any) -> CdiFile:
+def file(
+    name: str = "c", path: str = "/run/c.json", priority: int = 1, common: ContainerEdits | None = None, **edits: Any
+) -> CdiFile:
     """A CDI file with one device."""
     device = CdiDevice(name=name, edits=ContainerEdits(**(edits or {"env": {"E": "1"}})))
     spec = CdiSpec(vendor="topobus.dev", device_class="gpu", devices=(device,), common=common or ContainerEdits())
@@ -49,14 +54,21 @@ def conflicts(oci_result: OciResult) -> list[str]:
 
 
 def test_spec_has_all_edits_when_nothing_disagrees() -> None:
-    """Variables, mounts, nodes with the host's numbers, access rules behind the general denial, annotations; the base is left alone."""
+    """Variables, mounts, nodes with the host's numbers, access rules behind the general denial,
+    annotations.
+
+    The base is left alone.
+    """
     before = copy.deepcopy(BASE)
     gpu = answer(
         "topobus.dev/gpu",
         env={"GPUS": "0"},
         annotations={"a": "1"},
         device_nodes=(DeviceNode(path="/dev/g", host_path="/dev/x", permissions="rw"),),
-        mounts=(Mount(host_path="/opt/lib", container_path="/usr/lib/gpu/inner"), Mount(host_path="/opt", container_path="/usr/lib")),
+        mounts=(
+            Mount(host_path="/opt/lib", container_path="/usr/lib/gpu/inner"),
+            Mount(host_path="/opt", container_path="/usr/lib"),
+        ),
     )
 
     oci_result = merged(answers=[gpu])
@@ -75,10 +87,16 @@ def test_spec_has_all_edits_when_nothing_disagrees() -> None:
 
 
 def test_first_resource_wins_when_two_set_the_same() -> None:
-    """As kubelet: the first answer keeps every key, and the pod's own variable wins over both; equal values are no conflict."""
+    """As kubelet: the first answer keeps every key, and the pod's own variable wins over both.
+
+    Equal values are no conflict.
+    """
     node = DeviceNode(path="/dev/x")
     first = answer(
-        "one", env={"V": "1", "A": "plugin", "S": "same"}, mounts=(Mount(host_path="/a", container_path="/m"),), device_nodes=(node,)
+        "one",
+        env={"V": "1", "A": "plugin", "S": "same"},
+        mounts=(Mount(host_path="/a", container_path="/m"),),
+        device_nodes=(node,),
     )
     second = answer(
         "two",
@@ -102,7 +120,10 @@ def test_first_resource_wins_when_two_set_the_same() -> None:
 
 
 def test_cdi_wins_when_it_sets_what_was_set_before() -> None:
-    """CDI edits come last; the file's common edits once and before the devices'; a node belongs to the container's user."""
+    """CDI edits come last; the file's common edits once and before the devices'.
+
+    A node belongs to the container's user.
+    """
     edits = {"env": {"A": "cdi"}, "device_nodes": (DeviceNode(path="/dev/x", permissions=""),)}
     common = ContainerEdits(env={"A": "common", "C": "1"})
     plugin = answer("one", device_nodes=(DeviceNode(path="/dev/x", host_path="/dev/y"),))
@@ -110,7 +131,9 @@ def test_cdi_wins_when_it_sets_what_was_set_before() -> None:
     oci_result = merged(answers=[plugin], cdi_devices=["topobus.dev/gpu=c"], files=[file(common=common, **edits)])
 
     assert oci_result.spec["process"]["env"] == ["PATH=/bin", "C=1", "A=cdi"]
-    assert oci_result.spec["linux"]["devices"] == [{"path": "/dev/x", "type": "c", "major": 195, "minor": 0, "uid": 1000, "gid": 100}]
+    assert oci_result.spec["linux"]["devices"] == [
+        {"path": "/dev/x", "type": "c", "major": 195, "minor": 0, "uid": 1000, "gid": 100}
+    ]
     assert oci_result.spec["linux"]["resources"]["devices"][-1]["access"] == "rwm"
     assert conflicts(oci_result) == [
         "variable A: CDI file /run/c.json wins over the pod",
@@ -120,7 +143,9 @@ def test_cdi_wins_when_it_sets_what_was_set_before() -> None:
 
 
 def test_cdi_brings_hooks_groups_interfaces_and_nodes_that_the_host_has_not() -> None:
-    """As containerd's CDI library edits the spec: hooks by their moment, a group once and never root's, numbers as they are given."""
+    """As containerd's CDI library edits the spec: hooks by their moment, a group once and never
+    root's, numbers as they are given.
+    """
     hook = Hook(name="createContainer", path="/usr/bin/h", args=("h", "x"), env=("A=1",), timeout_s=5)
     edits: dict[str, Any] = {
         "hooks": (hook, Hook(name="prestart", path="/p")),
@@ -134,7 +159,9 @@ def test_cdi_brings_hooks_groups_interfaces_and_nodes_that_the_host_has_not() ->
         "mounts": (Mount(host_path="tmpfs", container_path="/scratch", options=("size=1m",), kind="tmpfs"),),
     }
 
-    spec = merged(cdi_devices=["topobus.dev/gpu=c"], files=[file(common=ContainerEdits(additional_gids=(44,)), **edits)]).spec
+    spec = merged(
+        cdi_devices=["topobus.dev/gpu=c"], files=[file(common=ContainerEdits(additional_gids=(44,)), **edits)]
+    ).spec
 
     assert spec["hooks"] == {
         "createContainer": [{"path": "/usr/bin/h", "args": ["h", "x"], "env": ["A=1"], "timeout": 5}],
@@ -147,7 +174,9 @@ def test_cdi_brings_hooks_groups_interfaces_and_nodes_that_the_host_has_not() ->
         {"path": "/dev/cap", "type": "c", "major": 238, "minor": 7, "uid": 0, "gid": 5, "fileMode": 0o444},
         {"path": "/dev/shown", "type": "c", "major": 195, "minor": 0, "uid": 1000, "gid": 100},
     ]
-    assert spec["linux"]["resources"]["devices"][1:] == [{"allow": True, "type": "c", "major": 238, "minor": 7, "access": "r"}]
+    assert spec["linux"]["resources"]["devices"][1:] == [
+        {"allow": True, "type": "c", "major": 238, "minor": 7, "access": "r"}
+    ]
     assert {"destination": "/scratch", "source": "tmpfs", "type": "tmpfs", "options": ["size=1m"]} in spec["mounts"]
 
 
@@ -179,7 +208,11 @@ def test_names_are_refused_when_a_runtime_would_refuse_them(files: list[CdiFile]
 
 
 def test_missing_nodes_are_told_when_the_host_has_them_not() -> None:
-    """A runtime would fail; here all is shown, and what is missing is named and has no numbers, and no access is granted to it."""
+    """A runtime would fail.
+
+    Here all is shown, and what is missing is named and has no numbers,
+    and no access is granted to it.
+    """
     oci_result = merged(answers=[answer("one", device_nodes=(DeviceNode(path="/dev/none"), DeviceNode(path="/dev/x")))])
 
     assert oci_result.missing == ("/dev/none",)
@@ -194,7 +227,10 @@ def test_cpus_are_set_when_the_container_has_exclusive_ones() -> None:
 
 
 def test_host_facts_are_read_when_nodes_and_files_are_there(tmp_path: Path) -> None:
-    """Numbers of device nodes, and CDI files in order of priority; what is broken is told and left out."""
+    """Numbers of device nodes, and CDI files in order of priority.
+
+    What is broken is told and left out.
+    """
     low, high = tmp_path / "etc", tmp_path / "run"
     for folder in (low, high):
         folder.mkdir()
@@ -211,12 +247,16 @@ def test_host_facts_are_read_when_nodes_and_files_are_there(tmp_path: Path) -> N
 
 
 def test_device_paths_name_only_what_is_injected() -> None:
-    """Host paths of plugins' nodes and of the CDI devices that are named, not of all that a folder defines."""
+    """Host paths of plugins' nodes and of the CDI devices that are named, not of all that a folder
+    defines.
+    """
     files = [
         file("c", device_nodes=(DeviceNode(path="/dev/a", host_path="/dev/host-a"),)),
         file("d", device_nodes=(DeviceNode(path="/dev/b"),)),
     ]
 
-    found_device_paths = device_paths([answer("one", device_nodes=(DeviceNode(path="/dev/x"),))], ["topobus.dev/gpu=c"], files)
+    found_device_paths = device_paths(
+        [answer("one", device_nodes=(DeviceNode(path="/dev/x"),))], ["topobus.dev/gpu=c"], files
+    )
 
     assert found_device_paths == ("/dev/host-a", "/dev/x")

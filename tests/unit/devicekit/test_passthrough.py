@@ -1,4 +1,6 @@
-"""A function goes to VFIO for a claim and comes back: what is refused, what a container gets, and what a kill leaves."""
+"""A function goes to VFIO for a claim and comes back: what is refused, what a container gets, and
+what a kill leaves.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,11 @@ def bench(kernel: KernelWrites) -> PassthroughBench:
 
 @pytest.mark.parametrize("device_class", ["gpu", "nic", "fpga"])
 async def test_function_goes_to_vfio_and_comes_back(kernel: KernelWrites, device_class: str) -> None:
-    """The container gets the group's node and VFIO's, and the address in the variables that launchers read; afterwards its own driver has it, and the journal is empty."""
+    """The container gets the group's node and VFIO's, and the address in the variables that
+    launchers read.
+
+    Afterwards its own driver has it, and the journal is empty.
+    """
     bench = PassthroughBench(kernel.root, kernel, device_class)
     async with bench.life():
         prepared = await bench.prepare(FIRST)
@@ -88,7 +94,10 @@ async def test_container_gets_the_functions_own_node_when_it_asks_for_iommufd(be
 
 
 async def test_group_is_given_whole_or_not_at_all(bench: PassthroughBench) -> None:
-    """The refusal names the function that the claim lacks; with both of them the bridge above stands in nobody's way."""
+    """The refusal names the function that the claim lacks.
+
+    With both of them the bridge above stands in nobody's way.
+    """
     async with bench.life():
         alone = await bench.prepare(THIRD)
         is_untouched = bench.is_home
@@ -107,9 +116,15 @@ async def test_group_is_given_whole_or_not_at_all(bench: PassthroughBench) -> No
 
 
 async def test_function_that_is_set_aside_for_nobody_stands_in_nobodys_way(bench: PassthroughBench) -> None:
-    """What pci-stub holds (a GPU's sound, by the operator's will) is nobody's, and the kernel takes such a group for whole."""
+    """What pci-stub holds (a GPU's sound, by the operator's will) is nobody's, and the kernel takes
+    such a group for whole.
+    """
     bench.drivers.add_driver("pci-stub")
-    for text, file in (("pci-stub", f"devices/{FOURTH}/driver_override"), (FOURTH, "drivers/i915/unbind"), (FOURTH, "drivers_probe")):
+    for text, file in (
+        ("pci-stub", f"devices/{FOURTH}/driver_override"),
+        (FOURTH, "drivers/i915/unbind"),
+        (FOURTH, "drivers_probe"),
+    ):
         (bench.root / BUS / file).write_text(text)
         bench.kernel.settle()
     async with bench.life():
@@ -125,18 +140,25 @@ async def test_function_that_is_set_aside_for_nobody_stands_in_nobodys_way(bench
     [
         ({**ASKED, "bakend": "vfio"}, 'PassthroughParameters.bakend: unknown field, did you mean "backend"?'),
         ({**ASKED, "backend": "uio"}, "Invalid enum value 'uio'"),
-        ({**ASKED, "apiVersion": "topobus.dev/v2"}, "PassthroughParameters.apiVersion is 'topobus.dev/v2', wanted 'topobus.dev/v1'"),
+        (
+            {**ASKED, "apiVersion": "topobus.dev/v2"},
+            "PassthroughParameters.apiVersion is 'topobus.dev/v2', wanted 'topobus.dev/v1'",
+        ),
     ],
     ids=["unknown-field", "unknown-backend", "unknown-version"],
 )
-async def test_wrong_parameters_are_refused_by_name(bench: PassthroughBench, config: dict[str, Any], words: str) -> None:
+async def test_wrong_parameters_are_refused_by_name(
+    bench: PassthroughBench, config: dict[str, Any], words: str
+) -> None:
     """Nothing in them is passed over in silence, and nothing is changed."""
     async with bench.life():
         refusal = await bench.prepare(FIRST, config=config)
 
     assert codes(refusal) == ["passthrough-malformed"]
     assert words in refusal.reasons[0].message
-    assert bench.drivers.log == [f"{bench.own_driver} takes {address}" for address in GROUPS] + [f"pcieport takes {BRIDGE}"]
+    assert bench.drivers.log == [f"{bench.own_driver} takes {address}" for address in GROUPS] + [
+        f"pcieport takes {BRIDGE}"
+    ]
 
 
 async def test_nothing_is_switched_when_the_operator_has_not_allowed_it(bench: PassthroughBench) -> None:
@@ -173,7 +195,9 @@ async def test_node_that_cannot_is_told_what_it_lacks(bench: PassthroughBench, w
 
 
 async def test_claim_waits_until_nobody_has_the_device_open(bench: PassthroughBench) -> None:
-    """A process that has its node open is waited for, and nothing is switched before it has closed it."""
+    """A process that has its node open is waited for, and nothing is switched before it has closed
+    it.
+    """
     bench.open_node(4711, "python3", "dri/renderD128")
     async with bench.life():
         while not isinstance(begun := await bench.ask(FIRST), Accepted) or bench.journal_of(FIRST) is None:
@@ -207,13 +231,23 @@ ROUTE = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"proc/net/route": f"{ROUTE}eth0 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0"}, "eth0 is up and has addresses or routes"),
-        ({"proc/net/route": f"{ROUTE}eth0 00000000 0100000A 0003 0 0 0 00000000 0 0 0"}, "default route goes over its interface eth0"),
+        (
+            {"proc/net/route": f"{ROUTE}eth0 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0"},
+            "eth0 is up and has addresses or routes",
+        ),
+        (
+            {"proc/net/route": f"{ROUTE}eth0 00000000 0100000A 0003 0 0 0 00000000 0 0 0"},
+            "default route goes over its interface eth0",
+        ),
     ],
     ids=["addresses", "default-route"],
 )
-async def test_interface_that_the_node_uses_is_not_taken_away(kernel: KernelWrites, files: dict[str, object], words: str) -> None:
-    """A NIC with addresses, or one that came to carry the default route after it was offered, stays the node's."""
+async def test_interface_that_the_node_uses_is_not_taken_away(
+    kernel: KernelWrites, files: dict[str, object], words: str
+) -> None:
+    """A NIC with addresses, or one that came to carry the default route after it was offered, stays
+    the node's.
+    """
     bench = PassthroughBench(kernel.root, kernel, "nic")
     bench.passthrough = msgspec.structs.replace(ALLOWED, idle_s=0.01)
     write(bench.root, files)
@@ -226,7 +260,9 @@ async def test_interface_that_the_node_uses_is_not_taken_away(kernel: KernelWrit
 
 
 async def test_interface_in_another_namespace_counts_as_used(kernel: KernelWrites) -> None:
-    """What a pod has, the node does not see: its folder is empty, and unbinding would take it from the pod."""
+    """What a pod has, the node does not see: its folder is empty, and unbinding would take it from
+    the pod.
+    """
     bench = PassthroughBench(kernel.root, kernel, "nic")
     bench.passthrough = msgspec.structs.replace(ALLOWED, idle_s=0.01)
     shutil.rmtree(bench.root / BUS / "devices" / FIRST / "net" / "eth0")
@@ -238,7 +274,10 @@ async def test_interface_in_another_namespace_counts_as_used(kernel: KernelWrite
 
 
 async def test_function_is_back_with_its_driver_when_vfio_does_not_take_it(bench: PassthroughBench) -> None:
-    """The kernel's own word stands in the refusal; of two functions the one that was switched already goes back, too."""
+    """The kernel's own word stands in the refusal.
+
+    Of two functions the one that was switched already goes back, too.
+    """
     async with bench.life():
         bench.kernel.refuse(f"{BUS}/drivers/vfio-pci/bind")
         refusal = await bench.prepare(FIRST)
@@ -255,7 +294,10 @@ async def test_function_is_back_with_its_driver_when_vfio_does_not_take_it(bench
 
 
 async def test_function_that_cannot_be_given_back_is_nobodys_until_it_is(bench: PassthroughBench) -> None:
-    """Its driver does not take it back: undoing is refused with the reason and the device is dirty; as soon as the driver takes it the next owner has it."""
+    """Its driver does not take it back: undoing is refused with the reason and the device is dirty.
+
+    As soon as the driver takes it the next owner has it.
+    """
     bind = f"{BUS}/drivers/{bench.own_driver}/bind"
     async with bench.life():
         await bench.prepare(FIRST)
@@ -276,7 +318,10 @@ async def test_function_that_cannot_be_given_back_is_nobodys_until_it_is(bench: 
 
 
 async def test_function_that_a_machine_still_has_open_is_not_taken_from_it(bench: PassthroughBench) -> None:
-    """The kernel would wait in `unbind` for ever; the refusal names the process, and the next try succeeds when it has gone."""
+    """The kernel would wait in `unbind` for ever.
+
+    The refusal names the process, and the next try succeeds when it has gone.
+    """
     async with bench.life():
         await bench.prepare(FIRST)
         bench.open_node(4712, "qemu-kvm", "vfio/41")
@@ -294,7 +339,11 @@ async def test_function_that_a_machine_still_has_open_is_not_taken_from_it(bench
 
 
 async def test_nobody_else_gets_what_a_machine_has(bench: PassthroughBench) -> None:
-    """Another claim is refused with the holder's name, as a container's device or for a machine of its own; the holder may ask again and gets the same."""
+    """Another claim is refused with the holder's name, as a container's device or for a machine of
+    its own.
+
+    The holder may ask again and gets the same.
+    """
     async with bench.life():
         prepared = await bench.prepare(FIRST)
         for_container = await bench.prepare(FIRST, owner=OTHER, config=None)
@@ -311,14 +360,22 @@ async def test_nobody_else_gets_what_a_machine_has(bench: PassthroughBench) -> N
 
 
 async def test_claim_has_its_function_after_a_restart_and_after_a_reboot(bench: PassthroughBench) -> None:
-    """A restart finds it with VFIO and changes nothing; after a reboot it is with its own driver, is switched again, and goes back to that driver at the end."""
+    """A restart finds it with VFIO and changes nothing.
+
+    After a reboot it is with its own driver, is switched again, and goes
+    back to that driver at the end.
+    """
     async with bench.life():
         await bench.prepare(FIRST)
     log = list(bench.drivers.log)
     async with bench.life():
         after_restart = await bench.prepare(FIRST)
         log_after_restart = list(bench.drivers.log)
-    for text, file in (("", f"devices/{FIRST}/driver_override"), (FIRST, "drivers/vfio-pci/unbind"), (FIRST, "drivers_probe")):
+    for text, file in (
+        ("", f"devices/{FIRST}/driver_override"),
+        (FIRST, "drivers/vfio-pci/unbind"),
+        (FIRST, "drivers_probe"),
+    ):
         (bench.root / BUS / file).write_text(text)
         bench.kernel.settle()
     async with bench.life():
@@ -347,9 +404,15 @@ async def test_function_goes_back_to_the_driver_and_override_that_it_had(bench: 
 
 
 async def test_function_under_vfio_by_the_operator_is_given_as_it_is(kernel: KernelWrites) -> None:
-    """Who holds a NIC for machines himself has nothing switched: the claim gets its group, and it stays with VFIO afterwards."""
+    """Who holds a NIC for machines himself has nothing switched: the claim gets its group, and it
+    stays with VFIO afterwards.
+    """
     bench = PassthroughBench(kernel.root, kernel, "nic")
-    for text, file in (("vfio-pci", f"devices/{FIRST}/driver_override"), (FIRST, "drivers/mlx5_core/unbind"), (FIRST, "drivers_probe")):
+    for text, file in (
+        ("vfio-pci", f"devices/{FIRST}/driver_override"),
+        (FIRST, "drivers/mlx5_core/unbind"),
+        (FIRST, "drivers_probe"),
+    ):
         (bench.root / BUS / file).write_text(text)
         bench.kernel.settle()
     bench.look()
@@ -364,7 +427,10 @@ async def test_function_under_vfio_by_the_operator_is_given_as_it_is(kernel: Ker
 
 
 async def test_pods_by_resource_never_switch_anything(bench: PassthroughBench) -> None:
-    """Kubelet's Allocate brings no configuration; should something bring one in its name, it is refused."""
+    """Kubelet's Allocate brings no configuration.
+
+    Should something bring one in its name, it is refused.
+    """
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u3")
     async with bench.life():
         refusal = await bench.prepare(FIRST, owner=owner)
@@ -375,7 +441,10 @@ async def test_pods_by_resource_never_switch_anything(bench: PassthroughBench) -
 
 @pytest.fixture
 def cut(kernel: KernelWrites) -> tuple[PassthroughBench, SriovKernel]:
-    """Give NICs, one of which is cut into virtual functions on demand; each function has a group of its own."""
+    """Give NICs, one of which is cut into virtual functions on demand.
+
+    Each function has a group of its own.
+    """
     bench, card = PassthroughBench(kernel.root, kernel, "nic"), SriovKernel(kernel.root)
     groups = iter(range(60, 90))
 
@@ -386,21 +455,29 @@ def cut(kernel: KernelWrites) -> tuple[PassthroughBench, SriovKernel]:
     card.on_ready = add
     card.follow(kernel)
     assert isinstance(bench.driver, PciNetdevDriver)
-    bench.driver.on_demand_functions.rules = (FunctionRule(where=(Condition(field="pci", equals=str(PHYSICAL)),), count=2),)
+    bench.driver.on_demand_functions.rules = (
+        FunctionRule(where=(Condition(field="pci", equals=str(PHYSICAL)),), count=2),
+    )
     bench.machine = msgspec.structs.replace(bench.machine, pci_devices=(*bench.machine.pci_devices, card.physical))
     bench.look()
     return bench, card
 
 
-async def test_virtual_function_is_made_and_passed_when_a_machine_wants_one(cut: tuple[PassthroughBench, SriovKernel]) -> None:
-    """It is a part of its card and a function with a group of its own: made for the claim, given, and back with its driver afterwards; its sibling is another claim's."""
+async def test_virtual_function_is_made_and_passed_when_a_machine_wants_one(
+    cut: tuple[PassthroughBench, SriovKernel],
+) -> None:
+    """It is a part of its card and a function with a group of its own: made for the claim, given,
+    and back with its driver afterwards; its sibling is another claim's.
+    """
     bench, card = cut
     part, sibling = (str(virtual_address(index)) for index in range(2))
     async with bench.life():
         passed = await bench.prepare(part)
         held = bench.drivers.driver_of(part)
         other = await bench.prepare(sibling, owner=OTHER, config=None)
-        card_too = await bench.prepare(str(PHYSICAL), owner=Owner(kind=OwnerKind.CLAIM, namespace="default", name="third", uid="u3"))
+        card_too = await bench.prepare(
+            str(PHYSICAL), owner=Owner(kind=OwnerKind.CLAIM, namespace="default", name="third", uid="u3")
+        )
         refusals = [await bench.unprepare(part), await bench.unprepare(sibling, owner=OTHER)]
         bench.kernel.settle()
 
@@ -416,7 +493,9 @@ async def test_virtual_function_is_made_and_passed_when_a_machine_wants_one(cut:
 async def test_card_that_is_cut_on_demand_is_passed_whole_when_nobody_has_a_function_of_it(
     cut: tuple[PassthroughBench, SriovKernel],
 ) -> None:
-    """Idle virtual functions are removed for a machine that gets the card, as for any other claim of it."""
+    """Idle virtual functions are removed for a machine that gets the card, as for any other claim
+    of it.
+    """
     bench, card = cut
     async with bench.life():
         await bench.prepare(str(virtual_address(0)), config=None)

@@ -1,4 +1,6 @@
-"""A service that is killed while it switches a function: at each step of going and of coming back, the journal's writes and the kernel's alike."""
+"""A service that is killed while it switches a function: at each step of going and of coming back,
+the journal's writes and the kernel's alike.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def bench(tmp_path: Path) -> Iterator[PassthroughBench]:
 
 
 def mortal(verb: Callable[[Journal], object]) -> Callable[[Journal], object]:
-    """Let the process die before and after the kernel's writes, too; it is a copy of this one, so nothing is patched here."""
+    """Let the process die before and after the kernel's writes, too.
+
+    It is a copy of this one, so nothing is patched here.
+    """
 
     def run(journal: Journal) -> object:
         write, step = FunctionSwitch._write, journal._step  # type: ignore[attr-defined]
@@ -62,7 +67,10 @@ def give_back(bench: PassthroughBench, journal: Journal) -> None:
 
 
 async def settled(bench: PassthroughBench) -> dict[str, Any]:
-    """Start the next service, and let it put in order what it finds; what each function is then, and whether the claim has it whole."""
+    """Start the next service, and let it put in order what it finds.
+
+    What each function is then, and whether the claim has it whole.
+    """
     # What was written before the kill is done by the kernel, whoever wrote it.
     bench.kernel.settle()
     async with bench.life():
@@ -72,7 +80,8 @@ async def settled(bench: PassthroughBench) -> dict[str, Any]:
         held = bench.held_by()
         entries = [bench.hands.journal.owner_entry(name, OWNER) for name in names]
     return {
-        address: (held[address], entry is not None and entry.is_prepared) for address, entry in zip((THIRD, FOURTH), entries, strict=True)
+        address: (held[address], entry is not None and entry.is_prepared)
+        for address, entry in zip((THIRD, FOURTH), entries, strict=True)
     }
 
 
@@ -80,7 +89,9 @@ WHOLE, HOME = ("vfio-pci", True), ("i915", False)
 
 
 async def test_killed_while_it_goes_it_is_whole_or_back(bench: PassthroughBench) -> None:
-    """Whatever the step, the next start leaves each function with its own driver, or with VFIO for a claim that has it whole; then the claim gets both, or gives both back."""
+    """Whatever the step, the next start leaves each function with its own driver, or with VFIO for
+    a claim that has it whole; then the claim gets both, or gives both back.
+    """
     seen = []
     for step in deaths(bench.journal_folder, mortal(lambda journal: take(bench, journal))):
         functions = await settled(bench)
@@ -92,13 +103,16 @@ async def test_killed_while_it_goes_it_is_whole_or_back(bench: PassthroughBench)
             assert await bench.unprepare(THIRD, FOURTH) is None
         assert bench.is_home, step
 
-    # For each of two functions: intent, override, unbind, bind, done and the closing mark, each before and after; the owner's mark before all of it.
+    # For each of two functions: intent, override, unbind, bind, done and the closing mark, each
+    # before and after; the owner's mark before all of it.
     assert len(seen) >= 2 * 2 * 6
     assert {HOME} in seen
 
 
 async def test_killed_while_it_comes_back_it_comes_back(bench: PassthroughBench) -> None:
-    """A way back that was begun is finished by the next start, and one that was not is still the claim's."""
+    """A way back that was begun is finished by the next start, and one that was not is still the
+    claim's.
+    """
     seen = []
     async with bench.life():
         await bench.prepare(THIRD, FOURTH)

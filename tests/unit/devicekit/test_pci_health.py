@@ -44,7 +44,9 @@ def card(tmp_path: Path) -> _Card:
 
 
 def _reasons(card: _Card, health: PciHealth | None = None) -> list[tuple[str, HealthState]]:
-    return [(observation.reason, observation.state) for observation in (health or PciHealth()).observe(card.tree, _ADDRESS)]
+    return [
+        (observation.reason, observation.state) for observation in (health or PciHealth()).observe(card.tree, _ADDRESS)
+    ]
 
 
 def test_observe_sees_nothing_when_all_is_well(card: _Card) -> None:
@@ -53,7 +55,10 @@ def test_observe_sees_nothing_when_all_is_well(card: _Card) -> None:
 
 
 def test_no_driver_is_missed_when_the_function_left_the_bus_meanwhile(card: _Card) -> None:
-    """A function that leaves between two readings of one look is gone; that it has no driver either is no fault of its own. One that is there is told."""
+    """A function that leaves between two readings of one look is gone.
+
+    That it has no driver either is no fault of its own. One that is there is told.
+    """
     assert [observation.reason for observation in observe_kernel_driver(card.tree, _ADDRESS)] == ["no-kernel-driver"]
 
     (card.root / _FOLDER).rename(card.root / "removed")
@@ -80,7 +85,10 @@ def test_observe_sees_absence_when_the_function_left_the_bus(card: _Card) -> Non
 def test_observe_sees_errors_once_when_a_counter_rises(
     card: _Card, kind: str, total: str, rise: int, wanted: list[tuple[str, HealthState]]
 ) -> None:
-    """A rise since the last look is evidence at this look and none at the next; old errors are none."""
+    """A rise since the last look is evidence at this look and none at the next.
+
+    Old errors are none.
+    """
     health = PciHealth()
     card.write(f"aer_dev_{kind}", f"TOTAL_ERR_{total} 7")
     first = _reasons(card, health)
@@ -140,14 +148,20 @@ def test_select_functions_leaves_out_a_function_when_the_tree_lacks_it(card: _Ca
         node="n",
         numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),),
         cpus=(),
-        pci_devices=tuple(PciDevice(address=pci_address, vendor=1, device=2, class_code=0x030200) for pci_address in (gone, _ADDRESS)),
+        pci_devices=tuple(
+            PciDevice(address=pci_address, vendor=1, device=2, class_code=0x030200) for pci_address in (gone, _ADDRESS)
+        ),
     )
 
-    assert [function.address for function in select_functions(card.tree, machine, vendors={1}, base_classes={0x0302})] == [_ADDRESS]
+    assert [
+        function.address for function in select_functions(card.tree, machine, vendors={1}, base_classes={0x0302})
+    ] == [_ADDRESS]
 
 
 def test_observe_judges_the_link_anew_when_another_card_stands_at_the_address(card: _Card) -> None:
-    """What a link could be is remembered of the card that was there: a wider one in its place runs narrow with the same lanes."""
+    """What a link could be is remembered of the card that was there: a wider one in its place runs
+    narrow with the same lanes.
+    """
     health = PciHealth()
     card.write("max_link_width", "32", _PORT)
     before = _reasons(card, health)
@@ -161,7 +175,10 @@ def test_observe_judges_the_link_anew_when_another_card_stands_at_the_address(ca
 
 
 def test_observe_sees_a_narrow_link_at_each_look_when_it_stays_so(card: _Card) -> None:
-    """Only what was well is taken as read at the next look; a fault is told as long as it lasts, and ends when it ends."""
+    """Only what was well is taken as read at the next look.
+
+    A fault is told as long as it lasts, and ends when it ends.
+    """
     health = PciHealth()
     well = _reasons(card, health)
     card.write("current_link_width", "8")

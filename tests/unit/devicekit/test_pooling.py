@@ -21,14 +21,24 @@ def gpu(name: str, model: str, *, was_in: str = "") -> Device:
 
 
 def test_devices_get_their_pool_anew_when_the_pools_have_changed() -> None:
-    """The inventory of the life before remembers pools that are gone; what counts is what is configured now."""
-    devices = (gpu("gpu-0", "H100", was_in="gpu-old"), gpu("gpu-1", "A100", was_in="gpu-old"), gpu("gpu-2", "H100", was_in="gpu-h100"))
+    """The inventory of the life before remembers pools that are gone.
+
+    What counts is what is configured now.
+    """
+    devices = (
+        gpu("gpu-0", "H100", was_in="gpu-old"),
+        gpu("gpu-1", "A100", was_in="gpu-old"),
+        gpu("gpu-2", "H100", was_in="gpu-h100"),
+    )
 
     assert [device.pool for device in with_pools(devices, (pool("gpu-h100", "H100"),))] == ["gpu-h100", "", "gpu-h100"]
 
 
 def test_warnings_tell_of_pools_that_have_nothing() -> None:
-    """A pool without a device, and one whose devices earlier pools have; none for a node without devices of the class."""
+    """A pool without a device, and one whose devices earlier pools have.
+
+    None for a node without devices of the class.
+    """
     pools = (pool("gpu-all", "*"), pool("gpu-h100", "H100"), pool("gpu-b200", "B200"))
     devices = with_pools((gpu("gpu-0", "H100"), gpu("gpu-1", "A100")), pools)
 

@@ -30,7 +30,9 @@ _OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 _TIMEOUT_S = 5.0
 _SICK = DeviceHealth(
     state=HealthState.UNHEALTHY,
-    conditions=(Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="gone"),),
+    conditions=(
+        Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="gone"),
+    ),
 )
 
 
@@ -42,7 +44,10 @@ class _Bench:
         names = [(name, driver) for driver, toy in self.drivers.items() for name in toy.names]
         self.devices = {name: Device(name=name, device_class="gpu", driver=driver) for name, driver in names}
         self.clock = ManualClock()
-        isolated = {name: IsolatedDriver(driver, timeout_s=_TIMEOUT_S, clock=self.clock) for name, driver in self.drivers.items()}
+        isolated = {
+            name: IsolatedDriver(driver, timeout_s=_TIMEOUT_S, clock=self.clock)
+            for name, driver in self.drivers.items()
+        }
         tree = Tree(HardwareSettings(root=str(root), runtime_dev=runtime_dev))
         self.journal = Journal(root / "journal")
         self.isolated = isolated
@@ -82,8 +87,12 @@ async def test_prepare_gives_edits_of_each_device_when_two_drivers_share_a_reque
     }
 
 
-async def test_prepare_gives_each_device_its_own_configuration_when_a_claim_configures_single_requests(bench: _Bench) -> None:
-    """A driver is called once with all of its devices, and can tell what each of them is configured with."""
+async def test_prepare_gives_each_device_its_own_configuration_when_a_claim_configures_single_requests(
+    bench: _Bench,
+) -> None:
+    """A driver is called once with all of its devices, and can tell what each of them is configured
+    with.
+    """
     config: dict[str, tuple[dict[str, Any], ...]] = {"acme-0": ({"mode": "mig"},)}
     names = ("acme-0", "acme-1", "other-0")
 
@@ -102,7 +111,9 @@ async def test_prepare_gives_a_sick_device_only_to_who_looks_at_it(bench: _Bench
     bench.devices["acme-0"] = msgspec.structs.replace(bench.devices["acme-0"], health=_SICK)
 
     refused = await bench.prepare("acme-0")
-    given = await bench.preparer.prepare(PrepareRequest(op_id="op-2", owner=_OWNER, devices=("acme-0",), looked_at=("acme-0",)))
+    given = await bench.preparer.prepare(
+        PrepareRequest(op_id="op-2", owner=_OWNER, devices=("acme-0",), looked_at=("acme-0",))
+    )
 
     assert _code(refused) == "device-unhealthy"
     assert isinstance(given.result, Prepared)
@@ -195,7 +206,9 @@ async def test_unprepare_says_why_when_the_driver_fails(bench: _Bench) -> None:
 def test_merge_edits_joins_once_when_parts_repeat() -> None:
     """Device nodes that stand in both edits come once, in order."""
     container_edits = ContainerEdits(env={"A": "1"}, device_nodes=(DeviceNode(path="/dev/a"),))
-    other = ContainerEdits(env={"A": "1", "B": "2"}, device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/b")))
+    other = ContainerEdits(
+        env={"A": "1", "B": "2"}, device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/b"))
+    )
 
     merged = merge_edits(container_edits, other)
 
@@ -210,7 +223,11 @@ def test_merge_edits_names_the_variable_when_values_differ() -> None:
 
 
 async def test_prepare_takes_nodes_from_the_runtimes_folder_when_one_is_named(tmp_path: Path) -> None:
-    """A container sees /dev/toy0 as ever; the runtime makes it from the folder that the settings name. A node from elsewhere keeps its place."""
+    """A container sees /dev/toy0 as ever.
+
+    The runtime makes it from the folder that the settings name. A node
+    from elsewhere keeps its place.
+    """
     bench = _Bench(tmp_path, runtime_dev="/machine/dev/")
     own, other = DeviceNode(path="/dev/toy0", permissions="r"), DeviceNode(path="/dev/x", host_path="/run/x")
     bench.drivers["acme"].nodes = (own, other)
@@ -250,12 +267,17 @@ _KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u2")
 async def test_prepare_ahead_is_refused_when_anything_might_change(
     bench: _Bench, owner: Owner, names: tuple[str, ...], is_shared: bool, code: str
 ) -> None:
-    """Before the ledger has an owner only a driver that surely changes nothing is asked; afterwards all are."""
+    """Before the ledger has an owner only a driver that surely changes nothing is asked.
+
+    Afterwards all are.
+    """
     toy = _ReadingToy("reading", count=3)
     toy.reads = frozenset({"reading-0", "reading-1"})
     bench.add(toy)
     if is_shared:
-        bench.devices["reading-0"] = msgspec.structs.replace(bench.devices["reading-0"], sharing=DeviceSharing(replicas=2))
+        bench.devices["reading-0"] = msgspec.structs.replace(
+            bench.devices["reading-0"], sharing=DeviceSharing(replicas=2)
+        )
     request = PrepareRequest(op_id="op", owner=owner, devices=names, is_ahead=True)
 
     ahead = await bench.preparer.prepare(request)

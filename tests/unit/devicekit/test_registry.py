@@ -100,13 +100,21 @@ def test_registry_gives_the_drivers_of_the_class_by_name_when_plugins_are_instal
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        pytest.param(_line("broken", "FirstToy", "no_such_module_anywhere"), "ModuleNotFoundError", id="module is missing"),
+        pytest.param(
+            _line("broken", "FirstToy", "no_such_module_anywhere"), "ModuleNotFoundError", id="module is missing"
+        ),
         pytest.param(_line("broken", "Missing"), "AttributeError", id="class is missing"),
         pytest.param(_line("broken", "fails"), "no library", id="constructor fails"),
-        pytest.param(_line("broken", "NoDriver"), "derive the class from topobus.devicekit.driver.DeviceDriver", id="no driver at all"),
+        pytest.param(
+            _line("broken", "NoDriver"),
+            "derive the class from topobus.devicekit.driver.DeviceDriver",
+            id="no driver at all",
+        ),
         pytest.param(_line("broken", "Nameless"), "lacks device_class", id="no class"),
         pytest.param(_line("broken", "Unfinished"), "abstract method", id="a method is missing"),
-        pytest.param(_line("broken", "NeverDetaches"), "lacks the methods to_attach, detach", id="attaches and never detaches"),
+        pytest.param(
+            _line("broken", "NeverDetaches"), "lacks the methods to_attach, detach", id="attaches and never detaches"
+        ),
         pytest.param(_line("broken", "BadName"), "DNS label", id="bad name"),
     ],
 )
@@ -120,7 +128,9 @@ def test_registry_skips_a_plugin_when_it_cannot_be_used(line: EntryPoint, why: s
 
 
 def test_registry_refuses_when_two_plugins_have_one_name() -> None:
-    """Two drivers of one name are an operator's mistake: nobody could say which one a setting means."""
+    """Two drivers of one name are an operator's mistake: nobody could say which one a setting
+    means.
+    """
     with pytest.raises(ConfigError, match="two plugins of class gpu are named 'first'"):
         load_drivers("gpu", entry_points=[FIRST, _line("copy", "FirstToy")])
 
@@ -151,7 +161,9 @@ def test_registry_refuses_a_setting_when_it_names_no_plugin(settings: DriverSett
 
 
 def test_registry_never_imports_another_service_of_ours_when_loading() -> None:
-    """Our own plugins of other classes are not imported: their dependencies may be absent in this process's image."""
+    """Our own plugins of other classes are not imported: their dependencies may be absent in this
+    process's image.
+    """
     line = _line("other", "Driver", "topobus.no_such_class.plugins.no_such_module")
 
     assert load_drivers("gpu", entry_points=[line]).skipped == ()
@@ -172,14 +184,20 @@ class BadClassToy(ToyDriver):
 
 
 def test_driver_of_a_class_of_ones_own_is_told_and_not_run() -> None:
-    """Whoever brings a class of their own hears of it from each of our services, with what serves it."""
+    """Whoever brings a class of their own hears of it from each of our services, with what serves
+    it.
+    """
     lines = [EntryPoint("npu", f"{__name__}:NpuToy", GROUP), EntryPoint("first", f"{__name__}:FirstToy", GROUP)]
 
     registry = load_drivers("gpu", entry_points=lines)
 
     assert [driver.name for driver in registry.drivers] == ["first"]
-    assert [(ignored_driver.name, ignored_driver.device_class) for ignored_driver in registry.ignored] == [("npu-toy", "npu")]
-    assert [ignored_driver.why for ignored_driver in registry.ignored] == ["class npu has a service of its own: topobus-device --class npu"]
+    assert [(ignored_driver.name, ignored_driver.device_class) for ignored_driver in registry.ignored] == [
+        ("npu-toy", "npu")
+    ]
+    assert [ignored_driver.why for ignored_driver in registry.ignored] == [
+        "class npu has a service of its own: topobus-device --class npu"
+    ]
     assert [ignored_driver.is_served_elsewhere for ignored_driver in registry.ignored] == [True]
     assert [driver.name for driver in load_drivers("npu", entry_points=lines).drivers] == ["npu-toy"]
     assert load_drivers("gpu", entry_points=lines[1:]).ignored == ()
@@ -194,13 +212,16 @@ def test_driver_is_told_with_the_reason_when_no_service_can_have_its_class() -> 
 
 
 def test_contract_suite_fails_for_a_class_that_no_service_can_have() -> None:
-    """The suite that vendors run takes our classes and their own, and says what a class's name may be."""
+    """The suite that vendors run takes our classes and their own, and says what a class's name may
+    be.
+    """
     suite = DriverContract()
 
     suite.test_driver_is_one_when_the_service_loads_it(FirstToy())
     suite.test_driver_is_one_when_the_service_loads_it(NpuToy())
     with pytest.raises(
-        AssertionError, match=r"device class 'smart-card': wanted 1 to 20 lowercase letters and digits.*no service would load"
+        AssertionError,
+        match=r"device class 'smart-card': wanted 1 to 20 lowercase letters and digits.*no service would load",
     ):
         suite.test_driver_is_one_when_the_service_loads_it(BadClassToy())
 
@@ -208,6 +229,9 @@ def test_contract_suite_fails_for_a_class_that_no_service_can_have() -> None:
 @pytest.mark.parametrize(("served", "named"), [((), ["own-toy"]), (("npu",), [])], ids=["by-nobody", "by-class"])
 def test_driver_is_named_when_nobody_serves_its_class(served: tuple[str, ...], named: list[str]) -> None:
     """Drivers of our own classes, and what is no driver, are not."""
-    lines = [EntryPoint(name=kind.__name__, value=f"{__name__}:{kind.__name__}", group=GROUP) for kind in (OwnToy, NicToy, NoDriver)]
+    lines = [
+        EntryPoint(name=kind.__name__, value=f"{__name__}:{kind.__name__}", group=GROUP)
+        for kind in (OwnToy, NicToy, NoDriver)
+    ]
 
     assert [driver.name for driver in unserved_drivers(served, entry_points=lines)] == named

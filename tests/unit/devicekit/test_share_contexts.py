@@ -1,4 +1,6 @@
-"""What a driver is told of the owners of a shared device: how much each has, who else has it, and who is the last."""
+"""What a driver is told of the owners of a shared device: how much each has, who else has it, and
+who is the last.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.request import Owner, OwnerKind
 
 GPU = Device(
-    name="acme-0", device_class="gpu", driver="acme", allows_multiple=True, capacity={"shares": 4}, sharing=DeviceSharing(replicas=4)
+    name="acme-0",
+    device_class="gpu",
+    driver="acme",
+    allows_multiple=True,
+    capacity={"shares": 4},
+    sharing=DeviceSharing(replicas=4),
 )
 SHARE = {"acme-0": {"shares": 1}}
 
@@ -36,7 +43,10 @@ CLAIM = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 
 
 class Watcher(ToyDriver):
-    """A driver that changes nothing and remembers what it was told; it notes each owner's share in the journal."""
+    """A driver that changes nothing and remembers what it was told.
+
+    It notes each owner's share in the journal.
+    """
 
     def __init__(self) -> None:
         super().__init__("acme", count=1)
@@ -56,7 +66,11 @@ class Watcher(ToyDriver):
             context.records[device.name].undone("share")
 
     def _note(self, verb: str, context: PrepareContext, device: Device) -> None:
-        others = [f"{other.owner.uid}:{other.steps[0].before['shares']}" for other in context.others.get(device.name, ()) if other.owner]
+        others = [
+            f"{other.owner.uid}:{other.steps[0].before['shares']}"
+            for other in context.others.get(device.name, ())
+            if other.owner
+        ]
         self.told.append((verb, context.owner.uid, dict(context.shares.get(device.name, {})), others))
 
 
@@ -75,12 +89,16 @@ class Bench:
 
     async def prepare(self, owner: Owner) -> None:
         """Make the device ready for one share."""
-        reply = await self.preparer.prepare(PrepareRequest(op_id=f"p-{owner.uid}", owner=owner, devices=("acme-0",), shares=SHARE))
+        reply = await self.preparer.prepare(
+            PrepareRequest(op_id=f"p-{owner.uid}", owner=owner, devices=("acme-0",), shares=SHARE)
+        )
         assert isinstance(reply.result, Prepared)
 
     async def unprepare(self, owner: Owner) -> None:
         """Undo it for one owner."""
-        reply = await self.preparer.unprepare(UnprepareRequest(op_id=f"u-{owner.uid}", owner=owner, devices=("acme-0",)))
+        reply = await self.preparer.unprepare(
+            UnprepareRequest(op_id=f"u-{owner.uid}", owner=owner, devices=("acme-0",))
+        )
         assert reply.refusal is None
 
     @property
@@ -97,7 +115,10 @@ def bench(tmp_path: Path) -> Bench:
 
 
 async def test_prepare_tells_a_driver_the_share_and_who_else_has_one(bench: Bench) -> None:
-    """Each owner's amounts come with its prepare, kubelet's replicas and claims alike; the others stand beside with what the journal has of them."""
+    """Each owner's amounts come with its prepare, kubelet's replicas and claims alike.
+
+    The others stand beside with what the journal has of them.
+    """
     for owner in (plugin("r0"), CLAIM):
         await bench.prepare(owner)
     for owner in (plugin("r0"), CLAIM):
@@ -112,7 +133,9 @@ async def test_prepare_tells_a_driver_the_share_and_who_else_has_one(bench: Benc
 
 
 async def test_prepare_keeps_every_owner_of_a_shared_device_in_the_journal(tmp_path: Path) -> None:
-    """A new process knows them all, kubelet's allocations among them, so that the last one who leaves is the last one."""
+    """A new process knows them all, kubelet's allocations among them, so that the last one who
+    leaves is the last one.
+    """
     bench = Bench(tmp_path)
     for owner in (plugin("r0"), plugin("r1"), CLAIM):
         await bench.prepare(owner)

@@ -1,4 +1,6 @@
-"""The operator's setting `sharing`: which devices are shared, what of them can be had, and what is refused."""
+"""The operator's setting `sharing`: which devices are shared, what of them can be had, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from topobus.values.pools import Condition, Pool
 
 MIB = 1 << 20
 WHERE = (Condition(field="model", glob="*H100*"),)
-GPU = Device(name="gpu-0", device_class="gpu", driver="nvidia", model="H100", pool="gpu-shared", capacity={"memory": 81559 * MIB})
+GPU = Device(
+    name="gpu-0", device_class="gpu", driver="nvidia", model="H100", pool="gpu-shared", capacity={"memory": 81559 * MIB}
+)
 
 
 def shared(name: str = "gpu-shared", **fields: object) -> SharedPool:
@@ -26,7 +30,9 @@ def shared(name: str = "gpu-shared", **fields: object) -> SharedPool:
 
 
 def test_with_sharing_gives_shares_and_a_default_of_an_equal_part() -> None:
-    """A shared GPU has as many shares as replicas, and a claim that names no amount gets one share and an equal part of the memory in whole MiB."""
+    """A shared GPU has as many shares as replicas, and a claim that names no amount gets one share
+    and an equal part of the memory in whole MiB.
+    """
     (device,) = with_sharing([GPU], [shared()])
 
     assert device.allows_multiple
@@ -39,7 +45,9 @@ def test_with_sharing_gives_shares_and_a_default_of_an_equal_part() -> None:
 
 
 def test_with_sharing_is_undone_when_the_setting_goes() -> None:
-    """A device that is not shared any more is as its driver reported it, also when the driver does not report it anew."""
+    """A device that is not shared any more is as its driver reported it, also when the driver does
+    not report it anew.
+    """
     (device,) = with_sharing([GPU], [shared()])
 
     assert with_sharing([device], []) == (GPU,)
@@ -124,6 +132,9 @@ def test_with_operators_sharing_comes_before_the_claims_word() -> None:
 
     assert alone is not None
     assert not hasattr(alone, "reasons")
-    assert (alone.strategy, alone.time_slicing_config and alone.time_slicing_config.interval) == ("TimeSlicing", "Short")
+    assert (alone.strategy, alone.time_slicing_config and alone.time_slicing_config.interval) == (
+        "TimeSlicing",
+        "Short",
+    )
     assert with_claim is not None
     assert with_claim.strategy == "Exclusive"

@@ -1,4 +1,6 @@
-"""Sharing strategies in opaque configuration: read strictly, refused by name where a driver does not know them."""
+"""Sharing strategies in opaque configuration: read strictly, refused by name where a driver does
+not know them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ class _Sharer(ToyDriver):
 
 
 def test_sharing_is_the_claims_when_class_and_claim_have_one() -> None:
-    """Class configurations come first, so the last word is the claim's; other kinds are not sharing's."""
+    """Class configurations come first, so the last word is the claim's.
+
+    Other kinds are not sharing's.
+    """
     sharing = read_sharing(
         [
             _config(strategy="TimeSlicing"),
@@ -61,7 +66,9 @@ def test_sharing_is_refused_when_it_cannot_be_read(config: dict[str, Any], wante
 
 def test_sharing_is_refused_when_devices_of_a_claim_differ() -> None:
     """One process cannot keep to two strategies."""
-    context = PrepareContext(owner=OWNER, config=(_config(strategy="MPS"),), device_config={"b": (_config(strategy="TimeSlicing"),)})
+    context = PrepareContext(
+        owner=OWNER, config=(_config(strategy="MPS"),), device_config={"b": (_config(strategy="TimeSlicing"),)}
+    )
 
     refusal = sharing_of(DEVICES, context)
 

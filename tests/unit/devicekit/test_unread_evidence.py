@@ -1,4 +1,6 @@
-"""What one look saw is shown until somebody could read it: a counter tells its rise at one look alone."""
+"""What one look saw is shown until somebody could read it: a counter tells its rise at one look
+alone.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Polled:
 
     def __init__(self, root: Path) -> None:
         self.driver = ToyDriver(count=1)
-        settings = DeviceServiceSettings(node="n", hardware=HardwareSettings(root=str(root)), drivers=DriverSettings(timeout_s=60.0))
+        settings = DeviceServiceSettings(
+            node="n", hardware=HardwareSettings(root=str(root)), drivers=DriverSettings(timeout_s=60.0)
+        )
         clock = ManualClock()
         metrics = DeviceSeries(CollectorRegistry()).of("toy")
         self.poller = DriverPoller(
@@ -54,7 +58,9 @@ def polled(tmp_path: Path) -> Polled:
 
 
 async def test_evidence_of_one_look_stays_shown_until_it_is_published(polled: Polled) -> None:
-    """NATS may be away for as long as it likes: an error that was counted meanwhile is told afterwards, once."""
+    """NATS may be away for as long as it likes: an error that was counted meanwhile is told
+    afterwards, once.
+    """
     seen = [await polled.look(), await polled.look(RISE), await polled.look(), await polled.look(HOT)]
     polled.poller.note_published(polled.poller.shown())
 
@@ -89,7 +95,9 @@ async def test_evidence_that_lasts_is_shown_once_when_it_was_seen_often(polled: 
 
 
 async def test_evidence_of_a_look_that_was_given_up_is_shown(polled: Polled) -> None:
-    """A look whose answer came too late, or that was interrupted, has taken the rise with it: what it saw is not lost."""
+    """A look whose answer came too late, or that was interrupted, has taken the rise with it: what
+    it saw is not lost.
+    """
     await polled.look()
     polled.driver.faults = {"toy-0": (RISE,)}
     # As the driver's thread does when nobody waits for it any more.

@@ -20,7 +20,14 @@ MACHINE = Machine(
     node="n",
     generation=7,
     boot_id="one",
-    numa_nodes=(NumaNode(id=0, cpus=CpuSet(0, 1), memory_bytes=1 << 30, hugepages=(HugepagePool(page_bytes=1 << 21, total=8, free=8),)),),
+    numa_nodes=(
+        NumaNode(
+            id=0,
+            cpus=CpuSet(0, 1),
+            memory_bytes=1 << 30,
+            hugepages=(HugepagePool(page_bytes=1 << 21, total=8, free=8),),
+        ),
+    ),
     cpus=(Cpu(id=0, online=True, core=0), Cpu(id=1, online=True, core=0)),
     pci_devices=(GPU,),
 )
@@ -73,14 +80,18 @@ def test_machine_to_publish_goes_on_counting_when_something_changed(name: str) -
 
 QUIET = {
     "generation": replace(MACHINE, generation=1),
-    "free-pages": replace(MACHINE, numa_nodes=(replace(NODE, hugepages=(HugepagePool(page_bytes=1 << 21, total=8, free=0),)),)),
+    "free-pages": replace(
+        MACHINE, numa_nodes=(replace(NODE, hugepages=(HugepagePool(page_bytes=1 << 21, total=8, free=0),)),)
+    ),
     "link-asleep": with_pci(replace(GPU, link=PciLink(speed_gts=2.5, width=16, max_speed_gts=32.0, max_width=16))),
 }
 
 
 @pytest.mark.parametrize("name", QUIET)
 def test_machine_to_publish_is_none_when_only_restless_values_moved(name: str) -> None:
-    """Values that move by themselves (free pages, a sleeping link) publish nothing and are not told."""
+    """Values that move by themselves (free pages, a sleeping link) publish nothing and are not
+    told.
+    """
     assert machine_to_publish(MACHINE, QUIET[name]) is None
     assert describe_changes(MACHINE, QUIET[name]) == ()
 

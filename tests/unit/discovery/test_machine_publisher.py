@@ -1,4 +1,6 @@
-"""The publisher of the machine: what could not be published is published as soon as that is possible."""
+"""The publisher of the machine: what could not be published is published as soon as that is
+possible.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def publisher_of(machine: RecordedMachine, bus: InterruptedBus) -> _Publisher:
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first look", "later look"])
 async def test_machine_is_published_at_the_next_look_when_nats_was_silent(tmp_path: Path, is_first: bool) -> None:
-    """A CPU that went while NATS was away is gone from the entry once NATS is back, not at the next look at everything."""
+    """A CPU that went while NATS was away is gone from the entry once NATS is back, not at the next
+    look at everything.
+    """
     machine = build("laptop", tmp_path / "machine")
     async with MemoryBus.session(MemoryNats(), name="discovery") as real:
         await real.provision()

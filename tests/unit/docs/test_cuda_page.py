@@ -35,7 +35,10 @@ def test_page_shows_a_configuration_that_is_right() -> None:
 
 
 def test_page_shows_settings_that_are_right() -> None:
-    """Each variable in its table is one that the service takes, and changes something; so does the gateway's."""
+    """Each variable in its table is one that the service takes, and changes something.
+
+    So does the gateway's.
+    """
     pairs = re.findall(r"`(TOPOBUS_GPU__[A-Z_]+)=([^`]+)`", PAGE)
     environ = {"TOPOBUS_GPU__NODE": "n", "TOPOBUS_GATEWAY__NODE": "n"}
     refused: list[str] = []
@@ -56,7 +59,9 @@ def test_page_shows_settings_that_are_right() -> None:
 
 
 def test_page_s_patch_meets_the_gpu_service_s_container() -> None:
-    """The number in the patch is the place of container `gpu` in the overlay, and its folder is below what HOST_ROOT names there."""
+    """The number in the patch is the place of container `gpu` in the overlay, and its folder is
+    below what HOST_ROOT names there.
+    """
     volume, mount = _yaml()[1]
     manifests = built("kubernetes-gpu")
     pod = pod_of(manifests, "DaemonSet", "topobus-gpu")

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 _KNOWLEDGE = ROOT / "docs" / "knowledge"
 _MERGE = _KNOWLEDGE / "topology-merge.md"
-_SOURCES = sorted(path for folder in ("shared", "services", "tests", "tools", "examples") for path in (ROOT / folder).rglob("*.py"))
+_SOURCES = sorted(
+    path for folder in ("shared", "services", "tests", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
+)
 _REFERENCE = re.compile(r"docs/knowledge/([\w.-]+\.md)(?:#([\w-]+))?")
 
 
@@ -33,7 +35,11 @@ def test_knowledge_has_what_code_cites() -> None:
     references = _references()
     pages = {path.name: _anchors(path) for path in _KNOWLEDGE.glob("*.md")}
 
-    lost = [(source, page, anchor) for source, page, anchor in references if page not in pages or (anchor and anchor not in pages[page])]
+    lost = [
+        (source, page, anchor)
+        for source, page, anchor in references
+        if page not in pages or (anchor and anchor not in pages[page])
+    ]
 
     assert references
     assert lost == []
@@ -51,7 +57,9 @@ def test_merge_page_states_nothing_that_no_code_relies_on() -> None:
     """Each theorem, lemma and phase of the merge is cited by the code that needs it."""
     stated = {anchor for anchor in _anchors(_MERGE) if re.match(r"theorem|lemma|phase", anchor)}
 
-    assert stated == {anchor for source, page, anchor in _references() if page == _MERGE.name and not source.startswith("tests/")}
+    assert stated == {
+        anchor for source, page, anchor in _references() if page == _MERGE.name and not source.startswith("tests/")
+    }
 
 
 @pytest.mark.parametrize("page", sorted(_KNOWLEDGE.glob("*.md")), ids=lambda page: page.stem)
@@ -59,17 +67,27 @@ def test_knowledge_names_tests_that_exist(page: Path) -> None:
     """A test that a page names as its proof is there."""
     named = set(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8")))
     defined = {
-        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))
     }
 
     assert named <= defined
 
 
 def test_merge_page_names_code_that_exists() -> None:
-    """Each `module.name` or `Class.name` of the page's "Code:" lines is defined in the alignment room."""
+    """Each `module.name` or `Class.name` of the page's "Code:" lines is defined in the alignment
+    room.
+    """
     text = _MERGE.read_text(encoding="utf-8")
-    named = {name for line in re.findall(r"^Code: (.+?)$", text, re.MULTILINE) for name in re.findall(r"`(\w+\.[\w.]+)`", line)}
-    room = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "shared/topobus/engine/alignment").rglob("*.py")}
+    named = {
+        name
+        for line in re.findall(r"^Code: (.+?)$", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+\.[\w.]+)`", line)
+    }
+    room = {
+        path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "shared/topobus/engine/alignment").rglob("*.py")
+    }
     source = "\n".join(room.values())
 
     def is_defined(name: str) -> bool:

@@ -1,4 +1,7 @@
-"""The manifests in deploy/kubernetes agree with the services: images, ports, settings and mounts. No cluster is asked."""
+"""The manifests in deploy/kubernetes agree with the services: images, ports, settings and mounts.
+
+No cluster is asked.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,20 @@ Manifest = dict[str, Any]
 
 
 def _objects() -> list[Manifest]:
-    return [manifest for path in sorted(_FOLDER.glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return [
+        manifest
+        for path in sorted(_FOLDER.glob("*.yaml"))
+        for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
 
 
 OBJECTS = _objects()
 
 
 def _named(kind: str, name: str) -> Manifest:
-    (manifest,) = [manifest for manifest in OBJECTS if manifest["kind"] == kind and manifest["metadata"]["name"] == name]
+    (manifest,) = [
+        manifest for manifest in OBJECTS if manifest["kind"] == kind and manifest["metadata"]["name"] == name
+    ]
     return manifest
 
 
@@ -47,7 +56,10 @@ def _pods() -> dict[str, Manifest]:
 def _container(service: str) -> tuple[Manifest, Manifest]:
     """Give a service's pod spec and its container in it."""
     ((pod, container),) = [
-        (pod, each_container) for pod in _pods().values() for each_container in pod["containers"] if each_container["name"] == service
+        (pod, each_container)
+        for pod in _pods().values()
+        for each_container in pod["containers"]
+        if each_container["name"] == service
     ]
     return pod, container
 
@@ -59,7 +71,9 @@ def _environment(container: Manifest) -> dict[str, str]:
     for variable in container.get("env", ()):
         # What the cluster fills in: the node's name and the pod's uid.
         filled = {"spec.nodeName": "worker-1", "metadata.uid": "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"}
-        given[variable["name"]] = variable["value"] if "value" in variable else filled[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        given[variable["name"]] = (
+            variable["value"] if "value" in variable else filled[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        )
     return given
 
 
@@ -77,18 +91,30 @@ def _mounted(container: Manifest, path: str) -> Manifest | None:
     """Give the mount that `path` is in."""
     wanted = PurePosixPath(path)
     return next(
-        (volume_mount for volume_mount in container.get("volumeMounts", ()) if wanted.is_relative_to(volume_mount["mountPath"])), None
+        (
+            volume_mount
+            for volume_mount in container.get("volumeMounts", ())
+            if wanted.is_relative_to(volume_mount["mountPath"])
+        ),
+        None,
     )
 
 
 def test_manifests_hold_each_service_once() -> None:
-    """The eight services are all there, in the DaemonSet or the Deployment, each once; kustomize lists every file and image."""
+    """The eight services are all there, in the DaemonSet or the Deployment, each once.
+
+    Kustomize lists every file and image.
+    """
     names = sorted(container["name"] for pod in _pods().values() for container in pod["containers"])
     listed = yaml.safe_load((_FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
 
     assert names == sorted(SERVICES)
-    assert sorted(listed["resources"]) == sorted(path.name for path in _FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
-    assert sorted(image["name"] for image in listed["images"]) == sorted(f"topobus/{service}" for service in (*SERVICES, "cli"))
+    assert sorted(listed["resources"]) == sorted(
+        path.name for path in _FOLDER.glob("*.yaml") if path.name != "kustomization.yaml"
+    )
+    assert sorted(image["name"] for image in listed["images"]) == sorted(
+        f"topobus/{service}" for service in (*SERVICES, "cli")
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +123,9 @@ def test_manifests_hold_each_service_once() -> None:
     ids=lambda manifest: f"{manifest['kind']}-{manifest['metadata']['name']}",
 )
 def test_manifest_has_only_fields_that_kubernetes_knows(manifest: Manifest) -> None:
-    """Each object survives Kubernetes' own types: a field that these do not have would be dropped in silence, and so is a typo."""
+    """Each object survives Kubernetes' own types: a field that these do not have would be dropped
+    in silence, and so is a typo.
+    """
     assert codecs.from_dict(manifest).to_dict() == manifest
 
 
@@ -124,7 +152,9 @@ def test_container_image_port_and_probes_agree_with_the_service(service: str) ->
 
 
 def test_ports_differ_where_containers_share_a_pod() -> None:
-    """Containers of a pod share one network: no two listen on one port, and no port's name is too long for Kubernetes."""
+    """Containers of a pod share one network: no two listen on one port, and no port's name is too
+    long for Kubernetes.
+    """
     for pod in _pods().values():
         ports = [port for container in pod["containers"] for port in container["ports"]]
 
@@ -134,7 +164,10 @@ def test_ports_differ_where_containers_share_a_pod() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_container_mounts_what_its_settings_name(service: str) -> None:
-    """Hardware is mounted read-only below the root that the settings name; every mount's volume exists. The gateway reads control groups alone, where it gives CPUs."""
+    """Hardware is mounted read-only below the root that the settings name.
+
+    Every mount's volume exists. The gateway reads control groups alone, where it gives CPUs.
+    """
     pod, container = _container(service)
     settings = _settings(service)
     hardware = msgspec.structs.asdict(settings).get("hardware")
@@ -149,13 +182,21 @@ def test_container_mounts_what_its_settings_name(service: str) -> None:
 
 
 def test_gateway_may_write_where_its_settings_say() -> None:
-    """Kubelet's folders, the CDI folder and the checkpoint's are the host's own and writable, at the path that kubelet and the runtime know."""
+    """Kubelet's folders, the CDI folder and the checkpoint's are the host's own and writable, at
+    the path that kubelet and the runtime know.
+    """
     pod, container = _container("gateway")
     settings = _settings("gateway")
     assert isinstance(settings, GatewaySettings)
     check_gateway(settings)
     kubelet = settings.kubelet
-    folders = [kubelet.device_plugin_dir, kubelet.plugins_registry_dir, kubelet.plugins_dir, settings.cdi_dir, settings.checkpoint_path]
+    folders = [
+        kubelet.device_plugin_dir,
+        kubelet.plugins_registry_dir,
+        kubelet.plugins_dir,
+        settings.cdi_dir,
+        settings.checkpoint_path,
+    ]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
     for folder in folders:
@@ -168,7 +209,10 @@ def test_gateway_may_write_where_its_settings_say() -> None:
 
 
 def test_gateway_is_replaced_without_a_gap_when_it_is_updated() -> None:
-    """The new pod first, on sockets of its own; what finds and places devices is never there twice."""
+    """The new pod first, on sockets of its own.
+
+    What finds and places devices is never there twice.
+    """
     gateway, node = _named("DaemonSet", "topobus-gateway")["spec"], _named("DaemonSet", "topobus-node")["spec"]
     settings = _settings("gateway")
     assert isinstance(settings, GatewaySettings)
@@ -182,7 +226,10 @@ def test_gateway_is_replaced_without_a_gap_when_it_is_updated() -> None:
 
 
 def test_slices_are_bound_to_the_tokens_node_by_a_policy() -> None:
-    """The policy is about our gateway's account and is in force; both expressions name the fields that they compare."""
+    """The policy is about our gateway's account and is in force.
+
+    Both expressions name the fields that they compare.
+    """
     policy = _named("ValidatingAdmissionPolicy", "topobus-gateway")["spec"]
     binding = _named("ValidatingAdmissionPolicyBinding", "topobus-gateway")["spec"]
     account = _named("ServiceAccount", "topobus-gateway")["metadata"]
@@ -196,7 +243,9 @@ def test_slices_are_bound_to_the_tokens_node_by_a_policy() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_container_has_no_right_that_it_does_not_need(service: str) -> None:
-    """No capability, no escalation, a read-only root, nobody's user (root for the gateway alone), and a token for the gateway and the controller alone."""
+    """No capability, no escalation, a read-only root, nobody's user (root for the gateway alone),
+    and a token for the gateway and the controller alone.
+    """
     pod, container = _container(service)
     rights = {**pod["securityContext"], **container["securityContext"]}
     has_token = _mounted(container, "/var/run/secrets/kubernetes.io/serviceaccount/token") is not None
@@ -209,13 +258,18 @@ def test_container_has_no_right_that_it_does_not_need(service: str) -> None:
 
 
 def test_nats_is_reached_by_our_own_pods_only() -> None:
-    """The policy selects the server's pods, and lets in pods that all our workloads' labels match, at NATS' port alone."""
+    """The policy selects the server's pods, and lets in pods that all our workloads' labels match,
+    at NATS' port alone.
+    """
     policy = _named("NetworkPolicy", "nats")["spec"]
     (rule,) = policy["ingress"]
     wanted = rule["from"][0]["podSelector"]["matchLabels"].items()
     workloads = [manifest for manifest in OBJECTS if manifest["kind"] in ("DaemonSet", "Deployment", "StatefulSet")]
 
-    assert policy["podSelector"]["matchLabels"].items() <= _named("StatefulSet", "nats")["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        policy["podSelector"]["matchLabels"].items()
+        <= _named("StatefulSet", "nats")["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert all(wanted <= workload["spec"]["template"]["metadata"]["labels"].items() for workload in workloads)
     assert rule["ports"] == [{"protocol": "TCP", "port": 4222}]
     assert "network-policy.yaml" in _named_resources()
@@ -226,7 +280,10 @@ def _named_resources() -> list[str]:
 
 
 def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket() -> None:
-    """Applied to the plain manifests its patches offer class cpu and name the CPUs that are owned; the folder of the default socket is mounted anyway."""
+    """Applied to the plain manifests its patches offer class cpu and name the CPUs that are owned.
+
+    The folder of the default socket is mounted anyway.
+    """
     manifests = built("kubernetes-exclusive-cpus")
     gateway = pod_of(manifests, "DaemonSet", "topobus-gateway")
     given = named(manifests, "ConfigMap", "topobus-node")["data"]
@@ -240,13 +297,18 @@ def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket()
 
 
 def test_node_labels_variant_gives_the_gateway_one_folder_and_no_right_at_the_api_server() -> None:
-    """Node Feature Discovery has the right to label nodes; who may patch a Node could taint each of the cluster."""
+    """Node Feature Discovery has the right to label nodes.
+
+    Who may patch a Node could taint each of the cluster.
+    """
     plain, manifests = built("kubernetes"), built("kubernetes-node-labels")
     gateway = pod_of(manifests, "DaemonSet", "topobus-gateway")
     given = named(manifests, "ConfigMap", "topobus-node")["data"]
     settings = load_settings(GatewaySettings, "gateway", file=None, environ={**given, "TOPOBUS_ALL__NODE": "n"})
 
     check_gateway(settings)
-    assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "features"] == [settings.node_labels_dir]
+    assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "features"] == [
+        settings.node_labels_dir
+    ]
     assert {"name": "features", "mountPath": settings.node_labels_dir} in gateway["containers"][0]["volumeMounts"]
     assert named(manifests, "ClusterRole", "topobus-gateway") == named(plain, "ClusterRole", "topobus-gateway")

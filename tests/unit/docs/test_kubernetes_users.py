@@ -1,4 +1,6 @@
-"""Users of NATS in the manifests: each process is the user that the server knows for it, and sees its own password alone."""
+"""Users of NATS in the manifests: each process is the user that the server knows for it, and sees
+its own password alone.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ _CLASSES = {"kubernetes-own-class": ("npu",)}
 def _services(manifests: list[Manifest]) -> dict[str, tuple[Manifest, Manifest]]:
     """Give pod and container of each service."""
     pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] in _WORKLOADS]
-    return {container["name"]: (pod, container) for pod in pods for container in pod["containers"] if container["name"] != "nats"}
+    return {
+        container["name"]: (pod, container)
+        for pod in pods
+        for container in pod["containers"]
+        if container["name"] != "nats"
+    }
 
 
 def _nats(manifests: list[Manifest], service: str, container: Manifest) -> NatsSettings:
@@ -69,14 +76,19 @@ def _secrets(pod: Manifest, container: Manifest) -> dict[str, list[Manifest]]:
 
 @pytest.mark.parametrize("overlay", [*_OVERLAYS, *_LEAVES])
 def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
-    """The user is one of its server's, whose account is where the service thinks that it is; all but subscribers, the command line and the console are there."""
+    """The user is one of its server's, whose account is where the service thinks that it is.
+
+    All but subscribers, the command line and the console are there.
+    """
     manifests = built(overlay)
     has_leaves = overlay in _LEAVES
     services = _services(manifests)
     for service, (_, container) in services.items():
         shape = Shape.CENTRAL if not has_leaves else Shape.HUB if service == "controller" else Shape.LEAF
         (account,) = [
-            account for account in accounts(shape, classes=_CLASSES.get(overlay, ())) if service in {user.name for user in account.users}
+            account
+            for account in accounts(shape, classes=_CLASSES.get(overlay, ()))
+            if service in {user.name for user in account.users}
         ]
         settings = _nats(manifests, service, container)
 
@@ -94,7 +106,10 @@ def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", [*_OVERLAYS, *_LEAVES])
 def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
-    """Where its settings look, readable by its own user or group; no other volume of the container has a Secret of NATS, and no pod one that nobody mounts."""
+    """Where its settings look, readable by its own user or group.
+
+    No other volume of the container has a Secret of NATS, and no pod one that nobody mounts.
+    """
     manifests = built(overlay)
     for service, (pod, container) in _services(manifests).items():
         settings = _nats(manifests, service, container)
@@ -106,8 +121,13 @@ def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
 
         named_here = [source["secret"]["name"] for path in sources for source in sources[path] if "secret" in source]
         assert named_here == [user_secret(service)]
-        assert sources[folder][0] == {"secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}}
-        trusted = {"name": AUTHORITY_MAP, "items": [{"key": "ca.crt", "path": settings.tls_ca_file.removeprefix(f"{folder}/")}]}
+        assert sources[folder][0] == {
+            "secret": {"name": user_secret(service), "items": [{"key": "password", "path": file}]}
+        }
+        trusted = {
+            "name": AUTHORITY_MAP,
+            "items": [{"key": "ca.crt", "path": settings.tls_ca_file.removeprefix(f"{folder}/")}],
+        }
         assert not settings.tls_ca_file or sources[folder][1:] == [{"configMap": trusted}]
         assert {it["name"] for it in pod["volumes"] if it["name"].endswith("-nats")} <= mounted
         # Files of a Secret belong to root, and to the pod's group where it has one.
@@ -116,7 +136,10 @@ def test_each_service_mounts_its_own_password_alone(overlay: str) -> None:
 
 
 def test_nobody_but_the_server_mounts_the_servers_secret() -> None:
-    """It holds all passwords; the server includes it, and its neighbour tells the server when it changes."""
+    """It holds all passwords.
+
+    The server includes it, and its neighbour tells the server when it changes.
+    """
     manifests = built("kubernetes")
     pod = pod_of(manifests, "StatefulSet", "nats")
     (volume,) = [it for it in pod["volumes"] if it.get("secret", {}).get("secretName") == SERVER_SECRET]
@@ -134,16 +157,25 @@ def test_nobody_but_the_server_mounts_the_servers_secret() -> None:
     assert folders == {"nats": "/etc/nats-users", "reload": "/etc/nats-users"}
     assert "include ../nats-users/users.conf" in settings
     assert others == []
-    assert variables["FILES"].split() == ["/etc/nats-users/users.conf", "/etc/nats-tls/tls.crt", "/etc/nats-tls/tls.key"]
+    assert variables["FILES"].split() == [
+        "/etc/nats-users/users.conf",
+        "/etc/nats-tls/tls.crt",
+        "/etc/nats-tls/tls.key",
+    ]
     assert {"name": "PID_FILE", "value": variables["PID_FILE"]} in container_of(pod, "nats")["env"]
-    # A signal reaches a process of one's own user without any capability, where the pod's processes see each other.
+    # A signal reaches a process of one's own user without any capability, where the
+    # pod's processes see each other.
     assert pod["shareProcessNamespace"] is True
     assert {container["securityContext"].get("runAsUser") for container in pod["containers"]} == {None}
 
 
 @pytest.mark.parametrize("overlay", _OVERLAYS)
 def test_server_is_reached_by_a_name_of_its_certificate(overlay: str) -> None:
-    """Each service goes by TLS to a name that the Job has certified; the server has certificate and key where its settings say, and no authority's key is in any pod but the Job's."""
+    """Each service goes by TLS to a name that the Job has certified.
+
+    The server has certificate and key where its settings say, and no authority's
+    key is in any pod but the Job's.
+    """
     manifests = built(overlay)
     names = server_names("topobus")
     pod = pod_of(manifests, "StatefulSet", "nats")
@@ -165,7 +197,10 @@ def test_server_is_reached_by_a_name_of_its_certificate(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-nic-hand-over", "kubernetes-own-class", *_LEAVES])
 def test_rights_of_the_job_name_the_objects_that_it_makes(overlay: str) -> None:
-    """It may read and write no other one of the namespace; what it may write anew is derived, or expires. It makes the users of the shape that it is in."""
+    """It may read and write no other one of the namespace.
+
+    What it may write anew is derived, or expires. It makes the users of the shape that it is in.
+    """
     manifests = built(overlay)
     has_leaves = overlay in _LEAVES
     (role,) = [it for it in manifests if it["kind"] == "Role"]
@@ -212,9 +247,13 @@ def test_job_of_the_week_is_the_job_of_the_first_apply(overlay: str) -> None:
     assert weekly["concurrencyPolicy"] == "Forbid"
 
 
-@pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-open", "kubernetes-try-out", "kubernetes-leaf", "kubernetes-replicated-hub"])
+@pytest.mark.parametrize(
+    "overlay", ["kubernetes", "kubernetes-open", "kubernetes-try-out", "kubernetes-leaf", "kubernetes-replicated-hub"]
+)
 def test_server_is_started_by_the_script_that_finds_its_store(overlay: str) -> None:
-    """What is stored goes with the server from one form to the other: the script is the one that compose runs, is mounted, and reads the settings that the server reads."""
+    """What is stored goes with the server from one form to the other: the script is the one that
+    compose runs, is mounted, and reads the settings that the server reads.
+    """
     manifests = built(overlay)
     pod = pod_of(manifests, "StatefulSet", "nats")
     nats = container_of(pod, "nats")
@@ -236,11 +275,15 @@ def test_server_is_started_by_the_script_that_finds_its_store(overlay: str) -> N
 
 @pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-open", "kubernetes-try-out"])
 def test_central_server_has_the_settings_that_are_shipped_for_its_version(overlay: str) -> None:
-    """But for who connects it is deploy/nats/nats-server-2.10.conf: an acknowledged write is on the disk, a client that vanished is known as gone."""
+    """But for who connects it is deploy/nats/nats-server-2.10.conf: an acknowledged write is on the
+    disk, a client that vanished is known as gone.
+    """
     manifests = built(overlay)
     text = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
     wanted = [
-        line.strip() for line in render_server((2, 10)).splitlines() if not line.strip().startswith(("#", "listen:", "http:", "mappings"))
+        line.strip()
+        for line in render_server((2, 10)).splitlines()
+        if not line.strip().startswith(("#", "listen:", "http:", "mappings"))
     ]
 
     assert {*wanted} <= {line.strip() for line in text.splitlines()}
@@ -249,7 +292,10 @@ def test_central_server_has_the_settings_that_are_shipped_for_its_version(overla
 
 @pytest.mark.parametrize("overlay", _LEAVES)
 def test_nodes_server_has_its_own_users_and_checks_the_hub(overlay: str) -> None:
-    """Its users are those of a leaf, which no other container of the pod has; it comes to the hub as user `leaf`, by TLS, and trusts what the clients trust."""
+    """Its users are those of a leaf, which no other container of the pod has.
+
+    It comes to the hub as user `leaf`, by TLS, and trusts what the clients trust.
+    """
     manifests = built(overlay)
     pod = pod_of(manifests, "DaemonSet", "topobus-node")
     nats = container_of(pod, "nats")
@@ -259,18 +305,34 @@ def test_nodes_server_has_its_own_users_and_checks_the_hub(overlay: str) -> None
     url = urlsplit(variables["TOPOBUS_LEAF_HUB_URL"]["value"])
     hub = pod_of(manifests, "StatefulSet", "nats")
     (certificate,) = [it["secret"] for it in hub["volumes"] if it["name"] == "tls"]
-    settings = {name: named(manifests, "ConfigMap", name)["data"]["nats.conf"] for name in ("nats-leaf", _hub_settings(hub))}
+    settings = {
+        name: named(manifests, "ConfigMap", name)["data"]["nats.conf"] for name in ("nats-leaf", _hub_settings(hub))
+    }
 
     assert mounts["/etc/nats-users"]["secret"] == {"secretName": LEAVES_SECRET, "defaultMode": 0o400}
-    assert [it["name"] for it in pod["containers"] if "nats-users" in {mount["name"] for mount in it.get("volumeMounts", ())}] == ["nats"]
-    assert mounts["/etc/nats-tls"]["configMap"] == {"name": AUTHORITY_MAP, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    assert [
+        it["name"]
+        for it in pod["containers"]
+        if "nats-users" in {mount["name"] for mount in it.get("volumeMounts", ())}
+    ] == ["nats"]
+    assert mounts["/etc/nats-tls"]["configMap"] == {
+        "name": AUTHORITY_MAP,
+        "items": [{"key": "ca.crt", "path": "ca.crt"}],
+    }
     assert (url.scheme, url.username, url.password, url.port) == ("tls", "leaf", "$(TOPOBUS_LEAF_PASSWORD)", 7422)
     assert url.hostname in server_names("topobus")
-    assert variables["TOPOBUS_LEAF_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": user_secret("leaf"), "key": "password"}
+    assert variables["TOPOBUS_LEAF_PASSWORD"]["valueFrom"]["secretKeyRef"] == {
+        "name": user_secret("leaf"),
+        "key": "password",
+    }
     # Kubernetes fills in a variable that stands before.
     assert list(variables).index("TOPOBUS_LEAF_PASSWORD") < list(variables).index("TOPOBUS_LEAF_HUB_URL")
     assert all("include ../nats-users/users.conf" in text.splitlines() for text in settings.values())
-    assert [item["key"] for item in certificate["items"]] == ["tls.crt", "tls.key", *(("ca.crt",) if overlay == _LEAVES[1] else ())]
+    assert [item["key"] for item in certificate["items"]] == [
+        "tls.crt",
+        "tls.key",
+        *(("ca.crt",) if overlay == _LEAVES[1] else ()),
+    ]
     assert ("ca_file" in settings[_hub_settings(hub)]) is (overlay == _LEAVES[1])
 
 
@@ -281,7 +343,9 @@ def _hub_settings(pod: Manifest) -> str:
 
 @pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-own-class"])
 def test_gateway_may_say_in_claims_what_became_of_each_classs_devices(overlay: str) -> None:
-    """Since Kubernetes 1.36 the right to a claim's `status.devices` names drivers: those of our classes, and that of an overlay's own."""
+    """Since Kubernetes 1.36 the right to a claim's `status.devices` names drivers: those of our
+    classes, and that of an overlay's own.
+    """
     role = named(built(overlay), "ClusterRole", "topobus-gateway")
     (rule,) = (rule for rule in role["rules"] if rule["resources"] == ["resourceclaims/driver"])
 

@@ -26,7 +26,9 @@ def test_overlay_is_what_kubectl_makes_of_it(overlay: str) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl on the PATH")
-    made = subprocess.run([kubectl, "kustomize", str(DEPLOY / overlay)], capture_output=True, text=True, timeout=60, check=False)
+    made = subprocess.run(
+        [kubectl, "kustomize", str(DEPLOY / overlay)], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert made.returncode == 0, made.stderr
     assert _by_name(list(yaml.safe_load_all(made.stdout))) == _by_name(built(overlay))
@@ -35,7 +37,9 @@ def test_overlay_is_what_kubectl_makes_of_it(overlay: str) -> None:
 def test_open_overlay_is_the_plain_one_without_users() -> None:
     """No object of it names a Secret of NATS, and nothing is mounted twice or for nobody."""
     manifests = built("kubernetes-open")
-    pods = [it["spec"]["template"]["spec"] for it in manifests if it["kind"] in ("DaemonSet", "Deployment", "StatefulSet")]
+    pods = [
+        it["spec"]["template"]["spec"] for it in manifests if it["kind"] in ("DaemonSet", "Deployment", "StatefulSet")
+    ]
 
     assert "topobus-nats" not in yaml.safe_dump(manifests)
     assert "topobus-keys" not in yaml.safe_dump(manifests)
@@ -49,20 +53,35 @@ def test_open_overlay_is_the_plain_one_without_users() -> None:
 def _texts() -> list[Path]:
     """List what users read: pages, manifests, and the sources with their messages."""
     root = DEPLOY.parent
-    patterns = ("docs/**/*.md", "README.md", "deploy/**/*.yaml", "deploy/images/Dockerfile", "services/**/*.py", "shared/**/*.py")
+    patterns = (
+        "docs/**/*.md",
+        "README.md",
+        "deploy/**/*.yaml",
+        "deploy/images/Dockerfile",
+        "services/**/*.py",
+        "shared/**/*.py",
+    )
     return [path for pattern in patterns for path in sorted(root.glob(pattern))]
 
 
 def test_installation_that_a_text_names_is_one_that_is_shipped() -> None:
-    """Each folder behind `kubectl … -k` is a kustomization, and nobody is sent to a chart, of which there is none."""
+    """Each folder behind `kubectl … -k` is a kustomization, and nobody is sent to a chart, of which
+    there is none.
+    """
     named_folders: dict[str, str] = {}
     charts: list[str] = []
     for path in _texts():
         text = path.read_text(encoding="utf-8")
-        named_folders |= {folder: str(path) for folder in re.findall(r"kubectl (?:apply|delete) -k\s+(deploy/[\w/-]+)", text)}
+        named_folders |= {
+            folder: str(path) for folder in re.findall(r"kubectl (?:apply|delete) -k\s+(deploy/[\w/-]+)", text)
+        }
         if path.suffix != ".md" and re.search(r"\bhelm\b|\bchart\b", text, re.IGNORECASE):
             charts.append(str(path))
 
-    assert {folder: where for folder, where in named_folders.items() if not (DEPLOY.parent / folder / "kustomization.yaml").exists()} == {}
+    assert {
+        folder: where
+        for folder, where in named_folders.items()
+        if not (DEPLOY.parent / folder / "kustomization.yaml").exists()
+    } == {}
     assert {"deploy/kubernetes", "deploy/kubernetes-leaf"} <= set(named_folders)
     assert charts == []

@@ -1,4 +1,6 @@
-"""Pages read well as text: prose is wrapped, and a table whose rows are too long for that is a list."""
+"""Pages read well as text: prose is wrapped, and a table whose rows are too long for that is a
+list.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ PAGES = [
 PROSE = [
     ROOT / "CONTRIBUTING.md",
     *PAGES,
-    *(page for room in ("adr", "explanation", "knowledge", "reference") for page in sorted((ROOT / "docs" / room).glob("*.md"))),
+    *(
+        page
+        for room in ("adr", "explanation", "knowledge", "reference")
+        for page in sorted((ROOT / "docs" / room).glob("*.md"))
+    ),
 ]
 
 
@@ -33,7 +39,9 @@ def _is_breakable(line: str) -> bool:
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_has_no_line_of_prose_that_is_too_long(page: Path) -> None:
-    """No line of prose in README, CONTRIBUTING, pages or examples has more than 100 columns; `tools/wrap-docs PAGE` wraps one that has."""
+    """No line of prose in README, CONTRIBUTING, pages or examples has more than 100 columns;
+    `tools/wrap-docs PAGE` wraps one that has.
+    """
     long_lines = [
         f"{page.name}:{number}"
         for number, line in prose_lines(page.read_text(encoding="utf-8"))
@@ -45,7 +53,9 @@ def test_page_has_no_line_of_prose_that_is_too_long(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_has_no_row_of_a_table_that_is_too_long(page: Path) -> None:
-    """A row of over 200 columns is unreadable in a terminal and a diff: such a table is a list, or its cells are shorter."""
+    """A row of over 200 columns is unreadable in a terminal and a diff: such a table is a list, or
+    its cells are shorter.
+    """
     long_rows = [
         f"{page.name}:{number}"
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
@@ -74,6 +84,9 @@ def test_page_has_no_row_of_a_table_that_is_too_long(page: Path) -> None:
     ],
 )
 def test_wrapping_changes_long_paragraphs_alone(before: str, after: str) -> None:
-    """Paragraphs, items and quotations are wrapped; what renders otherwise when it is broken stays as it is."""
+    """Paragraphs, items and quotations are wrapped.
+
+    What renders otherwise when it is broken stays as it is.
+    """
     assert wrap_page(before, width=9) == after
     assert wrap_page(after, width=9) == after

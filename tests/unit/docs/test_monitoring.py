@@ -32,11 +32,17 @@ def _declared() -> dict[str, MetricDescriptor]:
 
 
 def _alerts() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load((_MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for group in yaml.safe_load((_MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+    ]
 
 
 def _panels() -> list[dict[str, Any]]:
-    return [panel for panel in json.loads((_MONITORING / "grafana-dashboard.json").read_text())["panels"] if panel["type"] != "row"]
+    return [
+        panel
+        for panel in json.loads((_MONITORING / "grafana-dashboard.json").read_text())["panels"]
+        if panel["type"] != "row"
+    ]
 
 
 def _expressions() -> dict[str, str]:
@@ -103,30 +109,45 @@ def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
 
 def test_every_alert_is_tried_on_a_recorded_sample() -> None:
     """No alert is missing in alerts-test.yaml, which promtool runs."""
-    assert {name for rule in _alerts() if (name := rule["alert"]) not in (_MONITORING / "alerts-test.yaml").read_text()} == set()
+    assert {
+        name for rule in _alerts() if (name := rule["alert"]) not in (_MONITORING / "alerts-test.yaml").read_text()
+    } == set()
 
 
 @pytest.mark.parametrize(
     "overlay",
-    ["kubernetes", "kubernetes-console", "kubernetes-fpga-functions", "kubernetes-gpu", "kubernetes-leaf", "kubernetes-nic-hand-over"],
+    [
+        "kubernetes",
+        "kubernetes-console",
+        "kubernetes-fpga-functions",
+        "kubernetes-gpu",
+        "kubernetes-leaf",
+        "kubernetes-nic-hand-over",
+    ],
 )
 def test_monitor_and_job_collect_every_service_of_an_overlay(overlay: str) -> None:
-    """Whichever pod a service has, the operator's PodMonitor and the job of prometheus.yml take its port, and no port of another kind."""
+    """Whichever pod a service has, the operator's PodMonitor and the job of prometheus.yml take its
+    port, and no port of another kind.
+    """
     (monitor,) = yaml.safe_load_all((_MONITORING / "prometheus-operator" / "pod-monitors.yaml").read_text())
     (job,) = yaml.safe_load((_MONITORING / "scrape.yaml").read_text())
     labels = monitor["spec"]["selector"]["matchLabels"].items()
     wanted = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
     kept = re.compile(job["relabel_configs"][0]["regex"])
-    pods = [manifest["spec"]["template"] for manifest in built(overlay) if manifest["kind"] in {"DaemonSet", "Deployment", "StatefulSet"}]
+    pods = [
+        manifest["spec"]["template"]
+        for manifest in built(overlay)
+        if manifest["kind"] in {"DaemonSet", "Deployment", "StatefulSet"}
+    ]
     probed = {
         (container["livenessProbe"]["httpGet"]["port"], labels <= pod["metadata"]["labels"].items())
         for pod in pods
         for container in pod["spec"]["containers"]
         if container["image"].startswith("topobus/")
     }
-    others = {port["name"] for pod in pods for container in pod["spec"]["containers"] for port in container.get("ports", ())} - {
-        name for name, _ in probed
-    }
+    others = {
+        port["name"] for pod in pods for container in pod["spec"]["containers"] for port in container.get("ports", ())
+    } - {name for name, _ in probed}
 
     assert {name for name, _ in probed} <= wanted
     assert all(is_seen for _, is_seen in probed)
@@ -139,19 +160,27 @@ def test_monitor_and_job_collect_every_service_of_an_overlay(overlay: str) -> No
 def test_alerts_fire_on_recorded_samples() -> None:
     """On a sick node every alert fires, on a quiet one none."""
     ended = subprocess.run(
-        [_promtool(), "test", "rules", str(_MONITORING / "alerts-test.yaml")], capture_output=True, text=True, check=False
+        [_promtool(), "test", "rules", str(_MONITORING / "alerts-test.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def _promtool() -> str:
-    """Find Prometheus' own checker: on the PATH, else in Debian's package, unpacked aside. Skips where there is neither."""
+    """Find Prometheus' own checker: on the PATH, else in Debian's package, unpacked aside.
+
+    Skips where there is neither.
+    """
     installed = shutil.which("promtool")
     if installed is not None:
         return installed
     fetch = [str(_ROOT / "tools" / "fetch-debian-package"), "prometheus", "own", str(_ROOT / ".cache" / "debian")]
     fetched = subprocess.run(fetch, capture_output=True, text=True, check=False)
     if fetched.returncode != 0:
-        pytest.skip(f"no promtool on the PATH, and Debian's package prometheus cannot be had: {fetched.stderr.strip()[-300:]}")
+        pytest.skip(
+            f"no promtool on the PATH, and Debian's package prometheus cannot be had: {fetched.stderr.strip()[-300:]}"
+        )
     return str(Path(fetched.stdout.strip()) / "usr" / "bin" / "promtool")

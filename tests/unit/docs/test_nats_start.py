@@ -1,4 +1,6 @@
-"""deploy/nats/start.sh: what NATS stored is brought to the account that its configuration has, and of two ledgers the one that is named is moved away."""
+"""deploy/nats/start.sh: what NATS stored is brought to the account that its configuration has, and
+of two ledgers the one that is named is moved away.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ _IN_A_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A server's folder, and beside it a configuration with accounts; the server itself only says that it was started."""
+    """A server's folder, and beside it a configuration with accounts.
+
+    The server itself only says that it was started.
+    """
     for folder in ("bin", "nats", "nats-users", "data/jetstream"):
         (tmp_path / folder).mkdir(parents=True)
     server = tmp_path / "bin" / "nats-server"
@@ -44,7 +49,9 @@ def _start(store: Path, *arguments: str, **environment: str) -> subprocess.Compl
     configuration = store.parent / "nats" / "nats.conf"
     path = f"{store.parent / 'bin'}:/usr/bin:/bin"
     words = ["/bin/sh", str(_SCRIPT), str(configuration), str(store), *arguments]
-    return subprocess.run(words, env={"PATH": path, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        words, env={"PATH": path, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,9 @@ def _start(store: Path, *arguments: str, **environment: str) -> subprocess.Compl
     [("$G", (), "NODE"), ("CORE", (), "NODE"), ("NODE", ("CORE",), "CORE"), ("NODE", (), "NODE")],
     ids=["without-accounts", "hub-to-central", "central-to-hub", "as-it-is"],
 )
-def test_streams_are_brought_to_the_account_of_the_configuration(store: Path, stored: str, arguments: tuple[str, ...], wanted: str) -> None:
+def test_streams_are_brought_to_the_account_of_the_configuration(
+    store: Path, stored: str, arguments: tuple[str, ...], wanted: str
+) -> None:
     """Whatever account one ledger lies in, it is in the wanted one when the server starts."""
     _lay_streams(store, stored)
 
@@ -83,10 +92,14 @@ def test_two_ledgers_are_refused_with_a_command_of_where_the_server_runs(
 
 
 @pytest.mark.parametrize(
-    ("away", "kept"), [("NODE", {"jetstream/NODE": "$G"}), ("$G", {"jetstream/NODE": "NODE"})], ids=["wanted-account", "other-account"]
+    ("away", "kept"),
+    [("NODE", {"jetstream/NODE": "$G"}), ("$G", {"jetstream/NODE": "NODE"})],
+    ids=["wanted-account", "other-account"],
 )
 def test_ledger_that_is_named_is_moved_away_and_kept(store: Path, away: str, kept: dict[str, str]) -> None:
-    """With MOVE_AWAY the other ledger is the server's, and the named one stays in a folder beside it."""
+    """With MOVE_AWAY the other ledger is the server's, and the named one stays in a folder beside
+    it.
+    """
     _lay_streams(store, "$G", "NODE")
 
     done = _start(store, **_IN_A_CLUSTER, MOVE_AWAY=away)
@@ -108,7 +121,9 @@ def test_only_ledger_stays_when_its_account_is_named_once_more(store: Path) -> N
 
 
 def test_ledger_that_was_moved_away_before_is_not_written_over(store: Path) -> None:
-    """A second one of the same account is refused as without MOVE_AWAY: the first one is kept until somebody removes it."""
+    """A second one of the same account is refused as without MOVE_AWAY: the first one is kept until
+    somebody removes it.
+    """
     _lay_streams(store, "$G", "NODE")
     (store / "NODE-before").mkdir()
 

@@ -37,13 +37,19 @@ def parameters(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_page_shows_a_configuration_that_is_right() -> None:
     """Class and claim together are what a driver takes, and give what the page says."""
-    entries = [entry for block in blocks("yaml") for document in yaml.safe_load_all(block) for entry in parameters(document)]
+    entries = [
+        entry for block in blocks("yaml") for document in yaml.safe_load_all(block) for entry in parameters(document)
+    ]
 
     config = read_interface_config(entries)
 
     assert len(entries) == 2
     assert isinstance(config, InterfaceConfig), config
-    assert (config.interface.name, config.interface.mtu, config.interface.addresses) == ("net1", 1450, ("10.20.0.3/24",))
+    assert (config.interface.name, config.interface.mtu, config.interface.addresses) == (
+        "net1",
+        1450,
+        ("10.20.0.3/24",),
+    )
 
 
 def test_page_shows_settings_that_are_right() -> None:

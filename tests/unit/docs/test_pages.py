@@ -1,4 +1,6 @@
-"""The written pages: links lead somewhere, command lines are ones the program takes, and no page is lost."""
+"""The written pages: links lead somewhere, command lines are ones the program takes, and no page is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ _PROMPT = re.compile(r"^\$ (?:[A-Z][A-Z0-9_]*=\S+ )*(topobus(?: .*)?)$")
 _FILE = re.compile(r"(?<=[\s=])(?:deploy|docs|examples|proto|requirements|services|shared|tests|tools)/[\w./-]+")
 
 
-# What tools and set-up put beside the project's own files; names that begin with a dot are left out, too.
+# What tools and set-up put beside the project's own files; names that
+# begin with a dot are left out, too.
 _NOT_OURS = frozenset({"build", "dist", "run", "node_modules"})
 
 
 def _pages(folder: Path) -> list[Path]:
     """Give the written pages below a folder; a tarball has no git to ask."""
     paths = [path for path in folder.iterdir() if path.suffix == ".md"]
-    inner = [path for path in folder.iterdir() if path.is_dir() and path.name not in _NOT_OURS and not path.name.startswith(".")]
+    inner = [
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and path.name not in _NOT_OURS and not path.name.startswith(".")
+    ]
     return sorted(paths + [page for path in inner for page in _pages(path)])
 
 
@@ -67,7 +74,11 @@ def _command_lines(page: Path) -> list[str]:
 def _arguments(line: str) -> list[str]:
     """Give the arguments of the program itself: no comment, no redirection, no pipe, no `&`."""
     words = shlex.split(line, comments=True)[1:]
-    ends = [index for index, word in enumerate(words) if word in ("|", "&", "&&", ">", ">>", ";") or word.startswith(("2>", ">"))]
+    ends = [
+        index
+        for index, word in enumerate(words)
+        if word in ("|", "&", "&&", ">", ">>", ";") or word.startswith(("2>", ">"))
+    ]
     return words[: ends[0]] if ends else words
 
 
@@ -87,7 +98,9 @@ def test_page_links_lead_somewhere(page: Path) -> None:
     assert lost == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _command_lines(page)], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if _command_lines(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_page_commands_are_taken_by_the_program(page: Path) -> None:
     """Each `topobus …` line of a console block parses: the command exists, and so do its options."""
     refused = {}
@@ -104,7 +117,9 @@ def test_page_commands_are_taken_by_the_program(page: Path) -> None:
 
 
 def test_page_commands_name_files_that_exist() -> None:
-    """Whoever copies a command into a checkout finds the manifest or the configuration that it reads."""
+    """Whoever copies a command into a checkout finds the manifest or the configuration that it
+    reads.
+    """
     named = [
         (str(page.relative_to(ROOT)), name)
         for page in PAGES
@@ -118,7 +133,10 @@ def test_page_commands_name_files_that_exist() -> None:
 
 
 def test_every_page_is_reached_from_the_index_or_the_readme() -> None:
-    """Whoever begins at docs/index.md or README.md can click through to every file below docs; a link to a folder reaches all in it."""
+    """Whoever begins at docs/index.md or README.md can click through to every file below docs.
+
+    A link to a folder reaches all in it.
+    """
     reached: set[Path] = set()
     waiting = [_DOCS / "index.md", ROOT / "README.md"]
     while waiting:

@@ -13,10 +13,14 @@ PICTURES = sorted(DOCS.rglob("*.svg"))
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 def test_picture_has_a_ground_of_its_own(picture: Path) -> None:
-    """A picture without a ground is black on black in a dark theme: the first thing that is painted covers all of it."""
+    """A picture without a ground is black on black in a dark theme: the first thing that is painted
+    covers all of it.
+    """
     text = picture.read_text(encoding="utf-8")
     # Terminals are drawn with their window, which is the ground.
-    painted = re.search(r"<(?:rect|path|text|line|circle|polyline)\b[^>]*>", re.sub(r"<defs>.*?</defs>", "", text, flags=re.DOTALL))
+    painted = re.search(
+        r"<(?:rect|path|text|line|circle|polyline)\b[^>]*>", re.sub(r"<defs>.*?</defs>", "", text, flags=re.DOTALL)
+    )
     size = re.search(r'<svg[^>]*?\bwidth="([\d.]+)"', text)
 
     assert painted is not None

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-_SHORT = {"engine/": "shared/topobus/engine/", "controller/": "services/topobus/controller/", "gateway/": "services/topobus/gateway/"}
+_SHORT = {
+    "engine/": "shared/topobus/engine/",
+    "controller/": "services/topobus/controller/",
+    "gateway/": "services/topobus/gateway/",
+}
 
 
 def _answers() -> list[tuple[str, str, str]]:
     section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where is")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| …")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| …")
+    ]
     return [(question, files, symbols) for question, files, symbols in rows]
 
 
@@ -33,7 +39,9 @@ def test_questions_are_answered_when_somebody_asks_where_a_claim_is_worked_on() 
 
 @pytest.mark.parametrize(("question", "files", "symbols"), _answers(), ids=lambda text: text[:40])
 def test_answer_names_files_that_are_there(question: str, files: str, symbols: str) -> None:
-    """Every file that an answer names exists, and every name to read there is defined in one of the controller's or the shared rooms."""
+    """Every file that an answer names exists, and every name to read there is defined in one of the
+    controller's or the shared rooms.
+    """
     paths = [_path(name) for name in re.findall(r"`([^`]+\.py)`", files + symbols)]
     names = [name.rpartition(".")[2] for name in re.findall(r"`([A-Za-z_.]+)`", symbols) if not name.endswith(".py")]
 
@@ -41,4 +49,6 @@ def test_answer_names_files_that_are_there(question: str, files: str, symbols: s
     assert [path for path in paths if not path.is_file()] == []
     store = sorted((ROOT / "services/topobus/controller/store").glob("*.py"))
     source = "\n".join(path.read_text(encoding="utf-8") for path in (*paths, *store))
-    assert [name for name in names if not re.search(rf"^\s*(class|async def|def) {name}\b|^{name} =", source, re.MULTILINE)] == []
+    assert [
+        name for name in names if not re.search(rf"^\s*(class|async def|def) {name}\b|^{name} =", source, re.MULTILINE)
+    ] == []

@@ -1,4 +1,7 @@
-"""Who holds a device and which pods use it, by the ledger, whichever the door; and what a reset of it touches."""
+"""Who holds a device and which pods use it, by the ledger, whichever the door.
+
+And what a reset of it touches.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,12 @@ def _owner(kind: OwnerKind, name: str = "x") -> Owner:
     ("allocation", "device_class", "wanted"),
     [
         pytest.param(Allocation(owner=POD, holdings=GPU), "gpu", {"gpu-0": (POD,)}, id="a placed pod"),
-        pytest.param(Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU, pods=(POD,)), "gpu", {"gpu-0": (POD,)}, id="a claim"),
-        pytest.param(Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU), "gpu", {"gpu-0": ()}, id="a claim of nobody"),
+        pytest.param(
+            Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU, pods=(POD,)), "gpu", {"gpu-0": (POD,)}, id="a claim"
+        ),
+        pytest.param(
+            Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU), "gpu", {"gpu-0": ()}, id="a claim of nobody"
+        ),
         pytest.param(
             Allocation(owner=_owner(OwnerKind.DEVICE_PLUGIN), holdings=GPU, pods=(UNNAMED,)),
             "gpu",
@@ -43,17 +50,24 @@ def _owner(kind: OwnerKind, name: str = "x") -> Owner:
 def test_pods_of_devices_names_them_whatever_holds_the_device(
     allocation: Allocation, device_class: str, wanted: dict[str, tuple[Owner, ...]]
 ) -> None:
-    """A pod itself, a claim's pods, the pod of kubelet's allocation, the pod of a container with CPUs of its own."""
+    """A pod itself, a claim's pods, the pod of kubelet's allocation, the pod of a container with
+    CPUs of its own.
+    """
     ledger = Holders(node="n", allocations={allocation.owner.key: allocation})
 
     assert pods_of_devices(ledger, device_class) == wanted
 
 
 def test_owners_of_devices_lists_each_holder_once_by_its_shown_name() -> None:
-    """Two claims share a GPU; a CPU of the ledger is a device by its id; a class that nobody holds is empty; no ledger is nobody."""
+    """Two claims share a GPU; a CPU of the ledger is a device by its id.
+
+    A class that nobody holds is empty; no ledger is nobody.
+    """
     first, second = (_owner(OwnerKind.CLAIM, name) for name in ("a", "b"))
     holdings = (Holding(devices={"gpu": ("gpu-0",)}), Holding(devices={"gpu": ("gpu-0",)}, cpus=CpuSet(3)))
-    ledger = Holders(node="n", allocations={owner.key: Allocation(owner=owner, holdings=holdings) for owner in (second, first)})
+    ledger = Holders(
+        node="n", allocations={owner.key: Allocation(owner=owner, holdings=holdings) for owner in (second, first)}
+    )
 
     assert owners_of_devices(ledger, "gpu") == {"gpu-0": (first, second)}
     assert owners_of_devices(ledger, "cpu") == {"cpu-3": (first, second)}
@@ -62,7 +76,10 @@ def test_owners_of_devices_lists_each_holder_once_by_its_shown_name() -> None:
 
 
 def test_reset_touches_the_parts_of_a_card_and_what_is_the_same_function() -> None:
-    """A card with its parts and its virtual function; a part with its siblings of the same function; a neighbour never."""
+    """A card with its parts and its virtual function.
+
+    A part with its siblings of the same function; a neighbour never.
+    """
     function = PciAddress.parse("0000:18:00.0")
     card = Device(name="gpu-0", device_class="gpu", pci=function)
     part = Device(name="gpu-0-part-a", device_class="gpu", pci=function, partition_of="gpu-0")

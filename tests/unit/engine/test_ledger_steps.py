@@ -1,4 +1,6 @@
-"""The ledger's single steps: what is asked again, what gives way, what refuses, and what is left when a ledger has grown too large."""
+"""The ledger's single steps: what is asked again, what gives way, what refuses, and what is left
+when a ledger has grown too large.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import Owner, OwnerKind
 
 EMPTY = Ledger(node="demo-node")
-REFUSAL = Refusal(reasons=(Reason(code="no-room", message="full", facts={"wanted": 1}), Reason(code="more", message="m")))
-FIRST, SECOND = (Owner(kind=OwnerKind.CONTAINER, namespace="default", name="pod", uid=uid) for uid in ("first", "second"))
+REFUSAL = Refusal(
+    reasons=(Reason(code="no-room", message="full", facts={"wanted": 1}), Reason(code="more", message="m"))
+)
+FIRST, SECOND = (
+    Owner(kind=OwnerKind.CONTAINER, namespace="default", name="pod", uid=uid) for uid in ("first", "second")
+)
 CLAIM = Owner(kind=OwnerKind.CLAIM, namespace="default", name="claim", uid="c")
 
 
@@ -36,9 +42,15 @@ def _adopt(ledger: Ledger, owner: Owner = CLAIM, op_id: str = "op", **devices: t
 
 STEPS: dict[str, Callable[[Ledger], Step | Refusal]] = {
     "reserve": _reserve,
-    "commit": lambda ledger: transitions.commit(ledger, op_id="op", owner=pod("trainer", container(gpu=1)).owner, decision_id="d-1"),
-    "name-pods": lambda ledger: transitions.name_pods(ledger, op_id="op", owner=CLAIM, decision_id="d-op-2", pods=(owner("trainer"),)),
-    "refusal": lambda ledger: transitions.record_refusal(ledger, op_id="op", verb="place", owner=CLAIM, decision_id="d-1", refusal=REFUSAL),
+    "commit": lambda ledger: transitions.commit(
+        ledger, op_id="op", owner=pod("trainer", container(gpu=1)).owner, decision_id="d-1"
+    ),
+    "name-pods": lambda ledger: transitions.name_pods(
+        ledger, op_id="op", owner=CLAIM, decision_id="d-op-2", pods=(owner("trainer"),)
+    ),
+    "refusal": lambda ledger: transitions.record_refusal(
+        ledger, op_id="op", verb="place", owner=CLAIM, decision_id="d-1", refusal=REFUSAL
+    ),
 }
 
 
@@ -114,7 +126,9 @@ def test_adoption_holds_nothing_when_the_owner_only_looks() -> None:
     """A shared look is written down as an operation and stands in nobody's way."""
     before = _adopt(EMPTY, op_id="op-1", gpu=("gpu-0",)).ledger
 
-    step = transitions.adopt(before, Adoption(owner=FIRST, devices={"gpu": ("gpu-0",)}, is_shared=True), op_id="op-2", decision_id="d-2")
+    step = transitions.adopt(
+        before, Adoption(owner=FIRST, devices={"gpu": ("gpu-0",)}, is_shared=True), op_id="op-2", decision_id="d-2"
+    )
 
     assert isinstance(step, Step)
     assert step.ledger.allocations == before.allocations
@@ -133,7 +147,10 @@ def test_container_gives_way_when_kubelet_gave_its_cpus_to_another() -> None:
 
 
 def test_ledger_keeps_holdings_and_what_is_not_announced_when_it_sheds() -> None:
-    """What only explains goes: reasons, inputs of decisions and old answers; what is held stays, and each decision that is not out yet."""
+    """What only explains goes: reasons, inputs of decisions and old answers.
+
+    What is held stays, and each decision that is not out yet.
+    """
     request = pod("trainer", container(gpu=1))
     pending = PendingDecision(owner=CLAIM, time="2026-01-01T00:00:00Z", ledger_sequence=1, request=request, view=dgx())
     ledger = _reserve(EMPTY, "held").ledger
@@ -157,12 +174,16 @@ def test_ledger_keeps_holdings_and_what_is_not_announced_when_it_sheds() -> None
 
 
 def test_release_is_no_decision_to_be_told_when_nothing_is_let_go() -> None:
-    """Controller and gateway may both ask a node to let go of one claim: the second one frees nothing, so nobody is told of it twice."""
+    """Controller and gateway may both ask a node to let go of one claim: the second one frees
+    nothing, so nobody is told of it twice.
+    """
     held = _adopt(EMPTY, gpu=("gpu-0",)).ledger
     pending = PendingDecision(owner=CLAIM, time="2026-01-01T00:00:00Z", ledger_sequence=2)
 
     def release(ledger: Ledger, op_id: str, only: str = "") -> Step:
-        step = transitions.release(ledger, op_id=op_id, owner=CLAIM, decision_id=f"d-{op_id}", only=only, pending=pending)
+        step = transitions.release(
+            ledger, op_id=op_id, owner=CLAIM, decision_id=f"d-{op_id}", only=only, pending=pending
+        )
         assert isinstance(step, Step)
         return step
 

@@ -18,7 +18,12 @@ DOWN, OTHER_DOWN, LAST_DOWN = PciAddress(0, 0x17, 0, 0), PciAddress(0, 0x17, 1, 
 PLACES: dict[str, tuple[str, tuple[PciAddress, ...], PciAddress | None, int | None]] = {
     "first": ("pci0000:15", (ROOT_PORT, SWITCH, DOWN), SWITCH, 0),
     "same switch": ("pci0000:15", (ROOT_PORT, SWITCH, OTHER_DOWN), SWITCH, 0),
-    "switch below the switch": ("pci0000:15", (ROOT_PORT, SWITCH, OTHER_DOWN, SECOND_SWITCH, LAST_DOWN), SECOND_SWITCH, 0),
+    "switch below the switch": (
+        "pci0000:15",
+        (ROOT_PORT, SWITCH, OTHER_DOWN, SECOND_SWITCH, LAST_DOWN),
+        SECOND_SWITCH,
+        0,
+    ),
     "other root port": ("pci0000:15", (OTHER_PORT,), None, 0),
     "same root port": ("pci0000:15", (OTHER_PORT,), None, 0),
     "other root complex": ("pci0000:37", (), None, 0),
@@ -33,7 +38,14 @@ def function(bus: int, place: str, *, number: int = 0) -> PciDevice:
     root, path, switch, node = PLACES[place]
     near = CpuSet(0, 1) if node == 0 else CpuSet(2, 3) if node == 1 else CpuSet(0, 1, 2, 3)
     return PciDevice(
-        address=PciAddress(0, bus, 0, number), vendor=1, device=1, root=root, path=path, switch=switch, numa_node=node, near_cpus=near
+        address=PciAddress(0, bus, 0, number),
+        vendor=1,
+        device=1,
+        root=root,
+        path=path,
+        switch=switch,
+        numa_node=node,
+        near_cpus=near,
     )
 
 
@@ -63,7 +75,8 @@ def matrix_of(*places: str, nodes: int = 2) -> PathMatrix:
     """Make the matrix of GPUs at these places."""
     functions = [function(0x40 + number, place) for number, place in enumerate(places)]
     return path_matrix(
-        machine_of(*functions, nodes=nodes), [inventory_of(*(device_of(at, f"gpu-{at.address.bus:02x}") for at in functions))]
+        machine_of(*functions, nodes=nodes),
+        [inventory_of(*(device_of(at, f"gpu-{at.address.bus:02x}") for at in functions))],
     )
 
 
@@ -111,9 +124,18 @@ def test_path_matrix_calls_functions_of_one_card_near_when_they_are_below_no_bri
     ids=["nvlinks", "nvlinks-uncounted", "xgmi"],
 )
 def test_path_matrix_names_the_links_of_a_fabric_when_a_driver_tells_them(vendor: str, count: int, word: str) -> None:
-    """Links between GPUs come before PCIe, with their number where it is told, from whichever end tells them; other kinds of links are not a fabric."""
+    """Links between GPUs come before PCIe, with their number where it is told, from whichever end
+    tells them.
+
+    Other kinds of links are not a fabric.
+    """
     at, other_at = function(0x40, "first"), function(0x41, "other node")
-    linked = device_of(at, "gpu-40", vendor=vendor, links=(Link(peer="gpu-41", count=count), Link(peer="gpu-42", kind=LinkClass.SWITCH)))
+    linked = device_of(
+        at,
+        "gpu-40",
+        vendor=vendor,
+        links=(Link(peer="gpu-41", count=count), Link(peer="gpu-42", kind=LinkClass.SWITCH)),
+    )
     third = function(0x42, "other node")
 
     matrix = path_matrix(
@@ -127,7 +149,10 @@ def test_path_matrix_names_the_links_of_a_fabric_when_a_driver_tells_them(vendor
 
 
 def test_path_matrix_numbers_whole_devices_by_class_and_address() -> None:
-    """GPUs first, then classes by name, in the order of addresses; parts of a card and CPUs are left out unless CPUs are asked for."""
+    """GPUs first, then classes by name, in the order of addresses.
+
+    Parts of a card and CPUs are left out unless CPUs are asked for.
+    """
     functions = [function(bus, "first") for bus in (0x40, 0x50, 0x60, 0x61)]
     gpus = inventory_of(
         device_of(functions[1], "gpu-a"),
@@ -141,18 +166,27 @@ def test_path_matrix_numbers_whole_devices_by_class_and_address() -> None:
         device_class="nic",
     )
     cpus = inventory_of(
-        *(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, numa_nodes=NodeSet(0)) for cpu in (1, 0)), device_class="cpu"
+        *(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, numa_nodes=NodeSet(0)) for cpu in (1, 0)),
+        device_class="cpu",
     )
     machine = machine_of(*functions)
 
     every, chosen = path_matrix(machine, [cpus, nics, gpus]), path_matrix(machine, [cpus, nics, gpus], ("cpu", "nic"))
 
-    assert [(row.id, row.name) for row in every.devices] == [("GPU0", "gpu-b"), ("GPU1", "gpu-a"), ("GPU2", "a-gpu"), ("NIC0", "nic-a")]
+    assert [(row.id, row.name) for row in every.devices] == [
+        ("GPU0", "gpu-b"),
+        ("GPU1", "gpu-a"),
+        ("GPU2", "a-gpu"),
+        ("NIC0", "nic-a"),
+    ]
     assert [(row.id, row.name) for row in chosen.devices] == [("CPU0", "cpu-0"), ("CPU1", "cpu-1"), ("NIC0", "nic-a")]
 
 
 def test_path_matrix_tells_cpus_and_nodes_near_a_device() -> None:
-    """Of a function what the kernel says, of others the CPUs of their NUMA nodes; unknown places have none, and an id of GPU memory nobody tells."""
+    """Of a function what the kernel says, of others the CPUs of their NUMA nodes.
+
+    Unknown places have none, and an id of GPU memory nobody tells.
+    """
     near, lost = function(0x40, "other node"), function(0x41, "nowhere")
     devices = (
         device_of(near, "a"),

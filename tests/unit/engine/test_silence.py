@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.engine.health.silence import TOPOLOGY, Answered, Silence, SilenceSettings, Silent, SilentBecause, Words, next_silence
+from topobus.engine.health.silence import (
+    TOPOLOGY,
+    Answered,
+    Silence,
+    SilenceSettings,
+    Silent,
+    SilentBecause,
+    Words,
+    next_silence,
+)
 from topobus.values.view import NodeAlignment
 
 HEARD = Answered()
@@ -38,13 +47,20 @@ def silent_after(*answers: Answered | Silent) -> int | None:
         pytest.param([HEARD, *[NOBODY] * 4, NO_BUS, *[NOBODY] * 20], 21, id="gone-while-nats-was-away"),
     ],
 )
-def test_service_is_silent_after_the_time_of_its_kind_when_it_does_not_answer(answers: list[Answered | Silent], wanted: int | None) -> None:
-    """Five seconds of nobody, fifteen of no answer, and the longer time for all who may still be coming."""
+def test_service_is_silent_after_the_time_of_its_kind_when_it_does_not_answer(
+    answers: list[Answered | Silent], wanted: int | None
+) -> None:
+    """Five seconds of nobody, fifteen of no answer, and the longer time for all who may still be
+    coming.
+    """
     assert silent_after(*answers) == wanted
 
 
 def test_words_tell_who_is_silent_when_a_service_or_topology_stops() -> None:
-    """Device services by topology's word, topology by the lack of it; a bus that was away is no silence, a node that is gone neither."""
+    """Device services by topology's word, topology by the lack of it.
+
+    A bus that was away is no silence, a node that is gone neither.
+    """
     words = Words()
     for node in ("n1", "gone"):
         words.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}), at=0.0, said_at="09:00")

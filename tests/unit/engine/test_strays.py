@@ -16,7 +16,10 @@ def _inventory(*devices: Device) -> Inventory:
 
 
 def test_strays_are_unknown_and_their_neighbours_are_as_they_were() -> None:
-    """Only the device that names a missing node is kept from everybody; it stays listed and says why."""
+    """Only the device that names a missing node is kept from everybody.
+
+    It stays listed and says why.
+    """
     machine, _ = dgx_facts()
     good, silent = Device(name="a", device_class="gpu", numa_nodes=NodeSet(1)), Device(name="b", device_class="gpu")
     stray = Device(name="c", device_class="gpu", numa_nodes=NodeSet(1, 2))
@@ -27,7 +30,10 @@ def test_strays_are_unknown_and_their_neighbours_are_as_they_were() -> None:
     assert (read.devices[2].name, read.devices[2].health.state) == ("c", HealthState.UNKNOWN)
     worst = read.devices[2].health.worst
     assert worst is not None
-    assert (worst.reason, worst.message) == ("node-missing", "c says that it is on NUMA nodes 1-2, and machine demo-node has 0-1")
+    assert (worst.reason, worst.message) == (
+        "node-missing",
+        "c says that it is on NUMA nodes 1-2, and machine demo-node has 0-1",
+    )
     assert stray_devices(read, machine) == (read.devices[2],)
 
 

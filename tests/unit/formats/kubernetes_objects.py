@@ -1,4 +1,6 @@
-"""Objects of resource.k8s.io/v1 with one part of interest, and what the checks of the limits say of them."""
+"""Objects of resource.k8s.io/v1 with one part of interest, and what the checks of the limits say of
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def a_class(**fields: Any) -> list[Problem]:
 def a_slice(**fields: Any) -> list[Problem]:
     """Check a slice of no devices."""
     base = {"driver": "d.io", "pool": {"name": "p", "resourceSliceCount": 1}}
-    place = {} if {"nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"} & fields.keys() else {"nodeName": "n"}
+    place = (
+        {} if {"nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"} & fields.keys() else {"nodeName": "n"}
+    )
     return check_slice(read_as({**base, **place, **fields}, r.SliceSpec, where="slice"))
 
 

@@ -1,4 +1,6 @@
-"""Promises of what a pod or a claim may ask of its own alignment: the grammar, and errors that say what was meant."""
+"""Promises of what a pod or a claim may ask of its own alignment: the grammar, and errors that say
+what was meant.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ OWN = {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters"}
 
 
 def test_wishes_reach_the_request_when_a_pod_is_annotated() -> None:
-    """Policy, scope and locality of the annotations are the request's; other annotations are nobody's business here."""
+    """Policy, scope and locality of the annotations are the request's.
+
+    Other annotations are nobody's business here.
+    """
     annotations = {
         "topobus.dev/policy": "single-numa-node",
         "topobus.dev/scope": "pod",
@@ -27,7 +32,10 @@ def test_wishes_reach_the_request_when_a_pod_is_annotated() -> None:
         "example.com/locality": "x",
     }
     pod = ApiObject(
-        api_version="v1", kind="Pod", metadata={"name": "p", "annotations": annotations}, spec={"containers": [{"name": "main"}]}
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": "p", "annotations": annotations},
+        spec={"containers": [{"name": "main"}]},
     )
 
     request = pod_request(pod, uid="u")
@@ -39,13 +47,21 @@ def test_wishes_reach_the_request_when_a_pod_is_annotated() -> None:
 @pytest.mark.parametrize(
     ("annotations", "says"),
     [
-        pytest.param({"topobus.dev/policy": "restrict"}, "topobus.dev/policy is 'restrict', did you mean \"restricted\"", id="policy"),
+        pytest.param(
+            {"topobus.dev/policy": "restrict"},
+            "topobus.dev/policy is 'restrict', did you mean \"restricted\"",
+            id="policy",
+        ),
         pytest.param({"topobus.dev/scope": "node"}, "topobus.dev/scope is 'node'", id="scope"),
         pytest.param({"topobus.dev/localty": "hard:numa"}, 'did you mean "topobus.dev/locality"', id="misspelt"),
-        pytest.param({"topobus.dev/locality": "hard:swich"}, "'swich' is no level, wanted one of link, switch", id="level"),
+        pytest.param(
+            {"topobus.dev/locality": "hard:swich"}, "'swich' is no level, wanted one of link, switch", id="level"
+        ),
         pytest.param({"topobus.dev/locality": "hard:swich"}, 'did you mean "switch"', id="level-meant"),
         pytest.param({"topobus.dev/locality": "numa"}, 'did you mean "hard:numa"', id="no-strength"),
-        pytest.param({"topobus.dev/locality": "hart:numa"}, 'wanted hard: or soft:, did you mean "hard"', id="strength"),
+        pytest.param(
+            {"topobus.dev/locality": "hart:numa"}, 'wanted hard: or soft:, did you mean "hard"', id="strength"
+        ),
         pytest.param({"topobus.dev/locality": "hard:numa,soft:numa"}, "'numa' stands there twice", id="twice"),
         pytest.param({"topobus.dev/locality": ""}, "wanted hard: or soft:", id="empty"),
         pytest.param({"topobus.dev/locality": "hard:"}, "'' is no level", id="no-level"),
@@ -71,14 +87,20 @@ def test_wishes_are_the_same_when_a_claim_carries_them() -> None:
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        pytest.param({"kind": "AlignmentParameters"}, "parameters.apiVersion is None, wanted 'topobus.dev/v1'", id="no-version"),
-        pytest.param({**OWN, "kind": "GpuConfig"}, "parameters.kind is 'GpuConfig', wanted 'AlignmentParameters'", id="kind"),
+        pytest.param(
+            {"kind": "AlignmentParameters"}, "parameters.apiVersion is None, wanted 'topobus.dev/v1'", id="no-version"
+        ),
+        pytest.param(
+            {**OWN, "kind": "GpuConfig"}, "parameters.kind is 'GpuConfig', wanted 'AlignmentParameters'", id="kind"
+        ),
         pytest.param({**OWN, "localty": "hard:numa"}, 'did you mean "locality"', id="misspelt"),
         pytest.param({**OWN, "scope": "pods"}, "parameters.scope is 'pods', did you mean \"pod\"", id="value"),
         pytest.param({**OWN, "policy": 3}, "parameters.policy is 3, wanted text", id="no-text"),
     ],
 )
-def test_wishes_of_a_claim_are_refused_by_name_when_they_cannot_be_read(parameters: dict[str, object], says: str) -> None:
+def test_wishes_of_a_claim_are_refused_by_name_when_they_cannot_be_read(
+    parameters: dict[str, object], says: str
+) -> None:
     """The error names the claim, the field, what it says and what it could say."""
     with pytest.raises(ContractError, match="claim c") as caught:
         read_parameters(parameters, "claim c")

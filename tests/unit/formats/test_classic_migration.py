@@ -38,7 +38,11 @@ spec: {count: 3, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryL
 
 def _migrate(*texts: str) -> Migration:
     return migrate(
-        parse_some("".join(texts), where="f", choose=lambda value: value if value.get("apiVersion") not in ("v1", "batch/v1") else None)
+        parse_some(
+            "".join(texts),
+            where="f",
+            choose=lambda value: value if value.get("apiVersion") not in ("v1", "batch/v1") else None,
+        )
     )
 
 
@@ -82,11 +86,23 @@ def test_claim_becomes_one_request_with_count_and_configuration() -> None:
     ("texts", "path", "severity"),
     [
         ((CLASS.replace("shareable: true", "shareable: false"),), "parametersRef.shareable", Severity.LOST),
-        ((CLASS.replace("driverName:", "suitableNodes: {nodeSelectorTerms: [{}]}\ndriverName:"),), "suitableNodes", Severity.LOST),
-        ((CLASS.replace("driverName:", "structuredParameters: true\ndriverName:"),), "structuredParameters", Severity.LOST),
+        (
+            (CLASS.replace("driverName:", "suitableNodes: {nodeSelectorTerms: [{}]}\ndriverName:"),),
+            "suitableNodes",
+            Severity.LOST,
+        ),
+        (
+            (CLASS.replace("driverName:", "structuredParameters: true\ndriverName:"),),
+            "structuredParameters",
+            Severity.LOST,
+        ),
         ((CLASS.replace("gpu.topobus.dev", "x.example.com"),), "parametersRef", Severity.LOST),
         ((CLASS.partition("---\napiVersion: gpu")[0],), "parametersRef", Severity.OMITTED),
-        ((CLASS, CLAIM.replace("spec: {resource", "spec: {allocationMode: Immediate, resource")), "spec.allocationMode", Severity.LOST),
+        (
+            (CLASS, CLAIM.replace("spec: {resource", "spec: {allocationMode: Immediate, resource")),
+            "spec.allocationMode",
+            Severity.LOST,
+        ),
         ((CLASS, CLAIM.partition("---\napiVersion: gpu")[0]), "spec.parametersRef", Severity.OMITTED),
         (
             (CLASS, CLAIM.replace("namespace: team}\nspec: {count", "namespace: other}\nspec: {count")),
@@ -94,7 +110,11 @@ def test_claim_becomes_one_request_with_count_and_configuration() -> None:
             Severity.OMITTED,
         ),
         (
-            (CLASS, CLAIM + "status: {}\n", CLAIM.replace("kind: ClaimParameters, name: p}", "kind: Foreign, name: p}")),
+            (
+                CLASS,
+                CLAIM + "status: {}\n",
+                CLAIM.replace("kind: ClaimParameters, name: p}", "kind: Foreign, name: p}"),
+            ),
             "spec.parametersRef",
             Severity.OMITTED,
         ),
@@ -107,7 +127,9 @@ def test_claim_becomes_one_request_with_count_and_configuration() -> None:
     ],
 )
 def test_note_says_where_and_how_much_is_lost(texts: tuple[str, ...], path: str, severity: Severity) -> None:
-    """What cannot be said in structured parameters is told with its field, and an object that would mean something else is not written."""
+    """What cannot be said in structured parameters is told with its field, and an object that would
+    mean something else is not written.
+    """
     done = _migrate(*texts)
 
     assert _notes(done)[path] is severity
@@ -122,7 +144,10 @@ def test_object_is_left_out_when_its_meaning_would_be_wider() -> None:
 
 
 def test_parameters_of_another_driver_are_passed_on_as_opaque_configuration() -> None:
-    """Its structured driver may know them; what they say of count and selection is told to be lost."""
+    """Its structured driver may know them.
+
+    What they say of count and selection is told to be lost.
+    """
     done = _migrate(
         CLASS.replace("gpu.topobus.dev", "x.example.com").partition("parametersRef")[0],
         CLAIM.replace("gpu.resource.topobus.dev", "x.example.com").replace("ClaimParameters", "FooParameters"),
@@ -134,7 +159,10 @@ def test_parameters_of_another_driver_are_passed_on_as_opaque_configuration() ->
         "parameters": {
             "apiVersion": "x.example.com/v1alpha1",
             "kind": "FooParameters",
-            "spec": {"count": 3, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "8Gi"}}},
+            "spec": {
+                "count": 3,
+                "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "8Gi"}},
+            },
         },
     }
     assert _notes(done)["spec.parametersRef"] is Severity.LOST
@@ -144,12 +172,17 @@ def test_nvidias_parameters_of_2023_are_translated_for_its_present_driver() -> N
     """Same words, another driver's name, its own kind of configuration, and only whole GPUs."""
     done = _migrate(
         CLASS.replace("gpu.topobus.dev", "gpu.resource.nvidia.com").partition("parametersRef")[0],
-        CLAIM.replace("gpu.resource.topobus.dev", "gpu.resource.nvidia.com").replace("ClaimParameters", "GpuClaimParameters"),
+        CLAIM.replace("gpu.resource.topobus.dev", "gpu.resource.nvidia.com").replace(
+            "ClaimParameters", "GpuClaimParameters"
+        ),
     )
     device_class, claim = done.objects
 
     assert device_class["spec"]["selectors"] == [{"cel": {"expression": 'device.driver == "gpu.nvidia.com"'}}]
-    assert '.type.lowerAscii() == "gpu"' in claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert (
+        '.type.lowerAscii() == "gpu"'
+        in claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    )
     assert claim["spec"]["devices"]["config"][0]["opaque"]["parameters"]["kind"] == "GpuConfig"
 
 
@@ -174,19 +207,31 @@ spec: {metadata: {labels: {a: b}}, spec: {resourceClassName: gpu}}
         ({"apiVersion": "v1", "kind": "Pod", "spec": {"resourceClaims": []}}, ("spec",)),
         ({"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": {}}}}, ("spec", "template", "spec")),
         (
-            {"apiVersion": "batch/v1", "kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": {"spec": {}}}}}},
+            {
+                "apiVersion": "batch/v1",
+                "kind": "CronJob",
+                "spec": {"jobTemplate": {"spec": {"template": {"spec": {}}}}},
+            },
             ("spec", "jobTemplate", "spec", "template", "spec"),
         ),
     ],
 )
-def test_claims_of_pods_and_of_pod_templates_get_their_newer_form(written: dict[str, Any], where: tuple[str, ...]) -> None:
+def test_claims_of_pods_and_of_pod_templates_get_their_newer_form(
+    written: dict[str, Any], where: tuple[str, ...]
+) -> None:
     """`source` goes; whatever else stands in the object stays as it is."""
     inner = written
     for key in where:
         inner = inner[key]
-    inner["resourceClaims"] = [{"name": "g", "source": {"resourceClaimTemplateName": "t"}}, {"name": "h", "resourceClaimName": "x"}]
+    inner["resourceClaims"] = [
+        {"name": "g", "source": {"resourceClaimTemplateName": "t"}},
+        {"name": "h", "resourceClaimName": "x"},
+    ]
 
     (made,) = migrate([written]).objects
     for key in where:
         made = made[key]
-    assert made["resourceClaims"] == [{"name": "g", "resourceClaimTemplateName": "t"}, {"name": "h", "resourceClaimName": "x"}]
+    assert made["resourceClaims"] == [
+        {"name": "g", "resourceClaimTemplateName": "t"},
+        {"name": "h", "resourceClaimName": "x"},
+    ]

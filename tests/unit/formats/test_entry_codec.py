@@ -1,4 +1,6 @@
-"""Promises of the decoder that takes over the entries it knows: it gives what the ordinary decoder gives, and decodes nothing twice."""
+"""Promises of the decoder that takes over the entries it knows: it gives what the ordinary decoder
+gives, and decodes nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ from topobus.values.request import Owner, OwnerKind
 
 def ledger(*holdings: Holding, sequence: int = 1) -> Holders:
     """A ledger in which so many owners hold something."""
-    owners = [Owner(kind=OwnerKind.CLAIM, namespace="default", name=f"claim-{number}", uid=f"u{number}") for number in range(len(holdings))]
+    owners = [
+        Owner(kind=OwnerKind.CLAIM, namespace="default", name=f"claim-{number}", uid=f"u{number}")
+        for number in range(len(holdings))
+    ]
     return Holders(
         node="n",
         sequence=sequence,
-        allocations={owner.key: Allocation(owner=owner, holdings=(holding,)) for owner, holding in zip(owners, holdings, strict=True)},
+        allocations={
+            owner.key: Allocation(owner=owner, holdings=(holding,))
+            for owner, holding in zip(owners, holdings, strict=True)
+        },
     )
 
 
@@ -43,7 +51,9 @@ def plain(data: bytes, *, where: str) -> Holders:
 
 
 def test_decoder_takes_entries_over_when_their_bytes_are_those_of_before() -> None:
-    """Of a ledger in which one owner changed the others are the same objects, so a reader finds the change without a comparison of values."""
+    """Of a ledger in which one owner changed the others are the same objects, so a reader finds the
+    change without a comparison of values.
+    """
     decoder = EntryDecoder(Holders, "allocations")
     gpu, cpus = Holding(devices={"gpu": ("gpu-0",)}), Holding(cpus=CpuSet(0, 1))
     first = decoder.decode(encode(ledger(gpu, cpus)), where="x")
@@ -70,7 +80,9 @@ def test_decoder_forgets_an_entry_when_a_value_lacks_it() -> None:
 
 @pytest.mark.parametrize("kind", [Holders, Ledger])
 def test_decoder_reads_all_fields_when_a_value_has_them(kind: type[Holders]) -> None:
-    """What stands beside the entries is read anew each time, with the domain's own types, and fields that are left out have their defaults."""
+    """What stands beside the entries is read anew each time, with the domain's own types, and
+    fields that are left out have their defaults.
+    """
     decoder = EntryDecoder(kind, "allocations")
     full, bare = sample(kind), kind(node="n")
 
@@ -80,7 +92,9 @@ def test_decoder_reads_all_fields_when_a_value_has_them(kind: type[Holders]) -> 
 
 @pytest.mark.parametrize("is_warm", [False, True], ids=["at-first", "after-a-good-one"])
 def test_decoder_says_what_the_ordinary_one_says_when_a_value_is_malformed(*, is_warm: bool) -> None:
-    """A ledger with any single place spoilt, and garbage, get the ordinary decoder's value or its error, with the same place and sample."""
+    """A ledger with any single place spoilt, and garbage, get the ordinary decoder's value or its
+    error, with the same place and sample.
+    """
     good = encode(sample(Holders))
     different: list[str] = []
     for name, data in (*GARBAGE.items(), *spoilt(json.loads(good))):
@@ -123,7 +137,9 @@ def test_decoder_refuses_an_entry_when_it_is_out_of_bounds() -> None:
 
 
 def test_decoder_lets_the_bytes_of_before_go_when_an_entry_is_taken_over() -> None:
-    """An entry that never changes does not keep the first value's bytes alive: only those of the last value are kept."""
+    """An entry that never changes does not keep the first value's bytes alive: only those of the
+    last value are kept.
+    """
     decoder = EntryDecoder(Holders, "allocations")
     first, second = (encode(ledger(Holding(cpus=CpuSet(0)), sequence=sequence)) for sequence in (1, 2))
     unkept = sys.getrefcount(first)

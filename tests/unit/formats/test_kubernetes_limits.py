@@ -1,4 +1,6 @@
-"""The limits of resource.k8s.io/v1: each is kept at its number and told, with its path, one beyond it."""
+"""The limits of resource.k8s.io/v1: each is kept at its number and told, with its path, one beyond
+it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,13 @@ from unit.formats.kubernetes_objects import (
 
 def condition(kind: str) -> dict[str, str]:
     """A condition as the API server takes it."""
-    return {"type": kind, "status": "True", "reason": "Attached", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "Attached",
+        "message": "",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }
 
 
 class Limit(NamedTuple):
@@ -52,23 +60,39 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "requests": Limit(32, lambda n: claim({"requests": [request(f"r{i}") for i in range(n)]}), "spec.devices.requests"),
-    "constraints": Limit(32, lambda n: claim({"constraints": [{"matchAttribute": "d.io/a"}] * n}), "spec.devices.constraints"),
+    "constraints": Limit(
+        32, lambda n: claim({"constraints": [{"matchAttribute": "d.io/a"}] * n}), "spec.devices.constraints"
+    ),
     "claim-config": Limit(32, lambda n: claim({"config": [opaque(20)] * n}), "spec.devices.config"),
-    "config-parameters": Limit(10240, lambda n: claim({"config": [opaque(n)]}), "spec.devices.config[0].opaque.parameters"),
-    "config-driver": Limit(63, lambda n: claim({"config": [opaque(20, driver="d" * n)]}), "spec.devices.config[0].opaque.driver"),
+    "config-parameters": Limit(
+        10240, lambda n: claim({"config": [opaque(n)]}), "spec.devices.config[0].opaque.parameters"
+    ),
+    "config-driver": Limit(
+        63, lambda n: claim({"config": [opaque(20, driver="d" * n)]}), "spec.devices.config[0].opaque.driver"
+    ),
     "request-name": Limit(63, lambda n: claim({"requests": [request("r" * n)]}), "spec.devices.requests[0].name"),
     "class-name": Limit(63, lambda n: asking(deviceClassName="c" * n), "exactly.deviceClassName"),
     "selectors": Limit(32, lambda n: asking(selectors=selectors(n)), "exactly.selectors"),
-    "expression": Limit(10240, lambda n: asking(selectors=[{"cel": {"expression": "t" * n}}]), "selectors[0].cel.expression"),
+    "expression": Limit(
+        10240, lambda n: asking(selectors=[{"cel": {"expression": "t" * n}}]), "selectors[0].cel.expression"
+    ),
     "expression-bytes": Limit(
         10240, lambda n: asking(selectors=[{"cel": {"expression": "ä" * 5120 + "t" * (n - 10240)}}]), "cel.expression"
     ),
     "tolerations": Limit(16, lambda n: asking(tolerations=tolerations(n)), "exactly.tolerations"),
     "toleration-key": Limit(63, lambda n: asking(tolerations=[{"key": "k" * n}]), "tolerations[0].key"),
-    "toleration-value": Limit(63, lambda n: asking(tolerations=[{"key": "k", "value": "v" * n}]), "tolerations[0].value"),
+    "toleration-value": Limit(
+        63, lambda n: asking(tolerations=[{"key": "k", "value": "v" * n}]), "tolerations[0].value"
+    ),
     "alternatives": Limit(
         8,
-        lambda n: claim({"requests": [{"name": "r", "firstAvailable": [{"name": f"s{i}", "deviceClassName": "c"} for i in range(n)]}]}),
+        lambda n: claim(
+            {
+                "requests": [
+                    {"name": "r", "firstAvailable": [{"name": f"s{i}", "deviceClassName": "c"} for i in range(n)]}
+                ]
+            }
+        ),
         "requests[0].firstAvailable",
     ),
     "constraint-requests": Limit(
@@ -81,48 +105,80 @@ LIMITS = {
         ),
         "constraints[0].requests",
     ),
-    "attribute-name": Limit(32, lambda n: claim({"constraints": [{"matchAttribute": "d.io/" + "a" * n}]}), "constraints[0]"),
-    "attribute-domain": Limit(63, lambda n: claim({"constraints": [{"distinctAttribute": "d" * n + "/a"}]}), "constraints[0]"),
+    "attribute-name": Limit(
+        32, lambda n: claim({"constraints": [{"matchAttribute": "d.io/" + "a" * n}]}), "constraints[0]"
+    ),
+    "attribute-domain": Limit(
+        63, lambda n: claim({"constraints": [{"distinctAttribute": "d" * n + "/a"}]}), "constraints[0]"
+    ),
     "class-selectors": Limit(32, lambda n: a_class(selectors=selectors(n)), "spec.selectors"),
     "class-config": Limit(32, lambda n: a_class(config=[opaque(20)] * n), "spec.config"),
-    "extended-resource": Limit(63, lambda n: a_class(extendedResourceName="d.io/" + "x" * n), "spec.extendedResourceName"),
+    "extended-resource": Limit(
+        63, lambda n: a_class(extendedResourceName="d.io/" + "x" * n), "spec.extendedResourceName"
+    ),
     "driver": Limit(63, lambda n: a_slice(driver="d" * n), "spec.driver"),
     "pool": Limit(
-        253, lambda n: a_slice(pool={"name": "/".join(["p" * 50] * 4) + "/" + "p" * (n - 204), "resourceSliceCount": 1}), "spec.pool.name"
+        253,
+        lambda n: a_slice(pool={"name": "/".join(["p" * 50] * 4) + "/" + "p" * (n - 204), "resourceSliceCount": 1}),
+        "spec.pool.name",
     ),
     "devices": Limit(128, many, "spec.devices"),
     "devices-with-taints": Limit(64, lambda n: many(n, taints=[{"key": "k", "effect": "None"}]), "spec.devices"),
     "devices-with-lists": Limit(64, lambda n: many(n, attributes={"a": {"ints": [1]}}), "spec.devices"),
-    "devices-with-counters": Limit(64, lambda n: many(n, consumesCounters=[{"counterSet": "s", "counters": counters(1)}]), "spec.devices"),
+    "devices-with-counters": Limit(
+        64, lambda n: many(n, consumesCounters=[{"counterSet": "s", "counters": counters(1)}]), "spec.devices"
+    ),
     "device-name": Limit(63, lambda n: device("d" * n), "spec.devices[0].name"),
     "attributes": Limit(32, lambda n: device(attributes={name: {"int": 1} for name in names(n)}), "spec.devices[0]"),
     "capacities": Limit(32, lambda n: device(capacity={name: {"value": 1} for name in names(n)}), "spec.devices[0]"),
     "both": Limit(
-        32, lambda n: device(attributes={"a": {"int": 1}}, capacity={name: {"value": 1} for name in names(n - 1)}), "spec.devices[0]"
+        32,
+        lambda n: device(attributes={"a": {"int": 1}}, capacity={name: {"value": 1} for name in names(n - 1)}),
+        "spec.devices[0]",
     ),
     "attribute-values": Limit(
-        48, lambda n: device(attributes={"a": {"ints": list(range(n - 1))}, "b": {"int": 1}}), "spec.devices[0].attributes"
+        48,
+        lambda n: device(attributes={"a": {"ints": list(range(n - 1))}, "b": {"int": 1}}),
+        "spec.devices[0].attributes",
     ),
     "attribute-text": Limit(64, lambda n: device(attributes={"a": {"string": "x" * n}}), "attributes.a"),
-    "attribute-bytes": Limit(64, lambda n: device(attributes={"a": {"strings": ["ä" * 32 + "x" * (n - 64)]}}), "attributes.a"),
-    "attribute-version": Limit(64, lambda n: device(attributes={"a": {"version": "1.2.3-" + "x" * (n - 6)}}), "attributes.a"),
+    "attribute-bytes": Limit(
+        64, lambda n: device(attributes={"a": {"strings": ["ä" * 32 + "x" * (n - 64)]}}), "attributes.a"
+    ),
+    "attribute-version": Limit(
+        64, lambda n: device(attributes={"a": {"version": "1.2.3-" + "x" * (n - 6)}}), "attributes.a"
+    ),
     "device-attribute-name": Limit(32, lambda n: device(attributes={"a" * n: {"int": 1}}), "attributes."),
     "capacity-domain": Limit(63, lambda n: device(capacity={"d" * n + "/a": {"value": 1}}), "capacity."),
     "taints": Limit(16, lambda n: device(taints=[{"key": "k", "effect": "None"}] * n), "spec.devices[0].taints"),
     "taint-key": Limit(63, lambda n: device(taints=[{"key": "a.io/" + "k" * n, "effect": "None"}]), "taints[0].key"),
-    "taint-value": Limit(63, lambda n: device(taints=[{"key": "k", "value": "v" * n, "effect": "None"}]), "taints[0].value"),
-    "counter-sets": Limit(
-        8, lambda n: a_slice(sharedCounters=[{"name": name, "counters": counters(1)} for name in names(n)]), "spec.sharedCounters"
+    "taint-value": Limit(
+        63, lambda n: device(taints=[{"key": "k", "value": "v" * n, "effect": "None"}]), "taints[0].value"
     ),
-    "counters": Limit(32, lambda n: a_slice(sharedCounters=[{"name": "s", "counters": counters(n)}]), "sharedCounters[0].counters"),
-    "counter-name": Limit(63, lambda n: a_slice(sharedCounters=[{"name": "s", "counters": {"c" * n: {"value": 1}}}]), "counters."),
+    "counter-sets": Limit(
+        8,
+        lambda n: a_slice(sharedCounters=[{"name": name, "counters": counters(1)} for name in names(n)]),
+        "spec.sharedCounters",
+    ),
+    "counters": Limit(
+        32, lambda n: a_slice(sharedCounters=[{"name": "s", "counters": counters(n)}]), "sharedCounters[0].counters"
+    ),
+    "counter-name": Limit(
+        63, lambda n: a_slice(sharedCounters=[{"name": "s", "counters": {"c" * n: {"value": 1}}}]), "counters."
+    ),
     "consumed-sets": Limit(
-        2, lambda n: device(consumesCounters=[{"counterSet": name, "counters": counters(1)} for name in names(n)]), "consumesCounters"
+        2,
+        lambda n: device(consumesCounters=[{"counterSet": name, "counters": counters(1)} for name in names(n)]),
+        "consumesCounters",
     ),
     "consumed-counters": Limit(
-        32, lambda n: device(consumesCounters=[{"counterSet": "s", "counters": counters(n)}]), "consumesCounters[0].counters"
+        32,
+        lambda n: device(consumesCounters=[{"counterSet": "s", "counters": counters(n)}]),
+        "consumesCounters[0].counters",
     ),
-    "binding-conditions": Limit(4, lambda n: device(bindingConditions=names(n), bindingFailureConditions=["f"]), "bindingConditions"),
+    "binding-conditions": Limit(
+        4, lambda n: device(bindingConditions=names(n), bindingFailureConditions=["f"]), "bindingConditions"
+    ),
     "failure-conditions": Limit(
         4, lambda n: device(bindingConditions=["f"], bindingFailureConditions=names(n)), "bindingFailureConditions"
     ),
@@ -132,8 +188,12 @@ LIMITS = {
     "range-default": Limit(9, lambda n: policy(default=n, validRange={"min": 1, "max": 9}), "validRange.default"),
     "range-step": Limit(999, lambda n: policy(default=1, validRange={"min": 1, "step": n}), "validRange.step"),
     "results": Limit(32, lambda n: allocation(results=[granted()] * n), "status.allocation.devices.results"),
-    "granted-config": Limit(64, lambda n: allocation(config=[opaque(20, source="FromClaim")] * n), "status.allocation.devices.config"),
-    "granted-tolerations": Limit(16, lambda n: allocation(results=[granted(tolerations=tolerations(n))]), "results[0].tolerations"),
+    "granted-config": Limit(
+        64, lambda n: allocation(config=[opaque(20, source="FromClaim")] * n), "status.allocation.devices.config"
+    ),
+    "granted-tolerations": Limit(
+        16, lambda n: allocation(results=[granted(tolerations=tolerations(n))]), "results[0].tolerations"
+    ),
     "granted-binding": Limit(
         4,
         lambda n: allocation(results=[granted(bindingConditions=names(n), bindingFailureConditions=["f"])]),
@@ -141,12 +201,18 @@ LIMITS = {
     ),
     "reserved-for": Limit(256, lambda n: status(reservedFor=users(n)), "status.reservedFor"),
     "device-conditions": Limit(
-        8, lambda n: said(conditions=[condition(f"Type{number}") for number in range(n)]), "status.devices[0].conditions"
+        8,
+        lambda n: said(conditions=[condition(f"Type{number}") for number in range(n)]),
+        "status.devices[0].conditions",
     ),
     "device-data": Limit(10240, lambda n: said(data={"a": "x" * (n - len('{"a":""}'))}), "status.devices[0].data"),
     "interface": Limit(256, lambda n: said(networkData={"interfaceName": "x" * n}), "networkData.interfaceName"),
-    "hardware-address": Limit(128, lambda n: said(networkData={"hardwareAddress": "x" * n}), "networkData.hardwareAddress"),
-    "addresses": Limit(16, lambda n: said(networkData={"ips": [f"10.0.0.{i}/24" for i in range(n)]}), "networkData.ips"),
+    "hardware-address": Limit(
+        128, lambda n: said(networkData={"hardwareAddress": "x" * n}), "networkData.hardwareAddress"
+    ),
+    "addresses": Limit(
+        16, lambda n: said(networkData={"ips": [f"10.0.0.{i}/24" for i in range(n)]}), "networkData.ips"
+    ),
 }
 
 
@@ -172,32 +238,46 @@ GOOD = {
     "subrequest-reference": lambda: claim(
         {
             "requests": [{"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": "c"}]}],
-            "constraints": [{"matchAttribute": "d.io/a", "requests": ["r/s"]}, {"distinctAttribute": "d.io/a", "requests": ["r"]}],
+            "constraints": [
+                {"matchAttribute": "d.io/a", "requests": ["r/s"]},
+                {"distinctAttribute": "d.io/a", "requests": ["r"]},
+            ],
         }
     ),
     "class": lambda: a_class(extendedResourceName="example.com/gpu", config=[opaque(20)]),
     "selector": lambda: a_slice(
-        nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "a.io/b", "operator": "In", "values": ["x"]}]}]}
+        nodeSelector={
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "a.io/b", "operator": "In", "values": ["x"]}]}]
+        }
     ),
     "field": lambda: a_slice(
-        nodeSelector={"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]}
+        nodeSelector={
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]
+        }
     ),
     "number": lambda: a_slice(
         nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "b", "operator": "Gt", "values": ["-3"]}]}]}
     ),
     "all-nodes": lambda: a_slice(allNodes=True),
-    "own-nodes": lambda: a_slice(perDeviceNodeSelection=True, devices=[{"name": "d", "allNodes": True}, {"name": "e", "nodeName": "n"}]),
+    "own-nodes": lambda: a_slice(
+        perDeviceNodeSelection=True, devices=[{"name": "d", "allNodes": True}, {"name": "e", "nodeName": "n"}]
+    ),
     "version": lambda: device(attributes={"a": {"version": "1.0.0-rc.1+build.5"}, "d.io/b": {"bools": [True]}}),
     "pool-of-parts": lambda: a_slice(pool={"name": "a/b.c", "resourceSliceCount": 1}),
     "values": lambda: policy(default=5, validValues=[5, 10]),
     "range": lambda: policy(default=5, validRange={"min": 5, "max": 25, "step": 10}),
     "default-alone": lambda: policy(default=5),
     "binding": lambda: device(bindsToNode=True, bindingConditions=["a.io/ready"], bindingFailureConditions=["failed"]),
-    "shared": lambda: status(allocation={"devices": {"results": [granted(shareID=UUID + "0", consumedCapacity={"m": "1"})]}}),
+    "shared": lambda: status(
+        allocation={"devices": {"results": [granted(shareID=UUID + "0", consumedCapacity={"m": "1"})]}}
+    ),
     "addresses": lambda: said(networkData={"ips": ["10.0.0.5/24", "2001:db8::5/64"], "interfaceName": "eth0"}),
     "rule": lambda: check_taint_rule(
         read_as(
-            {"deviceSelector": {"driver": "d.io", "pool": "p/q", "device": "d"}, "taint": {"key": "k", "effect": "NoExecute"}},
+            {
+                "deviceSelector": {"driver": "d.io", "pool": "p/q", "device": "d"},
+                "taint": {"key": "k", "effect": "NoExecute"},
+            },
             r.TaintRuleSpec,
             where="",
         )
@@ -205,7 +285,11 @@ GOOD = {
 }
 
 BAD = {
-    "no-kind-of-request": (lambda: claim({"requests": [{"name": "r"}]}), "requests[0]", "exactly one of exactly and firstAvailable"),
+    "no-kind-of-request": (
+        lambda: claim({"requests": [{"name": "r"}]}),
+        "requests[0]",
+        "exactly one of exactly and firstAvailable",
+    ),
     "two-kinds-of-request": (
         lambda: claim({"requests": [{**request(), "firstAvailable": [{"name": "s", "deviceClassName": "c"}]}]}),
         "requests[0]",
@@ -219,9 +303,21 @@ BAD = {
     "count": (lambda: asking(count=0), "count", "at least 1"),
     "selector-kind": (lambda: asking(selectors=[{"rego": {}}]), "selectors[0]", "wanted cel"),
     "empty-expression": (lambda: asking(selectors=[{"cel": {"expression": ""}}]), "expression", "got 0 bytes"),
-    "toleration-operator": (lambda: asking(tolerations=[{"key": "k", "operator": "exists"}]), "operator", "Exists or Equal"),
-    "toleration-without-key": (lambda: asking(tolerations=[{"operator": "Equal"}]), "operator", "Exists when there is no key"),
-    "toleration-value": (lambda: asking(tolerations=[{"operator": "Exists", "value": "x"}]), "value", "none with operator Exists"),
+    "toleration-operator": (
+        lambda: asking(tolerations=[{"key": "k", "operator": "exists"}]),
+        "operator",
+        "Exists or Equal",
+    ),
+    "toleration-without-key": (
+        lambda: asking(tolerations=[{"operator": "Equal"}]),
+        "operator",
+        "Exists when there is no key",
+    ),
+    "toleration-value": (
+        lambda: asking(tolerations=[{"operator": "Exists", "value": "x"}]),
+        "value",
+        "none with operator Exists",
+    ),
     "toleration-effect": (lambda: asking(tolerations=[{"operator": "Exists", "effect": "No"}]), "effect", "NoSchedule"),
     "capacity-name": (lambda: asking(capacity={"requests": {"1x": 1}}), "capacity.requests.1x", "identifier"),
     "capacity-amount": (lambda: asking(capacity={"requests": {"m": "1KiB"}}), "capacity.requests.m", "not a quantity"),
@@ -231,18 +327,34 @@ BAD = {
         "exactly one",
     ),
     "no-constraint": (lambda: claim({"constraints": [{"sameRack": True}]}), "constraints[0]", "exactly one"),
-    "constraint-without-domain": (lambda: claim({"constraints": [{"matchAttribute": "a"}]}), "constraints[0]", "domain/name"),
+    "constraint-without-domain": (
+        lambda: claim({"constraints": [{"matchAttribute": "a"}]}),
+        "constraints[0]",
+        "domain/name",
+    ),
     "constraint-on-nothing": (
         lambda: claim({"constraints": [{"matchAttribute": "d.io/a", "requests": ["r9"]}]}),
         "requests[0]",
         "there is no request",
     ),
-    "reference-twice": (lambda: claim({"config": [opaque(20, requests=["r0", "r0"])]}), "config[0].requests[1]", "twice"),
+    "reference-twice": (
+        lambda: claim({"config": [opaque(20, requests=["r0", "r0"])]}),
+        "config[0].requests[1]",
+        "twice",
+    ),
     "no-opaque": (lambda: claim({"config": [{}]}), "config[0]", "wanted opaque"),
     "no-parameters": (lambda: claim({"config": [{"opaque": {"driver": "d.io"}}]}), "parameters", "JSON object"),
-    "parameters-no-object": (lambda: claim({"config": [{"opaque": {"driver": "d.io", "parameters": [1]}}]}), "parameters", "got list"),
+    "parameters-no-object": (
+        lambda: claim({"config": [{"opaque": {"driver": "d.io", "parameters": [1]}}]}),
+        "parameters",
+        "got list",
+    ),
     "native-resource": (lambda: a_class(extendedResourceName="cpu"), "extendedResourceName", "extended resource"),
-    "own-resource": (lambda: a_class(extendedResourceName="kubernetes.io/x"), "extendedResourceName", "extended resource"),
+    "own-resource": (
+        lambda: a_class(extendedResourceName="kubernetes.io/x"),
+        "extendedResourceName",
+        "extended resource",
+    ),
     "two-places": (lambda: a_slice(nodeName="n", allNodes=True), "spec", "exactly one of nodeName"),
     "no-place": (lambda: a_slice(nodeName=None), "spec", "exactly one of nodeName"),
     "not-all-nodes": (lambda: a_slice(allNodes=False), "allNodes", "wanted true"),
@@ -262,13 +374,25 @@ BAD = {
         "spec",
         "not both",
     ),
-    "counter-set-twice": (lambda: a_slice(sharedCounters=[{"name": "s", "counters": counters(1)}] * 2), "sharedCounters[1].name", "twice"),
+    "counter-set-twice": (
+        lambda: a_slice(sharedCounters=[{"name": "s", "counters": counters(1)}] * 2),
+        "sharedCounters[1].name",
+        "twice",
+    ),
     "no-counters": (lambda: a_slice(sharedCounters=[{"name": "s"}]), "counters", "at least one"),
-    "consumed-twice": (lambda: device(consumesCounters=[{"counterSet": "s", "counters": counters(1)}] * 2), "counterSet", "twice"),
+    "consumed-twice": (
+        lambda: device(consumesCounters=[{"counterSet": "s", "counters": counters(1)}] * 2),
+        "counterSet",
+        "twice",
+    ),
     "device-twice": (lambda: a_slice(devices=[{"name": "d"}] * 2), "devices[1].name", "twice"),
     "attribute-of-nothing": (lambda: device(attributes={"a": {}}), "attributes.a", "exactly one of int"),
     "attribute-of-new-kind": (lambda: device(attributes={"a": {"float": 1.5}}), "attributes.a", "exactly one of int"),
-    "attribute-of-two": (lambda: device(attributes={"a": {"int": 1, "bool": True}}), "attributes.a", "exactly one of int"),
+    "attribute-of-two": (
+        lambda: device(attributes={"a": {"int": 1, "bool": True}}),
+        "attributes.a",
+        "exactly one of int",
+    ),
     "empty-list": (lambda: device(attributes={"a": {"ints": []}}), "attributes.a", "at least one value"),
     "loose-version": (lambda: device(attributes={"a": {"version": "v1.2.3"}}), "attributes.a", "semantic version"),
     "zero-in-version": (lambda: device(attributes={"a": {"version": "1.02.3"}}), "attributes.a", "semantic version"),
@@ -290,12 +414,26 @@ BAD = {
     "taint-key": (lambda: device(taints=[{"key": "", "effect": "None"}]), "key", "name of a label"),
     "binding-alone": (lambda: device(bindingConditions=["a"]), "bindingFailureConditions", "at least one"),
     "failure-alone": (lambda: device(bindingFailureConditions=["a"]), "bindingConditions", "at least one"),
-    "binding-twice": (lambda: device(bindingConditions=["a", "a"], bindingFailureConditions=["b"]), "bindingConditions[1]", "twice"),
-    "binding-overlap": (lambda: device(bindingConditions=["a"], bindingFailureConditions=["a"]), "bindingFailureConditions", "too"),
+    "binding-twice": (
+        lambda: device(bindingConditions=["a", "a"], bindingFailureConditions=["b"]),
+        "bindingConditions[1]",
+        "twice",
+    ),
+    "binding-overlap": (
+        lambda: device(bindingConditions=["a"], bindingFailureConditions=["a"]),
+        "bindingFailureConditions",
+        "too",
+    ),
     "own-node-alone": (lambda: device(nodeName="n"), "devices[0]", "only with perDeviceNodeSelection"),
-    "own-node-missing": (lambda: a_slice(perDeviceNodeSelection=True, devices=[{"name": "d"}]), "devices[0]", "exactly one"),
+    "own-node-missing": (
+        lambda: a_slice(perDeviceNodeSelection=True, devices=[{"name": "d"}]),
+        "devices[0]",
+        "exactly one",
+    ),
     "granted-request": (
-        lambda: allocation(read_as({"devices": {"requests": [request("a")]}}, r.ClaimSpec, where=""), results=[granted(request="b")]),
+        lambda: allocation(
+            read_as({"devices": {"requests": [request("a")]}}, r.ClaimSpec, where=""), results=[granted(request="b")]
+        ),
         "results[0].request",
         "there is no request",
     ),
@@ -303,13 +441,23 @@ BAD = {
     "config-source": (lambda: allocation(config=[opaque(20, source="FromUser")]), "config[0].source", "FromClass"),
     "share-id": (lambda: status(allocation={"devices": {"results": [granted(shareID="SHARE-0")]}}), "shareID", "UUID"),
     "user-twice": (lambda: status(reservedFor=users(1) * 2), "reservedFor[1].uid", "twice"),
-    "user-without-name": (lambda: status(reservedFor=[{"resource": "pods", "uid": "u"}]), "reservedFor[0]", "wanted name"),
+    "user-without-name": (
+        lambda: status(reservedFor=[{"resource": "pods", "uid": "u"}]),
+        "reservedFor[0]",
+        "wanted name",
+    ),
     "reserved-alone": (lambda: status(allocation=None, reservedFor=users(1)), "reservedFor", "without an allocation"),
-    "status-of-another": (lambda: status(devices=[{"driver": "d.io", "pool": "p", "device": "e"}]), "devices[0]", "was allocated"),
+    "status-of-another": (
+        lambda: status(devices=[{"driver": "d.io", "pool": "p", "device": "e"}]),
+        "devices[0]",
+        "was allocated",
+    ),
     "address-without-prefix": (lambda: said(networkData={"ips": ["10.0.0.1"]}), "ips[0]", "prefix"),
     "rule-device": (
         lambda: check_taint_rule(
-            read_as({"deviceSelector": {"device": "D"}, "taint": {"key": "k", "effect": "None"}}, r.TaintRuleSpec, where="")
+            read_as(
+                {"deviceSelector": {"device": "D"}, "taint": {"key": "k", "effect": "None"}}, r.TaintRuleSpec, where=""
+            )
         ),
         "deviceSelector.device",
         "DNS label",
@@ -324,14 +472,20 @@ def test_check_says_nothing_when_all_is_right(check: Callable[[], list[Problem]]
 
 
 @pytest.mark.parametrize(("check", "path", "message"), BAD.values(), ids=BAD)
-def test_check_names_place_and_wish_when_something_is_wrong(check: Callable[[], list[Problem]], path: str, message: str) -> None:
-    """What an API server refuses is refused: the path ends where the fault is, the message says what was wanted."""
+def test_check_names_place_and_wish_when_something_is_wrong(
+    check: Callable[[], list[Problem]], path: str, message: str
+) -> None:
+    """What an API server refuses is refused: the path ends where the fault is, the message says
+    what was wanted.
+    """
     problems = check()
 
     assert any(path in problem.path and message in problem.message for problem in problems), problems
 
 
-@pytest.mark.parametrize("kind", ["ResourceClaim", "DeviceClass", "ResourceSlice", "DeviceTaintRule", "ResourceClaimTemplate"])
+@pytest.mark.parametrize(
+    "kind", ["ResourceClaim", "DeviceClass", "ResourceSlice", "DeviceTaintRule", "ResourceClaimTemplate"]
+)
 def test_check_object_tells_a_wrong_type_when_a_stored_object_has_one(kind: str) -> None:
     """An object that anybody stored is told, never raised over."""
     api_object = ApiObject(

@@ -14,7 +14,10 @@ from topobus.values.request import ContainerKind, DeviceRequest, Policy, Scope
 
 def _pod(resources: dict[str, Any], **metadata: Any) -> ApiObject:
     return ApiObject(
-        api_version="v1", kind="Pod", metadata={"name": "p", **metadata}, spec={"containers": [{"name": "main", "resources": resources}]}
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": "p", **metadata},
+        spec={"containers": [{"name": "main", "resources": resources}]},
     )
 
 
@@ -26,11 +29,17 @@ def _pod(resources: dict[str, Any], **metadata: Any) -> ApiObject:
         pytest.param({"limits": {"cpu": "4"}, "requests": {"cpu": "2"}}, 0, id="burstable-shares"),
         pytest.param({"limits": {"cpu": "1500m"}}, 0, id="fraction-shares"),
         pytest.param({"requests": {"cpu": "4"}}, 0, id="no-limit-shares"),
-        pytest.param({"limits": {"cpu": "4", "memory": "2Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}}, 0, id="burstable-memory-shares"),
+        pytest.param(
+            {"limits": {"cpu": "4", "memory": "2Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}},
+            0,
+            id="burstable-memory-shares",
+        ),
         pytest.param({}, 0, id="nothing-asked"),
     ],
 )
-def test_pod_request_counts_exclusive_cpus_when_the_container_is_guaranteed(resources: dict[str, Any], cpus: int) -> None:
+def test_pod_request_counts_exclusive_cpus_when_the_container_is_guaranteed(
+    resources: dict[str, Any], cpus: int
+) -> None:
     """Only a whole cpu limit that equals the request is exclusive, as with kubelet's static policy."""
     request = pod_request(_pod(resources), uid="u")
 
@@ -38,8 +47,14 @@ def test_pod_request_counts_exclusive_cpus_when_the_container_is_guaranteed(reso
 
 
 def test_pod_request_reads_devices_and_memory_when_they_have_limits() -> None:
-    """Each `topobus.dev/<class>` limit is a device request, sorted by class; other domains' go by their full names; memory is in bytes."""
-    request = pod_request(_pod({"limits": {"topobus.dev/nic": "2", "topobus.dev/gpu": 2, "memory": "1.5Gi", "nvidia.com/gpu": 1}}), uid="u")
+    """Each `topobus.dev/<class>` limit is a device request, sorted by class.
+
+    Other domains' go by their full names; memory is in bytes.
+    """
+    request = pod_request(
+        _pod({"limits": {"topobus.dev/nic": "2", "topobus.dev/gpu": 2, "memory": "1.5Gi", "nvidia.com/gpu": 1}}),
+        uid="u",
+    )
 
     assert request.containers[0].devices == (
         DeviceRequest(device_class="gpu", count=2),
@@ -56,13 +71,18 @@ def test_pod_request_reads_devices_and_memory_when_they_have_limits() -> None:
         {"nvidia.com/gpu": 0},
     ],
 )
-def test_pod_request_asks_no_devices_when_a_resource_is_kubernetes_own_or_none_of_it_is_wanted(limits: dict[str, Any]) -> None:
+def test_pod_request_asks_no_devices_when_a_resource_is_kubernetes_own_or_none_of_it_is_wanted(
+    limits: dict[str, Any],
+) -> None:
     """Standard resources keep their meaning, and an amount of 0 asks nothing."""
     assert pod_request(_pod({"limits": limits}), uid="u").containers[0].devices == ()
 
 
 def test_pod_request_leaves_out_what_a_claim_serves_when_the_status_says_so() -> None:
-    """What the pod's special claim serves in one container is not asked of the node again; another container's is."""
+    """What the pod's special claim serves in one container is not asked of the node again.
+
+    Another container's is.
+    """
     limits = {"limits": {"example.com/gpu": 1}}
     mapping = {"containerName": "a", "resourceName": "example.com/gpu", "requestName": "r"}
     pod = ApiObject(
@@ -75,7 +95,10 @@ def test_pod_request_leaves_out_what_a_claim_serves_when_the_status_says_so() ->
 
     request = pod_request(pod, uid="u")
 
-    assert [container.devices for container in request.containers] == [(), (DeviceRequest(device_class="example.com/gpu", count=1),)]
+    assert [container.devices for container in request.containers] == [
+        (),
+        (DeviceRequest(device_class="example.com/gpu", count=1),),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +149,10 @@ def test_pod_request_knows_sidecars_and_init_containers_when_the_pod_has_them() 
         api_version="v1",
         kind="Pod",
         metadata={"name": "p"},
-        spec={"initContainers": [{"name": "a"}, {"name": "b", "restartPolicy": "Always"}], "containers": [{"name": "c"}]},
+        spec={
+            "initContainers": [{"name": "a"}, {"name": "b", "restartPolicy": "Always"}],
+            "containers": [{"name": "c"}],
+        },
     )
 
     request = pod_request(pod, uid="u")
@@ -140,7 +166,9 @@ def test_pod_request_knows_sidecars_and_init_containers_when_the_pod_has_them() 
 
 def test_pod_request_takes_policy_and_scope_when_annotated() -> None:
     """The annotations override the node's policy and scope."""
-    request = pod_request(_pod({}, annotations={"topobus.dev/policy": "restricted", "topobus.dev/scope": "pod"}), uid="u")
+    request = pod_request(
+        _pod({}, annotations={"topobus.dev/policy": "restricted", "topobus.dev/scope": "pod"}), uid="u"
+    )
 
     assert (request.policy, request.scope) == (Policy.RESTRICTED, Scope.POD)
 
@@ -154,13 +182,26 @@ def test_pod_request_takes_policy_and_scope_when_annotated() -> None:
             "a request equal to it",
             id="device-request-differs",
         ),
-        pytest.param(_pod({"limits": {"cpu": 1}, "requests": {"cpu": 2}}), "more than its limit", id="request-above-limit"),
+        pytest.param(
+            _pod({"limits": {"cpu": 1}, "requests": {"cpu": 2}}), "more than its limit", id="request-above-limit"
+        ),
         pytest.param(_pod({"limits": {"cpu": "-1"}}), "wanted 0 or more", id="negative-cpu"),
         pytest.param(_pod({"limits": {"topobus.dev/gpu": "1e9"}}), "whole number from 1", id="absurd-count"),
-        pytest.param(_pod({}, annotations={"topobus.dev/polcy": "none"}), 'did you mean "topobus.dev/policy"', id="annotation-typo"),
-        pytest.param(ApiObject(api_version="v1", kind="Pod", metadata={"name": "p"}), "at least one container", id="no-container"),
         pytest.param(
-            ApiObject(api_version="v1", kind="Pod", metadata={"name": "p"}, spec={"containers": [{"name": "a"}, {"name": "a"}]}),
+            _pod({}, annotations={"topobus.dev/polcy": "none"}),
+            'did you mean "topobus.dev/policy"',
+            id="annotation-typo",
+        ),
+        pytest.param(
+            ApiObject(api_version="v1", kind="Pod", metadata={"name": "p"}), "at least one container", id="no-container"
+        ),
+        pytest.param(
+            ApiObject(
+                api_version="v1",
+                kind="Pod",
+                metadata={"name": "p"},
+                spec={"containers": [{"name": "a"}, {"name": "a"}]},
+            ),
             "two containers are named a",
             id="name-twice",
         ),

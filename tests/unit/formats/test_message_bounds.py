@@ -1,4 +1,6 @@
-"""The limits of messages: every field of every message of the catalogue, made too large, is refused where the wire is read, and nowhere later."""
+"""The limits of messages: every field of every message of the catalogue, made too large, is refused
+where the wire is read, and nowhere later.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ from topobus.values.device import Inventory
 from topobus.values.errors import ContractError
 from topobus.values.ledger import Holders
 
-# Kubernetes' own objects and opaque configuration are of any shape: what is inside is checked by whoever reads it.
+# Kubernetes' own objects and opaque configuration are of any shape: what is inside
+# is checked by whoever reads it.
 _OF_ANY_SHAPE = ("config", "device_config", "metadata", "spec", "status")
 
 Path = tuple[str | int, ...]
 
 
 def hostile_values(value: Any, name: str, path: Path = ()) -> Iterator[tuple[Path, str, Any]]:
-    """Give, for each place in a sample message, values that are too large there: where, what it is, and the value."""
+    """Give, for each place in a sample message, values that are too large there: where, what it is,
+    and the value.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             if key not in _OF_ANY_SHAPE:
@@ -74,7 +79,9 @@ def as_json(kind: type[msgspec.Struct], variant: str = "") -> Any:
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same rules with smaller numbers, so that a message of every kind may break each of them within milliseconds."""
+    """The same rules with smaller numbers, so that a message of every kind may break each of them
+    within milliseconds.
+    """
     for name, limit in (
         ("MAX_NAME", 100),
         ("MAX_TEXT", 200),
@@ -93,7 +100,12 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 KINDS = [
-    *((kind, variant, file_stem(kind, variant)) for kind in MESSAGES if kind is not ApiObject for variant in variants(kind)),
+    *(
+        (kind, variant, file_stem(kind, variant))
+        for kind in MESSAGES
+        if kind is not ApiObject
+        for variant in variants(kind)
+    ),
     (Holders, "", "holders"),
 ]
 
@@ -101,7 +113,9 @@ KINDS = [
 @pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize(("kind", "variant"), [case[:2] for case in KINDS], ids=[case[2] for case in KINDS])
 def test_message_is_refused_when_any_field_of_it_is_too_large(kind: type[msgspec.Struct], variant: str) -> None:
-    """Whatever field of a message somebody makes hostile, the reader gets a ContractError and nothing else."""
+    """Whatever field of a message somebody makes hostile, the reader gets a ContractError and
+    nothing else.
+    """
     plain = as_json(kind, variant)
     accepted: list[str] = []
 
@@ -127,7 +141,10 @@ def test_message_is_read_as_before_when_it_is_within_bounds(kind: type[msgspec.S
 
 
 def test_adoption_is_refused_when_it_has_thousands_of_memory_blocks() -> None:
-    """400 kB of blocks on nodes that no machine has were gigabytes in three services; now they are a ContractError that names the place."""
+    """400 kB of blocks on nodes that no machine has were gigabytes in three services.
+
+    Now they are a ContractError that names the place.
+    """
     blocks = [{"kind": "memory", "nodes": f"{1_048_576 - number}", "shares": []} for number in range(9_000)]
     request = as_json(AdoptRequest) | {"memory": blocks}
 
@@ -147,7 +164,9 @@ def test_inventory_is_refused_when_it_has_more_devices_than_a_machine_may_have_c
 
 def test_ledger_is_refused_when_it_has_more_owners_than_a_node_may_have() -> None:
     """The real limit on a ledger's owners is far above the pods of a node."""
-    owners = {f"pod/default/p/{number}": {"owner": {"kind": "pod", "name": "p", "uid": str(number)}} for number in range(8193)}
+    owners = {
+        f"pod/default/p/{number}": {"owner": {"kind": "pod", "name": "p", "uid": str(number)}} for number in range(8193)
+    }
 
     with pytest.raises(ContractError, match=r"length <= 8192.*\$\.allocations"):
         decode(_json({"node": "n", "allocations": owners}), Holders)
@@ -173,7 +192,9 @@ def _json(value: Any) -> bytes:
 
 
 def test_the_table_finds_the_hostile_places_of_a_message() -> None:
-    """The table of hostile values reaches texts, lists, maps, numbers and id lists inside of lists inside of maps."""
+    """The table of hostile values reaches texts, lists, maps, numbers and id lists inside of lists
+    inside of maps.
+    """
     places = {what.split(" ")[0] for _, what, _ in hostile_values(as_json(Holders), "")}
 
     assert places >= {"text", "entries", "key", "number", "digits", "ids"}

@@ -1,4 +1,6 @@
-"""Manifests as users bring them: charts with kinds that are not ours, workloads, and objects of older API versions."""
+"""Manifests as users bring them: charts with kinds that are not ours, workloads, and objects of
+older API versions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ TEMPLATE: dict[str, Any] = {
 
 def workload(version: str, kind: str, **spec: Any) -> str:
     """A workload named web in namespace prod."""
-    return json.dumps({"apiVersion": version, "kind": kind, "metadata": {"name": "web", "namespace": "prod"}, "spec": spec})
+    return json.dumps(
+        {"apiVersion": version, "kind": kind, "metadata": {"name": "web", "namespace": "prod"}, "spec": spec}
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,9 +37,15 @@ def workload(version: str, kind: str, **spec: Any) -> str:
         pytest.param(workload("v1", "ReplicationController", replicas=2, template=TEMPLATE), 2, id="controller"),
         pytest.param(workload("batch/v1", "Job", template=TEMPLATE), 1, id="job"),
         pytest.param(workload("batch/v1", "Job", parallelism=4, template=TEMPLATE), 4, id="work-queue"),
-        pytest.param(workload("batch/v1", "Job", parallelism=4, completions=2, template=TEMPLATE), 2, id="few-completions"),
+        pytest.param(
+            workload("batch/v1", "Job", parallelism=4, completions=2, template=TEMPLATE), 2, id="few-completions"
+        ),
         pytest.param(workload("batch/v1", "Job", completions=9, template=TEMPLATE), 1, id="one-after-the-other"),
-        pytest.param(workload("batch/v1", "CronJob", jobTemplate={"spec": {"parallelism": 3, "template": TEMPLATE}}), 3, id="cron-job"),
+        pytest.param(
+            workload("batch/v1", "CronJob", jobTemplate={"spec": {"parallelism": 3, "template": TEMPLATE}}),
+            3,
+            id="cron-job",
+        ),
     ],
 )
 def test_workload_is_read_as_the_pods_that_run_at_once(text: str, count: int) -> None:
@@ -51,8 +61,10 @@ def test_workload_is_read_as_the_pods_that_run_at_once(text: str, count: int) ->
     ("text", "said"),
     [
         pytest.param(
-            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec:\n  template:\n    spec:\n      containers:\n      - {name: a, imag: x}\n",
-            'web.yaml: document 1 (Deployment default/web), line 8: spec.template.spec.containers[0].imag: unknown field, did you mean "image"?',
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec:\n  template:\n    spec:\n   "
+            "   containers:\n      - {name: a, imag: x}\n",
+            "web.yaml: document 1 (Deployment default/web), line 8: spec.template.spec.containers[0].imag: "
+            'unknown field, did you mean "image"?',
             id="template",
         ),
         pytest.param(
@@ -61,12 +73,20 @@ def test_workload_is_read_as_the_pods_that_run_at_once(text: str, count: int) ->
             id="text",
         ),
         pytest.param(
-            workload("batch/v1", "Job", parallelism=True, template=TEMPLATE), "spec.parallelism: got True, wanted a number", id="bool"
+            workload("batch/v1", "Job", parallelism=True, template=TEMPLATE),
+            "spec.parallelism: got True, wanted a number",
+            id="bool",
         ),
         pytest.param(
-            workload("apps/v1", "Deployment", replicas=10_000, template=TEMPLATE), "wanted a number from 0 to 1000", id="too-many"
+            workload("apps/v1", "Deployment", replicas=10_000, template=TEMPLATE),
+            "wanted a number from 0 to 1000",
+            id="too-many",
         ),
-        pytest.param(workload("apps/v1", "Deployment"), "(Deployment prod/web), line 1: spec.template: it is missing", id="no-template"),
+        pytest.param(
+            workload("apps/v1", "Deployment"),
+            "(Deployment prod/web), line 1: spec.template: it is missing",
+            id="no-template",
+        ),
         pytest.param(
             workload("batch/v1", "CronJob", jobtemplate={"spec": {"template": TEMPLATE}}),
             '(CronJob prod/web), line 1: spec.jobtemplate: unknown field, did you mean "jobTemplate"?',
@@ -83,9 +103,15 @@ def test_workload_is_read_as_the_pods_that_run_at_once(text: str, count: int) ->
             id="number",
         ),
         pytest.param(
-            json.dumps({"apiVersion": "apps/v1", "kind": "Deploymnt"}), "kind: got 'Deploymnt', did you mean \"Deployment\"?", id="kind"
+            json.dumps({"apiVersion": "apps/v1", "kind": "Deploymnt"}),
+            "kind: got 'Deploymnt', did you mean \"Deployment\"?",
+            id="kind",
         ),
-        pytest.param(json.dumps({"apiVersion": "v1", "kind": "Job"}), "apiVersion: got 'v1', wanted batch/v1 for a Job", id="version"),
+        pytest.param(
+            json.dumps({"apiVersion": "v1", "kind": "Job"}),
+            "apiVersion: got 'v1', wanted batch/v1 for a Job",
+            id="version",
+        ),
     ],
 )
 def test_workload_is_refused_with_its_place_when_its_template_is_no_pod(text: str, said: str) -> None:
@@ -97,7 +123,10 @@ def test_workload_is_refused_with_its_place_when_its_template_is_no_pod(text: st
 
 
 def test_fields_beside_a_template_are_not_judged_when_they_are_like_none_that_is_looked_at() -> None:
-    """A field of a newer Kubernetes, and one whose name begins as another's, are no typing errors; another group's Job is not ours."""
+    """A field of a newer Kubernetes, and one whose name begins as another's, are no typing errors.
+
+    Another group's Job is not ours.
+    """
     job = workload("batch/v1", "Job", completionMode="Indexed", somethingNew=1, template=TEMPLATE)
     other = '{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job"}'
 
@@ -108,7 +137,9 @@ def test_fields_beside_a_template_are_not_judged_when_they_are_like_none_that_is
 
 def test_workload_without_a_name_is_called_by_what_it_has() -> None:
     """Jobs are often made with a generated name."""
-    text = json.dumps({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"generateName": "run-"}, "spec": {"template": TEMPLATE}})
+    text = json.dumps(
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"generateName": "run-"}, "spec": {"template": TEMPLATE}}
+    )
 
     assert [name_of(pod) for pod in parse_mixed(text, where="j", has_workloads=True).objects] == ["Pod default/run-0"]
 
@@ -155,17 +186,23 @@ OF_V1 = {"name": "g", "exactly": {key: value for key, value in REQUEST.items() i
 
 def older(version: str, kind: str, spec: Any) -> str:
     """An object of an older version."""
-    return json.dumps({"apiVersion": f"resource.k8s.io/{version}", "kind": kind, "metadata": {"name": "a"}, "spec": spec})
+    return json.dumps(
+        {"apiVersion": f"resource.k8s.io/{version}", "kind": kind, "metadata": {"name": "a"}, "spec": spec}
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
         pytest.param(
-            older("v1beta1", "ResourceClaim", {"devices": {"requests": [REQUEST]}}), {"devices": {"requests": [OF_V1]}}, id="claim"
+            older("v1beta1", "ResourceClaim", {"devices": {"requests": [REQUEST]}}),
+            {"devices": {"requests": [OF_V1]}},
+            id="claim",
         ),
         pytest.param(
-            older("v1beta2", "ResourceClaim", {"devices": {"requests": [OF_V1]}}), {"devices": {"requests": [OF_V1]}}, id="v1beta2"
+            older("v1beta2", "ResourceClaim", {"devices": {"requests": [OF_V1]}}),
+            {"devices": {"requests": [OF_V1]}},
+            id="v1beta2",
         ),
         pytest.param(
             older("v1beta1", "ResourceClaimTemplate", {"spec": {"devices": {"requests": [REQUEST]}}}),
@@ -213,12 +250,18 @@ def test_object_of_an_older_version_is_read_as_v1(text: str, spec: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (older("v1beta1", "ResourceClaim", {"devices": {"requests": [{**REQUEST, "cont": 1}]}}), "spec.devices.requests[0].exactly.cont"),
+        (
+            older("v1beta1", "ResourceClaim", {"devices": {"requests": [{**REQUEST, "cont": 1}]}}),
+            "spec.devices.requests[0].exactly.cont",
+        ),
         (older("v1beta1", "ResourceClaim", {"devices": {"requests": {}}}), "spec.devices.requests"),
         (older("v1beta1", "ResourceClaim", {"devices": {"requests": [1]}}), "spec.devices.requests[0]"),
         (older("v1beta1", "ResourceClaim", [1]), "spec"),
         (older("v1beta1", "ResourceSlice", {"devices": [1]}), "spec.devices[0]"),
-        (older("v1alpha3", "ResourceClaim", {}), "wanted resource.k8s.io/v1 or resource.k8s.io/v1beta2 or resource.k8s.io/v1beta1 or"),
+        (
+            older("v1alpha3", "ResourceClaim", {}),
+            "wanted resource.k8s.io/v1 or resource.k8s.io/v1beta2 or resource.k8s.io/v1beta1 or",
+        ),
     ],
 )
 def test_object_of_an_older_version_is_refused_with_its_place_when_it_is_wrong(text: str, said: str) -> None:
@@ -231,6 +274,8 @@ def test_object_of_an_older_version_is_refused_with_its_place_when_it_is_wrong(t
 
 def test_object_of_an_older_version_without_a_spec_is_read_as_v1() -> None:
     """Some users leave it out of classes that select everything."""
-    (api_object,) = parse_manifest('{"apiVersion": "resource.k8s.io/v1beta1", "kind": "DeviceClass", "metadata": {"name": "a"}}', where="a")
+    (api_object,) = parse_manifest(
+        '{"apiVersion": "resource.k8s.io/v1beta1", "kind": "DeviceClass", "metadata": {"name": "a"}}', where="a"
+    )
 
     assert (api_object.api_version, api_object.spec) == ("resource.k8s.io/v1", {})

@@ -9,7 +9,10 @@ from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind
 
 GPUS = Inventory(
-    node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu", model="H100", capacity={"memory": 5}),)
+    node="n1",
+    device_class="gpu",
+    generation=1,
+    devices=(Device(name="gpu-0", device_class="gpu", model="H100", capacity={"memory": 5}),),
 )
 CLAIM = Owner(kind=OwnerKind.CLAIM, namespace="team", name="c", uid="u-1")
 POD = Owner(kind=OwnerKind.POD, namespace="team", name="p", uid="u-2")
@@ -20,7 +23,10 @@ def _ledger(*allocations: Allocation) -> Ledger:
 
 
 def test_state_tells_claims_apart_from_other_holders() -> None:
-    """Claims by uid as classic drivers kept them; what pods hold is taken, too, and stands beside."""
+    """Claims by uid as classic drivers kept them.
+
+    What pods hold is taken, too, and stands beside.
+    """
     claim = Allocation(owner=CLAIM, holdings=(Holding(devices={"gpu": ("gpu-0",)}, cpus=CpuSet(2, 10)),))
     pod = Allocation(owner=POD, holdings=(Holding(container="main", devices={"nic": ("nic-0",)}),))
 
@@ -31,7 +37,9 @@ def test_state_tells_claims_apart_from_other_holders() -> None:
         {"class": "gpu", "name": "gpu-0", "health": "healthy", "model": "H100", "capacity": {"memory": 5}}
     ]
     assert (state["spec"]["allocatedClaims"], state["spec"]["preparedClaims"]) == ({"u-1": held}, {})
-    assert state["spec"]["otherHolders"] == [{"kind": "pod", "namespace": "team", "name": "p", "devices": {"nic": ["nic-0"]}}]
+    assert state["spec"]["otherHolders"] == [
+        {"kind": "pod", "namespace": "team", "name": "p", "devices": {"nic": ["nic-0"]}}
+    ]
 
 
 def test_state_lists_a_claim_as_prepared_when_containers_may_use_it() -> None:

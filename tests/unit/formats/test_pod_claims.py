@@ -27,9 +27,15 @@ ONE = {"name": "a", "resourceClaimName": "fast"}
         (_spec([ONE, ONE]), "spec.resourceClaims[1].name: 'a' stands here twice"),
         (_spec([{"name": "A", "resourceClaimName": "fast"}]), "spec.resourceClaims[0].name: got 'A'"),
         (_spec([{"name": "a", "resourceClaimName": "Fast"}]), "spec.resourceClaims[0]: got 'Fast', wanted a DNS name"),
-        (_spec([ONE], {"name": "b"}), "spec.containers[0].resources.claims[0].name: there is no claim 'b': the pod's are a"),
+        (
+            _spec([ONE], {"name": "b"}),
+            "spec.containers[0].resources.claims[0].name: there is no claim 'b': the pod's are a",
+        ),
         (_spec([], {"name": "b"}), "the pod has none in spec.resourceClaims"),
-        (_spec([ONE], {"name": "a"}, {"name": "a"}), "spec.containers[0].resources.claims[1]: 'a' is used here already"),
+        (
+            _spec([ONE], {"name": "a"}, {"name": "a"}),
+            "spec.containers[0].resources.claims[1]: 'a' is used here already",
+        ),
         (_spec([ONE], {"name": "a"}, {"name": "a", "request": "r"}), "'a' is used here already"),
     ],
 )
@@ -41,6 +47,8 @@ def test_pod_claims_are_refused_with_their_path_when_they_are_wrong(spec: PodSpe
 
 
 def test_pod_claims_are_fine_when_containers_share_them_and_use_single_requests() -> None:
-    """One entry may serve several containers, whole or request by request, and a group's entry names nothing itself."""
+    """One entry may serve several containers, whole or request by request, and a group's entry
+    names nothing itself.
+    """
     assert check_pod_claims(_spec([ONE], {"name": "a", "request": "x"}, {"name": "a", "request": "y"})) == []
     assert check_pod_claims(_spec([{"name": "a"}]), is_grouped=True) == []

@@ -14,8 +14,12 @@ from topobus.values.health import Condition, DeviceHealth, Dimension, HealthStat
 
 
 def test_taint_keeps_the_faults_time_when_a_device_is_sick() -> None:
-    """The taint says when the fault began, in whole seconds as the server writes it, and not when it was published."""
-    fault = Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="fell-off-bus", since="2026-01-02T03:04:05.678Z")
+    """The taint says when the fault began, in whole seconds as the server writes it, and not when
+    it was published.
+    """
+    fault = Condition(
+        dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="fell-off-bus", since="2026-01-02T03:04:05.678Z"
+    )
     health = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z", conditions=(fault,))
 
     (taint,) = slice_device(Device(name="d", device_class="gpu", health=health)).taints
@@ -32,7 +36,10 @@ def test_taint_keeps_the_faults_time_when_a_device_is_sick() -> None:
     ("state", "reason"), [(HealthState.UNHEALTHY, "dirty"), (HealthState.UNKNOWN, "dirty"), (HealthState.DEGRADED, "")]
 )
 def test_reason_stands_beside_the_taint_when_a_device_may_not_be_handed_out(state: HealthState, reason: str) -> None:
-    """Who waits for the device reads why; of a device that may be had nothing is said, for its slice is not to change."""
+    """Who waits for the device reads why.
+
+    Of a device that may be had nothing is said, for its slice is not to change.
+    """
     fault = Condition(dimension=Dimension.DRIVER, state=state, reason="dirty")
     device = slice_device(Device(name="d", device_class="gpu", health=DeviceHealth(state=state, conditions=(fault,))))
 
@@ -57,9 +64,13 @@ def test_capacity_is_written_as_the_server_gives_it_back_when_it_is_a_round_numb
     assert {name: capacity.value for name, capacity in capacities.items()} == {"lanes": "1k", "memory": "80Gi"}
 
 
-@pytest.mark.parametrize("model", ["x" * 80, "ß" * 40, "a" + "ß" * 40], ids=["long", "two-bytes-each", "cut-within-a-character"])
+@pytest.mark.parametrize(
+    "model", ["x" * 80, "ß" * 40, "a" + "ß" * 40], ids=["long", "two-bytes-each", "cut-within-a-character"]
+)
 def test_text_is_cut_where_the_server_counts_when_it_is_too_long(model: str) -> None:
-    """The limit is one of bytes: a device with a long name in another script is shown, and not left out for it."""
+    """The limit is one of bytes: a device with a long name in another script is shown, and not left
+    out for it.
+    """
     shown = slice_device(Device(name="gpu-0", device_class="gpu", model=model))
 
     text = shown.attributes["model"].string
@@ -80,7 +91,9 @@ def test_version_is_a_text_when_the_server_would_not_read_it_as_one(text: str) -
 
 
 def test_slice_device_shows_shares_and_what_they_may_be_of() -> None:
-    """A device that several may hold says so, with the amounts that each may have, within every limit of the API."""
+    """A device that several may hold says so, with the amounts that each may have, within every
+    limit of the API.
+    """
     device = Device(
         name="nic-0",
         device_class="nic",
@@ -96,7 +109,9 @@ def test_slice_device_shows_shares_and_what_they_may_be_of() -> None:
     shown = slice_device(device)
 
     assert shown.allow_multiple_allocations is True
-    assert shown.capacity["bandwidth"].request_policy == RequestPolicy(default="1k", valid_range=ValidRange(min="1k", step="1k"))
+    assert shown.capacity["bandwidth"].request_policy == RequestPolicy(
+        default="1k", valid_range=ValidRange(min="1k", step="1k")
+    )
     assert shown.capacity["queues"].request_policy == RequestPolicy(default="1", valid_values=("1", "2", "4"))
     assert shown.capacity["slots"].request_policy == RequestPolicy(default="1")
     assert (fault_of_shares(device), check_device(shown)) == ("", [])
@@ -107,33 +122,54 @@ def test_slice_device_shows_shares_and_what_they_may_be_of() -> None:
     [
         pytest.param(CapacityPolicy(minimum=1), "requestPolicy.default: wanted one", id="a range without default"),
         pytest.param(CapacityPolicy(default=0, minimum=1), "default: got 0, wanted 1 to 20", id="a default below"),
-        pytest.param(CapacityPolicy(default=1, valid_values=(2, 4)), "wanted the default 1 among them", id="a default outside"),
-        pytest.param(CapacityPolicy(default=4, valid_values=(4, 2)), "wanted them in ascending order", id="values in disorder"),
-        pytest.param(CapacityPolicy(default=1, valid_values=tuple(range(1, 12))), "got 11 entries, wanted at most 10", id="eleven values"),
+        pytest.param(
+            CapacityPolicy(default=1, valid_values=(2, 4)), "wanted the default 1 among them", id="a default outside"
+        ),
+        pytest.param(
+            CapacityPolicy(default=4, valid_values=(4, 2)), "wanted them in ascending order", id="values in disorder"
+        ),
+        pytest.param(
+            CapacityPolicy(default=1, valid_values=tuple(range(1, 12))),
+            "got 11 entries, wanted at most 10",
+            id="eleven values",
+        ),
         pytest.param(CapacityPolicy(default=1, valid_values=(1,), minimum=1), "not both", id="values and a range"),
         pytest.param(CapacityPolicy(default=1, step=2), "validRange.min: wanted one", id="a step without a beginning"),
-        pytest.param(CapacityPolicy(default=1, minimum=1, maximum=30), "wanted at most the capacity's value 20", id="more than there is"),
+        pytest.param(
+            CapacityPolicy(default=1, minimum=1, maximum=30),
+            "wanted at most the capacity's value 20",
+            id="more than there is",
+        ),
     ],
 )
 def test_shares_have_a_fault_when_a_server_would_refuse_the_policy(policy: CapacityPolicy, fault: str) -> None:
     """The driver's author reads at home what the API server would say of the whole slice."""
-    device = Device(name="n", device_class="nic", allows_multiple=True, capacity={"slots": 20}, capacity_policies={"slots": policy})
+    device = Device(
+        name="n", device_class="nic", allows_multiple=True, capacity={"slots": 20}, capacity_policies={"slots": policy}
+    )
 
     assert fault in fault_of_shares(device)
 
 
 def test_shares_have_a_fault_when_a_policy_has_no_capacity() -> None:
     """A policy under a name that the device has no capacity of."""
-    device = Device(name="n", device_class="nic", allows_multiple=True, capacity_policies={"slots": CapacityPolicy(default=1)})
+    device = Device(
+        name="n", device_class="nic", allows_multiple=True, capacity_policies={"slots": CapacityPolicy(default=1)}
+    )
 
     assert fault_of_shares(device) == "capacity_policies.slots: there is no such capacity"
 
 
 def test_slice_device_shows_what_it_consumes_by_counter_set() -> None:
-    """One entry a counter set, with its counters by name; a device that says nothing of sharing shows nothing of it."""
+    """One entry a counter set, with its counters by name.
+
+    A device that says nothing of sharing shows nothing of it.
+    """
     uses = [("b", "x", 1), ("a", "y", 2), ("b", "w", 3)]
     device = Device(
-        name="g", device_class="gpu", consumes=tuple(CounterUse(counter_set=name, counter=key, amount=amount) for name, key, amount in uses)
+        name="g",
+        device_class="gpu",
+        consumes=tuple(CounterUse(counter_set=name, counter=key, amount=amount) for name, key, amount in uses),
     )
 
     shown = slice_device(device)

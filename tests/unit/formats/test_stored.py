@@ -1,4 +1,6 @@
-"""Promises of stored values: small ones as they always were, large ones compressed, and nothing that unpacks into a reader's whole memory."""
+"""Promises of stored values: small ones as they always were, large ones compressed, and nothing
+that unpacks into a reader's whole memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ SICK = DeviceHealth(
             dimension=Dimension.DRIVER,
             state=HealthState.UNKNOWN,
             reason="driver-failed",
-            message="driver widget-acme failed in discover: HardwareError: the device plugin of acme.example/widget is not connected (it ended the stream) "
+            message="driver widget-acme failed in discover: HardwareError: the device plugin of acme.example/widget "
+            "is not connected (it ended the stream) "
             "(is it running, and in our folder?)",
             since="2026-11-22T15:00:00Z",
         ),
@@ -40,10 +43,16 @@ SICK = DeviceHealth(
 
 def inventory(count: int, health: DeviceHealth = SICK) -> Inventory:
     """A class of somebody else's plugin with so many devices."""
-    listed = [ForeignDevice(id=f"GPU-{number * 2654435761 % 2**32:08x}-{number:012x}", nodes=(number % 2,)) for number in range(count)]
+    listed = [
+        ForeignDevice(id=f"GPU-{number * 2654435761 % 2**32:08x}-{number:012x}", nodes=(number % 2,))
+        for number in range(count)
+    ]
     devices = foreign_devices("widget-acme", "acme.example/widget", listed)
     return Inventory(
-        node="n", device_class="widget-acme", generation=1, devices=tuple(structs.replace(device, health=health) for device in devices)
+        node="n",
+        device_class="widget-acme",
+        generation=1,
+        devices=tuple(structs.replace(device, health=health) for device in devices),
     )
 
 
@@ -70,7 +79,9 @@ def test_value_is_compressed_when_it_is_larger_than_the_bucket_takes(count: int)
 
 
 def test_value_of_a_state_that_is_always_plain_is_refused_when_it_is_too_large() -> None:
-    """A ledger is read by readers of all ages, and bounded otherwise: neither written nor read compressed."""
+    """A ledger is read by readers of all ages, and bounded otherwise: neither written nor read
+    compressed.
+    """
     value = Ledger(node="n", operations={}, allocations={})
     packed = gzip.compress(encode(value))
 
@@ -80,9 +91,16 @@ def test_value_of_a_state_that_is_always_plain_is_refused_when_it_is_too_large()
 
 
 def test_value_is_refused_when_it_does_not_fit_compressed_either() -> None:
-    """What cannot be told apart from noise cannot be made smaller; the error has both sizes and the limit."""
+    """What cannot be told apart from noise cannot be made smaller.
+
+    The error has both sizes and the limit.
+    """
     noise = tuple(
-        Device(name=f"d-{number}", device_class="c", uuid="".join(sha512(f"{number} {part}".encode()).hexdigest() for part in range(7)))
+        Device(
+            name=f"d-{number}",
+            device_class="c",
+            uuid="".join(sha512(f"{number} {part}".encode()).hexdigest() for part in range(7)),
+        )
         for number in range(2_000)
     )
     value = Inventory(node="n", device_class="c", generation=1, devices=noise)
@@ -122,7 +140,9 @@ def test_bomb_is_not_unpacked_beyond_the_limit() -> None:
 
 
 def test_objection_names_what_no_reader_would_take() -> None:
-    """More devices than a message may have is found by who would write them, before anybody has to read them."""
+    """More devices than a message may have is found by who would write them, before anybody has to
+    read them.
+    """
     assert objection(INVENTORY, inventory(8_192)) == ""
     assert "8192" in objection(INVENTORY, inventory(8_193))
 
@@ -134,15 +154,29 @@ def test_machine_and_inventory_fit_when_a_node_has_thousands_of_cpus(count: int,
     machine = Machine(
         node="n",
         numa_nodes=tuple(
-            NumaNode(id=node, cpus=CpuSet.of(range(node * per_node, (node + 1) * per_node)), memory_bytes=1) for node in range(8)
+            NumaNode(id=node, cpus=CpuSet.of(range(node * per_node, (node + 1) * per_node)), memory_bytes=1)
+            for node in range(8)
         ),
         cpus=tuple(
-            Cpu(id=cpu, online=True, core=cpu // 2 * 2, socket=cpu // (count // 2), die=0, numa_node=cpu // per_node, l3=cpu // 16 * 16)
+            Cpu(
+                id=cpu,
+                online=True,
+                core=cpu // 2 * 2,
+                socket=cpu // (count // 2),
+                die=0,
+                numa_node=cpu // per_node,
+                l3=cpu // 16 * 16,
+            )
             for cpu in range(count)
         ),
     )
     devices = LinuxCpuDriver().discover(Tree(HardwareSettings(root=str(tmp_path))), machine).devices
-    value = Inventory(node="n", device_class="cpu", generation=1, devices=tuple(structs.replace(device, health=SICK) for device in devices))
+    value = Inventory(
+        node="n",
+        device_class="cpu",
+        generation=1,
+        devices=tuple(structs.replace(device, health=SICK) for device in devices),
+    )
 
     assert len(devices) == count
     assert objection(MACHINE, machine) == ""

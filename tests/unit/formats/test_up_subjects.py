@@ -29,7 +29,9 @@ def _is_match(pattern: str, subject: str) -> bool:
     wanted = pattern.split(".")
     tokens = subject.split(".")
     if wanted[-1] == ">":
-        return len(tokens) >= len(wanted) and all(want in ("*", token) for want, token in zip(wanted[:-1], tokens, strict=False))
+        return len(tokens) >= len(wanted) and all(
+            want in ("*", token) for want, token in zip(wanted[:-1], tokens, strict=False)
+        )
     return len(tokens) == len(wanted) and all(want in ("*", token) for want, token in zip(wanted, tokens, strict=True))
 
 
@@ -43,7 +45,10 @@ def _mapped(subject: str) -> str:
 
 
 def test_up_nouns_are_all_states_and_events_of_a_node_when_the_catalogue_is_read() -> None:
-    """What belongs to a node crosses, also what is added to the catalogue later; what belongs to no node does not."""
+    """What belongs to a node crosses, also what is added to the catalogue later.
+
+    What belongs to no node does not.
+    """
     crossing = [noun.name for noun in up_nouns()]
 
     assert crossing == [noun.name for noun in (*catalogue.STATES, *catalogue.EVENTS) if "node" in noun.parts]
@@ -52,19 +57,26 @@ def test_up_nouns_are_all_states_and_events_of_a_node_when_the_catalogue_is_read
 
 @pytest.mark.parametrize("noun", up_nouns(), ids=lambda noun: noun.name)
 def test_up_subject_is_mapped_to_the_nouns_own_when_the_hub_takes_it(noun: State[object] | Event[object]) -> None:
-    """What a node says arrives under the key or the subject that the node's services use, and under no other."""
+    """What a node says arrives under the key or the subject that the node's services use, and under
+    no other.
+    """
     parts = {part: _VALUES[part] for part in noun.parts}
     wanted = f"$KV.{noun.bucket}.{noun.key(**parts)}" if isinstance(noun, State) else noun.subject(**parts)
 
     assert _mapped(up_subject(noun, **parts)) == wanted
 
 
-@pytest.mark.parametrize("state", [noun for noun in up_nouns() if isinstance(noun, State)], ids=lambda state: state.name)
+@pytest.mark.parametrize(
+    "state", [noun for noun in up_nouns() if isinstance(noun, State)], ids=lambda state: state.name
+)
 def test_up_stored_subject_reads_one_key_when_the_hub_takes_it(state: State[object]) -> None:
     """The key stands in the subject, so that a node reads its own alone, whatever it sends."""
     parts = {part: _VALUES[part] for part in state.parts}
 
-    assert _mapped(up_stored_subject(state, **parts)) == f"$JS.API.DIRECT.GET.KV_{state.bucket}.$KV.{state.bucket}.{state.key(**parts)}"
+    assert (
+        _mapped(up_stored_subject(state, **parts))
+        == f"$JS.API.DIRECT.GET.KV_{state.bucket}.$KV.{state.bucket}.{state.key(**parts)}"
+    )
 
 
 @pytest.mark.parametrize("noun", up_nouns(), ids=lambda noun: noun.name)
@@ -83,7 +95,9 @@ def test_up_subject_is_refused_when_the_noun_belongs_to_no_node() -> None:
 
 
 def test_up_mappings_keep_the_order_of_tokens_when_they_are_rendered() -> None:
-    """Each pair has as many wildcards on both sides, and the node is the first: so an import of an account can say it, too."""
+    """Each pair has as many wildcards on both sides, and the node is the first: so an import of an
+    account can say it, too.
+    """
     for up, hub in up_mappings():
         assert up.count("*") == hub.count("*")
         assert up.startswith("topobus.v1.up.*.")
@@ -92,7 +106,9 @@ def test_up_mappings_keep_the_order_of_tokens_when_they_are_rendered() -> None:
 
 
 def test_leaf_denies_what_is_local_when_it_talks_to_the_hub() -> None:
-    """Only the relay's subjects leave the node, only questions to the node and answers to its relay come in."""
+    """Only the relay's subjects leave the node, only questions to the node and answers to its relay
+    come in.
+    """
     exported = ["topobus.v1.up.n1.ledger", "_INBOX.controller.topology.a.b", "_INBOX.topobus-cli.topology.a.b"]
     imported = ["topobus.v1.place.n1", "topobus.v1.prepare.n1.gpu", "_INBOX.relay.nats.a.b"]
 
@@ -107,7 +123,9 @@ def test_leaf_denies_what_is_local_when_it_talks_to_the_hub() -> None:
         "topobus.v1.health.n1.gpu.gpu-0",
         "_INBOX.gateway.topology.a.b",
     ]
-    assert [subject for subject in local if denied(DENIED_EXPORTS, subject) and denied(DENIED_IMPORTS, subject)] == local
+    assert [
+        subject for subject in local if denied(DENIED_EXPORTS, subject) and denied(DENIED_IMPORTS, subject)
+    ] == local
     assert denied(DENIED_EXPORTS, "topobus.v1.release.n2")
     # nats-server 2.15.1 takes a denied import for a denied export, too.
     assert not denied(DENIED_IMPORTS, "topobus.v1.up.n1.ledger")

@@ -1,4 +1,6 @@
-"""Bitstream headers: what each format says, and that no file, however broken, crashes the reader or makes it allocate much."""
+"""Bitstream headers: what each format says, and that no file, however broken, crashes the reader or
+makes it allocate much.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm
 from topobus.fpga.bitstreams.xclbin import XCLBIN_HEADER, XCLBIN_PREFIX, XCLBIN_SECTION
 from topobus.values.outcome import Refusal
 
-# What looking at any file may allocate: tables and metadata have bounds of 64 KiB each, and a piece of a compressed file has 1 MiB.
+# What looking at any file may allocate: tables and metadata have bounds of 64 KiB each, and a piece
+# of a compressed file has 1 MiB.
 MOST_ALLOCATED = 8 * 1024 * 1024
 
 
@@ -70,7 +73,11 @@ def test_xclbin_says_uuid_interface_and_platform() -> None:
     content = xclbin(interface=INTERFACE, timestamp=1_600_000_000)
 
     assert read(content) == Bitstream(
-        form=BitstreamForm.XCLBIN, function=XCLBIN_UUID, interface=INTERFACE, platform=PLATFORM, platform_timestamp=1_600_000_000
+        form=BitstreamForm.XCLBIN,
+        function=XCLBIN_UUID,
+        interface=INTERFACE,
+        platform=PLATFORM,
+        platform_timestamp=1_600_000_000,
     )
     assert image_of(ByteWindow.of_bytes(content), BitstreamForm.XCLBIN) == content
 
@@ -147,7 +154,9 @@ def test_reader_answers_when_a_file_is_cut_anywhere(content: bytes, cut: float) 
 
 
 @given(content=WHOLE, changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=12))
-def test_reader_answers_and_allocates_little_when_bytes_are_changed(content: bytes, changes: list[tuple[float, int]]) -> None:
+def test_reader_answers_and_allocates_little_when_bytes_are_changed(
+    content: bytes, changes: list[tuple[float, int]]
+) -> None:
     """No number in a header makes the reader crash, read elsewhere or allocate what it says."""
     broken = bytearray(content)
     for place, value in changes:

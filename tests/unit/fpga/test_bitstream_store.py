@@ -1,4 +1,6 @@
-"""The store of bitstreams: what is added is found, what was changed programs nothing, and one bad entry leaves the others alone."""
+"""The store of bitstreams: what is added is found, what was changed programs nothing, and one bad
+entry leaves the others alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from topobus.fpga.store_command import main
 from topobus.values.outcome import Refusal
 
 
-def add(folder: Path, content: bytes, name: str = "matrix", namespaces: tuple[str, ...] = ("team-a",), **more: bool | str) -> StoreEntry:
+def add(
+    folder: Path, content: bytes, name: str = "matrix", namespaces: tuple[str, ...] = ("team-a",), **more: bool | str
+) -> StoreEntry:
     """Add a file of this content."""
     source = folder.parent / f"{name}.bin"
     source.write_bytes(content)
@@ -102,7 +106,9 @@ def test_store_leaves_bad_entries_out_and_keeps_the_others(folder: Path) -> None
     good = add(folder, gbs())
     lying = add(folder, xclbin(), "lying")
     (folder / manifest_name(lying.digest)).write_bytes(
-        msgspec.json.encode(msgspec.structs.replace(lying, bitstream=msgspec.structs.replace(lying.bitstream, function=FUNCTION)))
+        msgspec.json.encode(
+            msgspec.structs.replace(lying, bitstream=msgspec.structs.replace(lying.bitstream, function=FUNCTION))
+        )
     )
     (folder / "broken.json").write_text("[" * 100_000, encoding="ascii")
     (folder / "long.json").write_bytes(b" " * 100_000)
@@ -112,7 +118,13 @@ def test_store_leaves_bad_entries_out_and_keeps_the_others(folder: Path) -> None
     content = BitstreamStore(str(folder)).look()
 
     assert content.entries == (good,)
-    wanted = (f"{lying.file} is not what the manifest says", "broken.json", "long.json", "pipe.json", "wanted the one of its own name")
+    wanted = (
+        f"{lying.file} is not what the manifest says",
+        "broken.json",
+        "long.json",
+        "pipe.json",
+        "wanted the one of its own name",
+    )
     assert [[text for text in content.left_out if part in text] != [] for part in wanted] == [True] * len(wanted)
     assert len(content.left_out) == len(wanted)
 
@@ -126,7 +138,9 @@ def test_store_leaves_bad_entries_out_and_keeps_the_others(folder: Path) -> None
         ("matrix", ("Team A",), "no name of a namespace"),
     ],
 )
-def test_add_refuses_words_that_cannot_be(folder: Path, tmp_path: Path, name: str, namespaces: tuple[str, ...], message: str) -> None:
+def test_add_refuses_words_that_cannot_be(
+    folder: Path, tmp_path: Path, name: str, namespaces: tuple[str, ...], message: str
+) -> None:
     """Nothing is written then."""
     source = tmp_path / "a.gbs"
     source.write_bytes(gbs())

@@ -1,4 +1,6 @@
-"""Functions of a DFL card: a claim gets the one that it asks for or a named refusal, nobody's region is programmed under them, and a death leaves a safe card."""
+"""Functions of a DFL card: a claim gets the one that it asks for or a named refusal, nobody's
+region is programmed under them, and a death leaves a safe card.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_card_is_programmed_when_it_has_another_function(bench: DflBench, functi
 
 
 def test_card_is_not_programmed_again_when_the_next_claim_wants_the_same(bench: DflBench) -> None:
-    """The function stays after its user, whose port is reset; also a restart between the two changes nothing."""
+    """The function stays after its user, whose port is reset.
+
+    Also a restart between the two changes nothing.
+    """
     bench.prepare("matrix")
     bench.unprepare()
     assert bench.clean() is None
@@ -89,7 +94,10 @@ def test_claim_gets_a_function_that_is_loaded_and_in_no_store(bench: DflBench) -
 
 
 def test_selectors_see_what_is_loaded_and_what_fits(bench: DflBench) -> None:
-    """Names of the store as attributes, of those alone that fit; a blank function is nobody's to ask for."""
+    """Names of the store as attributes, of those alone that fit.
+
+    A blank function is nobody's to ask for.
+    """
     add(bench.store, xclbin(), "filter")
     add(bench.store, gbs(OTHER, interface=OTHER), "elsewhere")
     add(bench.store, gbs(BLANK), "blank", is_blank=True)
@@ -168,7 +176,11 @@ def test_claim_is_refused_when_a_process_has_the_port_open(bench: DflBench) -> N
 
 
 def test_card_is_made_whole_when_programming_fails(bench: DflBench) -> None:
-    """The claim is refused; the next start of undoing programs the region anew, and until that succeeds nobody gets the card."""
+    """The claim is refused.
+
+    The next start of undoing programs the region anew, and until that
+    succeeds nobody gets the card.
+    """
     bench.programmer.error = errno.EIO
 
     assert bench.refusal("matrix")[0] == "programming-failed"
@@ -209,7 +221,9 @@ def test_card_is_blanked_after_its_user_when_there_is_a_blank_function(bench: Df
 
 
 def test_card_is_not_sick_while_it_is_programmed(bench: DflBench) -> None:
-    """Its function reads as all ones then, which is a crash at any other time: nobody is evicted for it, and its neighbours are watched as ever."""
+    """Its function reads as all ones then, which is a crash at any other time: nobody is evicted
+    for it, and its neighbours are watched as ever.
+    """
     devices = bench.devices()
     seen: list[object] = []
     bench.programmer.halfway = lambda: seen.append((bench.afu_id(), bench.driver.observe(bench.tree, devices)))
@@ -238,7 +252,9 @@ def test_card_is_dirty_while_its_port_cannot_be_reset(bench: DflBench) -> None:
 
 
 def test_opencl_containers_are_told_apart_by_what_was_programmed(bench: DflBench) -> None:
-    """All of one board package show one id: only what this service, or this claim's record, knows is believed."""
+    """All of one board package show one id: only what this service, or this claim's record, knows
+    is believed.
+    """
     entry = add(bench.store, aocx(), "kernels")
     port_file(bench.root, "dfl-port.0", "afu_id").write_text(OPENCL_FUNCTION, encoding="ascii")
 
@@ -256,7 +272,9 @@ def test_opencl_containers_are_told_apart_by_what_was_programmed(bench: DflBench
 
 
 def test_card_is_safe_when_the_service_dies_while_it_programs(bench: DflBench) -> None:
-    """Killed with half of the image written: the next start finds the record, programs the region anew, and the claim can be prepared."""
+    """Killed with half of the image written: the next start finds the record, programs the region
+    anew, and the claim can be prepared.
+    """
     name = bench.devices()[0].name
     bench.journal.close()
     pid = os.fork()
@@ -279,7 +297,9 @@ def test_card_is_safe_when_the_service_dies_while_it_programs(bench: DflBench) -
 
 
 def test_card_stays_out_of_use_when_nobody_can_tell_what_is_in_it(bench: DflBench) -> None:
-    """The file that was being loaded is gone, and there is no blank one: a person must add one, or program the card."""
+    """The file that was being loaded is gone, and there is no blank one: a person must add one, or
+    program the card.
+    """
     bench.programmer.error = errno.EIO
     bench.refusal("matrix")
     for path in bench.store.iterdir():
@@ -301,11 +321,19 @@ def test_card_stays_out_of_use_when_nobody_can_tell_what_is_in_it(bench: DflBenc
         ({"apiVersion": "v1", "kind": "FunctionParameters", "function": "matrix"}, "config[0].apiVersion"),
         ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters"}, "config[0].function"),
         ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": 7}, "config[0].function"),
-        ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "../etc"}, "config[0].function"),
-        ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "matrix", "force": True}, "config[0].force"),
+        (
+            {"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "../etc"},
+            "config[0].function",
+        ),
+        (
+            {"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "matrix", "force": True},
+            "config[0].force",
+        ),
     ],
 )
-def test_configuration_is_refused_with_its_field_when_it_is_wrong(bench: DflBench, entry: dict[str, Any], field: str) -> None:
+def test_configuration_is_refused_with_its_field_when_it_is_wrong(
+    bench: DflBench, entry: dict[str, Any], field: str
+) -> None:
     """Nothing is ignored silently."""
     context = PrepareContext(owner=claim("one"), config=(entry,))
 
@@ -316,7 +344,9 @@ def test_configuration_is_refused_with_its_field_when_it_is_wrong(bench: DflBenc
 
 
 def test_one_device_of_a_claim_is_asked_for_its_own_function(bench: DflBench) -> None:
-    """A configuration for one request counts for its device alone, and a claim's refines its class's."""
+    """A configuration for one request counts for its device alone, and a claim's refines its
+    class's.
+    """
     (device,) = bench.devices()
     config = (*asking("nothing"), *asking("matrix"))
     context = PrepareContext(owner=claim("one"), config=asking("nothing"), device_config={device.name: config})
@@ -327,7 +357,9 @@ def test_one_device_of_a_claim_is_asked_for_its_own_function(bench: DflBench) ->
 
 
 def test_card_without_a_region_of_its_own_is_not_programmed(bench: DflBench) -> None:
-    """A virtual function has its port, and no management engine: what is loaded there is the host's to say."""
+    """A virtual function has its port, and no management engine: what is loaded there is the host's
+    to say.
+    """
     (engine,) = bench.root.glob("sys/class/fpga_region/*/dfl-fme.0")
     engine.rename(engine.parent / "away")
 

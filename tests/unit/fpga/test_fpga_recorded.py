@@ -18,7 +18,10 @@ from topobus.values.health import HealthState
 
 @pytest.fixture(scope="module")
 def dgx(tmp_path_factory: pytest.TempPathFactory) -> RecordedMachine:
-    """The demo machine. Building it costs a second, so all tests share it: whoever harms it, mends it."""
+    """The demo machine.
+
+    Building it costs a second, so all tests share it: whoever harms it, mends it.
+    """
     return build("dgx", tmp_path_factory.mktemp("dgx") / "machine")
 
 
@@ -28,7 +31,9 @@ def discover(machine: RecordedMachine, driver: DeviceDriver) -> tuple[Device, ..
     return tuple(driver.discover(tree, read_machine(tree, "n")).devices)
 
 
-def look(machine: RecordedMachine, driver: DeviceDriver, devices: tuple[Device, ...]) -> dict[str, list[tuple[HealthState, str]]]:
+def look(
+    machine: RecordedMachine, driver: DeviceDriver, devices: tuple[Device, ...]
+) -> dict[str, list[tuple[HealthState, str]]]:
     """Give what is wrong, by device name."""
     seen = driver.observe(Tree(HardwareSettings(root=str(machine.root))), devices)
     return {
@@ -53,7 +58,10 @@ def test_xilinx_finds_two_cards_on_node_0_when_the_machine_is_the_demo(dgx: Reco
 
 @pytest.mark.parametrize("function", [0, 1])
 def test_xilinx_misses_either_function_when_it_falls_off_the_bus(dgx: RecordedMachine, function: int) -> None:
-    """A card with half of its functions gone is Unhealthy under its own name; its neighbour is not touched."""
+    """A card with half of its functions gone is Unhealthy under its own name.
+
+    Its neighbour is not touched.
+    """
     driver = XilinxDriver()
     cards = discover(dgx, driver)
 
@@ -61,7 +69,9 @@ def test_xilinx_misses_either_function_when_it_falls_off_the_bus(dgx: RecordedMa
     sick = look(dgx, driver, cards)
     dgx.restore_pci(f"0000:38:00.{function}")
 
-    assert {name: {state for state, _ in conditions} for name, conditions in sick.items()} == {cards[0].name: {HealthState.UNHEALTHY}}
+    assert {name: {state for state, _ in conditions} for name, conditions in sick.items()} == {
+        cards[0].name: {HealthState.UNHEALTHY}
+    }
 
 
 def test_intel_dfl_finds_the_card_when_the_machine_has_one(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The claim of the how-to page, allocated: a card that has the function comes before one that only fits, and a card that does not fit is never taken."""
+"""The claim of the how-to page, allocated: a card that has the function comes before one that only
+fits, and a card that does not fit is never taken.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def taken(*devices: Device) -> list[str]:
     outcome = allocate(
         AllocationInput(
             node=Node("n"),
-            claims=(ClaimToAllocate("team-a/multiply", read_as(claim_of_the_page()["spec"], ClaimSpec, where="claim")),),
+            claims=(
+                ClaimToAllocate("team-a/multiply", read_as(claim_of_the_page()["spec"], ClaimSpec, where="claim")),
+            ),
             classes={CLASS: DeviceClassSpec()},
             slices=(Slice("s", read_as(spec, SliceSpec, where="slice")),),
         ),
@@ -58,7 +62,9 @@ def taken(*devices: Device) -> list[str]:
 
 @pytest.fixture
 def cards(tmp_path: Path) -> dict[str, Device]:
-    """One card as the driver describes it in three conditions: with the function, fit for it, and of another maker's shell."""
+    """One card as the driver describes it in three conditions: with the function, fit for it, and
+    of another maker's shell.
+    """
     root = tmp_path / "machine"
     dfl_machine(root)
     tree = Tree(HardwareSettings(root=str(root)))

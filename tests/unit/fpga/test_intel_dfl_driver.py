@@ -19,7 +19,9 @@ from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
 
 ADDRESS = PciAddress.parse("0000:5e:00.0")
-FUNCTION = PciDevice(address=ADDRESS, vendor=0x8086, device=0x0B30, class_code=0x120000, numa_node=1, root="pci0000:5d", driver="dfl-pci")
+FUNCTION = PciDevice(
+    address=ADDRESS, vendor=0x8086, device=0x0B30, class_code=0x120000, numa_node=1, root="pci0000:5d", driver="dfl-pci"
+)
 CARD = f"sys/devices/pci0000:5d/{ADDRESS}"
 REGION = f"{CARD}/fpga_region/region0"
 ENGINE = f"{REGION}/dfl-fme.0"
@@ -61,7 +63,9 @@ class Node:
     def discover(self) -> tuple[Device, ...]:
         """Find the cards."""
         node = NumaNode(id=1, cpus=CpuSet(0), memory_bytes=1)
-        self.discovery = self.driver.discover(self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=(FUNCTION,)))
+        self.discovery = self.driver.discover(
+            self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=(FUNCTION,))
+        )
         return tuple(self.discovery.devices)
 
     def look(self, devices: tuple[Device, ...]) -> list[Observation]:
@@ -79,7 +83,12 @@ def test_discover_describes_the_card_when_a_function_is_loaded(node: Node) -> No
     """Place comes from PCI, ids from the card."""
     (card,) = node.discover()
 
-    assert (card.name, card.model, card.numa_nodes, card.pcie_root) == ("fpga-0000-5e-00-0", "PAC N3000", NodeSet(1), "pci0000:5d")
+    assert (card.name, card.model, card.numa_nodes, card.pcie_root) == (
+        "fpga-0000-5e-00-0",
+        "PAC N3000",
+        NodeSet(1),
+        "pci0000:5d",
+    )
     wanted = {
         "afuId": "9aeffe5f84570612c000c9660d824272",
         "interfaceId": "9926ab6d6c925a68aabca7d84c545738",
@@ -142,7 +151,9 @@ def test_observe_is_unknown_when_a_register_cannot_be_read(node: Node) -> None:
     devices = node.discover()
     node.write(f"{PORT}/errors/errors", "oops")
 
-    assert [(observation.state, observation.reason) for observation in node.look(devices)] == [(HealthState.UNKNOWN, "tree-unreadable")]
+    assert [(observation.state, observation.reason) for observation in node.look(devices)] == [
+        (HealthState.UNKNOWN, "tree-unreadable")
+    ]
 
 
 def test_observe_is_unhealthy_when_the_card_left_the_bus(node: Node) -> None:
@@ -154,7 +165,9 @@ def test_observe_is_unhealthy_when_the_card_left_the_bus(node: Node) -> None:
 
 
 def test_prepare_gives_the_port_alone_when_the_card_has_an_engine(node: Node) -> None:
-    """A container gets the port that it computes through, and never the engine that re-flashes the card for everybody."""
+    """A container gets the port that it computes through, and never the engine that re-flashes the
+    card for everybody.
+    """
     devices = node.discover()
 
     edits = node.driver.prepare(node.tree, devices, CONTEXT)
@@ -165,14 +178,19 @@ def test_prepare_gives_the_port_alone_when_the_card_has_an_engine(node: Node) ->
 
 
 def test_discover_leaves_the_card_out_when_its_ports_are_virtual_functions(node: Node) -> None:
-    """A physical function whose ports went to virtual functions is not offered beside them; a claim that still names it is refused."""
+    """A physical function whose ports went to virtual functions is not offered beside them.
+
+    A claim that still names it is refused.
+    """
     devices = node.discover()
     node.write(f"{CARD}/sriov_numvfs", "2")
 
     refusal = node.driver.prepare(node.tree, devices, CONTEXT)
 
     assert node.discover() == ()
-    assert node.discovery.warnings == (f"{ADDRESS} is not offered: it has 2 virtual functions on, which are offered instead",)
+    assert node.discovery.warnings == (
+        f"{ADDRESS} is not offered: it has 2 virtual functions on, which are offered instead",
+    )
     assert isinstance(refusal, Refusal)
     assert [reason.code for reason in refusal.reasons] == ["device-not-offered"]
 
@@ -196,7 +214,9 @@ def double(node: Node) -> Node:
 
 
 def test_discover_gives_each_port_when_a_card_has_several(double: Node) -> None:
-    """Each port is a device with its own function and its own region's interface id, and names the card as its parent, which is not offered."""
+    """Each port is a device with its own function and its own region's interface id, and names the
+    card as its parent, which is not offered.
+    """
     devices = double.discover()
 
     assert [(device.name, device.attributes["interfaceId"], device.attributes["afuId"]) for device in devices] == [
@@ -222,7 +242,10 @@ def test_prepare_gives_each_port_its_own_node_when_a_card_has_several(double: No
 
 
 def test_prepare_refuses_a_port_when_it_went_to_a_virtual_function(double: Node) -> None:
-    """A port that was released is gone from the card; the one that stays keeps its name and is given."""
+    """A port that was released is gone from the card.
+
+    The one that stays keeps its name and is given.
+    """
     devices = double.discover()
     for file in (double.root / f"{REGION}/dfl-port.5/errors", double.root / f"{REGION}/dfl-port.5"):
         for path in [path for path in file.iterdir() if path.is_file()]:
@@ -233,11 +256,16 @@ def test_prepare_refuses_a_port_when_it_went_to_a_virtual_function(double: Node)
 
     assert [device.name for device in double.discover()] == ["fpga-0000-5e-00-0-port-0"]
     assert isinstance(refusal, Refusal)
-    assert [(reason.code, reason.facts["devices"]) for reason in refusal.reasons] == [("device-not-offered", ("fpga-0000-5e-00-0-port-1",))]
+    assert [(reason.code, reason.facts["devices"]) for reason in refusal.reasons] == [
+        ("device-not-offered", ("fpga-0000-5e-00-0-port-1",))
+    ]
 
 
 def test_observe_blames_one_port_when_its_function_fails(double: Node) -> None:
-    """The neighbour computes on; what the engine says is told of both, and a risen error counter as well."""
+    """The neighbour computes on.
+
+    What the engine says is told of both, and a risen error counter as well.
+    """
     counter = f"sys/bus/pci/devices/{ADDRESS}/aer_dev_fatal"
     double.write(counter, "TOTAL_ERR_FATAL 0")
     devices = double.discover()
@@ -263,4 +291,6 @@ def test_discover_leaves_a_card_out_when_it_has_an_engine_alone(node: Node) -> N
     (node.root / PORT).rmdir()
 
     assert node.discover() == ()
-    assert node.discovery.warnings == ("0000:5e:00.0 is not offered: it has no port, and its management engine is for nobody's container",)
+    assert node.discovery.warnings == (
+        "0000:5e:00.0 is not offered: it has no port, and its management engine is for nobody's container",
+    )

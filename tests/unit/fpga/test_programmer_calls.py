@@ -1,4 +1,6 @@
-"""The kernel calls: numbers and layouts are those of the kernel's and XRT's headers, and a node that cannot be opened leaves the region untouched."""
+"""The kernel calls: numbers and layouts are those of the kernel's and XRT's headers, and a node
+that cannot be opened leaves the region untouched.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class _FmePortPr(ctypes.Structure):
 
 
 def test_request_numbers_are_those_of_the_headers() -> None:
-    """As a C compiler prints them of linux-libc-dev 6.1's linux/fpga-dfl.h, and of _IOW('X', 6, a struct of one pointer) of XRT's xmgmt-ioctl.h."""
+    """As a C compiler prints them of linux-libc-dev 6.1's linux/fpga-dfl.h, and of _IOW('X', 6, a
+    struct of one pointer) of XRT's xmgmt-ioctl.h.
+    """
     assert (DFL_FPGA_PORT_RESET, DFL_FPGA_FME_PORT_PR, XCLMGMT_IOCICAPDOWNLOAD_AXLF) == (0xB640, 0xB680, 0x40085806)
 
 
@@ -43,7 +47,13 @@ def test_layouts_are_those_of_a_c_compiler() -> None:
     read = _FmePortPr.from_buffer_copy(packed)
 
     assert (FME_PORT_PR.size, ctypes.sizeof(_FmePortPr), ICAP_DOWNLOAD.size) == (24, 24, ctypes.sizeof(ctypes.c_void_p))
-    assert (read.argsz, read.flags, read.port_id, read.buffer_size, read.buffer_address) == (24, 0, 7, 4096, 0x1122334455667788)
+    assert (read.argsz, read.flags, read.port_id, read.buffer_size, read.buffer_address) == (
+        24,
+        0,
+        7,
+        4096,
+        0x1122334455667788,
+    )
 
 
 def test_programmer_touches_nothing_when_a_node_is_not_there(tmp_path: Path) -> None:

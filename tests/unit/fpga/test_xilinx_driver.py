@@ -19,9 +19,21 @@ from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
 
 MANAGEMENT = PciDevice(
-    address=PciAddress.parse("0000:3b:00.0"), vendor=0x10EE, device=0x505C, class_code=0x120000, numa_node=0, driver="xclmgmt"
+    address=PciAddress.parse("0000:3b:00.0"),
+    vendor=0x10EE,
+    device=0x505C,
+    class_code=0x120000,
+    numa_node=0,
+    driver="xclmgmt",
 )
-USER = PciDevice(address=PciAddress.parse("0000:3b:00.1"), vendor=0x10EE, device=0x505D, class_code=0x120000, numa_node=0, driver="xocl")
+USER = PciDevice(
+    address=PciAddress.parse("0000:3b:00.1"),
+    vendor=0x10EE,
+    device=0x505D,
+    class_code=0x120000,
+    numa_node=0,
+    driver="xocl",
+)
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 NAME = "fpga-0000-3b-00-0"
 
@@ -49,7 +61,9 @@ FILES = {
 class Slot:
     """A small tree with one slot, and the driver that watches it."""
 
-    def __init__(self, root: Path, functions: tuple[PciDevice, ...] = (MANAGEMENT, USER), files: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, functions: tuple[PciDevice, ...] = (MANAGEMENT, USER), files: dict[str, str] | None = None
+    ) -> None:
         self.root = root
         self.functions = functions
         for function in functions:
@@ -75,12 +89,16 @@ class Slot:
     def discover(self) -> tuple[Device, ...]:
         """Find the cards."""
         node = NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1)
-        self.discovery = self.driver.discover(self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=self.functions))
+        self.discovery = self.driver.discover(
+            self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=self.functions)
+        )
         return tuple(self.discovery.devices)
 
     def look(self, devices: tuple[Device, ...]) -> list[tuple[HealthState, str]]:
         """Give state and reason of all that the driver sees of the only card."""
-        return [(observation.state, observation.reason) for observation in self.driver.observe(self.tree, devices)[NAME]]
+        return [
+            (observation.state, observation.reason) for observation in self.driver.observe(self.tree, devices)[NAME]
+        ]
 
 
 @pytest.fixture
@@ -94,13 +112,21 @@ def test_discover_makes_one_card_of_two_functions_when_they_share_a_slot(slot: S
     (card,) = slot.discover()
 
     assert (card.name, str(card.pci), card.model, card.uuid) == (NAME, "0000:3b:00.1", "Alveo U55C", "XFL1ABCD")
-    assert (card.attributes["managementPciBusID"], card.attributes["shell"]) == ("0000:3b:00.0", "xilinx_u55c_gen3x16_xdma_base_3")
+    assert (card.attributes["managementPciBusID"], card.attributes["shell"]) == (
+        "0000:3b:00.0",
+        "xilinx_u55c_gen3x16_xdma_base_3",
+    )
 
 
 def test_discover_pairs_by_device_id_when_no_driver_is_loaded(tmp_path: Path) -> None:
     """Without markers and drivers the ids still tell which function is which."""
     bare = tuple(
-        PciDevice(address=pci_device.address, vendor=pci_device.vendor, device=pci_device.device, class_code=pci_device.class_code)
+        PciDevice(
+            address=pci_device.address,
+            vendor=pci_device.vendor,
+            device=pci_device.device,
+            class_code=pci_device.class_code,
+        )
         for pci_device in (MANAGEMENT, USER)
     )
 
@@ -171,18 +197,25 @@ def test_observe_is_unhealthy_when_no_driver_has_the_user_function(slot: Slot) -
 
 
 def test_observe_goes_on_missing_the_user_function_when_it_left_the_bus(slot: Slot) -> None:
-    """A card that lost its user function keeps its name and is Unhealthy, before and after the next discovery."""
+    """A card that lost its user function keeps its name and is Unhealthy, before and after the next
+    discovery.
+    """
     devices = slot.discover()
     slot.remove(USER)
 
     before = slot.look(devices)
     after = slot.look(slot.discover())
 
-    assert (before, after) == ([(HealthState.UNHEALTHY, "fell-off-bus")], [(HealthState.UNHEALTHY, "user-function-missing")])
+    assert (before, after) == (
+        [(HealthState.UNHEALTHY, "fell-off-bus")],
+        [(HealthState.UNHEALTHY, "user-function-missing")],
+    )
 
 
 def test_observe_goes_on_missing_the_management_function_when_it_left_the_bus(slot: Slot) -> None:
-    """A card that lost its management function keeps its name and is Unhealthy after the next discovery too."""
+    """A card that lost its management function keeps its name and is Unhealthy after the next
+    discovery too.
+    """
     slot.discover()
     slot.remove(MANAGEMENT)
 
@@ -198,7 +231,9 @@ def test_observe_is_unknown_when_a_file_cannot_be_read(slot: Slot) -> None:
 
 
 def test_prepare_gives_the_render_node_alone_when_both_functions_have_drivers(slot: Slot) -> None:
-    """A container gets what runs kernels and a variable of the card's own, and never the node that re-flashes the card."""
+    """A container gets what runs kernels and a variable of the card's own, and never the node that
+    re-flashes the card.
+    """
     edits = slot.driver.prepare(slot.tree, slot.discover(), CONTEXT)
 
     assert not isinstance(edits, Refusal)
@@ -222,7 +257,9 @@ def test_discover_leaves_the_card_out_when_its_user_function_is_passed_through(t
     slot = Slot(tmp_path, functions=(MANAGEMENT, msgspec.structs.replace(USER, driver="vfio-pci")))
 
     assert slot.discover() == ()
-    assert slot.discovery.warnings == (f"{USER.address} is not offered: kernel driver vfio-pci holds it for passthrough",)
+    assert slot.discovery.warnings == (
+        f"{USER.address} is not offered: kernel driver vfio-pci holds it for passthrough",
+    )
 
 
 SECOND = msgspec.structs.replace(USER, address=PciAddress.parse("0000:3b:00.2"))
@@ -241,7 +278,10 @@ def double(tmp_path: Path) -> Slot:
 
 
 def test_discover_gives_each_user_function_when_a_card_has_several(double: Slot) -> None:
-    """Each is a device of its own, with its shell, and names the card as its parent; the card's serial number is no id of theirs."""
+    """Each is a device of its own, with its shell, and names the card as its parent.
+
+    The card's serial number is no id of theirs.
+    """
     devices = double.discover()
 
     assert [(device.name, str(device.pci), device.attributes["shell"]) for device in devices] == [
@@ -267,7 +307,10 @@ def test_prepare_gives_each_user_function_its_own_node_when_a_card_has_several(d
 
 
 def test_prepare_gives_no_node_when_the_management_function_is_all_that_is_left(double: Slot) -> None:
-    """A card whose user functions are gone is listed as sick; whoever is given it all the same gets no node of the management function."""
+    """A card whose user functions are gone is listed as sick.
+
+    Whoever is given it all the same gets no node of the management function.
+    """
     double.remove(USER)
     double.remove(SECOND)
     devices = double.discover()
@@ -290,7 +333,10 @@ def test_discover_keeps_a_user_functions_name_when_its_neighbour_leaves(double: 
 
 
 def test_discover_keeps_a_user_functions_name_when_its_neighbour_left_before_a_restart(double: Slot) -> None:
-    """The next process has seen one of the two alone; the inventory of the one before tells it that there were two."""
+    """The next process has seen one of the two alone.
+
+    The inventory of the one before tells it that there were two.
+    """
     before = double.discover()
     double.remove(double.functions[1])
     double.functions = tuple(function for function in double.functions if (double.root / folder(function)).exists())
@@ -304,7 +350,9 @@ def test_discover_keeps_a_user_functions_name_when_its_neighbour_left_before_a_r
 
 
 def test_observe_misses_the_management_function_when_it_left_before_a_restart(slot: Slot) -> None:
-    """What was known of the slot stays known: that a card lacks its management function is a fault, and not another kind of card."""
+    """What was known of the slot stays known: that a card lacks its management function is a fault,
+    and not another kind of card.
+    """
     before = slot.discover()
     slot.remove(MANAGEMENT)
     slot.functions = (USER,)

@@ -1,4 +1,6 @@
-"""Functions of Xilinx cards: the shell decides what fits, XRT shows late what was loaded, and a card of several user functions is not programmed for one of them."""
+"""Functions of Xilinx cards: the shell decides what fits, XRT shows late what was loaded, and a
+card of several user functions is not programmed for one of them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Bench:
 
     def prepare(self, function: str, owner: Owner = ONE) -> object:
         """Prepare the card with a function, long work to its end."""
-        config: tuple[dict[str, Any], ...] = ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": function},)
+        config: tuple[dict[str, Any], ...] = (
+            {"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": function},
+        )
         card = self.card()
         answer = journaled_verbs.prepare(
             self.journal, self.driver, self.tree, [card], PrepareContext(owner=owner, config=config), [card.name]
@@ -107,7 +111,10 @@ def test_card_is_not_programmed_when_the_user_function_shows_the_wanted_uuid(ben
 
 
 def test_card_is_programmed_anew_when_its_user_has_loaded_something_else(bench: Bench) -> None:
-    """A user may load an xclbin by the user function; what this process loaded before does not count then."""
+    """A user may load an xclbin by the user function.
+
+    What this process loaded before does not count then.
+    """
     bench.prepare("filter")
     bench.show("ab" * 16)
     bench.release()
@@ -117,7 +124,10 @@ def test_card_is_programmed_anew_when_its_user_has_loaded_something_else(bench: 
 
 
 def test_card_is_programmed_anew_when_it_was_passed_through_in_between(bench: Bench) -> None:
-    """A virtual machine may have loaded anything, and sysfs shows nothing of it; while the card is away, what was loaded is forgotten."""
+    """A virtual machine may have loaded anything, and sysfs shows nothing of it.
+
+    While the card is away, what was loaded is forgotten.
+    """
     bench.prepare("filter")
     bench.release()
     card = bench.card()
@@ -148,7 +158,9 @@ def test_card_is_not_sick_while_it_is_programmed(bench: Bench) -> None:
     bench.prepare("filter")
 
     assert seen == [[]]
-    assert [observation.reason for observation in bench.driver.observe(bench.tree, [card])[card.name]] == ["device-offline"]
+    assert [observation.reason for observation in bench.driver.observe(bench.tree, [card])[card.name]] == [
+        "device-offline"
+    ]
 
 
 def test_claim_keeps_its_card_when_the_service_restarts(bench: Bench) -> None:
@@ -176,7 +188,10 @@ def test_claim_is_refused_when_the_function_is_for_another_shell(bench: Bench, c
 
 @pytest.mark.parametrize(("timestamp", "is_fit"), [(0, True), (0x5E9C1A1B, True), (0x11111111, False)])
 def test_shell_is_compared_by_its_time_where_both_tell_one(bench: Bench, timestamp: int, is_fit: bool) -> None:
-    """Two shells of one name are two shells; colons and dots in the file's word for it are underscores on the card."""
+    """Two shells of one name are two shells.
+
+    Colons and dots in the file's word for it are underscores on the card.
+    """
     folder = bench.tree.path(f"sys/bus/pci/devices/{bench.card().pci}")
     (rom,) = folder.glob("rom.u.*")
     (rom / "timestamp").write_text("0x5e9c1a1b", encoding="ascii")
@@ -206,7 +221,10 @@ def test_card_is_not_programmed_when_its_management_function_is_elsewhere(bench:
 
 
 def test_card_stays_in_doubt_until_it_is_programmed_when_a_death_cut_programming_off(bench: Bench) -> None:
-    """What sysfs shows proves nothing here, for it may be from before; so the region is written anew."""
+    """What sysfs shows proves nothing here, for it may be from before.
+
+    So the region is written anew.
+    """
     bench.show("ab" * 16)
     bench.programmer.error = errno.EIO
     assert code(bench.prepare("filter")) == "programming-failed"

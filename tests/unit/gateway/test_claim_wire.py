@@ -1,4 +1,6 @@
-"""A claim in protobuf: one driver's entries are changed, and every other byte stays, whatever the claim's author wrote."""
+"""A claim in protobuf: one driver's entries are changed, and every other byte stays, whatever the
+claim's author wrote.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from topobus.formats.kubernetes.claim_wire import claim_uid, with_device_statuse
 from topobus.values.errors import ContractError
 
 NIC, GPU = "nic.topobus.dev", "gpu.example.com"
-READY = {"type": "Ready", "status": "True", "reason": "Attached", "message": "", "lastTransitionTime": "2026-11-23T04:00:00Z"}
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Attached",
+    "message": "",
+    "lastTransitionTime": "2026-11-23T04:00:00Z",
+}
 ENTRY = {
     "driver": NIC,
     "pool": "n1",
@@ -40,19 +48,36 @@ def claim(*devices: bytes) -> bytes:
     allocation = field(1, field(1, field(2, field(2, text(1, NIC) + field(2, field(1, PARAMETERS))))))
     status = field(3, allocation + b"".join(field(4, device) for device in devices))
     unknown = (
-        field(1, text(1, "resource.k8s.io/v1") + text(2, "ResourceClaim")) + field(2, metadata + field(2, b"") + status) + text(4, "x")
+        field(1, text(1, "resource.k8s.io/v1") + text(2, "ResourceClaim"))
+        + field(2, metadata + field(2, b"") + status)
+        + text(4, "x")
     )
     return b"k8s\x00" + unknown
 
 
 def entry(driver: str, device: str, *conditions: str) -> bytes:
     """An entry as somebody wrote it before."""
-    return text(1, driver) + text(2, "n1") + text(3, device) + b"".join(field(4, text(1, condition)) for condition in conditions)
+    return (
+        text(1, driver)
+        + text(2, "n1")
+        + text(3, device)
+        + b"".join(field(4, text(1, condition)) for condition in conditions)
+    )
 
 
 def test_entry_is_written_in_the_apis_numbers() -> None:
-    """Driver 1, pool 2, device 3, conditions 4, data 5, networkData 6, as in generated.proto; the uid is read."""
-    condition = text(1, "Ready") + text(2, "True") + b"\x18\x03" + field(4, b"\x08\xc0\xf4\x8e\xd8\x06") + text(5, "Attached") + text(6, "")
+    """Driver 1, pool 2, device 3, conditions 4, data 5, networkData 6, as in generated.proto.
+
+    The uid is read.
+    """
+    condition = (
+        text(1, "Ready")
+        + text(2, "True")
+        + b"\x18\x03"
+        + field(4, b"\x08\xc0\xf4\x8e\xd8\x06")
+        + text(5, "Attached")
+        + text(6, "")
+    )
     network = text(1, "net1") + text(2, "10.1.2.3/24") + text(3, "02:00:00:00:00:01")
     written = entry(NIC, "nic-0") + field(4, condition) + field(5, field(1, b'{"mtu": 1400}')) + field(6, network)
 

@@ -1,4 +1,6 @@
-"""Promises of the guard: every name of a claim's CDI file brings it, nobody else may make one, and a container's mounts say whose it has."""
+"""Promises of the guard: every name of a claim's CDI file brings it, nobody else may make one, and
+a container's mounts say whose it has.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,36 @@ FORGED = {
 
 
 def test_guard_is_in_every_device_of_the_file() -> None:
-    """A container names one device, one request or the whole claim: none of them is a way past the guard."""
-    spec = CdiSpec(vendor="v", device_class="nic", devices=(CdiDevice(name="a", edits=EDITS), CdiDevice(name="b", edits=EDITS)))
+    """A container names one device, one request or the whole claim: none of them is a way past the
+    guard.
+    """
+    spec = CdiSpec(
+        vendor="v", device_class="nic", devices=(CdiDevice(name="a", edits=EDITS), CdiDevice(name="b", edits=EDITS))
+    )
 
     written = parse(render(guarded(spec, "u", "nic")))
 
-    assert [[mount.host_path for mount in device.edits.mounts] for device in written.devices] == [[GUARD_SOURCE], [GUARD_SOURCE]]
+    assert [[mount.host_path for mount in device.edits.mounts] for device in written.devices] == [
+        [GUARD_SOURCE],
+        [GUARD_SOURCE],
+    ]
 
 
 def test_containers_guards_are_known_by_source_and_place() -> None:
-    """Each claim once; what is mounted there from elsewhere, and what only begins alike, is not ours."""
+    """Each claim once.
+
+    What is mounted there from elsewhere, and what only begins alike, is not ours.
+    """
     nic, cpu = guard_mount("u", "nic"), guard_mount("u", "cpu")
     pairs = [(mount.host_path, mount.container_path) for mount in (nic, cpu, nic)]
 
     found_claims = guarded_claims(
-        [*pairs, ("/etc", nic.container_path), (GUARD_SOURCE, "/run/topobus/guards/nic/x"), (GUARD_SOURCE, GUARD_FOLDER)]
+        [
+            *pairs,
+            ("/etc", nic.container_path),
+            (GUARD_SOURCE, "/run/topobus/guards/nic/x"),
+            (GUARD_SOURCE, GUARD_FOLDER),
+        ]
     )
 
     assert found_claims == (("u", "nic"), ("u", "cpu"))

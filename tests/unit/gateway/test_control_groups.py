@@ -22,5 +22,8 @@ from topobus.gateway.containers.kernel_cpusets import control_group_folder
     ],
 )
 def test_control_group_is_where_the_runtime_makes_it(path: str, folder: str) -> None:
-    """Both forms lead into the tree, slices one in the other as systemd nests them; what leads out of it, or is none, leads nowhere."""
+    """Both forms lead into the tree, slices one in the other as systemd nests them.
+
+    What leads out of it, or is none, leads nowhere.
+    """
     assert control_group_folder(path) == folder

@@ -39,7 +39,9 @@ ENTRY = ClaimEntry(
     devices=(AllocatedDevice(request="r", pool="n1", device="cpu-0"),),
     is_prepared=True,
     cdi=CdiSpec(
-        vendor="topobus.dev", device_class="cpu", devices=(CdiDevice(name=NAME, edits=ContainerEdits(cpuset=Cpuset(cpus=CpuSet(0)))),)
+        vendor="topobus.dev",
+        device_class="cpu",
+        devices=(CdiDevice(name=NAME, edits=ContainerEdits(cpuset=Cpuset(cpus=CpuSet(0)))),),
     ),
 )
 INTRUDER = Sandbox(id="s-p", uid="u-p", namespace="default", name="p")
@@ -81,9 +83,13 @@ def pinning_of(root: Path, file: Path, reports: Reports) -> CpuPinning:
     """A machine of two CPUs, of which a prepared claim has the first."""
     devices = tuple(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu) for cpu in (0, 1))
     inventory = Inventory(node="n1", device_class="cpu", generation=1, devices=devices)
-    state = SimpleNamespace(inventories=lambda: {"cpu": inventory}, ledger=None, changed=Broadcast(), ledger_changed=Broadcast())
+    state = SimpleNamespace(
+        inventories=lambda: {"cpu": inventory}, ledger=None, changed=Broadcast(), ledger_changed=Broadcast()
+    )
     kernel, metrics = KernelCpusets(Tree(HardwareSettings(root=str(root)))), CpusetMetrics(CollectorRegistry())
-    return CpuPinning(Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, reports, metrics)
+    return CpuPinning(
+        Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, reports, metrics
+    )
 
 
 async def told_of(pinning: CpuPinning, reports: Reports, intruder: RunningContainer) -> CpuDifference:
@@ -101,27 +107,47 @@ async def told_of(pinning: CpuPinning, reports: Reports, intruder: RunningContai
 async def test_pod_and_claim_and_its_pod_are_named_when_a_container_runs_on_the_claims_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the runtime shows is its own notes: the kernel has the container on the claim's CPU, and all whom that concerns are told when it was put right."""
+    """What the runtime shows is its own notes: the kernel has the container on the claim's CPU, and
+    all whom that concerns are told when it was put right.
+    """
     monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._SECOND_LOOK_S", 0.0)
     file = tmp_path / "sys/fs/cgroup/kubepods.slice/kubepods-podp.slice/cri-containerd-p.scope/cpuset.cpus"
     file.parent.mkdir(parents=True)
     file.write_text("0-1\n")
     reports = Reports()
-    intruder = RunningContainer(id="p", sandbox_id="s-p", name="main", cpus=CpuSet(1), control_group="kubepods-podp.slice:cri-containerd:p")
+    intruder = RunningContainer(
+        id="p", sandbox_id="s-p", name="main", cpus=CpuSet(1), control_group="kubepods-podp.slice:cri-containerd:p"
+    )
 
     difference = await told_of(pinning_of(tmp_path, file, reports), reports, intruder)
 
-    assert (difference.sandbox, difference.sandboxes, [claim.uid for claim in difference.claims]) == (INTRUDER, (OWNER,), ["u-c"])
-    assert (difference.has, difference.wanted, difference.shared, difference.error) == (CpuSet(0, 1), CpuSet(1), CpuSet(0), "")
+    assert (difference.sandbox, difference.sandboxes, [claim.uid for claim in difference.claims]) == (
+        INTRUDER,
+        (OWNER,),
+        ["u-c"],
+    )
+    assert (difference.has, difference.wanted, difference.shared, difference.error) == (
+        CpuSet(0, 1),
+        CpuSet(1),
+        CpuSet(0),
+        "",
+    )
     assert file.read_text() == "1\n"
 
 
 async def test_same_are_named_when_a_container_was_started_while_the_gateway_was_away(tmp_path: Path) -> None:
-    """Such a container has all CPUs until the gateway is back: that the claim's was shared is no secret."""
+    """Such a container has all CPUs until the gateway is back: that the claim's was shared is no
+    secret.
+    """
     reports = Reports()
     intruder = RunningContainer(id="p", sandbox_id="s-p", name="main")
 
     difference = await told_of(pinning_of(tmp_path, tmp_path / "cpus", reports), reports, intruder)
 
-    assert (difference.sandbox, difference.sandboxes, difference.shared, difference.error) == (INTRUDER, (OWNER,), CpuSet(0), "")
+    assert (difference.sandbox, difference.sandboxes, difference.shared, difference.error) == (
+        INTRUDER,
+        (OWNER,),
+        CpuSet(0),
+        "",
+    )
     assert (tmp_path / "cpus").read_text() == "1\n"

@@ -1,4 +1,6 @@
-"""Who has which CPUs: no CPU in two exclusive sets, none of them in the pool, and a refusal before anybody's set would be empty."""
+"""Who has which CPUs: no CPU in two exclusive sets, none of them in the pool, and a refusal before
+anybody's set would be empty.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ CPUS = st.frozensets(st.integers(min_value=0, max_value=9)).map(CpuSet.of)
 def test_cpusets_are_disjoint_when_every_claim_was_admitted(
     online: CpuSet, kubelet: CpuSet, demands: list[CpuSet], given_cpus: CpuSet | None
 ) -> None:
-    """Claims that were admitted one after the other have what they asked for; all others have a part of the rest, and never nothing."""
+    """Claims that were admitted one after the other have what they asked for.
+
+    All others have a part of the rest, and never nothing.
+    """
     claims: dict[str, Cpuset] = {}
     for number, cpus in enumerate(demands):
         taken = CpuOwnership(online=online, claims=claims, kubelet=kubelet)

@@ -23,7 +23,10 @@ INVENTORY = Inventory(
     node="n",
     device_class="gpu",
     generation=3,
-    devices=tuple(Device(name=name, device_class="gpu", driver=driver) for name, driver in (("a", "reads"), ("b", "reads"), ("c", "acts"))),
+    devices=tuple(
+        Device(name=name, device_class="gpu", driver=driver)
+        for name, driver in (("a", "reads"), ("b", "reads"), ("c", "acts"))
+    ),
     reading_drivers=("reads",),
 )
 PREPARED = Prepared(edits={})
@@ -99,7 +102,9 @@ async def test_refusal_counts_for_nothing_when_it_came_ahead(code: str) -> None:
 
 
 async def test_device_is_asked_in_vain_once_a_generation_when_preparing_it_changes_something() -> None:
-    """The next Allocate of the same device waits for the ledger at once, until the inventory is another one."""
+    """The next Allocate of the same device waits for the ledger at once, until the inventory is
+    another one.
+    """
     service = _Service(_refusal("not-ahead"))
     ahead = _ahead(service)
 
@@ -138,7 +143,9 @@ async def test_question_is_given_up_when_the_ledger_refuses() -> None:
 
 
 async def test_error_is_taken_when_nobody_wants_the_answer_any_more() -> None:
-    """A failed ask beside a refusing ledger is no error that nobody took: asyncio would log it, long after."""
+    """A failed ask beside a refusing ledger is no error that nobody took: asyncio would log it,
+    long after.
+    """
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     service = _Service(PeerUnavailable("gone"))

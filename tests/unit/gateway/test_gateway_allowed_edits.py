@@ -1,4 +1,6 @@
-"""An answer of `prepare` that was allowed once is looked at again as soon as anything differs: its words, the rights, where its paths lead."""
+"""An answer of `prepare` that was allowed once is looked at again as soon as anything differs: its
+words, the rights, where its paths lead.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class _Door:
 
     async def is_allowed(self, path: Path, device: str = "acme-0") -> bool:
         mount = Mount(host_path=str(path), container_path="/opt/acme", options=("ro", "bind"))
-        return await self.asks.refuse_forbidden("acme", Prepared(edits={device: ContainerEdits(mounts=(mount,))})) is None
+        return (
+            await self.asks.refuse_forbidden("acme", Prepared(edits={device: ContainerEdits(mounts=(mount,))})) is None
+        )
 
 
 @pytest.fixture
@@ -36,7 +40,9 @@ def door(tmp_path: Path) -> _Door:
     return _Door(tmp_path / "acme")
 
 
-async def test_answer_is_refused_when_its_path_leads_elsewhere_since_it_was_allowed(door: _Door, tmp_path: Path) -> None:
+async def test_answer_is_refused_when_its_path_leads_elsewhere_since_it_was_allowed(
+    door: _Door, tmp_path: Path
+) -> None:
     """Who replaces an allowed file by a link gives the container nothing else."""
     file = tmp_path / "acme" / "file"
     before = await door.is_allowed(file)
@@ -61,8 +67,13 @@ async def test_answer_is_refused_when_the_devices_say_something_else(door: _Door
     assert (before, await door.is_allowed(tmp_path / "other")) == (True, False)
 
 
-async def test_answer_is_looked_at_once_when_nothing_differs(door: _Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules are gone through for the first answer of a device, and for no equal one; of many devices the oldest is forgotten."""
+async def test_answer_is_looked_at_once_when_nothing_differs(
+    door: _Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are gone through for the first answer of a device, and for no equal one.
+
+    Of many devices the oldest is forgotten.
+    """
     looked_at: list[str] = []
     rule = gateway_asks.refuse_forbidden
 

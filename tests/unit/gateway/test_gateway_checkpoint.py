@@ -1,4 +1,6 @@
-"""Promises of the checkpoint: on disk when said so, never taken for empty, of its own version alone."""
+"""Promises of the checkpoint: on disk when said so, never taken for empty, of its own version
+alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ def entry(uid: str = "u-1", device_class: str = "gpu", *, is_prepared: bool = Fa
     """An entry."""
     devices = (AllocatedDevice(request="r", pool="n1", device="gpu-0"),)
     return ClaimEntry(
-        namespace="default", name="c", uid=uid, device_class=device_class, attempt="a-1", devices=devices, is_prepared=is_prepared
+        namespace="default",
+        name="c",
+        uid=uid,
+        device_class=device_class,
+        attempt="a-1",
+        devices=devices,
+        is_prepared=is_prepared,
     )
 
 
@@ -38,7 +46,10 @@ async def test_checkpoint_gives_back_what_was_stored_when_loaded_again(tmp_path:
 
 
 async def test_claim_is_not_ready_when_it_was_prepared_in_the_boot_before(tmp_path: Path) -> None:
-    """It is known, and its devices stay its own; containers may have them when they were made ready in this boot."""
+    """It is known, and its devices stay its own.
+
+    Containers may have them when they were made ready in this boot.
+    """
     path = tmp_path / "checkpoint.json"
     before = Checkpoint.load(path, boot_id="one")
     await before.put(msgspec.structs.replace(entry(is_prepared=True), boot_id="one"))
@@ -55,8 +66,14 @@ async def test_claim_is_not_ready_when_it_was_prepared_in_the_boot_before(tmp_pa
         pytest.param('{"version": 1, "entr', "checkpoint.json", id="cut-off"),
         pytest.param("", "checkpoint.json", id="empty"),
         pytest.param('{"version": 1, "entries": [{"uid": 7}]}', "entries[0]", id="wrong-type"),
-        pytest.param('{"version": 2, "entries": []}', "version 2, which a newer gateway wrote; wanted 1", id="newer-version"),
-        pytest.param('{"version": 2, "claims": {"a": 1}}', "version 2, which a newer gateway wrote", id="newer-version-of-another-shape"),
+        pytest.param(
+            '{"version": 2, "entries": []}', "version 2, which a newer gateway wrote; wanted 1", id="newer-version"
+        ),
+        pytest.param(
+            '{"version": 2, "claims": {"a": 1}}',
+            "version 2, which a newer gateway wrote",
+            id="newer-version-of-another-shape",
+        ),
         pytest.param('{"version": 0, "entries": []}', "version 0, wanted 1", id="no-version-of-ours"),
         pytest.param('{"entries": []}', "version", id="no-version"),
         pytest.param('{"version": 1}', "entries", id="no-entries"),
@@ -66,7 +83,9 @@ async def test_claim_is_not_ready_when_it_was_prepared_in_the_boot_before(tmp_pa
     ],
 )
 def test_checkpoint_stops_the_gateway_when_it_cannot_be_read(tmp_path: Path, text: str, part: str) -> None:
-    """A corrupt file is never an empty one: the operator is told which file, what is wrong and what to do, and the file stays."""
+    """A corrupt file is never an empty one: the operator is told which file, what is wrong and what
+    to do, and the file stays.
+    """
     path = tmp_path / "checkpoint.json"
     path.write_text(text)
 
@@ -79,7 +98,9 @@ def test_checkpoint_stops_the_gateway_when_it_cannot_be_read(tmp_path: Path, tex
 
 
 def test_checkpoint_stops_the_gateway_when_a_link_leads_nowhere(tmp_path: Path) -> None:
-    """Whoever linked the file wanted it on another disk: that this is not mounted does not make the node a new one."""
+    """Whoever linked the file wanted it on another disk: that this is not mounted does not make the
+    node a new one.
+    """
     path = tmp_path / "checkpoint.json"
     path.symlink_to(tmp_path / "elsewhere" / "checkpoint.json")
 
@@ -120,7 +141,9 @@ def _with_foreign(folder: str) -> GatewaySettings:
             id="socket-path-too-long",
         ),
         pytest.param(_with_foreign("/k/device-plugins"), "foreign.dir", id="kubelets-own-folder"),
-        pytest.param(_with_foreign("/k/x/../device-plugins/"), "foreign.dir", id="kubelets-own-folder-written-otherwise"),
+        pytest.param(
+            _with_foreign("/k/x/../device-plugins/"), "foreign.dir", id="kubelets-own-folder-written-otherwise"
+        ),
         pytest.param(_with_foreign("/k/pod-resources"), "foreign.dir", id="kubelets-folder-of-pod-resources"),
     ],
 )
@@ -158,7 +181,10 @@ def test_class_is_offered_as_told_when_exposure_is_set(exposure: str, doors: tup
     [("both", (False, True)), ("dra", (False, True)), ("device-plugin", (False, False)), ("none", (False, False))],
 )
 def test_cpus_have_no_device_plugin_when_nothing_is_said_of_them(default: str, doors: tuple[bool, bool]) -> None:
-    """A device plugin pins nothing: whoever asks for such CPUs shares them with everybody. Other classes go by the default."""
+    """A device plugin pins nothing: whoever asks for such CPUs shares them with everybody.
+
+    Other classes go by the default.
+    """
     settings = GatewaySettings(default_exposure=default)  # type: ignore[arg-type]  # the table holds plain words
 
     assert (settings.offers_plugin("cpu"), settings.offers_dra("cpu")) == doors

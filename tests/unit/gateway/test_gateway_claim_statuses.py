@@ -1,4 +1,6 @@
-"""Status of claims: written at once, again after trouble, taken away in the end, and by the next process when this one was killed."""
+"""Status of claims: written at once, again after trouble, taken away in the end, and by the next
+process when this one was killed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def entry(name: str, device_class: str = "nic", *, needs_sandbox: bool = True) -
 
 def in_pod(claim: ClaimEntry) -> ClaimEntry:
     """The claim as the checkpoint has it when its devices are in the pod."""
-    return msgspec.structs.replace(claim, attachment=SandboxAttachment(sandbox=SANDBOX, is_attached=True, interfaces={"nic-0": NET1}))
+    return msgspec.structs.replace(
+        claim, attachment=SandboxAttachment(sandbox=SANDBOX, is_attached=True, interfaces={"nic-0": NET1})
+    )
 
 
 def key(claim: ClaimEntry) -> ClaimKey:
@@ -58,7 +62,10 @@ def key(claim: ClaimEntry) -> ClaimKey:
 
 
 class Server:
-    """The API server's answers to writes: `answers` first, then it takes everything. Claims that are `allocated` are."""
+    """The API server's answers to writes: `answers` first, then it takes everything.
+
+    Claims that are `allocated` are.
+    """
 
     def __init__(self) -> None:
         self.answers: list[Rejected | PeerUnavailable] = []
@@ -85,7 +92,9 @@ class Server:
         if name not in self.allocated:
             return None
         status = {"allocation": {"devices": {"results": [{"pool": "n1"}]}}}
-        return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"uid": f"u-{name}"}, status=status)
+        return ApiObject(
+            api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"uid": f"u-{name}"}, status=status
+        )
 
     @property
     def said(self) -> list[tuple[str, list[str]]]:
@@ -105,7 +114,9 @@ async def statuses(
 ) -> AsyncIterator[ClaimStatuses]:
     """A process whose checkpoint has these entries."""
     tell = said.append if said is not None else lambda _: None
-    made = ClaimStatuses(cast(Cluster, server), ReportRecord.open(folder / "reports.json"), LoopClock(), "n1", tell=tell)
+    made = ClaimStatuses(
+        cast(Cluster, server), ReportRecord.open(folder / "reports.json"), LoopClock(), "n1", tell=tell
+    )
     made.restore(Checkpoint(folder / "checkpoint.json", {entry.key: entry for entry in entries}, boot_id=boot_id))
     task = asyncio.create_task(made.run())
     try:
@@ -117,7 +128,10 @@ async def statuses(
 
 
 async def test_claim_is_written_at_once_when_prepared_attached_and_undone(server: Server, tmp_path: Path) -> None:
-    """What needs no sandbox when it is prepared, the rest when it is in one; both go with the claim, and their file is empty then."""
+    """What needs no sandbox when it is prepared, the rest when it is in one.
+
+    Both go with the claim, and their file is empty then.
+    """
     cpu, nic = entry("cpus", "cpu", needs_sandbox=False), entry("net")
     async with statuses(server, tmp_path) as made:
         made.prepared(cpu)
@@ -135,7 +149,9 @@ async def test_claim_is_written_at_once_when_prepared_attached_and_undone(server
 
 
 async def test_claim_is_written_once_when_the_same_is_told_again(server: Server, tmp_path: Path) -> None:
-    """Kubelet makes a refused sandbox anew every few seconds, and the gateway tells all attachments once more after its start."""
+    """Kubelet makes a refused sandbox anew every few seconds, and the gateway tells all attachments
+    once more after its start.
+    """
     nic = entry("net")
     refusal = Refusal(reasons=(Reason(code="name-taken", message="net1 is taken"),))
     async with statuses(server, tmp_path) as made:
@@ -150,7 +166,10 @@ async def test_claim_is_written_once_when_the_same_is_told_again(server: Server,
 
 
 async def test_write_is_repeated_ever_less_often_while_the_server_is_away(server: Server, tmp_path: Path) -> None:
-    """Nobody waits for it; what is the newest then is written, and the trouble is told once and taken back."""
+    """Nobody waits for it.
+
+    What is the newest then is written, and the trouble is told once and taken back.
+    """
     said: list[str] = []
     server.answers = [AWAY] * 5
     async with statuses(server, tmp_path, said=said) as made:
@@ -162,7 +181,9 @@ async def test_write_is_repeated_ever_less_often_while_the_server_is_away(server
 
 
 async def test_refused_write_is_repeated_rarely(server: Server, tmp_path: Path) -> None:
-    """A right that is missing is given by people: the gateway asks again after ten seconds, and then more seldom."""
+    """A right that is missing is given by people: the gateway asks again after ten seconds, and
+    then more seldom.
+    """
     said: list[str] = []
     server.answers = [FORBIDDEN] * 3
     async with statuses(server, tmp_path, said=said) as made:
@@ -198,7 +219,10 @@ async def test_claim_that_is_gone_or_deallocated_is_done(server: Server, tmp_pat
 
 
 async def test_conflict_with_a_claim_that_is_still_ours_is_tried_again_soon(server: Server, tmp_path: Path) -> None:
-    """Somebody wrote at the same moment; an invalid write of a claim that is still allocated is tried rarely."""
+    """Somebody wrote at the same moment.
+
+    An invalid write of a claim that is still allocated is tried rarely.
+    """
     server.allocated = {"net"}
     server.answers = [Rejected(code=409, message="modified"), Rejected(code=422, message="invalid")]
     async with statuses(server, tmp_path) as made:
@@ -209,7 +233,9 @@ async def test_conflict_with_a_claim_that_is_still_ours_is_tried_again_soon(serv
 
 
 async def test_newest_word_is_written_when_it_comes_during_a_write(server: Server, tmp_path: Path) -> None:
-    """A write that hangs is not overtaken by another of the same claim, and is followed by the newest."""
+    """A write that hangs is not overtaken by another of the same claim, and is followed by the
+    newest.
+    """
     server.hangs.clear()
     async with statuses(server, tmp_path) as made:
         made.attached(entry("net"), SANDBOX, {})
@@ -224,8 +250,12 @@ async def test_newest_word_is_written_when_it_comes_during_a_write(server: Serve
 
 
 @pytest.mark.parametrize("is_undone", [False, True])
-async def test_next_process_goes_on_when_this_one_was_killed_before_the_write(server: Server, tmp_path: Path, is_undone: bool) -> None:
-    """What was to be said is on disk before it is said: the next process says it, or takes it away when the claim was undone meanwhile."""
+async def test_next_process_goes_on_when_this_one_was_killed_before_the_write(
+    server: Server, tmp_path: Path, is_undone: bool
+) -> None:
+    """What was to be said is on disk before it is said: the next process says it, or takes it away
+    when the claim was undone meanwhile.
+    """
     nic = entry("net")
     server.answers = [AWAY] * 2
     async with statuses(server, tmp_path) as made:
@@ -241,8 +271,12 @@ async def test_next_process_goes_on_when_this_one_was_killed_before_the_write(se
     assert len(ReportRecord.open(tmp_path / "reports.json").reports) == (0 if is_undone else 1)
 
 
-async def test_next_process_says_what_the_checkpoint_says_when_nothing_was_on_disk(server: Server, tmp_path: Path) -> None:
-    """Killed between the checkpoint and the report: prepared claims are told, and those that were begun are not."""
+async def test_next_process_says_what_the_checkpoint_says_when_nothing_was_on_disk(
+    server: Server, tmp_path: Path
+) -> None:
+    """Killed between the checkpoint and the report: prepared claims are told, and those that were
+    begun are not.
+    """
     begun = msgspec.structs.replace(entry("begun", "cpu", needs_sandbox=False), is_prepared=False)
     async with statuses(server, tmp_path, entry("cpus", "cpu", needs_sandbox=False), entry("net"), begun):
         await asyncio.sleep(1)
@@ -251,7 +285,10 @@ async def test_next_process_says_what_the_checkpoint_says_when_nothing_was_on_di
 
 
 async def test_status_is_taken_away_when_the_machine_was_booted(server: Server, tmp_path: Path) -> None:
-    """Nothing of the boot before is in a pod or made ready; it is told again when kubelet has had the claim prepared."""
+    """Nothing of the boot before is in a pod or made ready.
+
+    It is told again when kubelet has had the claim prepared.
+    """
     cpus = entry("cpus", "cpu", needs_sandbox=False)
     async with statuses(server, tmp_path, cpus):
         await asyncio.sleep(1)
@@ -291,7 +328,9 @@ async def test_unreadable_file_is_set_aside(server: Server, tmp_path: Path) -> N
     assert (tmp_path / "reports.json.unreadable").read_text(encoding="utf-8") == "{"
 
 
-async def test_claim_is_written_when_the_disk_refuses(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_claim_is_written_when_the_disk_refuses(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk costs what a kill would need, not what people see."""
 
     def full(*_: object) -> None:
@@ -306,7 +345,9 @@ async def test_claim_is_written_when_the_disk_refuses(server: Server, tmp_path: 
 
 
 async def test_claim_that_is_gone_is_done_when_the_right_to_write_is_missing(server: Server, tmp_path: Path) -> None:
-    """A server asks for the right before it looks for the claim: without an end to it the file would grow with each claim that the node ever had."""
+    """A server asks for the right before it looks for the claim: without an end to it the file
+    would grow with each claim that the node ever had.
+    """
     said: list[str] = []
     server.answers = [FORBIDDEN] * 100
     server.allocated = {"net"}
@@ -324,8 +365,12 @@ async def test_claim_that_is_gone_is_done_when_the_right_to_write_is_missing(ser
     assert said == ["status of claims is not written: cannot patch resource", ""]
 
 
-async def test_another_pods_refusal_hides_nothing_of_the_pod_that_has_the_devices(server: Server, tmp_path: Path) -> None:
-    """A claim that two pods share serves one at a time: its status is about the one that has it, until the devices have left it."""
+async def test_another_pods_refusal_hides_nothing_of_the_pod_that_has_the_devices(
+    server: Server, tmp_path: Path
+) -> None:
+    """A claim that two pods share serves one at a time: its status is about the one that has it,
+    until the devices have left it.
+    """
     other = Sandbox(id="t", uid="other", namespace="default", name="q")
     refusal = Refusal(reasons=(Reason(code="device-in-another-pod", message="nic-0 is in pod default/p"),))
     async with statuses(server, tmp_path) as made:
@@ -340,8 +385,12 @@ async def test_another_pods_refusal_hides_nothing_of_the_pod_that_has_the_device
     assert server.said == [("net", ["Attached"]), ("net", ["DeviceInAnotherPod"])]
 
 
-async def test_next_process_takes_away_what_was_detached_when_this_one_was_killed(server: Server, tmp_path: Path) -> None:
-    """The checkpoint says that the devices are in no pod any more, and the report of it was not written."""
+async def test_next_process_takes_away_what_was_detached_when_this_one_was_killed(
+    server: Server, tmp_path: Path
+) -> None:
+    """The checkpoint says that the devices are in no pod any more, and the report of it was not
+    written.
+    """
     async with statuses(server, tmp_path) as made:
         made.attached(entry("net"), SANDBOX, {"nic-0": NET1})
         await asyncio.sleep(1)

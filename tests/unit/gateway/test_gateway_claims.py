@@ -1,4 +1,6 @@
-"""Promises of reading a claim: exactly this driver's devices on this node, or a refusal that names the place."""
+"""Promises of reading a claim: exactly this driver's devices on this node, or a refusal that names
+the place.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ import pytest
 
 from topobus.formats.containers.cdi import parse, problems, render
 from topobus.formats.messages.messages import ApiObject, Prepared
-from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, ClaimAllocation, allocation_of, is_allocated_here
+from topobus.gateway.claims.rules.claim_allocation import (
+    AllocatedDevice,
+    ClaimAllocation,
+    allocation_of,
+    is_allocated_here,
+)
 from topobus.gateway.claims.rules.claim_cdi import cdi_spec
 from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 from topobus.values.outcome import Refusal
@@ -16,7 +23,9 @@ from topobus.values.outcome import Refusal
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 
 
-def result(device: str = "gpu-0", request: str = "gpus", driver: str = "gpu.topobus.dev", pool: str = "n1", **more: Any) -> dict[str, Any]:
+def result(
+    device: str = "gpu-0", request: str = "gpus", driver: str = "gpu.topobus.dev", pool: str = "n1", **more: Any
+) -> dict[str, Any]:
     """One line of an allocation."""
     return {"request": request, "driver": driver, "pool": pool, "device": device, **more}
 
@@ -40,7 +49,10 @@ def read(api_object: ApiObject | None) -> ClaimAllocation | Refusal:
 
 
 def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_claim() -> None:
-    """Other drivers' lines are left to them; an alternative's name is cut; what the ledger must hold covers all our classes."""
+    """Other drivers' lines are left to them; an alternative's name is cut.
+
+    What the ledger must hold covers all our classes.
+    """
     allocation = read(
         claim(
             result("gpu-1", "main/big"),
@@ -62,7 +74,10 @@ def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_clai
 
 
 def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
-    """Class configs precede claim configs, however the allocation lists them; other drivers' are none of ours."""
+    """Class configs precede claim configs, however the allocation lists them.
+
+    Other drivers' are none of ours.
+    """
     config = [
         {"source": "FromClaim", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"c": 3}}},
         {"source": "FromClass", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"a": 1}}},
@@ -76,13 +91,28 @@ def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
 
 
 def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() -> None:
-    """A request's name means all of its alternatives, `request/alternative` that one; no name means every device."""
+    """A request's name means all of its alternatives, `request/alternative` that one.
+
+    No name means every device.
+    """
     config = [
-        {"source": "FromClaim", "requests": requests, "opaque": {"driver": "gpu.topobus.dev", "parameters": {"for": name}}}
-        for name, requests in (("all", []), ("main", ["main"]), ("big", ["main/big"]), ("small", ["main/small"]), ("watch", ["watch"]))
+        {
+            "source": "FromClaim",
+            "requests": requests,
+            "opaque": {"driver": "gpu.topobus.dev", "parameters": {"for": name}},
+        }
+        for name, requests in (
+            ("all", []),
+            ("main", ["main"]),
+            ("big", ["main/big"]),
+            ("small", ["main/small"]),
+            ("watch", ["watch"]),
+        )
     ]
 
-    allocation = read(claim(result("gpu-0", "main/big"), result("gpu-1", "other"), result("gpu-2", "watch"), config=config))
+    allocation = read(
+        claim(result("gpu-0", "main/big"), result("gpu-1", "other"), result("gpu-2", "watch"), config=config)
+    )
 
     assert isinstance(allocation, ClaimAllocation)
     assert {device: [entry["for"] for entry in given] for device, given in allocation.config.items()} == {
@@ -93,11 +123,20 @@ def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() ->
 
 
 def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> None:
-    """Shares are held, but not alone; two shares of one device are two devices of the answer and one of the ledger."""
-    allocation = read(claim(result("gpu-0", "a", shareID="s-1"), result("gpu-0", "b", shareID="s-2"), result("gpu-1", "c")))
+    """Shares are held, but not alone.
+
+    Two shares of one device are two devices of the answer and one of the ledger.
+    """
+    allocation = read(
+        claim(result("gpu-0", "a", shareID="s-1"), result("gpu-0", "b", shareID="s-2"), result("gpu-1", "c"))
+    )
 
     assert isinstance(allocation, ClaimAllocation)
-    assert [(device.device, device.share_id) for device in allocation.devices] == [("gpu-0", "s-1"), ("gpu-0", "s-2"), ("gpu-1", "")]
+    assert [(device.device, device.share_id) for device in allocation.devices] == [
+        ("gpu-0", "s-1"),
+        ("gpu-0", "s-2"),
+        ("gpu-1", ""),
+    ]
     assert (allocation.held, allocation.by_share) == ({"gpu": ("gpu-0", "gpu-1")}, {"gpu": ("gpu-0",)})
     assert allocation.names == ("gpu-0", "gpu-1")
 
@@ -108,16 +147,28 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
         pytest.param(None, "claim-missing", "default/c", id="missing"),
         pytest.param(claim(result(), uid="another"), "claim-replaced", "another", id="same-name-other-claim"),
         pytest.param(
-            ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}), "claim-unallocated", "not allocated", id="unallocated"
+            ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}),
+            "claim-unallocated",
+            "not allocated",
+            id="unallocated",
         ),
-        pytest.param(claim(result(driver="nic.topobus.dev")), "claim-elsewhere", "gpu.topobus.dev", id="no-device-of-this-driver"),
+        pytest.param(
+            claim(result(driver="nic.topobus.dev")), "claim-elsewhere", "gpu.topobus.dev", id="no-device-of-this-driver"
+        ),
         pytest.param(claim(result(pool="n2")), "claim-elsewhere", "n2", id="other-node"),
         pytest.param(claim(result(), {"request": "r"}), "claim-malformed", "results[1]", id="line-without-device"),
         pytest.param(claim("nonsense"), "claim-malformed", "results[0]", id="line-that-is-no-object"),
         pytest.param(claim(result(shareID=7)), "claim-malformed", "results[0].shareID", id="share-that-is-no-text"),
         pytest.param(claim(result(pool="")), "claim-malformed", "results[0]", id="line-without-pool"),
-        pytest.param(claim(result(request="A/b")), "claim-malformed", "results[0].request", id="request-that-is-no-label"),
-        pytest.param(claim(result(tolerations=["x"])), "claim-malformed", "results[0].tolerations", id="toleration-that-is-no-object"),
+        pytest.param(
+            claim(result(request="A/b")), "claim-malformed", "results[0].request", id="request-that-is-no-label"
+        ),
+        pytest.param(
+            claim(result(tolerations=["x"])),
+            "claim-malformed",
+            "results[0].tolerations",
+            id="toleration-that-is-no-object",
+        ),
         pytest.param(
             claim(result(shareID="s", consumedCapacity={"memory": "much"})),
             "claim-malformed",
@@ -182,7 +233,9 @@ def test_claim_keeps_its_devices_only_when_still_allocated_here(stored: ApiObjec
 
 
 def test_cdi_spec_has_unique_names_and_passes_a_runtime_when_devices_have_no_edits_of_their_own() -> None:
-    """Names carry the claim's uid, a device without edits takes the common ones, and every rule of CDI holds."""
+    """Names carry the claim's uid, a device without edits takes the common ones, and every rule of
+    CDI holds.
+    """
     prepared = Prepared(
         edits={"gpu-1": ContainerEdits(), "gpu-0": ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),))},
         common=ContainerEdits(env={"ALL": "gpu-0,gpu-1"}, annotations={"note": "not for CDI"}),
@@ -202,7 +255,9 @@ def test_cdi_spec_is_none_when_nothing_is_edited() -> None:
 
 
 def test_cdi_spec_has_a_legal_kind_when_the_class_begins_with_a_digit() -> None:
-    """A class made of somebody else's resource name, such as acme.com/10g-nic, is prepared like any other."""
+    """A class made of somebody else's resource name, such as acme.com/10g-nic, is prepared like any
+    other.
+    """
     spec = cdi_spec(UID, "10g-nic-acme", Prepared(edits={"nic-0": ContainerEdits(env={"A": "1"})}))
 
     assert spec is not None
@@ -211,11 +266,15 @@ def test_cdi_spec_has_a_legal_kind_when_the_class_begins_with_a_digit() -> None:
 
 
 def test_cdi_spec_binds_every_mount_when_a_driver_did_not_say_so() -> None:
-    """What is not said to be a bind, runc mounts as a file system without a type: an error at the start of the container."""
+    """What is not said to be a bind, runc mounts as a file system without a type: an error at the
+    start of the container.
+    """
     own = Mount(host_path="/a", container_path="/a", options=("ro",))
     common = Mount(host_path="/b", container_path="/b", options=("bind", "rw"))
 
-    spec = cdi_spec(UID, "gpu", Prepared(edits={"gpu-0": ContainerEdits(mounts=(own,))}, common=ContainerEdits(mounts=(common,))))
+    spec = cdi_spec(
+        UID, "gpu", Prepared(edits={"gpu-0": ContainerEdits(mounts=(own,))}, common=ContainerEdits(mounts=(common,)))
+    )
 
     assert spec is not None
     assert spec.devices[0].edits.mounts[0].options == ("ro", "rbind")

@@ -17,7 +17,9 @@ WELL = HealthNote(is_healthy=True, since="then")
 def gpu(state: HealthState, reason: str = "xid") -> Device:
     """A GPU of that health."""
     conditions = (
-        () if state is HealthState.HEALTHY else (Condition(dimension=Dimension.MEMORY, state=state, reason=reason, message="XID 79"),)
+        ()
+        if state is HealthState.HEALTHY
+        else (Condition(dimension=Dimension.MEMORY, state=state, reason=reason, message="XID 79"),)
     )
     return Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=state, conditions=conditions))
 
@@ -26,7 +28,12 @@ def gpu(state: HealthState, reason: str = "xid") -> Device:
     ("device", "earlier", "note"),
     [
         pytest.param(gpu(HealthState.HEALTHY), None, None, id="never-hurt"),
-        pytest.param(gpu(HealthState.UNHEALTHY), None, HealthNote(is_healthy=False, code="xid", message="XID 79", since="now"), id="fails"),
+        pytest.param(
+            gpu(HealthState.UNHEALTHY),
+            None,
+            HealthNote(is_healthy=False, code="xid", message="XID 79", since="now"),
+            id="fails",
+        ),
         pytest.param(gpu(HealthState.UNHEALTHY), SICK, SICK, id="fails-still"),
         pytest.param(
             gpu(HealthState.UNHEALTHY, "ecc"),
@@ -41,7 +48,10 @@ def gpu(state: HealthState, reason: str = "xid") -> Device:
         pytest.param(gpu(HealthState.DEGRADED), SICK, HealthNote(is_healthy=True, since="now"), id="good-enough-again"),
         pytest.param(gpu(HealthState.HEALTHY), WELL, WELL, id="well-still"),
         pytest.param(
-            gpu(HealthState.UNHEALTHY), WELL, HealthNote(is_healthy=False, code="xid", message="XID 79", since="now"), id="fails-again"
+            gpu(HealthState.UNHEALTHY),
+            WELL,
+            HealthNote(is_healthy=False, code="xid", message="XID 79", since="now"),
+            id="fails-again",
         ),
         pytest.param(None, SICK, SICK, id="not-listed"),
         pytest.param(

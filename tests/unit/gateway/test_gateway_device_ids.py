@@ -39,7 +39,9 @@ def named(
 
 
 @pytest.mark.parametrize(
-    ("profile", "wanted"), [("topobus", "nic-a"), ("pci", "0000:3b:00.1"), ("uuid", "GPU-5a1b")], ids=["topobus", "pci", "uuid"]
+    ("profile", "wanted"),
+    [("topobus", "nic-a"), ("pci", "0000:3b:00.1"), ("uuid", "GPU-5a1b")],
+    ids=["topobus", "pci", "uuid"],
 )
 def test_device_has_the_id_of_the_profile_when_it_has_one(profile: IdProfile, wanted: str) -> None:
     """The name, the address or the UUID."""
@@ -107,7 +109,11 @@ def test_ids_are_read_back_when_kubelet_names_a_device() -> None:
     """By address, by the name of before the setting, and by what is none of ours."""
     state = state_of(nic("nic-a", "3b:00.1"))
 
-    assert [state.name_of(NIC, wire_id) for wire_id in ("0000:3b:00.1", "nic-a", "other")] == ["nic-a", "nic-a", "other"]
+    assert [state.name_of(NIC, wire_id) for wire_id in ("0000:3b:00.1", "nic-a", "other")] == [
+        "nic-a",
+        "nic-a",
+        "other",
+    ]
     assert state.name_of("intel.com/sriov", "0000:3b:00.1") == "0000:3b:00.1"
 
 
@@ -149,5 +155,9 @@ def test_pool_is_named_as_its_class_when_it_is_not_named_itself() -> None:
     """As with `exposure`."""
     settings = GatewaySettings(node="n1", ids={"nic": "pci", "nic-veth": "topobus"})
 
-    assert [settings.ids_of("nic", f"topobus.dev/{pool}") for pool in ("nic", "nic-vf", "nic-veth")] == ["pci", "pci", "topobus"]
+    assert [settings.ids_of("nic", f"topobus.dev/{pool}") for pool in ("nic", "nic-vf", "nic-veth")] == [
+        "pci",
+        "pci",
+        "topobus",
+    ]
     assert settings.ids_of("gpu", "topobus.dev/gpu") == "topobus"

@@ -1,4 +1,6 @@
-"""Files that describe devices to containers: the format and the places of Kubernetes' own library, whole or not at all, and gone with their claim."""
+"""Files that describe devices to containers: the format and the places of Kubernetes' own library,
+whole or not at all, and gone with their claim.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,20 @@ DEVICES = (
     AllocatedDevice(request="slow", pool="n1", device="nic-2", alternative="old"),
 )
 ENTRY = ClaimEntry(
-    namespace="default", name="nets-x7f2k", uid=ClaimUid("3cec"), device_class="nic", attempt="a", devices=DEVICES, is_prepared=True
+    namespace="default",
+    name="nets-x7f2k",
+    uid=ClaimUid("3cec"),
+    device_class="nic",
+    attempt="a",
+    devices=DEVICES,
+    is_prepared=True,
 )
 NIC = Device(
-    name="nic-0", device_class="nic", model="ConnectX-7", pci=PciAddress.parse("0000:3b:00.0"), attributes={"rdma": True, "linkSpeed": 400}
+    name="nic-0",
+    device_class="nic",
+    model="ConnectX-7",
+    pci=PciAddress.parse("0000:3b:00.0"),
+    attributes={"rdma": True, "linkSpeed": 400},
 )
 
 
@@ -74,7 +86,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 async def test_file_has_a_requests_devices_with_their_attributes(tmp_path: Path) -> None:
-    """Kind, version, claim, request and each of its devices as a slice shows it; what no inventory has stands without attributes."""
+    """Kind, version, claim, request and each of its devices as a slice shows it.
+
+    What no inventory has stands without attributes.
+    """
     files = metadata(tmp_path)
     entry = await described(files)
 
@@ -131,10 +146,17 @@ def test_file_is_a_stream_of_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pod_claim_name", "folder"), [("", "resourceclaims/nets-x7f2k"), ("nets", "resourceclaimtemplates/nets")], ids=["claim", "template"]
+    ("pod_claim_name", "folder"),
+    [("", "resourceclaims/nets-x7f2k"), ("nets", "resourceclaimtemplates/nets")],
+    ids=["claim", "template"],
 )
-async def test_container_finds_the_file_where_kubernetes_puts_it(tmp_path: Path, pod_claim_name: str, folder: str) -> None:
-    """By the claim's name, or by the name that its pod knows it by; read-only, under a CDI name of its own that comes with the request's first device."""
+async def test_container_finds_the_file_where_kubernetes_puts_it(
+    tmp_path: Path, pod_claim_name: str, folder: str
+) -> None:
+    """By the claim's name, or by the name that its pod knows it by.
+
+    Read-only, under a CDI name of its own that comes with the request's first device.
+    """
     files = metadata(tmp_path)
     entry = await described(files, msgspec.structs.replace(ENTRY, pod_claim_name=pod_claim_name))
     spec = files.described(entry)
@@ -158,7 +180,9 @@ async def test_container_finds_the_file_where_kubernetes_puts_it(tmp_path: Path,
 async def test_cdi_file_keeps_what_the_driver_gives(tmp_path: Path) -> None:
     """The mounts come beside the devices' own edits, which stand in the checkpoint as they were."""
     own = CdiSpec(
-        vendor="topobus.dev", device_class="nic", devices=(CdiDevice(name="claim-3cec-nic-0", edits=ContainerEdits(env={"A": "1"})),)
+        vendor="topobus.dev",
+        device_class="nic",
+        devices=(CdiDevice(name="claim-3cec-nic-0", edits=ContainerEdits(env={"A": "1"})),),
     )
     files = metadata(tmp_path)
     entry = await described(files, msgspec.structs.replace(ENTRY, cdi=own))
@@ -166,7 +190,11 @@ async def test_cdi_file_keeps_what_the_driver_gives(tmp_path: Path) -> None:
     spec = files.described(entry)
 
     assert spec is not None
-    assert [device.name for device in spec.devices] == ["claim-3cec-nic-0", "claim-3cec_metadata-fast", "claim-3cec_metadata-slow"]
+    assert [device.name for device in spec.devices] == [
+        "claim-3cec-nic-0",
+        "claim-3cec_metadata-fast",
+        "claim-3cec_metadata-slow",
+    ]
     assert entry.cdi == own
 
 
@@ -177,7 +205,11 @@ async def test_claim_has_no_files_when_no_version_is_set(tmp_path: Path) -> None
     before = await described(metadata(tmp_path))
     await off.attached(before, {"nic-0": NET1})
 
-    assert (entry.has_metadata, off.described(entry), [device.cdi_devices for device in answer_of(entry)]) == (False, None, [(), (), ()])
+    assert (entry.has_metadata, off.described(entry), [device.cdi_devices for device in answer_of(entry)]) == (
+        False,
+        None,
+        [(), (), ()],
+    )
     assert "networkData" in read(off.files(before)["fast"])["requests"][0]["devices"][0]
 
 
@@ -191,9 +223,14 @@ async def test_claim_goes_without_files_when_the_disk_refuses(tmp_path: Path) ->
 
 
 async def test_files_are_made_again_at_the_start_and_others_go(tmp_path: Path) -> None:
-    """Of claims that are prepared, with what they are in their pod; what is not named as a claim's folder stays, and so does a folder with anything else in it."""
+    """Of claims that are prepared, with what they are in their pod.
+
+    What is not named as a claim's folder stays, and so does a folder with anything else in it.
+    """
     files = metadata(tmp_path)
-    attachment = SandboxAttachment(sandbox=Sandbox(id="s", uid="u", namespace="d", name="p"), is_attached=True, interfaces={"nic-0": NET1})
+    attachment = SandboxAttachment(
+        sandbox=Sandbox(id="s", uid="u", namespace="d", name="p"), is_attached=True, interfaces={"nic-0": NET1}
+    )
     entry = msgspec.structs.replace(await described(files), attachment=attachment)
     await described(files, msgspec.structs.replace(ENTRY, uid=ClaimUid("77")))
     remove(files.files(entry)["fast"])
@@ -215,7 +252,9 @@ async def test_files_go_with_their_claim(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("folder", ["/var/run/kubernetes.io/dra-device-attributes", "/run/kubernetes.io/dra-device-attributes"])
+@pytest.mark.parametrize(
+    "folder", ["/var/run/kubernetes.io/dra-device-attributes", "/run/kubernetes.io/dra-device-attributes"]
+)
 def test_driver_mounts_nothing_where_the_files_are(folder: str) -> None:
     """The place is the gateway's alone, whatever the class may mount."""
     mount = Mount(host_path="/opt/x", container_path=f"{folder}/resourceclaims/c/r/x.json")

@@ -1,4 +1,6 @@
-"""What stands in a claim's status of its devices: entries that the API takes, whatever a driver said of an interface."""
+"""What stands in a claim's status of its devices: entries that the API takes, whatever a driver
+said of an interface.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ import pytest
 from topobus.formats.kubernetes.device_status_limits import check_device_statuses
 from topobus.formats.kubernetes.resource import AllocationResult, ClaimStatus
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
-from topobus.gateway.claims.rules.device_status import ClaimReport, camel_case, device_statuses, network_data, replaced_statuses, text_of
+from topobus.gateway.claims.rules.device_status import (
+    ClaimReport,
+    camel_case,
+    device_statuses,
+    network_data,
+    replaced_statuses,
+    text_of,
+)
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Reason, Refusal
@@ -17,14 +26,22 @@ from topobus.values.sandbox import AttachedInterface
 NIC = AllocatedDevice(request="nic", pool="n1", device="nic-0")
 SHARE = AllocatedDevice(request="nic", pool="n1", device="nic-1", share_id="6f3b5a52-26b6-4c3f-9a51-0d9c7d1c5d0a")
 REPORT = ClaimReport(
-    namespace="default", name="c", uid=ClaimUid("u"), device_class="nic", devices=(NIC,), pod="default/p", since="2026-11-23T04:00:00Z"
+    namespace="default",
+    name="c",
+    uid=ClaimUid("u"),
+    device_class="nic",
+    devices=(NIC,),
+    pod="default/p",
+    since="2026-11-23T04:00:00Z",
 )
 NET1 = AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.1.2.3/24", "fd00::3/64"), mtu=9000)
 
 
 def test_entry_has_interface_condition_and_what_the_api_has_no_field_for() -> None:
     """One entry a device: who has it, whether it is ready, the interface as the pod sees it."""
-    (entry,) = device_statuses(msgspec.structs.replace(REPORT, interfaces={"nic-0": NET1}, generation=3), "nic.topobus.dev")
+    (entry,) = device_statuses(
+        msgspec.structs.replace(REPORT, interfaces={"nic-0": NET1}, generation=3), "nic.topobus.dev"
+    )
 
     assert entry == {
         "driver": "nic.topobus.dev",
@@ -41,12 +58,19 @@ def test_entry_has_interface_condition_and_what_the_api_has_no_field_for() -> No
             }
         ],
         "data": {"pod": "default/p", "mtu": 9000},
-        "networkData": {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:01", "ips": ["10.1.2.3/24", "fd00::3/64"]},
+        "networkData": {
+            "interfaceName": "net1",
+            "hardwareAddress": "02:00:00:00:00:01",
+            "ips": ["10.1.2.3/24", "fd00::3/64"],
+        },
     }
 
 
 def test_health_is_a_condition_of_its_own_when_a_device_was_ever_sick() -> None:
-    """Ready says that it was prepared, Healthy what became of it; a device that was never hurt has none, and ours takes the place of ours alone."""
+    """Ready says that it was prepared, Healthy what became of it.
+
+    A device that was never hurt has none, and ours takes the place of ours alone.
+    """
     sick = HealthNote(is_healthy=False, code="fell-off-bus", message="gone", since="2026-11-23T05:00:00Z")
     report = msgspec.structs.replace(REPORT, devices=(NIC, SHARE), health={"nic-0": sick}, generation=3)
 
@@ -56,7 +80,11 @@ def test_health_is_a_condition_of_its_own_when_a_device_was_ever_sick() -> None:
     present = [{**entries[0], "conditions": [*entries[0]["conditions"], watched]}]
     replaced = replaced_statuses(present, "nic.topobus.dev", device_statuses(well, "nic.topobus.dev"))
 
-    assert [condition["type"] for entry in entries for condition in entry["conditions"]] == ["Ready", "Healthy", "Ready"]
+    assert [condition["type"] for entry in entries for condition in entry["conditions"]] == [
+        "Ready",
+        "Healthy",
+        "Ready",
+    ]
     assert entries[0]["conditions"][1] == {
         "type": "Healthy",
         "status": "False",
@@ -73,13 +101,21 @@ def test_health_is_a_condition_of_its_own_when_a_device_was_ever_sick() -> None:
 
 
 def test_device_stands_once_when_two_requests_look_at_it_and_shares_stand_apart() -> None:
-    """The list is a map of driver, pool, device and share: the API refuses an entry that stands twice."""
+    """The list is a map of driver, pool, device and share: the API refuses an entry that stands
+    twice.
+    """
     looker = msgspec.structs.replace(NIC, request="other", is_shared=True)
     other_share = msgspec.structs.replace(SHARE, share_id="7f3b5a52-26b6-4c3f-9a51-0d9c7d1c5d0a")
 
-    entries = device_statuses(msgspec.structs.replace(REPORT, devices=(NIC, looker, SHARE, other_share)), "nic.topobus.dev")
+    entries = device_statuses(
+        msgspec.structs.replace(REPORT, devices=(NIC, looker, SHARE, other_share)), "nic.topobus.dev"
+    )
 
-    assert [(entry["device"], entry.get("shareID", "")[:1]) for entry in entries] == [("nic-0", ""), ("nic-1", "6"), ("nic-1", "7")]
+    assert [(entry["device"], entry.get("shareID", "")[:1]) for entry in entries] == [
+        ("nic-0", ""),
+        ("nic-1", "6"),
+        ("nic-1", "7"),
+    ]
 
 
 def test_device_that_needs_no_sandbox_is_ready_when_prepared() -> None:
@@ -92,7 +128,9 @@ def test_device_that_needs_no_sandbox_is_ready_when_prepared() -> None:
 
 def test_refused_device_says_why_with_the_reasons_code() -> None:
     """Not ready, the code in the form that conditions want, and as it is in the message."""
-    code, text = text_of(Refusal(reasons=(Reason(code="name-taken", message="net1 is taken"), Reason(code="x", message="and more"))))
+    code, text = text_of(
+        Refusal(reasons=(Reason(code="name-taken", message="net1 is taken"), Reason(code="x", message="and more")))
+    )
 
     (entry,) = device_statuses(msgspec.structs.replace(REPORT, refused=text, code=code), "nic.topobus.dev")
 
@@ -113,7 +151,9 @@ def test_refused_device_says_why_with_the_reasons_code() -> None:
             ["2 addresses beyond 16"],
             id="too many",
         ),
-        pytest.param({"name": "n" * 257}, {"interfaceName": None}, ["interfaceName has more than 256 bytes"], id="long name"),
+        pytest.param(
+            {"name": "n" * 257}, {"interfaceName": None}, ["interfaceName has more than 256 bytes"], id="long name"
+        ),
         pytest.param({"mac": "m" * 129}, {}, ["hardwareAddress has more than 128 bytes"], id="long mac"),
     ],
 )
@@ -131,7 +171,9 @@ def test_part_of_an_interface_is_left_out_and_named_when_the_api_would_refuse_it
 
 def test_entries_keep_the_apis_limits_whatever_a_driver_said() -> None:
     """Long texts in every place: nothing that a server would refuse."""
-    wild = AttachedInterface(name="ü" * 200, mac="x" * 500, addresses=tuple(f"{index}::/{index}" for index in range(200)), mtu=2**32 - 1)
+    wild = AttachedInterface(
+        name="ü" * 200, mac="x" * 500, addresses=tuple(f"{index}::/{index}" for index in range(200)), mtu=2**32 - 1
+    )
     report = msgspec.structs.replace(REPORT, interfaces={"nic-0": wild}, refused="y" * 40000, code="--")
     result = {"request": "nic", "driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
 
@@ -143,7 +185,9 @@ def test_entries_keep_the_apis_limits_whatever_a_driver_said() -> None:
     assert list(check_device_statuses(status)) == []
 
 
-@pytest.mark.parametrize(("code", "reason"), [("name-taken", "NameTaken"), ("", "Refused"), ("3-x", "Refused3X"), ("ä", "Refused")])
+@pytest.mark.parametrize(
+    ("code", "reason"), [("name-taken", "NameTaken"), ("", "Refused"), ("3-x", "Refused3X"), ("ä", "Refused")]
+)
 def test_code_becomes_a_reason_that_conditions_take(code: str, reason: str) -> None:
     """Letters and digits, beginning with a letter."""
     assert camel_case(code) == reason

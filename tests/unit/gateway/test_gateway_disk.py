@@ -1,4 +1,6 @@
-"""Promises of the node's files when the disk is slow or full: nothing overtakes, nothing half done stays, and what failed is named."""
+"""Promises of the node's files when the disk is slow or full: nothing overtakes, nothing half done
+stays, and what failed is named.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ async def given_up(work: asyncio.Task[None], disk: SlowDisk) -> None:
         await work
 
 
-async def test_checkpoint_keeps_the_later_state_when_an_earlier_write_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deadline ends the wait and not the write: the next entry is written after it, so that file and memory both have both."""
+async def test_checkpoint_keeps_the_later_state_when_an_earlier_write_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline ends the wait and not the write: the next entry is written after it, so that file
+    and memory both have both.
+    """
     path = tmp_path / "checkpoint.json"
     checkpoint = Checkpoint.load(path)
     disk = SlowDisk(monkeypatch)
@@ -67,8 +73,12 @@ async def test_checkpoint_keeps_the_later_state_when_an_earlier_write_was_given_
     assert Checkpoint.load(path).entries() == checkpoint.entries()
 
 
-async def test_checkpoint_is_finished_only_when_nobody_writes_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node's turn is let go after that: a write that came later would fall upon the next gateway's file."""
+async def test_checkpoint_is_finished_only_when_nobody_writes_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's turn is let go after that: a write that came later would fall upon the next
+    gateway's file.
+    """
     checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
     disk = SlowDisk(monkeypatch)
     await given_up(asyncio.create_task(checkpoint.put(entry("u-1"))), disk)
@@ -83,7 +93,9 @@ async def test_checkpoint_is_finished_only_when_nobody_writes_any_more(tmp_path:
     assert (tmp_path / "checkpoint.json").exists()
 
 
-async def test_given_answer_is_still_known_when_the_disk_refused_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_given_answer_is_still_known_when_the_disk_refused_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What could not be stored is compared from memory, and stored with the container's next start."""
     store = AllocationRecord(tmp_path / "given.json", lambda _: True, boot_id="b")
     edits = ContainerEdits(env={"A": "1"})
@@ -103,7 +115,9 @@ def _no_room(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_write_names_its_file_and_leaves_nothing_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_names_its_file_and_leaves_nothing_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system's own error names no file; what was there before stays as it was."""
     cdi_files.write(tmp_path, "a.json", b"before")
     monkeypatch.setattr(cdi_files.os, "fsync", _no_room)

@@ -15,7 +15,9 @@ DRIVER = "gpu.topobus.dev"
 def names(folder: str, instance: str = UID) -> tuple[str, str]:
     """Both paths without their folder."""
     sockets = driver_sockets(f"{folder}/plugins", f"{folder}/plugins_registry", DRIVER, instance)
-    return sockets.service.removeprefix(f"{folder}/plugins/"), sockets.registration.removeprefix(f"{folder}/plugins_registry/")
+    return sockets.service.removeprefix(f"{folder}/plugins/"), sockets.registration.removeprefix(
+        f"{folder}/plugins_registry/"
+    )
 
 
 def test_sockets_carry_the_pods_uid_when_the_path_has_room() -> None:
@@ -25,7 +27,10 @@ def test_sockets_carry_the_pods_uid_when_the_path_has_room() -> None:
 
 @pytest.mark.parametrize(
     ("length", "service", "registration"),
-    [(40, "gpu.topobus.dev/dra-1b50cb6e.sock", "gpu.topobus.dev-1b50cb6e-reg.sock"), (70, "tb9ed43ecf.sock", "tb9ed43ecf.sock")],
+    [
+        (40, "gpu.topobus.dev/dra-1b50cb6e.sock", "gpu.topobus.dev-1b50cb6e-reg.sock"),
+        (70, "tb9ed43ecf.sock", "tb9ed43ecf.sock"),
+    ],
 )
 def test_sockets_get_shorter_names_when_the_folder_is_long(length: int, service: str, registration: str) -> None:
     """First the uid is hashed, then all of it; each fits, and another gateway's differs."""
@@ -48,10 +53,14 @@ def test_sockets_of_two_drivers_differ_when_only_hashes_fit() -> None:
 
 
 def test_settings_are_refused_when_no_name_fits() -> None:
-    """A folder that is too long for any name is the operator's to change: told which, how long, and how long it may be."""
+    """A folder that is too long for any name is the operator's to change: told which, how long, and
+    how long it may be.
+    """
     settings = GatewaySettings(node="n", kubelet=KubeletSettings(plugins_dir="/" + "k" * 95))
 
-    with pytest.raises(ConfigError, match=r"kubelet\.plugins_dir: .* has 11\d bytes, a unix socket's path may have 107"):
+    with pytest.raises(
+        ConfigError, match=r"kubelet\.plugins_dir: .* has 11\d bytes, a unix socket's path may have 107"
+    ):
         check(settings)
 
 

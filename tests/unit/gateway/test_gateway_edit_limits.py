@@ -1,4 +1,6 @@
-"""Promises of the last door: what devices of a class may bring into a container, and what never gets in."""
+"""Promises of the last door: what devices of a class may bring into a container, and what never
+gets in.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,10 @@ FORBIDDEN = {
     "annotation": (ContainerEdits(annotations={"acme.example/a": "1"}), "annotation 'acme.example/a'"),
     "hook": (hook("/usr/bin/nsenter"), "hook '/usr/bin/nsenter'"),
     "hook-below-a-program": (hook("/opt/acme/hook/../../../usr/bin/nsenter"), "hook '/opt/acme/hook/../"),
-    "hook-with-preload": (hook("/opt/acme/hook", "LD_PRELOAD=/x.so"), "hook '/opt/acme/hook' with variable 'LD_PRELOAD'"),
+    "hook-with-preload": (
+        hook("/opt/acme/hook", "LD_PRELOAD=/x.so"),
+        "hook '/opt/acme/hook' with variable 'LD_PRELOAD'",
+    ),
     "disk-by-its-numbers": (
         ContainerEdits(device_nodes=(DeviceNode(path="/dev/acme0", kind="b", major=8),)),
         "numbers 8:0 of its own",
@@ -106,7 +111,10 @@ FORBIDDEN = {
         "of type 'ext4'",
     ),
     "groups": (ContainerEdits(additional_gids=(6,)), "groups (6,)"),
-    "network-device": (ContainerEdits(net_devices=(NetDevice(host_name="eth0", name="eth0"),)), "network interface 'eth0'"),
+    "network-device": (
+        ContainerEdits(net_devices=(NetDevice(host_name="eth0", name="eth0"),)),
+        "network interface 'eth0'",
+    ),
     "cache": (ContainerEdits(intel_rdt=IntelRdt(clos_id="a")), "cache or memory bandwidth"),
     "cpus": (ContainerEdits(cpuset=Cpuset(cpus=CpuSet(1))), "CPUs 1 for the container alone"),
 }
@@ -114,8 +122,12 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize(("edits", "words"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
 @pytest.mark.parametrize("is_common", [False, True], ids=["device", "common"])
-def test_answer_is_refused_when_an_edit_is_outside_the_rights(edits: ContainerEdits, words: str, is_common: bool) -> None:
-    """Each is refused by name, with class, device, edit and what would be allowed, wherever in the answer it stands."""
+def test_answer_is_refused_when_an_edit_is_outside_the_rights(
+    edits: ContainerEdits, words: str, is_common: bool
+) -> None:
+    """Each is refused by name, with class, device, edit and what would be allowed, wherever in the
+    answer it stands.
+    """
     prepared = Prepared(common=edits, edits={"acme-0": env("OK")}) if is_common else Prepared(edits={"acme-0": edits})
     refusal = refuse_forbidden("acme", prepared, OPERATORS)
 
@@ -128,7 +140,11 @@ def test_answer_is_refused_when_an_edit_is_outside_the_rights(edits: ContainerEd
 
 
 def test_reasons_are_as_many_as_the_rules_that_are_broken() -> None:
-    """Eight cards whose nodes nobody allowed are one sentence, with the first of them and how many more there are; another rule is another sentence."""
+    """Eight cards whose nodes nobody allowed are one sentence, with the first of them and how many
+    more there are.
+
+    Another rule is another sentence.
+    """
     cards = {f"acme-{number}": node(f"/dev/other{number}") for number in range(8)}
     refusal = refuse_forbidden("acme", Prepared(common=env("LD_AUDIT"), edits=cards), OPERATORS)
 
@@ -153,7 +169,8 @@ def test_reasons_are_as_many_as_the_rules_that_are_broken() -> None:
         pytest.param(env("A", "Grüße = 1"), id="value-of-letters"),
         pytest.param(hook("/opt/acme/hook", "DEBUG=1"), id="hook"),
         pytest.param(
-            ContainerEdits(device_nodes=(DeviceNode(path="/dev/acme0", kind="c", major=195, minor=3),)), id="node-that-is-not-there"
+            ContainerEdits(device_nodes=(DeviceNode(path="/dev/acme0", kind="c", major=195, minor=3),)),
+            id="node-that-is-not-there",
         ),
         pytest.param(node("/dev/acme0", permissions="none"), id="node-that-nobody-opens"),
     ],
@@ -164,11 +181,22 @@ def test_answer_is_taken_when_every_edit_is_within_the_rights(edits: ContainerEd
 
 
 def test_disk_needs_its_own_name_when_a_prefix_covers_all_of_dev() -> None:
-    """A plugin that may give any node below /dev may give no disk, no memory and no console by that."""
+    """A plugin that may give any node below /dev may give no disk, no memory and no console by
+    that.
+    """
     foreign = rights_of("widget-acme", EditRights(), is_foreign=True)
     refused = [
         path
-        for path in ("/dev/sda", "/dev/nvme0n1", "/dev/mem", "/dev/dm-0", "/dev/tty0", "/dev/kvm", "/dev/net/tun", "/dev/sgx_enclave")
+        for path in (
+            "/dev/sda",
+            "/dev/nvme0n1",
+            "/dev/mem",
+            "/dev/dm-0",
+            "/dev/tty0",
+            "/dev/kvm",
+            "/dev/net/tun",
+            "/dev/sgx_enclave",
+        )
         if refuse_forbidden("widget-acme", Prepared(edits={"w": node(path, permissions="rwm")}), foreign) is not None
     ]
 
@@ -176,7 +204,10 @@ def test_disk_needs_its_own_name_when_a_prefix_covers_all_of_dev() -> None:
 
 
 def test_plugin_of_others_may_bring_nvidias_hooks_and_groups_and_no_other_program() -> None:
-    """NVIDIA's CDI files name two programs of its toolkit; root's group, a shell and a network interface stay out."""
+    """NVIDIA's CDI files name two programs of its toolkit.
+
+    Root's group, a shell and a network interface stay out.
+    """
     foreign = rights_of("gpu-nvidia", EditRights(), is_foreign=True)
     edits = {
         "toolkit": ContainerEdits(hooks=hook("/usr/bin/nvidia-cdi-hook").hooks, additional_gids=(44,)),
@@ -185,7 +216,11 @@ def test_plugin_of_others_may_bring_nvidias_hooks_and_groups_and_no_other_progra
         "network": ContainerEdits(net_devices=(NetDevice(host_name="eth0", name="eth0"),)),
     }
 
-    refused = [name for name, edit in edits.items() if refuse_forbidden("gpu-nvidia", Prepared(edits={"g": edit}), foreign) is not None]
+    refused = [
+        name
+        for name, edit in edits.items()
+        if refuse_forbidden("gpu-nvidia", Prepared(edits={"g": edit}), foreign) is not None
+    ]
 
     assert refused == ["shell", "root", "network"]
 
@@ -201,7 +236,9 @@ def test_plugin_of_others_is_trusted_as_by_kubelet_only_when_it_is_one() -> None
 
 def test_runtime_obeys_no_annotation_when_a_plugin_of_others_may_set_any() -> None:
     """An annotation by which a runtime injects devices needs a right of its own."""
-    prepared = Prepared(edits={"w": ContainerEdits(annotations={"acme.example/a": "1", "cdi.k8s.io/acme": "acme.example/w=0"})})
+    prepared = Prepared(
+        edits={"w": ContainerEdits(annotations={"acme.example/a": "1", "cdi.k8s.io/acme": "acme.example/w=0"})}
+    )
     refusal = refuse_forbidden("w", prepared, rights_of("w", EditRights(), is_foreign=True))
     named = rights_of("w", EditRights(annotations=("cdi.k8s.io/",)), is_foreign=True)
 
@@ -224,7 +261,9 @@ def test_refusal_stays_short_when_everything_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("edits", "words"),
     [
-        pytest.param(mount("/dev/shm", "/dev/shm", "rw", "rbind"), "a mount of '/dev/shm'", id="shared-memory-without-a-daemon"),
+        pytest.param(
+            mount("/dev/shm", "/dev/shm", "rw", "rbind"), "a mount of '/dev/shm'", id="shared-memory-without-a-daemon"
+        ),
         pytest.param(
             ContainerEdits(mounts=(*mount("/run/topobus/mps/g/pipe").mounts, *mount("/dev/shm", "/srv", "rw").mounts)),
             "a mount of '/dev/shm' on '/srv'",
@@ -232,17 +271,37 @@ def test_refusal_stays_short_when_everything_is_wrong() -> None:
         ),
         pytest.param(mount("/usr/lib/libcuda.so.1", "/lib64/ld-linux-x86-64.so.2"), "loader", id="over-the-loader"),
         pytest.param(mount("/usr/lib/libcuda.so.1", "/lib/ld-musl-x86_64.so.1"), "loader", id="over-musls-loader"),
-        pytest.param(mount("/usr/lib/libc.so.6", "/lib/x86_64-linux-gnu/libc.so.6"), "every program loads", id="over-the-c-library"),
-        pytest.param(mount("/usr/lib/libcuda.so.1", "/usr/lib/libnss_files.so.2"), "every program loads", id="over-a-name-service"),
-        pytest.param(mount("/usr/lib/libcuda.so.1", "/usr/lib/libother.so.1"), "under its own name", id="over-another-library"),
+        pytest.param(
+            mount("/usr/lib/libc.so.6", "/lib/x86_64-linux-gnu/libc.so.6"),
+            "every program loads",
+            id="over-the-c-library",
+        ),
+        pytest.param(
+            mount("/usr/lib/libcuda.so.1", "/usr/lib/libnss_files.so.2"),
+            "every program loads",
+            id="over-a-name-service",
+        ),
+        pytest.param(
+            mount("/usr/lib/libcuda.so.1", "/usr/lib/libother.so.1"), "under its own name", id="over-another-library"
+        ),
         pytest.param(mount("/usr/lib/libcuda.so.1", "/bin/sh"), "a program at its own path", id="over-the-shell"),
-        pytest.param(mount("/usr/bin/nvidia-smi", "/usr/bin/env"), "a program at its own path", id="over-another-program"),
-        pytest.param(mount("/usr/lib/nvidia/current/sh", "/bin/sh"), "a program at its own path", id="over-the-shell-by-its-name"),
-        pytest.param(mount("/usr/lib/nvidia/current/smi", "/usr/bin/nvidia-smi"), "a program at its own path", id="over-a-drivers-program"),
+        pytest.param(
+            mount("/usr/bin/nvidia-smi", "/usr/bin/env"), "a program at its own path", id="over-another-program"
+        ),
+        pytest.param(
+            mount("/usr/lib/nvidia/current/sh", "/bin/sh"), "a program at its own path", id="over-the-shell-by-its-name"
+        ),
+        pytest.param(
+            mount("/usr/lib/nvidia/current/smi", "/usr/bin/nvidia-smi"),
+            "a program at its own path",
+            id="over-a-drivers-program",
+        ),
     ],
 )
 def test_gpu_is_refused_what_takes_the_place_of_what_runs_in_a_container(edits: ContainerEdits, words: str) -> None:
-    """The host's shared memory belongs to a client of an MPS daemon alone, and files of a driver stand where the driver has them."""
+    """The host's shared memory belongs to a client of an MPS daemon alone, and files of a driver
+    stand where the driver has them.
+    """
     refusal = refuse_forbidden("gpu", Prepared(edits={"g": edits}), rights_of("gpu", EditRights(), is_foreign=False))
 
     assert refusal is not None
@@ -261,22 +320,38 @@ def test_gpu_is_refused_what_takes_the_place_of_what_runs_in_a_container(edits: 
             ),
             id="shared-memory-of-a-daemon",
         ),
-        pytest.param(mount("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95", "/usr/lib/libcuda.so.1"), id="library-by-its-other-name"),
-        pytest.param(mount("/run/nvidia/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-root"),
-        pytest.param(mount("/usr/local/nvidia/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-own-folder"),
-        pytest.param(mount("/usr/lib/nvidia/current/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-debians-alternatives"),
+        pytest.param(
+            mount("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95", "/usr/lib/libcuda.so.1"),
+            id="library-by-its-other-name",
+        ),
+        pytest.param(
+            mount("/run/nvidia/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-root"
+        ),
+        pytest.param(
+            mount("/usr/local/nvidia/bin/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-a-drivers-own-folder"
+        ),
+        pytest.param(
+            mount("/usr/lib/nvidia/current/nvidia-smi", "/usr/bin/nvidia-smi"), id="program-of-debians-alternatives"
+        ),
     ],
 )
 def test_gpu_gets_what_its_driver_needs(edits: ContainerEdits) -> None:
     """A client of an MPS daemon, a library and a program of a driver's root go in."""
-    assert refuse_forbidden("gpu", Prepared(edits={"g": edits}), rights_of("gpu", EditRights(), is_foreign=False)) is None
+    assert (
+        refuse_forbidden("gpu", Prepared(edits={"g": edits}), rights_of("gpu", EditRights(), is_foreign=False)) is None
+    )
 
 
 def test_groups_are_those_of_the_nodes_that_come_with_them() -> None:
-    """Disk and shadow open no GPU; where no node of the answer is on this host, there is nothing to compare with."""
+    """Disk and shadow open no GPU.
+
+    Where no node of the answer is on this host, there is nothing to compare with.
+    """
     rights = rights_of("gpu", EditRights(), is_foreign=False)
     video = Prepared(edits={"g": ContainerEdits(device_nodes=node("/dev/nvidia0").device_nodes, additional_gids=(44,))})
-    disk = Prepared(edits={"g": ContainerEdits(device_nodes=node("/dev/nvidia0").device_nodes, additional_gids=(44, 6))})
+    disk = Prepared(
+        edits={"g": ContainerEdits(device_nodes=node("/dev/nvidia0").device_nodes, additional_gids=(44, 6))}
+    )
 
     refusal = refuse_forbidden("gpu", disk, rights, {}, frozenset({44, 109}))
 
@@ -301,7 +376,10 @@ def test_groups_of_nodes_are_read_from_this_host(tmp_path: Path) -> None:
 
 def test_answer_is_refused_when_it_is_larger_than_kubelet_takes() -> None:
     """Many values of legal length do not add up to a message that ends kubelet's stream."""
-    edits = {f"acme-{number}": ContainerEdits(env={f"A_{entry}": "x" * 100_000 for entry in range(10)}) for number in range(5)}
+    edits = {
+        f"acme-{number}": ContainerEdits(env={f"A_{entry}": "x" * 100_000 for entry in range(10)})
+        for number in range(5)
+    }
     refusal = refuse_forbidden("acme", Prepared(edits=edits), OPERATORS)
 
     assert refusal is not None
@@ -309,7 +387,11 @@ def test_answer_is_refused_when_it_is_larger_than_kubelet_takes() -> None:
 
 
 def test_link_is_refused_when_it_leads_out_of_the_allowed_folder(tmp_path: Path) -> None:
-    """A folder that somebody replaced by a link to another one is no longer the one that the operator allowed; a link within stays one."""
+    """A folder that somebody replaced by a link to another one is no longer the one that the
+    operator allowed.
+
+    A link within stays one.
+    """
     allowed = tmp_path / "real" / "acme"
     (allowed / "inside").mkdir(parents=True)
     (allowed / "out").symlink_to("/etc")

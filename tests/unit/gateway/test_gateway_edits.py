@@ -17,7 +17,9 @@ NAMES = st.sets(st.sampled_from([f"gpu-{n}" for n in range(8)]), max_size=8)
 
 
 def test_container_edits_join_common_and_each_device_when_prepared() -> None:
-    """A container gets the common edits and those of its own devices, each device node and mount once."""
+    """A container gets the common edits and those of its own devices, each device node and mount
+    once.
+    """
     shared = DeviceNode(path="/dev/ctl")
     prepared = Prepared(
         common=ContainerEdits(env={"ALL": "a,b"}, device_nodes=(shared,)),
@@ -39,7 +41,12 @@ def test_container_edits_join_common_and_each_device_when_prepared() -> None:
     ("edits", "other", "what"),
     [
         pytest.param(ContainerEdits(env={"A": "1"}), ContainerEdits(env={"A": "2"}), "variable A", id="variable"),
-        pytest.param(ContainerEdits(annotations={"a": "1"}), ContainerEdits(annotations={"a": "2"}), "annotation a", id="annotation"),
+        pytest.param(
+            ContainerEdits(annotations={"a": "1"}),
+            ContainerEdits(annotations={"a": "2"}),
+            "annotation a",
+            id="annotation",
+        ),
         pytest.param(
             ContainerEdits(device_nodes=(DeviceNode(path="/dev/a"),)),
             ContainerEdits(device_nodes=(DeviceNode(path="/dev/a", host_path="/dev/b"),)),
@@ -66,7 +73,9 @@ def test_container_edits_join_common_and_each_device_when_prepared() -> None:
         ),
     ],
 )
-def test_join_refuses_and_names_the_place_when_two_devices_disagree(edits: ContainerEdits, other: ContainerEdits, what: str) -> None:
+def test_join_refuses_and_names_the_place_when_two_devices_disagree(
+    edits: ContainerEdits, other: ContainerEdits, what: str
+) -> None:
     """Nothing is dropped in silence: a contradiction is a refusal that names what contradicts."""
     refused = join([edits, other])
 
@@ -103,7 +112,9 @@ def test_foreign_variables_are_those_of_another_class_when_shared() -> None:
 
 @given(available=NAMES, kept=NAMES, size=st.integers(0, 10))
 def test_fall_back_is_always_legal_when_the_question_is(available: set[str], kept: set[str], size: int) -> None:
-    """Whatever kubelet asks, the choice has the size, keeps what must be kept, and takes only what there is."""
+    """Whatever kubelet asks, the choice has the size, keeps what must be kept, and takes only what
+    there is.
+    """
     everything = available | kept
     wanted = max(size, len(kept))
 

@@ -21,7 +21,10 @@ def ledger(owner: Owner | None = None, cpus: CpuSet = CpuSet(), memory: tuple[Me
     """A ledger with one holding, or none."""
     if owner is None:
         return Ledger(node="n")
-    return Ledger(node="n", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(container="c", cpus=cpus, memory=memory),))})
+    return Ledger(
+        node="n",
+        allocations={owner.key: Allocation(owner=owner, holdings=(Holding(container="c", cpus=cpus, memory=memory),))},
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,9 @@ def ledger(owner: Owner | None = None, cpus: CpuSet = CpuSet(), memory: tuple[Me
     ],
 )
 def test_container_is_written_down_when_the_ledger_does_not_say_so(written: Ledger | None, *, lacking: bool) -> None:
-    """The word of kubelet is taken whole, and a newer one replaces what it gave another container before."""
+    """The word of kubelet is taken whole, and a newer one replaces what it gave another container
+    before.
+    """
     exclusive_uses, disagreements = compare_exclusive([USE], written)
 
     assert exclusive_uses == ((USE,) if lacking else ())
@@ -69,10 +74,15 @@ def test_container_is_let_go_when_kubelet_lists_it_no_more() -> None:
 
 @pytest.mark.parametrize(
     ("written", "keeper"),
-    [pytest.param(None, "ended", id="nobody-has-it"), pytest.param(ledger(USE.owner, CpuSet(4, 5), MEMORY), "p", id="the-newer-has-it")],
+    [
+        pytest.param(None, "ended", id="nobody-has-it"),
+        pytest.param(ledger(USE.owner, CpuSet(4, 5), MEMORY), "p", id="the-newer-has-it"),
+    ],
 )
 def test_ledger_comes_to_rest_when_kubelet_lists_a_cpu_twice(written: Ledger | None, keeper: str) -> None:
-    """A pod that has ended is listed for a while beside the one that has its CPUs now: one of them keeps each CPU, look after look."""
+    """A pod that has ended is listed for a while beside the one that has its CPUs now: one of them
+    keeps each CPU, look after look.
+    """
     ended = ExclusiveUse(namespace="default", pod="ended", container="c", cpus=CpuSet(4))
     exclusive_uses, disagreements = compare_exclusive([USE, ended], written)
     holder = {cpu: exclusive_use.pod for exclusive_use in exclusive_uses for cpu in exclusive_use.cpus} or {4: "p"}

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.gateway.device_plugins.rules.foreign import ForeignDevice, class_of_resource, foreign_devices, foreign_names, observations_of
+from topobus.gateway.device_plugins.rules.foreign import (
+    ForeignDevice,
+    class_of_resource,
+    foreign_devices,
+    foreign_names,
+    observations_of,
+)
 from topobus.values.health import HealthState
 from topobus.values.names import is_dns_label
 
@@ -45,7 +51,10 @@ def test_devices_carry_what_the_plugin_told() -> None:
     devices = foreign_devices("w-acme", "acme.example/w", listed)
     faults = observations_of(listed)
 
-    assert [(device.name, device.numa_nodes.ids if device.numa_nodes else None) for device in devices] == [("a", (0, 1)), ("b", None)]
+    assert [(device.name, device.numa_nodes.ids if device.numa_nodes else None) for device in devices] == [
+        ("a", (0, 1)),
+        ("b", None),
+    ]
     assert devices[0].attributes == {"resource": "acme.example/w", "id": "a"}
     assert [observation.state for observation in faults["b"]] == [HealthState.UNHEALTHY]
     assert faults["a"] == ()

@@ -77,7 +77,9 @@ def test_real_paths_leave_out_what_cannot_be_a_path_when_it_is_named(path: str) 
 
 
 def test_in_memory_lists_nodes_and_nothing_with_a_link_when_paths_are_mixed() -> None:
-    """Only what surely cannot block is looked at without a thread: a node's path in /dev, and no link that may lead to a disk."""
+    """Only what surely cannot block is looked at without a thread: a node's path in /dev, and no
+    link that may lead to a disk.
+    """
     paths = ["/dev/null", "/dev/absent", "/dev/fd/0", "/dev/../etc/passwd", "/etc/passwd", "/device/null"]
 
     assert in_memory(paths) == ("/dev/null", "/dev/absent")

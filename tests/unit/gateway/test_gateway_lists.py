@@ -1,4 +1,6 @@
-"""Promises of what kubelet is told: complete, sorted, and never without a device that somebody holds."""
+"""Promises of what kubelet is told: complete, sorted, and never without a device that somebody
+holds.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ POOL_PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=POOL
 def gpu(name: str, nodes: NodeSet | None = None, state: HealthState = HealthState.HEALTHY) -> Device:
     """A GPU in a state of health."""
     conditions = (
-        () if state is HealthState.HEALTHY else (Condition(dimension=Dimension.MEMORY, state=state, reason="ecc", message="row 7"),)
+        ()
+        if state is HealthState.HEALTHY
+        else (Condition(dimension=Dimension.MEMORY, state=state, reason="ecc", message="row 7"),)
     )
-    return Device(name=name, device_class="gpu", numa_nodes=nodes, health=DeviceHealth(state=state, conditions=conditions))
+    return Device(
+        name=name, device_class="gpu", numa_nodes=nodes, health=DeviceHealth(state=state, conditions=conditions)
+    )
 
 
 def inventory(*devices: Device) -> Inventory:
@@ -49,7 +55,9 @@ def ledger(owner: Owner, *holdings: Holding) -> Ledger:
     return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=holdings)})
 
 
-def plugin_list(shown: Inventory | None, holders: dict[str, Owner], previous: tuple[ListEntry, ...] = ()) -> tuple[ListEntry, ...]:
+def plugin_list(
+    shown: Inventory | None, holders: dict[str, Owner], previous: tuple[ListEntry, ...] = ()
+) -> tuple[ListEntry, ...]:
     """The list of the class's own resource, where there is no other."""
     (entries,) = plugin_lists("gpu", RESOURCE, shown, holders, previous={RESOURCE: previous}).values()
     return entries
@@ -77,11 +85,17 @@ def test_list_sends_no_topology_when_the_machine_does_not_tell() -> None:
     """Unknown is no opinion, several nodes are all told, and order is by name."""
     entries = plugin_list(inventory(gpu("gpu-2"), gpu("gpu-1", NodeSet(0, 3)), gpu("gpu-0", NodeSet(0))), {})
 
-    assert [(list_entry.id, list_entry.nodes) for list_entry in entries] == [("gpu-0", (0,)), ("gpu-1", (0, 3)), ("gpu-2", None)]
+    assert [(list_entry.id, list_entry.nodes) for list_entry in entries] == [
+        ("gpu-0", (0,)),
+        ("gpu-1", (0, 3)),
+        ("gpu-2", None),
+    ]
 
 
 def test_list_keeps_a_held_device_where_it_was_when_it_left_the_inventory() -> None:
-    """A vanished id would read as healthy in kubelet, so it stays, not healthy, on its NUMA node, until nobody holds it."""
+    """A vanished id would read as healthy in kubelet, so it stays, not healthy, on its NUMA node,
+    until nobody holds it.
+    """
     before = plugin_list(inventory(gpu("gpu-0", NodeSet(1)), gpu("gpu-1")), {"gpu-0": PLUGIN})
 
     held = plugin_list(inventory(gpu("gpu-1")), {"gpu-0": PLUGIN}, before)
@@ -95,7 +109,10 @@ def test_list_keeps_a_held_device_where_it_was_when_it_left_the_inventory() -> N
 
 
 def test_list_hides_a_device_from_kubelet_when_another_door_gave_it_out() -> None:
-    """What a claim holds is not healthy for the device plugin; what kubelet itself allocated keeps its real health."""
+    """What a claim holds is not healthy for the device plugin.
+
+    What kubelet itself allocated keeps its real health.
+    """
     entries = plugin_list(inventory(gpu("gpu-0"), gpu("gpu-1")), {"gpu-0": CLAIM, "gpu-1": PLUGIN})
 
     assert [list_entry.is_healthy for list_entry in entries] == [False, True]
@@ -129,7 +146,8 @@ def test_holders_name_the_group_when_cpus_were_chosen_of_one() -> None:
 def test_health_tells_state_and_reason_when_devices_differ() -> None:
     """Unknown stays Unknown on the DRA door, and a held device that is gone is unhealthy."""
     entries = health_list(
-        inventory(gpu("gpu-0"), gpu("gpu-1", state=HealthState.UNHEALTHY), gpu("gpu-2", state=HealthState.UNKNOWN)), {"gpu-9": CLAIM}
+        inventory(gpu("gpu-0"), gpu("gpu-1", state=HealthState.UNHEALTHY), gpu("gpu-2", state=HealthState.UNKNOWN)),
+        {"gpu-9": CLAIM},
     )
 
     assert entries == (
@@ -153,7 +171,10 @@ def test_health_tells_state_and_reason_when_devices_differ() -> None:
 def test_allocation_is_idle_only_when_kubelet_lists_none_of_its_devices(
     owner: Owner, in_use: dict[str, frozenset[str]], *, is_idle: bool
 ) -> None:
-    """One device in use keeps the whole allocation; claims and placed pods are never judged by PodResources."""
+    """One device in use keeps the whole allocation.
+
+    Claims and placed pods are never judged by PodResources.
+    """
     held = ledger(owner, Holding(devices={"gpu": ("gpu-0", "gpu-1")}))
 
     assert bool(idle_allocations(held, in_use)) is is_idle
@@ -166,7 +187,10 @@ def pooled(name: str, pool: str = "gpu-h100", node: int | None = None) -> Device
 
 def health_by_resource(lists: dict[str, tuple[ListEntry, ...]]) -> dict[str, dict[str, bool]]:
     """Resource to device to health."""
-    return {resource: {list_entry.id: list_entry.is_healthy for list_entry in entries} for resource, entries in lists.items()}
+    return {
+        resource: {list_entry.id: list_entry.is_healthy for list_entry in entries}
+        for resource, entries in lists.items()
+    }
 
 
 def test_lists_show_a_device_once_when_a_pool_has_it() -> None:
@@ -181,7 +205,9 @@ def test_lists_keep_an_empty_resource_when_its_last_device_went_elsewhere() -> N
     """A resource that kubelet knows gets an empty list, which is capacity 0, and not silence."""
     before = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0")), {})
 
-    assert health_by_resource(plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool="")), {}, previous=before)) == {
+    assert health_by_resource(
+        plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool="")), {}, previous=before)
+    ) == {
         RESOURCE: {"gpu-0": True},
         POOL: {},
     }
@@ -200,19 +226,27 @@ def test_lists_keep_an_empty_resource_when_its_last_device_went_elsewhere() -> N
 def test_lists_keep_a_device_where_it_is_held_when_it_changed_its_pool(
     holder: Owner | None, now_in: str, wanted: dict[str, dict[str, bool]]
 ) -> None:
-    """An allocated id never leaves the list of the resource that gave it, and no other resource offers it meanwhile."""
-    lists = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool=now_in)), {"gpu-0": holder} if holder is not None else {})
+    """An allocated id never leaves the list of the resource that gave it, and no other resource
+    offers it meanwhile.
+    """
+    lists = plugin_lists(
+        "gpu", RESOURCE, inventory(pooled("gpu-0", pool=now_in)), {"gpu-0": holder} if holder is not None else {}
+    )
 
     assert health_by_resource(lists) == wanted
 
 
-@pytest.mark.parametrize(("holder", "resource"), [(PLUGIN, RESOURCE), (POOL_PLUGIN, POOL), (CLAIM, POOL)], ids=["own", "pool", "claim"])
+@pytest.mark.parametrize(
+    ("holder", "resource"), [(PLUGIN, RESOURCE), (POOL_PLUGIN, POOL), (CLAIM, POOL)], ids=["own", "pool", "claim"]
+)
 def test_lists_keep_a_held_device_as_unhealthy_when_it_is_gone(holder: Owner, resource: str) -> None:
     """It stays with the resource that gave it; a claim's, where it was listed."""
     before = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", node=1)), {"gpu-0": holder})
     after = plugin_lists("gpu", RESOURCE, inventory(), {"gpu-0": holder}, previous=before)
 
-    assert {name: entries for name, entries in health_by_resource(after).items() if entries} == {resource: {"gpu-0": False}}
+    assert {name: entries for name, entries in health_by_resource(after).items() if entries} == {
+        resource: {"gpu-0": False}
+    }
     assert after[resource][0].nodes == (1,)
 
 
@@ -220,7 +254,9 @@ def test_lists_offer_nothing_of_another_prefix_when_the_operator_has_changed_it(
     """Kubelet's pods of before still have the device, under a resource that we serve no more."""
     old = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="old.dev/gpu", uid="h")
 
-    assert health_by_resource(plugin_lists("gpu", RESOURCE, inventory(gpu("gpu-0")), {"gpu-0": old})) == {RESOURCE: {"gpu-0": False}}
+    assert health_by_resource(plugin_lists("gpu", RESOURCE, inventory(gpu("gpu-0")), {"gpu-0": old})) == {
+        RESOURCE: {"gpu-0": False}
+    }
 
 
 def test_lists_leave_out_what_is_no_device_id() -> None:
@@ -240,10 +276,16 @@ def test_first_that_fit_keeps_held_devices_and_then_goes_by_name() -> None:
 
 
 def test_list_keeps_a_held_device_when_it_became_a_claims_to_ask_for() -> None:
-    """An allocated id must never leave kubelet's list: it stays, not healthy, with the reason; the others of its kind are not listed."""
+    """An allocated id must never leave kubelet's list: it stays, not healthy, with the reason.
+
+    The others of its kind are not listed.
+    """
     shared = [structs.replace(gpu(name), allows_multiple=True) for name in ("gpu-0", "gpu-1")]
 
     entries = plugin_list(inventory(*shared, gpu("gpu-2")), {"gpu-0": PLUGIN})
 
-    assert [(entry.id, entry.is_healthy, entry.is_held) for entry in entries] == [("gpu-0", False, True), ("gpu-2", True, False)]
+    assert [(entry.id, entry.is_healthy, entry.is_held) for entry in entries] == [
+        ("gpu-0", False, True),
+        ("gpu-2", True, False),
+    ]
     assert entries[0].reason == "it is shared, or excludes other devices: it is given by claims only"

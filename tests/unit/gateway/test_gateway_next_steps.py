@@ -31,12 +31,16 @@ from topobus.gateway.cluster.rules.next_steps import AGAIN, next_step
     ],
 )
 def test_step_says_what_to_do_when_waiting_ends_nothing(code: str, words: str) -> None:
-    """These last until somebody does something: a pod's eth0 stays where it is, a right does not come by itself."""
+    """These last until somebody does something: a pod's eth0 stays where it is, a right does not
+    come by itself.
+    """
     assert words in next_step(code)
     assert next_step(code) != AGAIN
 
 
-@pytest.mark.parametrize("code", ["address-not-ready", "attach-pending", "attach-unanswered", "vf-gone", "device-dirty", "claim-busy"])
+@pytest.mark.parametrize(
+    "code", ["address-not-ready", "attach-pending", "attach-unanswered", "vf-gone", "device-dirty", "claim-busy"]
+)
 def test_step_is_to_wait_when_it_ends_by_itself(code: str) -> None:
     """Nobody is sent to mend what comes right without them."""
     assert next_step(code) == AGAIN

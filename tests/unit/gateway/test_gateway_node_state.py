@@ -1,4 +1,6 @@
-"""The gateway's view of its node: what was handed out is held until the ledger says so, and no longer."""
+"""The gateway's view of its node: what was handed out is held until the ledger says so, and no
+longer.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,27 @@ def state_with_ledger(ledger: Ledger, bus: Any = None) -> NodeState:
 
 
 def test_device_is_held_when_it_was_handed_out_and_the_ledger_that_says_so_has_not_come() -> None:
-    """Another write of the ledger that was under way in that moment changes nothing; the one that names the owner does not either."""
+    """Another write of the ledger that was under way in that moment changes nothing.
+
+    The one that names the owner does not either.
+    """
     state = state_with_ledger(Ledger(node=NODE, sequence=6))
     holding = Holding(devices={"gpu": ("gpu-0",)})
 
     state.hand_out("gpu", ["gpu-0"], OWNER, 8)
     state.take_ledger(Ledger(node=NODE, sequence=7))
     before = state.holders("gpu")
-    state.take_ledger(Ledger(node=NODE, sequence=8, allocations={OWNER.key: Allocation(owner=OWNER, holdings=(holding,))}))
+    state.take_ledger(
+        Ledger(node=NODE, sequence=8, allocations={OWNER.key: Allocation(owner=OWNER, holdings=(holding,))})
+    )
 
     assert before == state.holders("gpu") == {"gpu-0": OWNER}
 
 
 def test_device_is_held_no_more_when_the_ledger_began_anew_after_it_was_handed_out() -> None:
-    """A lost ledger counts from the beginning and never reaches the number that was promised: that nobody holds the device there is told, and can be mended."""
+    """A lost ledger counts from the beginning and never reaches the number that was promised: that
+    nobody holds the device there is told, and can be mended.
+    """
     state = state_with_ledger(Ledger(node=NODE, sequence=7))
 
     state.hand_out("gpu", ["gpu-0"], OWNER, 7)
@@ -61,7 +70,9 @@ def test_device_is_held_no_more_when_the_ledger_began_anew_after_it_was_handed_o
 async def test_ledger_went_back_when_it_is_older_or_may_have_been_meanwhile(
     epoch: int, sequence: int, is_other_store: bool, is_announced: bool
 ) -> None:
-    """A store that was put back and written on before it was read has a higher number: the ledger's epoch, or the feed's word that the store is another one, tells."""
+    """A store that was put back and written on before it was read has a higher number: the ledger's
+    epoch, or the feed's word that the store is another one, tells.
+    """
 
     async def watch(*_: object, **_parts: object) -> AsyncIterator[Any]:
         if is_other_store:

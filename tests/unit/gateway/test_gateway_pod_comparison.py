@@ -15,7 +15,13 @@ ELSEWHERE = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topob
 PREPARED = {("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu-0",), "nic": ("nic-0",)})}
 BY_RESOURCE = PodUse(namespace="default", pod="p", container="c", resource=GPU, device_class="gpu", devices=("gpu-0",))
 BY_CLAIM = PodUse(
-    namespace="default", pod="p", container="c", claim_namespace="default", claim="training", device_class="gpu", devices=("gpu-0",)
+    namespace="default",
+    pod="p",
+    container="c",
+    claim_namespace="default",
+    claim="training",
+    device_class="gpu",
+    devices=("gpu-0",),
 )
 
 
@@ -38,20 +44,32 @@ def test_compare_names_both_sides_when_somebody_else_holds_the_device(use: PodUs
 
     assert comparison.lacking == ()
     (disagreement,) = comparison.disagreements
-    assert (disagreement.device, disagreement.kubelet, disagreement.ledger) == ("gpu-0", use.where, f"{holder} holds it")
+    assert (disagreement.device, disagreement.kubelet, disagreement.ledger) == (
+        "gpu-0",
+        use.where,
+        f"{holder} holds it",
+    )
 
 
 def test_compare_adopts_all_of_a_claim_when_one_of_its_devices_is_free() -> None:
-    """The ledger's entry of a claim is one whole, so what it holds of other classes is adopted again with it."""
+    """The ledger's entry of a claim is one whole, so what it holds of other classes is adopted
+    again with it.
+    """
     comparison = compare([BY_CLAIM], {"nic": {"nic-0": CLAIM}}, PREPARED)
 
     (holding,) = comparison.lacking
-    assert (holding.owner, holding.devices, holding.whole) == (CLAIM, ("gpu-0",), (("gpu", ("gpu-0",)), ("nic", ("nic-0",))))
+    assert (holding.owner, holding.devices, holding.whole) == (
+        CLAIM,
+        ("gpu-0",),
+        (("gpu", ("gpu-0",)), ("nic", ("nic-0",))),
+    )
 
 
 def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
     """What somebody else holds is no part of the adoption."""
-    use = PodUse(namespace="default", pod="p", container="c", resource=GPU, device_class="gpu", devices=("gpu-0", "gpu-1"))
+    use = PodUse(
+        namespace="default", pod="p", container="c", resource=GPU, device_class="gpu", devices=("gpu-0", "gpu-1")
+    )
 
     comparison = compare([use], {"gpu": {"gpu-0": OTHER}}, {})
 
@@ -60,7 +78,10 @@ def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
 
 
 def test_compare_disagrees_when_a_running_claim_is_not_prepared_here() -> None:
-    """Without its uid a claim cannot be adopted; its device could be given away, so somebody must know."""
+    """Without its uid a claim cannot be adopted.
+
+    Its device could be given away, so somebody must know.
+    """
     (disagreement,) = compare([BY_CLAIM], {}, {}).disagreements
 
     assert disagreement.ledger == "nobody holds it, and the claim is not prepared here"
@@ -75,7 +96,9 @@ def test_compare_is_silent_when_a_claim_only_looks_at_the_device() -> None:
     assert (comparison.lacking, comparison.disagreements) == ((), ())
 
 
-SHARING = {("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu-0",)}, by_share=frozenset({("gpu", "gpu-0")}))}
+SHARING = {
+    ("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu-0",)}, by_share=frozenset({("gpu", "gpu-0")}))
+}
 
 
 @pytest.mark.parametrize(
@@ -86,8 +109,13 @@ SHARING = {("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu
         pytest.param(None, set(), True, id="nobody has any"),
     ],
 )
-def test_compare_takes_shares_of_others_for_no_disagreement(holder: Owner | None, sharers: set[Owner], *, lacks: bool) -> None:
-    """Several claims have one device; only a share that the ledger has lost is adopted, as a share."""
+def test_compare_takes_shares_of_others_for_no_disagreement(
+    holder: Owner | None, sharers: set[Owner], *, lacks: bool
+) -> None:
+    """Several claims have one device.
+
+    Only a share that the ledger has lost is adopted, as a share.
+    """
     holders = {"gpu": {"gpu-0": holder}} if holder is not None else {}
 
     comparison = compare([BY_CLAIM], holders, SHARING, {("gpu", "gpu-0"): frozenset(sharers)})

@@ -1,4 +1,6 @@
-"""What the gateway knows of a pod besides the runtime's word: its host ports, or why they are not known, within half a second."""
+"""What the gateway knows of a pod besides the runtime's word: its host ports, or why they are not
+known, within half a second.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ RATE = "kubernetes.io/ingress-bandwidth"
 SANDBOX = Sandbox(id="s", uid="u", namespace="default", name="p", network_namespace="/var/run/netns/x")
 
 
-def pod(*containers: dict[str, Any], uid: str = "u", annotations: dict[str, str] | None = None, **spec: Any) -> ApiObject:
+def pod(
+    *containers: dict[str, Any], uid: str = "u", annotations: dict[str, str] | None = None, **spec: Any
+) -> ApiObject:
     """A pod as the API server has it."""
     metadata = {"uid": uid, "annotations": annotations or {}}
     return ApiObject(api_version="v1", kind="Pod", metadata=metadata, spec={"containers": list(containers), **spec})
@@ -59,7 +63,11 @@ def details(pods: Pods) -> ClusterPodDetails:
     [
         pytest.param({"containers": [{"ports": [{"containerPort": 80}]}]}, [], id="no host port"),
         pytest.param(
-            {"containers": [{"ports": [{"hostPort": 53, "containerPort": 5353, "protocol": "UDP", "hostIP": "10.0.0.1"}]}]},
+            {
+                "containers": [
+                    {"ports": [{"hostPort": 53, "containerPort": 5353, "protocol": "UDP", "hostIP": "10.0.0.1"}]}
+                ]
+            },
             [HostPort(host_port=53, container_port=5353, protocol="udp", host_ip="10.0.0.1")],
             id="all fields",
         ),
@@ -74,7 +82,11 @@ def details(pods: Pods) -> ClusterPodDetails:
             [HostPort(host_port=3, container_port=3), HostPort(host_port=1, container_port=1)],
             id="an init container that stays, none that ends",
         ),
-        pytest.param({"containers": [{"ports": [{"hostPort": 1, "containerPort": 1}]}], "hostNetwork": True}, [], id="host network"),
+        pytest.param(
+            {"containers": [{"ports": [{"hostPort": 1, "containerPort": 1}]}], "hostNetwork": True},
+            [],
+            id="host network",
+        ),
         pytest.param({"containers": [{"ports": None}, {}]}, [], id="nothing"),
     ],
 )
@@ -94,7 +106,11 @@ async def test_sandbox_gets_the_pods_ports_and_rates() -> None:
     plain = await details(Pods(WEB)).of(SANDBOX)
     changed = await details(Pods(WEB)).of(structs.replace(SANDBOX, annotations={RATE: "1M"}))
 
-    assert (plain.host_ports, plain.annotations, plain.ports_unknown) == ((HostPort(host_port=8080, container_port=80),), {RATE: "10M"}, "")
+    assert (plain.host_ports, plain.annotations, plain.ports_unknown) == (
+        (HostPort(host_port=8080, container_port=80),),
+        {RATE: "10M"},
+        "",
+    )
     assert changed.annotations == {RATE: "1M"}
 
 
@@ -114,11 +130,15 @@ async def test_pod_in_the_hosts_network_is_not_read() -> None:
         pytest.param(Pods(pod(uid="another")), "with uid u is not in the cluster", id="another"),
         pytest.param(Pods(PeerUnavailable("API server: away", retry_after_s=0.0)), "away", id="away"),
         pytest.param(Pods(WEB, takes_s=10.0), "did not answer within 0.5 s", id="hangs"),
-        pytest.param(Pods(pod({"ports": [{"hostPort": 99999, "containerPort": 1}]})), "Expected `int` <= 65535", id="no port"),
+        pytest.param(
+            Pods(pod({"ports": [{"hostPort": 99999, "containerPort": 1}]})), "Expected `int` <= 65535", id="no port"
+        ),
     ],
 )
 async def test_ports_are_unknown_when_the_pod_cannot_be_read(pods: Pods, why: str) -> None:
-    """The sandbox says why, and half a second is all that it takes: only what needs the ports is refused."""
+    """The sandbox says why, and half a second is all that it takes: only what needs the ports is
+    refused.
+    """
     begun = asyncio.get_running_loop().time()
 
     sandbox = await details(pods).of(SANDBOX)

@@ -1,4 +1,6 @@
-"""Events of pods and claims: each thing that is said once, its repeats counted, on both, and with what to do about it."""
+"""Events of pods and claims: each thing that is said once, its repeats counted, on both, and with
+what to do about it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ ENTRY = ClaimEntry(
     uid=ClaimUid("u-c"),
     device_class="nic",
     attempt="a",
-    devices=(AllocatedDevice(request="r", pool="n1", device="nic-0"), AllocatedDevice(request="r", pool="n1", device="nic-1")),
+    devices=(
+        AllocatedDevice(request="r", pool="n1", device="nic-0"),
+        AllocatedDevice(request="r", pool="n1", device="nic-1"),
+    ),
     is_prepared=True,
 )
 
@@ -74,7 +79,9 @@ class EventSink:
     def said_of(self, name: str) -> list[tuple[str, str, int]]:
         """What was said of an object: reason, message, how often."""
         return [
-            (event["reason"], event["message"], event["count"]) for event in self.events.values() if event["involvedObject"]["name"] == name
+            (event["reason"], event["message"], event["count"])
+            for event in self.events.values()
+            if event["involvedObject"]["name"] == name
         ]
 
     def _write(self, verb: str) -> None:
@@ -106,7 +113,9 @@ def refusal(code: str, message: str) -> Refusal:
 
 
 async def test_error_is_told_again_when_it_becomes_known_who_has_the_device() -> None:
-    """Kubelet lists a pod a moment after it has its devices: whoever waits hears its name as soon as it is there, once."""
+    """Kubelet lists a pod a moment after it has its devices: whoever waits hears its name as soon
+    as it is there, once.
+    """
     sink = EventSink()
     async with recording(sink) as recorder:
         events = PodEvents(recorder, "n1")
@@ -128,7 +137,9 @@ async def test_each_try_counts_and_is_no_event_of_its_own() -> None:
     async with recording(sink) as recorder:
         events = PodEvents(recorder, "n1")
         for at_s in range(100):
-            events.not_prepared(LOSER, CLAIM, Failure(error="the pool is empty", at_s=at_s + 1.0, code="shared-pool-empty"), {})
+            events.not_prepared(
+                LOSER, CLAIM, Failure(error="the pool is empty", at_s=at_s + 1.0, code="shared-pool-empty"), {}
+            )
             await asyncio.sleep(2)
         await asyncio.sleep(100)
 
@@ -138,7 +149,10 @@ async def test_each_try_counts_and_is_no_event_of_its_own() -> None:
 
 
 async def test_both_hear_what_happens_in_a_sandbox() -> None:
-    """Attached as what, not attached and not taken back with the code and the next step; on the pod and on the claim."""
+    """Attached as what, not attached and not taken back with the code and the next step.
+
+    On the pod and on the claim.
+    """
     sink = EventSink()
     net1 = AttachedInterface(name="net1", addresses=tuple(f"10.0.0.{index}/24" for index in range(6)))
     async with recording(sink) as recorder:
@@ -153,13 +167,15 @@ async def test_both_hear_what_happens_in_a_sandbox() -> None:
         ("DevicesAttached", f"node n1: claim default/c: pod default/p has nic-0 as net1 ({addresses}), nic-1", 1),
         (
             "DevicesNotAttached",
-            "node n1: claim default/c: not attached to pod default/p: mtu is 70000, wanted at most 9000 (interface-config-invalid); "
+            "node n1: claim default/c: not attached to pod default/p: mtu is 70000, wanted at most 9000 "
+            "(interface-config-invalid); "
             "mend the configuration of the claim or its class, then make claim and pod anew",
             1,
         ),
         (
             "DevicesNotDetached",
-            "node n1: claim default/c: not taken back from pod default/p: net1 is still in the pod (link-busy); tried again as soon as that is over",
+            "node n1: claim default/c: not taken back from pod default/p: net1 is still in the pod "
+            "(link-busy); tried again as soon as that is over",
             1,
         ),
     ]
@@ -168,7 +184,10 @@ async def test_both_hear_what_happens_in_a_sandbox() -> None:
 
 
 async def test_all_hear_when_a_container_was_on_a_claims_cpus() -> None:
-    """The pod that had them, the pod whose they are and its claim get the same event; what concerns nobody else is told to the container's pod alone."""
+    """The pod that had them, the pod whose they are and its claim get the same event.
+
+    What concerns nobody else is told to the container's pod alone.
+    """
     owner = Sandbox(id="t", uid="u-t", namespace="default", name="owner")
     cpus = CpuDifference(sandbox=SANDBOX, container="main", has=CpuSet(0, 1), wanted=CpuSet(1))
     sink = EventSink()
@@ -202,22 +221,38 @@ async def test_long_error_keeps_its_next_step() -> None:
 
 @pytest.mark.parametrize("name", [("a" * 49 + ".") * 4 + "b", ("a" * 49 + ".") * 3 + "a" * 49 + "-b"])
 async def test_event_of_a_long_name_has_a_name_that_the_server_takes(name: str) -> None:
-    """A name is cut so that its last part ends with a letter or a digit; else no event of this object would ever be written."""
+    """A name is cut so that its last part ends with a letter or a digit.
+
+    Else no event of this object would ever be written.
+    """
     sink = EventSink()
     async with recording(sink) as recorder:
-        recorder.note(Involved(api_version="v1", kind="Pod", namespace="default", name=name, uid="u"), "Other", "one", is_warning=True)
+        recorder.note(
+            Involved(api_version="v1", kind="Pod", namespace="default", name=name, uid="u"),
+            "Other",
+            "one",
+            is_warning=True,
+        )
         await asyncio.sleep(1)
 
     assert [is_dns_subdomain(event_name) for event_name in sink.events] == [True]
 
 
 async def test_object_has_a_share_of_events() -> None:
-    """A thousand different things said of one object: ten at once, then one a minute; another object has its own share."""
+    """A thousand different things said of one object: ten at once, then one a minute.
+
+    Another object has its own share.
+    """
     sink = EventSink()
     async with recording(sink) as recorder:
         for index in range(1000):
             recorder.note(POD, "Flood", f"message {index}", is_warning=True)
-        recorder.note(Involved(api_version="v1", kind="Pod", namespace="default", name="q", uid="u-q"), "Other", "one", is_warning=True)
+        recorder.note(
+            Involved(api_version="v1", kind="Pod", namespace="default", name="q", uid="u-q"),
+            "Other",
+            "one",
+            is_warning=True,
+        )
         await asyncio.sleep(119)
         for index in range(1000):
             recorder.note(POD, "Flood", f"later {index}", is_warning=True)
@@ -227,7 +262,10 @@ async def test_object_has_a_share_of_events() -> None:
 
 
 async def test_event_of_an_earlier_process_is_no_second_one_and_no_trouble() -> None:
-    """The name follows from what is said; what the server has forgotten is made anew when it is said again."""
+    """The name follows from what is said.
+
+    What the server has forgotten is made anew when it is said again.
+    """
     sink = EventSink()
     for _ in range(2):
         async with recording(sink) as recorder:
@@ -242,9 +280,15 @@ async def test_event_of_an_earlier_process_is_no_second_one_and_no_trouble() -> 
     assert [event[:2] for event in sink.said_of("p")] == [("R", "m")]
 
 
-@pytest.mark.parametrize("answer", [PeerUnavailable("away", retry_after_s=0.0), Rejected(code=403, message="forbidden")])
-async def test_event_that_cannot_be_written_is_dropped_and_the_next_one_is_not(answer: Rejected | PeerUnavailable) -> None:
-    """Nothing depends on an event: trouble with one delays no other, and it is not tried again by itself."""
+@pytest.mark.parametrize(
+    "answer", [PeerUnavailable("away", retry_after_s=0.0), Rejected(code=403, message="forbidden")]
+)
+async def test_event_that_cannot_be_written_is_dropped_and_the_next_one_is_not(
+    answer: Rejected | PeerUnavailable,
+) -> None:
+    """Nothing depends on an event: trouble with one delays no other, and it is not tried again by
+    itself.
+    """
     sink = EventSink()
     sink.answers = [answer]
     async with recording(sink) as recorder:
@@ -260,7 +304,12 @@ async def test_waiting_events_are_bounded_while_the_server_is_away() -> None:
     sink = EventSink()
     recorder = EventRecorder(cast(Cluster, sink), LoopClock(), "n1")
     for index in range(2000):
-        recorder.note(Involved(api_version="v1", kind="Pod", namespace="d", name=f"p{index}", uid=f"u{index}"), "R", "m", is_warning=True)
+        recorder.note(
+            Involved(api_version="v1", kind="Pod", namespace="d", name=f"p{index}", uid=f"u{index}"),
+            "R",
+            "m",
+            is_warning=True,
+        )
 
     task = asyncio.create_task(recorder.run())
     await asyncio.sleep(1)

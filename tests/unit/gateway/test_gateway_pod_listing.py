@@ -1,4 +1,6 @@
-"""kubelet's PodResources as the gateway reads them: CPUs and memory of containers and of pods as a whole."""
+"""kubelet's PodResources as the gateway reads them: CPUs and memory of containers and of pods as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def memory(size: int, *nodes: int) -> pb.ContainerMemory:
 
 
 async def test_pod_has_what_its_containers_leave_when_resources_are_the_pods(socket: Path) -> None:
-    """Pod-level CPUs include those of containers; each CPU stands once, and a container without any stands nowhere."""
+    """Pod-level CPUs include those of containers.
+
+    Each CPU stands once, and a container without any stands nowhere.
+    """
     containers = [pb.ContainerResources(name="a", cpu_ids=[0, 1]), pb.ContainerResources(name="b")]
     listing = await read(socket, pb.PodResources(name="p", namespace="d", cpu_ids=[0, 1, 2, 3], containers=containers))
 
@@ -72,8 +77,13 @@ async def test_pod_has_what_its_containers_leave_when_resources_are_the_pods(soc
 
 async def test_memory_of_a_group_is_shared_out_when_kubelet_tells_only_the_sum(socket: Path) -> None:
     """One node is exact; over a group it counts evenly, the rest on the lowest node."""
-    containers = [pb.ContainerResources(name="a", memory=[memory(7, 1)]), pb.ContainerResources(name="b", memory=[memory(7, 2, 0)])]
-    listing = await read(socket, pb.PodResources(name="p", namespace="d", memory=[memory(14, 0)], containers=containers))
+    containers = [
+        pb.ContainerResources(name="a", memory=[memory(7, 1)]),
+        pb.ContainerResources(name="b", memory=[memory(7, 2, 0)]),
+    ]
+    listing = await read(
+        socket, pb.PodResources(name="p", namespace="d", memory=[memory(14, 0)], containers=containers)
+    )
 
     assert [exclusive_use.container for exclusive_use in listing.exclusive] == ["a", "b"]
     assert [exclusive_use.memory for exclusive_use in listing.exclusive] == [
@@ -83,7 +93,10 @@ async def test_memory_of_a_group_is_shared_out_when_kubelet_tells_only_the_sum(s
 
 
 async def test_an_answer_is_no_older_than_the_ask_when_somebody_has_just_asked(socket: Path) -> None:
-    """Who asks after a pod has begun is told of it, however short ago another was answered; who asks while a look runs waits for the next one, shared."""
+    """Who asks after a pod has begun is told of it, however short ago another was answered.
+
+    Who asks while a look runs waits for the next one, shared.
+    """
     asked, go_on = asyncio.Event(), asyncio.Event()
     pods: list[pb.PodResources] = []
     looks: list[int] = []
@@ -116,7 +129,8 @@ async def test_an_answer_is_no_older_than_the_ask_when_somebody_has_just_asked(s
         await server.stop(None)
 
     pods_of_each = [
-        [use.pod for use in listing.exclusive] if isinstance(listing, Listing) else listing for listing in (before, *after, last)
+        [use.pod for use in listing.exclusive] if isinstance(listing, Listing) else listing
+        for listing in (before, *after, last)
     ]
     assert pods_of_each == [[], *([["p"]] * 10), ["p", "q"]]
     assert looks == [0, 1, 2]

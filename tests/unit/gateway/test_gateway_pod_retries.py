@@ -1,4 +1,6 @@
-"""Pods that wait for claims, followed over time: what is read again, what one broken pod may not do to the others, and what is forgotten."""
+"""Pods that wait for claims, followed over time: what is read again, what one broken pod may not do
+to the others, and what is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class SmallCluster:
         self.reads.append(name)
         return self.claims.get(name)
 
-    async def annotate(self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]) -> Rejected | None:
+    async def annotate(
+        self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
+    ) -> Rejected | None:
         """Note which pod was annotated, or break."""
         if name in self.broken:
             raise self.broken[name]
@@ -84,7 +88,8 @@ async def following(cluster: SmallCluster, tmp_path: Path) -> AsyncIterator[PodR
     bus = cast(Bus, SimpleNamespace(is_connected=True))
     state = NodeState(bus, NODE, lambda device_class: f"topobus.dev/{device_class}")
     devices = tuple(
-        Device(name=f"gpu-{name}", device_class="gpu", health=DeviceHealth(state=HealthState.HEALTHY)) for name in ("0", "a", "b")
+        Device(name=f"gpu-{name}", device_class="gpu", health=DeviceHealth(state=HealthState.HEALTHY))
+        for name in ("0", "a", "b")
     )
     state.take_inventory("gpu", Inventory(node=NODE, device_class="gpu", generation=1, devices=devices))
     checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
@@ -101,7 +106,9 @@ async def following(cluster: SmallCluster, tmp_path: Path) -> AsyncIterator[PodR
 
 
 async def test_claim_is_read_again_when_it_had_no_allocation_at_first(tmp_path: Path) -> None:
-    """A pod that was bound by hand: its claim is read every ten seconds until it is allocated, and then no more."""
+    """A pod that was bound by hand: its claim is read every ten seconds until it is allocated, and
+    then no more.
+    """
     cluster = SmallCluster()
     cluster.claims["a"] = claim("a")
     async with following(cluster, tmp_path):

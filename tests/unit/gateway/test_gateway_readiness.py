@@ -13,7 +13,9 @@ from topobus.values.errors import ConfigError
 
 
 async def test_gateway_is_not_ready_before_it_has_begun() -> None:
-    """NATS is ready first: a gateway that counted as ready then would let a roll-over end the other one before this one stands by."""
+    """NATS is ready first: a gateway that counted as ready then would let a roll-over end the other
+    one before this one stands by.
+    """
 
     class Runtime:
         readiness = Readiness()

@@ -36,7 +36,11 @@ def listed(
 ) -> dict[str, dict[str, tuple[bool, bool]]]:
     """The lists of the class: resource to id to whether it is healthy, and held."""
     lists = plugin_lists("gpu", OWN, inventory(*devices), holders or {}, sharers=sharers or {})
-    return {resource: {entry.id: (entry.is_healthy, entry.is_held) for entry in entries} for resource, entries in lists.items() if entries}
+    return {
+        resource: {entry.id: (entry.is_healthy, entry.is_held) for entry in entries}
+        for resource, entries in lists.items()
+        if entries
+    }
 
 
 def test_a_shared_device_is_listed_by_replicas_alone() -> None:
@@ -46,12 +50,19 @@ def test_a_shared_device_is_listed_by_replicas_alone() -> None:
 
 def test_held_replicas_keep_their_health_and_claims_take_from_the_free_ones() -> None:
     """A claim of a half leaves one replica beside one that a pod has."""
-    sharers = {"gpu-0": ((plugin(), replica_share(GPU, [2])), (CLAIM, HeldShare(amounts={"memory": 40 * GIB, "shares": 1})))}
+    sharers = {
+        "gpu-0": ((plugin(), replica_share(GPU, [2])), (CLAIM, HeldShare(amounts={"memory": 40 * GIB, "shares": 1})))
+    }
 
     shown = listed(GPU, holders={"gpu-0": plugin()}, sharers=sharers)
 
     assert shown == {
-        RESOURCE: {"gpu-0::0": (True, False), "gpu-0::1": (False, False), "gpu-0::2": (True, True), "gpu-0::3": (False, False)}
+        RESOURCE: {
+            "gpu-0::0": (True, False),
+            "gpu-0::1": (False, False),
+            "gpu-0::2": (True, True),
+            "gpu-0::3": (False, False),
+        }
     }
 
 
@@ -101,7 +112,9 @@ def test_many_replicas_are_refused_unless_the_operator_says_otherwise() -> None:
     (lenient,) = shared_gpus("gpu-0", refuses_many=False)
     names = ["gpu-0::0", "gpu-0::1"]
 
-    assert "a container asks for 2 shares (gpu-0::0, gpu-0::1), wanted 1" in fault_of_many(RESOURCE, names, inventory(GPU))
+    assert "a container asks for 2 shares (gpu-0::0, gpu-0::1), wanted 1" in fault_of_many(
+        RESOURCE, names, inventory(GPU)
+    )
     assert fault_of_many(RESOURCE, names, inventory(lenient)) == ""
 
 
@@ -109,14 +122,21 @@ def test_many_replicas_are_refused_unless_the_operator_says_otherwise() -> None:
     ("policy", "available", "size", "chosen"),
     [
         ("spread", ["gpu-0::1", "gpu-0::2", "gpu-1::0", "gpu-1::1", "gpu-1::2"], 1, ("gpu-1::0",)),
-        ("spread", ["gpu-0::1", "gpu-0::2", "gpu-1::0", "gpu-1::1", "gpu-1::2"], 3, ("gpu-0::1", "gpu-1::0", "gpu-1::1")),
+        (
+            "spread",
+            ["gpu-0::1", "gpu-0::2", "gpu-1::0", "gpu-1::1", "gpu-1::2"],
+            3,
+            ("gpu-0::1", "gpu-1::0", "gpu-1::1"),
+        ),
         ("pack", ["gpu-0::1", "gpu-0::2", "gpu-1::0", "gpu-1::1", "gpu-1::2"], 1, ("gpu-0::1",)),
         ("pack", ["gpu-0::1", "gpu-0::2", "gpu-1::0", "gpu-1::1", "gpu-1::2"], 3, ("gpu-0::1", "gpu-0::2", "gpu-1::0")),
         ("spread", ["gpu-0::10", "gpu-0::9"], 1, ("gpu-0::9",)),
         ("spread", ["gpu-0::0"], 4, ("gpu-0::0",)),
     ],
 )
-def test_prefer_replicas_spreads_or_packs(policy: str, available: list[str], size: int, chosen: tuple[str, ...]) -> None:
+def test_prefer_replicas_spreads_or_packs(
+    policy: str, available: list[str], size: int, chosen: tuple[str, ...]
+) -> None:
     """Each next replica is of the device with the fewest in use, or the most."""
     devices = shared_gpus("gpu-0", "gpu-1", policy="pack" if policy == "pack" else "spread")
 
@@ -125,7 +145,10 @@ def test_prefer_replicas_spreads_or_packs(policy: str, available: list[str], siz
 
 def test_prefer_replicas_keeps_what_must_be_included() -> None:
     """Kubelet's own wish comes first."""
-    assert prefer_replicas(["gpu-0::0", "gpu-0::1", "gpu-0::2"], ["gpu-0::2"], 2, inventory(GPU)) == ("gpu-0::0", "gpu-0::2")
+    assert prefer_replicas(["gpu-0::0", "gpu-0::1", "gpu-0::2"], ["gpu-0::2"], 2, inventory(GPU)) == (
+        "gpu-0::0",
+        "gpu-0::2",
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,9 +156,16 @@ def test_prefer_replicas_keeps_what_must_be_included() -> None:
     [((), "80Gi", 0), ((0,), "60Gi", 0), ((0, 1, 2), "20Gi", 0), ((0, 1, 2, 3), "80Gi", 1)],
 )
 def test_a_slice_shows_what_pods_leave_of_a_shared_device(replicas: tuple[int, ...], memory: str, taints: int) -> None:
-    """A scheduler that counts claims counts on no more than is left; where no share is left the device is tainted, as a whole one is."""
+    """A scheduler that counts claims counts on no more than is left.
+
+    Where no share is left the device is tainted, as a whole one is.
+    """
     holders = {"gpu-0": plugin()} if replicas else {}
-    sharers = {"gpu-0": ((plugin(), replica_share(GPU, replicas)), (CLAIM, HeldShare(amounts={"memory": GIB})))} if replicas else {}
+    sharers = (
+        {"gpu-0": ((plugin(), replica_share(GPU, replicas)), (CLAIM, HeldShare(amounts={"memory": GIB})))}
+        if replicas
+        else {}
+    )
 
     (shown,) = pool_devices(inventory(GPU), holders, sharers=sharers)
 

@@ -40,7 +40,9 @@ DRIVER = "gpu.topobus.dev"
 
 def devices(count: int, *, sick: int | None = None) -> tuple[SliceDevice, ...]:
     """Devices of an inventory, one of them sick."""
-    fault = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", since="2026-01-02T03:04:05Z")
+    fault = Condition(
+        dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", since="2026-01-02T03:04:05Z"
+    )
     devices = tuple(
         Device(
             name=f"gpu-{index:03d}",
@@ -55,7 +57,9 @@ def devices(count: int, *, sick: int | None = None) -> tuple[SliceDevice, ...]:
 
 def store(plan: SlicePlan, before: tuple[ApiObject, ...] = (), *, version: int = 10) -> tuple[ApiObject, ...]:
     """Do what a plan says, as a server would."""
-    gone = {deletion.name for deletion in plan.deletes} | {str(api_object.metadata["name"]) for api_object in plan.updates}
+    gone = {deletion.name for deletion in plan.deletes} | {
+        str(api_object.metadata["name"]) for api_object in plan.updates
+    }
     kept = [api_object for api_object in before if api_object.metadata["name"] not in gone]
     made: list[ApiObject] = []
     for index, api_object in enumerate((*plan.updates, *plan.creates)):
@@ -76,7 +80,9 @@ def specs(objects: tuple[ApiObject, ...]) -> list[SliceSpec]:
 
 
 def test_plan_cuts_the_pool_when_there_are_many_devices() -> None:
-    """64 devices a slice, an index in front of the name, the node as owner, every limit kept, all devices there in order."""
+    """64 devices a slice, an index in front of the name, the node as owner, every limit kept, all
+    devices there in order.
+    """
     plan = plan_of(150, sick=3)
 
     slice_specs = specs(plan.creates)
@@ -85,10 +91,13 @@ def test_plan_cuts_the_pool_when_there_are_many_devices() -> None:
         f"{index:03x}-gpu.topobus.dev-n1-" for index in range(3)
     ]
     assert {api_object.metadata["ownerReferences"][0]["uid"] for api_object in plan.creates} == {"node-uid"}
-    assert [device.name for spec in slice_specs for device in spec.devices] == [f"gpu-{index:03d}" for index in range(150)]
-    assert {(slice_spec.pool.name, slice_spec.pool.generation, slice_spec.pool.resource_slice_count) for slice_spec in slice_specs} == {
-        ("n1", 1, 3)
-    }
+    assert [device.name for spec in slice_specs for device in spec.devices] == [
+        f"gpu-{index:03d}" for index in range(150)
+    ]
+    assert {
+        (slice_spec.pool.name, slice_spec.pool.generation, slice_spec.pool.resource_slice_count)
+        for slice_spec in slice_specs
+    } == {("n1", 1, 3)}
     assert [problem for slice_spec in slice_specs for problem in check_slice(slice_spec)] == []
 
 
@@ -100,7 +109,10 @@ def test_plan_is_empty_when_nothing_differs() -> None:
 
 
 def test_plan_keeps_the_generation_when_one_update_is_enough() -> None:
-    """A fault changes one slice, with the version that it replaces; the others and the generation stay."""
+    """A fault changes one slice, with the version that it replaces.
+
+    The others and the generation stay.
+    """
     present = store(plan_of(70))
 
     plan = plan_of(70, present, sick=69)
@@ -112,7 +124,9 @@ def test_plan_keeps_the_generation_when_one_update_is_enough() -> None:
 
 
 def test_plan_raises_the_generation_for_all_when_the_pool_grows_or_shrinks() -> None:
-    """A pool that needs more than one write is one of the next generation as a whole, so that nobody mixes two states."""
+    """A pool that needs more than one write is one of the next generation as a whole, so that
+    nobody mixes two states.
+    """
     slices = store(plan_of(70))
 
     more = plan_of(140, slices)
@@ -121,12 +135,21 @@ def test_plan_raises_the_generation_for_all_when_the_pool_grows_or_shrinks() -> 
     assert (more.generation, len(more.updates), len(more.creates)) == (2, 2, 1)
     assert {spec.pool.generation for spec in specs((*more.updates, *more.creates))} == {2}
     # One slice too many is deleted, and the other is updated once: still no two states to mix.
-    assert (fewer.generation, [deletion.name for deletion in fewer.deletes], len(fewer.updates)) == (1, [slices[1].metadata["name"]], 1)
-    assert (fewer.deletes[0].uid, fewer.deletes[0].resource_version) == (slices[1].metadata["uid"], slices[1].metadata["resourceVersion"])
+    assert (fewer.generation, [deletion.name for deletion in fewer.deletes], len(fewer.updates)) == (
+        1,
+        [slices[1].metadata["name"]],
+        1,
+    )
+    assert (fewer.deletes[0].uid, fewer.deletes[0].resource_version) == (
+        slices[1].metadata["uid"],
+        slices[1].metadata["resourceVersion"],
+    )
 
 
 def test_plan_begins_above_what_was_written_when_all_slices_are_gone() -> None:
-    """After a wipe the pool comes back with a higher generation than any that a scheduler may remember."""
+    """After a wipe the pool comes back with a higher generation than any that a scheduler may
+    remember.
+    """
     plan = plan_of(70, (), last_generation=7)
 
     assert (plan.generation, len(plan.creates)) == (8, 2)
@@ -173,18 +196,29 @@ def test_plan_replaces_a_slice_when_it_is_of_an_older_generation_or_unreadable(p
 
 
 def test_plan_replaces_a_slice_when_it_is_of_another_pool() -> None:
-    """A server lets nobody rename a pool, so an update would be refused for ever; the other pool's generation does not count here."""
+    """A server lets nobody rename a pool, so an update would be refused for ever.
+
+    The other pool's generation does not count here.
+    """
     (good,) = store(plan_of(3))
-    other = msgspec.structs.replace(good, spec={**good.spec, "pool": {**good.spec["pool"], "name": "old", "generation": 9}})
+    other = msgspec.structs.replace(
+        good, spec={**good.spec, "pool": {**good.spec["pool"], "name": "old", "generation": 9}}
+    )
 
     plan = plan_of(3, (other,))
 
     assert [deletion.name for deletion in plan.deletes] == [good.metadata["name"]]
-    assert (plan.updates, [api_object.spec["pool"]["name"] for api_object in plan.creates], plan.generation) == ((), [NODE], 1)
+    assert (plan.updates, [api_object.spec["pool"]["name"] for api_object in plan.creates], plan.generation) == (
+        (),
+        [NODE],
+        1,
+    )
 
 
 def test_plan_takes_over_slices_when_the_node_was_made_anew() -> None:
-    """A node object with another uid would have the slices collected as garbage: the owner is put right."""
+    """A node object with another uid would have the slices collected as garbage: the owner is put
+    right.
+    """
     present = store(plan_of(3))
 
     plan = slice_plan(DRIVER, NODE, "other-uid", devices(3), present)
@@ -206,7 +240,9 @@ def test_plan_does_not_write_what_the_server_drops_when_that_is_known() -> None:
     """A field that the server does not keep is found by comparing, and from then on no difference."""
     plan = plan_of(3, sick=1)
     sent = plan.creates[0]
-    kept = msgspec.structs.replace(sent, spec=msgspec.to_builtins(without_fields(specs((sent,))[0], ["spec.devices.*.taints"])))
+    kept = msgspec.structs.replace(
+        sent, spec=msgspec.to_builtins(without_fields(specs((sent,))[0], ["spec.devices.*.taints"]))
+    )
     present = store(SlicePlan(generation=1, creates=(kept,)))
 
     fields = dropped_fields(sent, present[0])
@@ -217,9 +253,15 @@ def test_plan_does_not_write_what_the_server_drops_when_that_is_known() -> None:
 
 
 def test_lists_are_left_out_whole_when_a_server_does_not_know_them() -> None:
-    """An attribute without its value would be refused, so it goes with its value; other attributes stay."""
+    """An attribute without its value would be refused, so it goes with its value.
+
+    Other attributes stay.
+    """
     inventory = Inventory(
-        node=NODE, device_class="gpu", generation=1, devices=(Device(name="g", device_class="gpu", model="T4", numa_nodes=NodeSet(0, 1)),)
+        node=NODE,
+        device_class="gpu",
+        generation=1,
+        devices=(Device(name="g", device_class="gpu", model="T4", numa_nodes=NodeSet(0, 1)),),
     )
     (api_object,) = slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}), ()).creates
 
@@ -231,11 +273,20 @@ def test_lists_are_left_out_whole_when_a_server_does_not_know_them() -> None:
 
 
 def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
-    """What kubelet gave away through the device plugin is not scheduled again; a claim's own devices are."""
+    """What kubelet gave away through the device plugin is not scheduled again.
+
+    A claim's own devices are.
+    """
     inventory = Inventory(
-        node=NODE, device_class="gpu", generation=1, devices=tuple(Device(name=name, device_class="gpu") for name in ("a", "b", "c"))
+        node=NODE,
+        device_class="gpu",
+        generation=1,
+        devices=tuple(Device(name=name, device_class="gpu") for name in ("a", "b", "c")),
     )
-    holders = {"a": Owner(kind=OwnerKind.DEVICE_PLUGIN, name="r", uid="u"), "b": Owner(kind=OwnerKind.CLAIM, name="c", uid="u")}
+    holders = {
+        "a": Owner(kind=OwnerKind.DEVICE_PLUGIN, name="r", uid="u"),
+        "b": Owner(kind=OwnerKind.CLAIM, name="c", uid="u"),
+    }
 
     taints = {
         pool_device.name: [(taint.key, taint.value, taint.effect) for taint in pool_device.taints]
@@ -246,18 +297,22 @@ def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
 
 
 def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
-    """Silence closes what may be well, and hides no evidence: the sick device keeps its own, stronger taint."""
+    """Silence closes what may be well, and hides no evidence: the sick device keeps its own,
+    stronger taint.
+    """
     sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-02T03:04:05Z")
     recovering = DeviceHealth(state=HealthState.RECOVERING)
     devices = tuple(
-        Device(name=name, device_class="gpu", health=health) for name, health in (("a", DeviceHealth()), ("b", sick), ("c", recovering))
+        Device(name=name, device_class="gpu", health=health)
+        for name, health in (("a", DeviceHealth()), ("b", sick), ("c", recovering))
     )
     silence = silence_taint("2026-01-02T03:04:09.5+00:00", "NoSchedule", ())
 
     shown = pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=devices), {}, silence)
 
     assert {
-        slice_device.name: [(taint.value, taint.effect, taint.time_added) for taint in slice_device.taints] for slice_device in shown
+        slice_device.name: [(taint.value, taint.effect, taint.time_added) for taint in slice_device.taints]
+        for slice_device in shown
     } == {
         "a": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
         "b": [("unhealthy", "NoExecute", "2026-01-02T03:04:05Z")],
@@ -266,7 +321,9 @@ def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
 
 
 def test_silence_keeps_its_time_when_it_is_noticed_anew() -> None:
-    """A gateway that restarts sees the same silence later: the taint that is there tells when it began, and no toleration begins again."""
+    """A gateway that restarts sees the same silence later: the taint that is there tells when it
+    began, and no toleration begins again.
+    """
     inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=(Device(name="g", device_class="gpu"),))
     first = silence_taint("2026-01-02T03:00:00Z", "NoExecute", ())
     present = store(slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}, first), ()))
@@ -284,13 +341,18 @@ def test_silence_keeps_its_time_when_it_is_noticed_anew() -> None:
         (SliceDevice(name="GPU_0"), "name"),
         (SliceDevice(name="a", attributes={f"x{index}": Attribute(int_=1) for index in range(33)}), "33"),
         (SliceDevice(name="a", attributes={"x": Attribute(string="y" * 65)}), "x"),
-        (SliceDevice(name="a", taints=tuple(Taint(key=f"k{index}", effect="NoSchedule") for index in range(17))), "taints"),
+        (
+            SliceDevice(name="a", taints=tuple(Taint(key=f"k{index}", effect="NoSchedule") for index in range(17))),
+            "taints",
+        ),
         (SliceDevice(name="good"), "two devices named good"),
     ],
     ids=["name", "attributes", "text", "taints", "twice"],
 )
 def test_device_is_left_out_alone_when_it_breaks_a_limit(bad: SliceDevice, part: str) -> None:
-    """A server refuses a slice as a whole: one bad device must not take its neighbours with it, and what is wrong with it is told."""
+    """A server refuses a slice as a whole: one bad device must not take its neighbours with it, and
+    what is wrong with it is told.
+    """
     good, left_out = publishable((SliceDevice(name="good"), bad, SliceDevice(name="other")))
 
     assert [slice_device.name for slice_device in good] == ["good", "other"]
@@ -303,7 +365,10 @@ def test_class_of_slice_knows_only_our_drivers_on_this_node() -> None:
 
     def of(driver: str, node: str) -> str:
         api_object = ApiObject(
-            api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={}, spec={"driver": driver, "nodeName": node}
+            api_version="resource.k8s.io/v1",
+            kind="ResourceSlice",
+            metadata={},
+            spec={"driver": driver, "nodeName": node},
         )
         return class_of_slice(api_object, NODE)
 

@@ -1,4 +1,6 @@
-"""Promises of sockets: only the dead ones of ours are cleared away, and one of the same name is told from another."""
+"""Promises of sockets: only the dead ones of ours are cleared away, and one of the same name is
+told from another.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,21 @@ def listen(path: Path) -> socket.socket:
 
 
 def test_remove_stale_keeps_living_and_foreign_sockets_when_clearing(folder: Path) -> None:
-    """Only a socket of ours on which nobody listens goes; another gateway's, another plugin's and plain files stay."""
+    """Only a socket of ours on which nobody listens goes.
+
+    Another gateway's, another plugin's and plain files stay.
+    """
     listen(folder / "topobus-gpu-dead-01.sock").close()
     listen(folder / "nvidia-gpu.sock").close()
     (folder / "topobus-gpu-file-01.sock").write_text("")
     with listen(folder / "topobus-gpu-alive-01.sock"):
         remove_stale(folder, "topobus-*-*.sock")
 
-    assert sorted(path.name for path in folder.iterdir()) == ["nvidia-gpu.sock", "topobus-gpu-alive-01.sock", "topobus-gpu-file-01.sock"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "nvidia-gpu.sock",
+        "topobus-gpu-alive-01.sock",
+        "topobus-gpu-file-01.sock",
+    ]
 
 
 def test_remove_stale_does_nothing_when_the_folder_is_missing(folder: Path) -> None:
@@ -49,7 +58,10 @@ def test_remove_stale_does_nothing_when_the_folder_is_missing(folder: Path) -> N
 
 
 def test_identity_differs_when_a_socket_is_made_anew_under_its_name(folder: Path) -> None:
-    """A restarted kubelet is noticed although name, and often inode, are the same; no socket is None."""
+    """A restarted kubelet is noticed although name, and often inode, are the same.
+
+    No socket is None.
+    """
     path = folder / "kubelet.sock"
     listen(path).close()
     first = identity(path)

@@ -21,7 +21,14 @@ def _inventory(cards: int = 1) -> Inventory:
 
 
 def _plan(inventory: Inventory) -> SlicePlan:
-    return slice_plan("gpu.topobus.dev", "n1", "u", pool_devices(inventory, {}), (), counter_sets=shared_counters(inventory.counter_sets))
+    return slice_plan(
+        "gpu.topobus.dev",
+        "n1",
+        "u",
+        pool_devices(inventory, {}),
+        (),
+        counter_sets=shared_counters(inventory.counter_sets),
+    )
 
 
 def test_countable_keeps_all_when_the_server_keeps_counters() -> None:
@@ -32,7 +39,10 @@ def test_countable_keeps_all_when_the_server_keeps_counters() -> None:
 
 
 def test_countable_keeps_cards_and_partitions_that_exclude_nobody() -> None:
-    """Of a card with partitions the card stays; partitions that all fit together, without their card, stay."""
+    """Of a card with partitions the card stays.
+
+    Partitions that all fit together, without their card, stay.
+    """
     parts = tuple(device for device in _inventory().devices if device.name in ("gpu-00-part-a", "gpu-00-part-b"))
 
     beside, withheld = countable(_inventory(), COUNTER_FIELDS)
@@ -45,11 +55,19 @@ def test_countable_keeps_cards_and_partitions_that_exclude_nobody() -> None:
 
 
 def test_plan_writes_counters_first_and_within_every_limit() -> None:
-    """Twenty cards: the counters' slices come before the devices', have indexes of their own, and belong to the same pool."""
+    """Twenty cards: the counters' slices come before the devices', have indexes of their own, and
+    belong to the same pool.
+    """
     plan = _plan(_inventory(20))
 
     specs = [read_as(created.spec, SliceSpec, where="test") for created in plan.creates]
-    assert [(len(spec.devices), len(spec.shared_counters)) for spec in specs] == [(0, 8), (0, 8), (0, 4), (64, 0), (16, 0)]
+    assert [(len(spec.devices), len(spec.shared_counters)) for spec in specs] == [
+        (0, 8),
+        (0, 8),
+        (0, 4),
+        (64, 0),
+        (16, 0),
+    ]
     assert [problem for spec in specs for problem in check_slice(spec)] == []
     assert {spec.pool.resource_slice_count for spec in specs} == {5}
     assert [int(created.metadata["generateName"][:3], 16) for created in plan.creates] == [
@@ -60,12 +78,20 @@ def test_plan_writes_counters_first_and_within_every_limit() -> None:
 
 
 def test_publishable_leaves_out_what_breaks_a_limit_of_counters() -> None:
-    """A message of an older or foreign service may say what ours would not: three counter sets of one device."""
+    """A message of an older or foreign service may say what ours would not: three counter sets of
+    one device.
+    """
     uses = tuple(use for name in ("a", "b", "c") for use in card(name)[0].consumes)
 
     (good, bad) = publishable(
         pool_devices(
-            Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="x", device_class="gpu", consumes=uses),)), {}
+            Inventory(
+                node="n1",
+                device_class="gpu",
+                generation=1,
+                devices=(Device(name="x", device_class="gpu", consumes=uses),),
+            ),
+            {},
         )
     )
 

@@ -1,4 +1,6 @@
-"""Naming the pods of a device plugin's allocations: each allocation is told, also the next one of the same devices."""
+"""Naming the pods of a device plugin's allocations: each allocation is told, also the next one of
+the same devices.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,26 @@ from topobus.values.request import Owner, OwnerKind
 
 RESOURCE = "topobus.dev/gpu"
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=RESOURCE, uid="gpu-0")
-USE = PodUse(namespace="default", pod="trainer", container="main", device_class="gpu", resource=RESOURCE, devices=("gpu-0",))
+USE = PodUse(
+    namespace="default", pod="trainer", container="main", device_class="gpu", resource=RESOURCE, devices=("gpu-0",)
+)
 
 
 def ledger(sequence: int, decision: str) -> Ledger:
     """One allocation of gpu-0 whose pod nobody has said."""
     held = Allocation(
-        owner=PLUGIN, phase=AllocationPhase.COMMITTED, holdings=(Holding(container="", devices={"gpu": ("gpu-0",)}),), decision_id=decision
+        owner=PLUGIN,
+        phase=AllocationPhase.COMMITTED,
+        holdings=(Holding(container="", devices={"gpu": ("gpu-0",)}),),
+        decision_id=decision,
     )
     return Ledger(node="n1", epoch=1, sequence=sequence, allocations={PLUGIN.key: held})
 
 
 async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_behind() -> None:
-    """The same devices are handed out again before our copy of the ledger says so: the new allocation is told all the same, and each once."""
+    """The same devices are handed out again before our copy of the ledger says so: the new
+    allocation is told all the same, and each once.
+    """
     named: list[str] = []
 
     async def name_pods(_op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
@@ -47,7 +56,10 @@ async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_
 
 
 async def test_naming_goes_on_when_the_allocation_is_gone_before_topology_fails_to_answer() -> None:
-    """The loop waits for topology while the reconciliation finds the allocation gone; then there is no answer: the loop goes on, and the next allocation is told."""
+    """The loop waits for topology while the reconciliation finds the allocation gone.
+
+    Then there is no answer: the loop goes on, and the next allocation is told.
+    """
     asked, is_away = asyncio.Event(), asyncio.Event()
     named: list[str] = []
 

@@ -21,7 +21,9 @@ def _ledger(*allocations: Allocation) -> Holders:
 
 
 def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
-    return PodUse(namespace="default", pod=pod, container="main", resource=resource, device_class="gpu", devices=devices)
+    return PodUse(
+        namespace="default", pod=pod, container="main", resource=resource, device_class="gpu", devices=devices
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,8 +39,13 @@ def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
     ],
     ids=["new", "known", "another", "two-pods", "another-resource", "another-device", "not-listed"],
 )
-def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(user: Owner | None, uses: tuple[PodUse, ...], users: list[Owner]) -> None:
-    """One pod with a device of the allocation, through its resource, is its user; anything less certain says nothing."""
+def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(
+    user: Owner | None, uses: tuple[PodUse, ...], users: list[Owner]
+) -> None:
+    """One pod with a device of the allocation, through its resource, is its user.
+
+    Anything less certain says nothing.
+    """
     found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, pods=(user,) if user is not None else ())), uses)
 
     assert [user for _, user in found_unnamed_users] == users
@@ -57,7 +64,13 @@ RESERVED = Owner(kind=OwnerKind.POD, name="a", uid="u-a")
 
 def _claims(pod: str) -> PodUse:
     return PodUse(
-        namespace="default", pod=pod, container="main", claim_namespace="default", claim="training", device_class="gpu", devices=("gpu-2",)
+        namespace="default",
+        pod=pod,
+        container="main",
+        claim_namespace="default",
+        claim="training",
+        device_class="gpu",
+        devices=("gpu-2",),
     )
 
 
@@ -76,7 +89,10 @@ def _claims(pod: str) -> PodUse:
 def test_pods_of_claims_follows_what_kubelet_lists(
     pods: tuple[Owner, ...], uses: tuple[PodUse, ...], listed_before: tuple[Owner, ...], wanted: tuple[Owner, ...]
 ) -> None:
-    """A pod counts from its reservation on, until kubelet has listed it once and lists it no more; kubelet's allocations are none of this."""
+    """A pod counts from its reservation on, until kubelet has listed it once and lists it no more.
+
+    Kubelet's allocations are none of this.
+    """
     claim = Allocation(owner=CLAIM, holdings=(Holding(devices={"gpu": ("gpu-2",)}),), pods=pods)
 
     named = pods_of_claims(_ledger(HELD, claim), uses, {CLAIM.key: frozenset(listed_before)})

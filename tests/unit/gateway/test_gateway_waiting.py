@@ -1,4 +1,6 @@
-"""Pods that wait for claims: what is read of them, what is withheld for them, what stands in their way, and when kubelet looks again."""
+"""Pods that wait for claims: what is read of them, what is withheld for them, what stands in their
+way, and when kubelet looks again.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def _pod(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = Non
 
 def _claim(*devices: str, uid: str = "u-c", **more: Any) -> ApiObject:
     results = [
-        {"request": "gpu", "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name, **more} for name in devices
+        {"request": "gpu", "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name, **more}
+        for name in devices
     ]
     return ApiObject(
         api_version="resource.k8s.io/v1",
@@ -58,7 +61,9 @@ def _waiting(*devices: str, **more: Any) -> WaitingClaim:
 
 
 def _inventory(state: HealthState = HealthState.HEALTHY) -> dict[str, Inventory]:
-    devices = tuple(Device(name=f"gpu-{number}", device_class="gpu", health=DeviceHealth(state=state)) for number in range(2))
+    devices = tuple(
+        Device(name=f"gpu-{number}", device_class="gpu", health=DeviceHealth(state=state)) for number in range(2)
+    )
     return {"gpu": Inventory(node=NODE, device_class="gpu", generation=1, devices=devices)}
 
 
@@ -83,7 +88,10 @@ def _inventory(state: HealthState = HealthState.HEALTHY) -> dict[str, Inventory]
     ids=["named", "not-made-yet", "made", "extended", "none", "ended", "deleted", "nonsense"],
 )
 def test_pod_of_reads_claims_when_the_pod_still_wants_them(pod: ApiObject, claims: tuple[str, ...] | None) -> None:
-    """Named, made of a template, or made for a resource; a pod that has ended, goes, or has none is nobody who waits."""
+    """Named, made of a template, or made for a resource.
+
+    A pod that has ended, goes, or has none is nobody who waits.
+    """
     node_pod = pod_of(pod)
 
     assert (node_pod.claims if node_pod is not None else None) == claims
@@ -93,12 +101,17 @@ def test_pod_of_says_who_makes_it_anew() -> None:
     """Only an owner that controls the pod does."""
     owners = [{"kind": "Node", "name": "n"}, {"kind": "ReplicaSet", "controller": True}]
 
-    assert pod_of(_pod(ownerReferences=owners)) == NodePod(namespace="default", name="p", uid="u-p", claims=("c",), has_controller=True)
+    assert pod_of(_pod(ownerReferences=owners)) == NodePod(
+        namespace="default", name="p", uid="u-p", claims=("c",), has_controller=True
+    )
     assert pod_of(_pod(ownerReferences=owners[:1])) == NodePod(namespace="default", name="p", uid="u-p", claims=("c",))
 
 
 def test_waiting_claim_reads_what_is_ours_on_this_node() -> None:
-    """All our drivers' devices of this node; nothing of other nodes or drivers, nor what is only looked at."""
+    """All our drivers' devices of this node.
+
+    Nothing of other nodes or drivers, nor what is only looked at.
+    """
     claim = _waiting("gpu-0", "nic-1")
 
     assert (claim.held, claim.classes) == ({"gpu": ("gpu-0",), "nic": ("nic-1",)}, ("gpu", "nic"))
@@ -120,11 +133,19 @@ def test_withheld_devices_names_the_claim_of_each() -> None:
     ("claim", "changes", "obstacle"),
     [
         (_waiting("gpu-0"), {}, ""),
-        (_waiting("gpu-0"), {"holders": {"gpu": {"gpu-0": PLUGIN}}}, "device-plugin kubelet/topobus.dev/gpu holds gpu-0"),
+        (
+            _waiting("gpu-0"),
+            {"holders": {"gpu": {"gpu-0": PLUGIN}}},
+            "device-plugin kubelet/topobus.dev/gpu holds gpu-0",
+        ),
         (_waiting("gpu-0"), {"holders": {"gpu": {"gpu-1": PLUGIN}}}, ""),
         (_waiting("gpu-0"), {"holders": {"gpu": {"gpu-0": _waiting("gpu-0").owner}}}, ""),
         (_waiting("gpu-0", shareID="s"), {"holders": {"gpu": {"gpu-0": _waiting("gpu-0", uid="other").owner}}}, ""),
-        (_waiting("gpu-0", shareID="s"), {"holders": {"gpu": {"gpu-0": PLUGIN}}}, "device-plugin kubelet/topobus.dev/gpu holds gpu-0"),
+        (
+            _waiting("gpu-0", shareID="s"),
+            {"holders": {"gpu": {"gpu-0": PLUGIN}}},
+            "device-plugin kubelet/topobus.dev/gpu holds gpu-0",
+        ),
         (_waiting("gpu-0"), {"silent": {"gpu"}}, "the gpu service does not answer"),
         (_waiting("gpu-0"), {"silent": {"nic"}}, ""),
         (_waiting("gpu-0"), {"is_connected": False}, "NATS is not connected"),
@@ -151,7 +172,13 @@ def test_withheld_devices_names_the_claim_of_each() -> None:
 )
 def test_obstacle_of_says_what_stands_in_the_way(claim: WaitingClaim, changes: dict[str, Any], obstacle: str) -> None:
     """What the preparation would be refused for, as far as it is known without asking."""
-    facts: dict[str, Any] = {"holders": {}, "inventories": _inventory(), "silent": set(), "is_connected": True, **changes}
+    facts: dict[str, Any] = {
+        "holders": {},
+        "inventories": _inventory(),
+        "silent": set(),
+        "is_connected": True,
+        **changes,
+    }
 
     assert obstacle_of(claim, **facts) == obstacle
     assert bool(in_the_way(claim, facts["holders"])) is ("holds" in obstacle)
@@ -172,8 +199,13 @@ def test_obstacle_of_says_what_stands_in_the_way(claim: WaitingClaim, changes: d
     ],
     ids=["none", "key", "all", "exact", "another-effect", "another-value", "another-key", "for-a-while", "not-at-all"],
 )
-def test_allocation_names_what_may_be_sick_when_its_tolerations_bear_it(tolerations: list[Any], tolerated: tuple[str, ...]) -> None:
-    """The taint of a sick device, as Kubernetes judges tolerations; one that has no time left bears nothing."""
+def test_allocation_names_what_may_be_sick_when_its_tolerations_bear_it(
+    tolerations: list[Any], tolerated: tuple[str, ...]
+) -> None:
+    """The taint of a sick device, as Kubernetes judges tolerations.
+
+    One that has no time left bears nothing.
+    """
     claim = _claim("gpu-0", tolerations=tolerations)
     allocation = allocation_of(claim, namespace="default", name="c", uid="u-c", driver="gpu.topobus.dev", node=NODE)
 
@@ -181,7 +213,9 @@ def test_allocation_names_what_may_be_sick_when_its_tolerations_bear_it(tolerati
 
 
 def test_due_at_is_soon_after_a_failure_and_rarer_when_it_goes_on() -> None:
-    """A moment after the first failure, every two seconds for a while, then ever less often, and half a minute at most."""
+    """A moment after the first failure, every two seconds for a while, then ever less often, and
+    half a minute at most.
+    """
     waits = PodWait(since_s=10.0)
     failed = structs.replace(waits, failed_s=20.0)
     after = [due_at(structs.replace(failed, nudged_s=30.0, tries=tries)) - 30.0 for tries in (1, 10, 11, 12, 14, 40)]

@@ -23,17 +23,23 @@ ID = "3f" * 32
 
 def container(name: str = "main", *, pod: str = "a", cdi: tuple[str, ...] = ()) -> LiveContainer:
     """A container of a pod."""
-    return LiveContainer(id=f"id-{name}-{pod}", name=name, namespace="default", pod=pod, pod_uid=f"uid-{pod}", cdi_devices=cdi)
+    return LiveContainer(
+        id=f"id-{name}-{pod}", name=name, namespace="default", pod=pod, pod_uid=f"uid-{pod}", cdi_devices=cdi
+    )
 
 
 def entry(uid: str = "u-1") -> ClaimEntry:
     """A claim with one GPU that was reserved for pod a."""
     devices = (AllocatedDevice(request="r", pool="n1", device="gpu-0"),)
-    return ClaimEntry(namespace="default", name="c", uid=uid, device_class="gpu", attempt="a-1", devices=devices, pods=("uid-a",))
+    return ClaimEntry(
+        namespace="default", name="c", uid=uid, device_class="gpu", attempt="a-1", devices=devices, pods=("uid-a",)
+    )
 
 
 def machine(root: Path) -> Tree:
-    """A machine with one process in a container's control group that has a GPU open, and one that has nothing."""
+    """A machine with one process in a container's control group that has a GPU open, and one that
+    has nothing.
+    """
     for pid, group in ((4711, f"0::/kubepods/burstable/podx/cri-containerd-{ID}.scope"), (4712, "0::/init.scope")):
         folder = root / "proc" / str(pid)
         (folder / "fd").mkdir(parents=True)
@@ -44,17 +50,29 @@ def machine(root: Path) -> Tree:
 
 
 def test_claims_containers_are_those_that_name_it_when_the_runtime_tells_names() -> None:
-    """A container beside them that has none of the claim's devices holds nothing; a pod of another claim neither."""
+    """A container beside them that has none of the claim's devices holds nothing.
+
+    A pod of another claim neither.
+    """
     containers = LiveContainers()
-    for made in (container(cdi=("claim-u-1-gpu-0",)), container("beside", cdi=("claim-u-2-gpu-0",)), container(pod="b")):
+    for made in (
+        container(cdi=("claim-u-1-gpu-0",)),
+        container("beside", cdi=("claim-u-2-gpu-0",)),
+        container(pod="b"),
+    ):
         containers.made(made)
 
-    assert [str(made_container) for made_container in containers.of_claim(entry())] == ["container main of pod default/a"]
+    assert [str(made_container) for made_container in containers.of_claim(entry())] == [
+        "container main of pod default/a"
+    ]
     assert containers.of_unknown_claim("u-2") == (container("beside", cdi=("claim-u-2-gpu-0",)),)
 
 
 def test_nothing_is_unknown_when_no_runtime_is_expected() -> None:
-    """A node without NRI is as it was; one that expects a runtime waits for it at the start, and for ever where it is needed."""
+    """A node without NRI is as it was.
+
+    One that expects a runtime waits for it at the start, and for ever where it is needed.
+    """
     nobody, expecting = LiveContainers(), LiveContainers()
     expecting.expect(lambda is_needed: "away" if is_needed else "")
 
@@ -72,7 +90,10 @@ def test_container_is_seen_from_the_outside_when_a_process_is_in_its_control_gro
 
 
 async def test_process_is_named_when_it_has_a_node_open(tmp_path: Path) -> None:
-    """Evidence for the operator, where the processes of the machine can be seen; nothing is said where there is none."""
+    """Evidence for the operator, where the processes of the machine can be seen.
+
+    Nothing is said where there is none.
+    """
     tree = machine(tmp_path)
 
     assert await open_nodes(["/dev/nvidia0"], tree) == " (process 4711 (python3) has /dev/nvidia0 open)"
@@ -102,9 +123,24 @@ async def test_process_is_named_when_it_has_a_node_open(tmp_path: Path) -> None:
             False,
         ),
         ("gpu-shared", ("gpu-0",), {"gpu-0": (0,)}, {"gpu-0"}, Chosen(devices=("gpu-0",)), True),
-        ("gpu", ("gpu-0",), {}, {"gpu-0::1"}, Chosen(devices=("gpu-0",), shares={"gpu-0": HeldShare(replicas=(1,))}), True),
+        (
+            "gpu",
+            ("gpu-0",),
+            {},
+            {"gpu-0::1"},
+            Chosen(devices=("gpu-0",), shares={"gpu-0": HeldShare(replicas=(1,))}),
+            True,
+        ),
     ],
-    ids=["same", "by-another-resource", "another-device", "same-replica", "another-replica", "whole-over-replica", "replica-over-whole"],
+    ids=[
+        "same",
+        "by-another-resource",
+        "another-device",
+        "same-replica",
+        "another-replica",
+        "whole-over-replica",
+        "replica-over-whole",
+    ],
 )
 def test_allocation_is_in_the_way_when_it_has_what_kubelet_gives_on(
     resource: str,
@@ -119,13 +155,19 @@ def test_allocation_is_in_the_way_when_it_has_what_kubelet_gives_on(
     shares = {"gpu": {name: HeldShare(replicas=numbers) for name, numbers in replicas.items()}} if replicas else {}
     claim = Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid="u")
     held = Allocation(owner=owner, holdings=(Holding(devices={"gpu": devices}, shares=shares),))
-    ledger = Holders(node="n", allocations={owner.key: held, claim.key: Allocation(owner=claim, holdings=held.holdings)})
+    ledger = Holders(
+        node="n", allocations={owner.key: held, claim.key: Allocation(owner=claim, holdings=held.holdings)}
+    )
 
     assert allocations_of(ledger, "gpu", frozenset(names), chosen) == ((held,) if is_in_the_way else ())
 
 
-async def test_container_is_not_ended_when_the_runtime_leaves_it_out_during_a_look_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was not looked at yet, so its device is held until the next look, which finds its processes."""
+async def test_container_is_not_ended_when_the_runtime_leaves_it_out_during_a_look_at_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was not looked at yet, so its device is held until the next look, which finds its
+    processes.
+    """
     first, second = container("first"), container("second")
     looks: list[frozenset[str]] = []
     containers, looked = LiveContainers(), asyncio.Event()

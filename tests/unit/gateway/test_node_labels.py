@@ -39,7 +39,12 @@ def labels_of(*devices: Device) -> dict[str, str]:
     classes = {device.device_class for device in devices}
     return node_labels(
         {
-            name: Inventory(node="n", device_class=name, generation=1, devices=tuple(each for each in devices if each.device_class == name))
+            name: Inventory(
+                node="n",
+                device_class=name,
+                generation=1,
+                devices=tuple(each for each in devices if each.device_class == name),
+            )
             for name in classes
         }
     )
@@ -79,14 +84,25 @@ def test_shared_gpus_say_how_often_and_how() -> None:
     labels = labels_of(gpu("gpu-0", sharing=DeviceSharing(replicas=4, strategy="TimeSlicing")))
 
     names = ("replicas", "sharing-strategy", "product", "count")
-    assert [labels[f"nvidia.com/gpu.{name}"] for name in names] == ["4", "time-slicing", "NVIDIA-H100-80GB-HBM3-SHARED", "1"]
+    assert [labels[f"nvidia.com/gpu.{name}"] for name in names] == [
+        "4",
+        "time-slicing",
+        "NVIDIA-H100-80GB-HBM3-SHARED",
+        "1",
+    ]
 
 
 def test_mig_instances_have_labels_of_their_profile() -> None:
-    """Strategy `mixed`: those that are there, and no whole GPU; a place where none is yet does not count."""
+    """Strategy `mixed`: those that are there, and no whole GPU.
+
+    A place where none is yet does not count.
+    """
     mig = {"type": "mig", "profile": "1g.10gb+me", "pciID": "10de:2330"}
     capacity = {"memory": 10 << 30, "multiprocessors": 16, "copyEngines": 1}
-    instances = [gpu(f"gpu-{number}", uuid=uuid, attributes=mig, capacity=capacity) for number, uuid in enumerate(("MIG-1", "MIG-2", ""))]
+    instances = [
+        gpu(f"gpu-{number}", uuid=uuid, attributes=mig, capacity=capacity)
+        for number, uuid in enumerate(("MIG-1", "MIG-2", ""))
+    ]
     labels = labels_of(*instances)
 
     assert {name: value for name, value in labels.items() if "mig" in name} == {
@@ -124,10 +140,19 @@ def test_what_a_gpu_does_not_tell_has_no_label() -> None:
 
 
 def test_amd_node_has_the_labellers_labels() -> None:
-    """One value is the label's; of several each is counted in a name; the beta names are always counted."""
+    """One value is the label's; of several each is counted in a name.
+
+    The beta names are always counted.
+    """
     facts: dict[str, AttributeValue] = {"pciID": "1002:740f", "gfxTarget": "gfx90a", "computeUnits": 104}
     first = gpu("gpu-0", "amd", "AMD Instinct MI210 (OAM)", attributes=facts, capacity={"memory": 68_702_699_520})
-    other = gpu("gpu-1", "amd", "AMD Instinct MI300X", attributes={**facts, "pciID": "1002:74a1", "gfxTarget": "gfx942"}, capacity={})
+    other = gpu(
+        "gpu-1",
+        "amd",
+        "AMD Instinct MI300X",
+        attributes={**facts, "pciID": "1002:74a1", "gfxTarget": "gfx942"},
+        capacity={},
+    )
 
     alike, mixed = labels_of(first), labels_of(first, other)
 
@@ -139,7 +164,9 @@ def test_amd_node_has_the_labellers_labels() -> None:
         "amd.com/gpu.vram": "64G",
     }
     assert (alike["beta.amd.com/gpu.device-id.740f"], alike["beta.amd.com/gpu.vram"]) == ("1", "64G")
-    assert {name: value for name, value in mixed.items() if name.startswith("amd.com/gpu.device-id") or "family" in name} == {
+    assert {
+        name: value for name, value in mixed.items() if name.startswith("amd.com/gpu.device-id") or "family" in name
+    } == {
         "amd.com/gpu.device-id.740f": "1",
         "amd.com/gpu.device-id.74a1": "1",
         "amd.com/gpu.family": "AI",
@@ -169,17 +196,23 @@ def test_every_vendor_of_a_card_is_told() -> None:
     """Charts of network operators select by it, too."""
     nic = Device(name="nic-0", device_class="nic", attributes={"pciID": "15b3:1021"})
 
-    assert labels_of(nic, Device(name="fpga-0", device_class="fpga")) == {"feature.node.kubernetes.io/pci-15b3.present": "true"}
+    assert labels_of(nic, Device(name="fpga-0", device_class="fpga")) == {
+        "feature.node.kubernetes.io/pci-15b3.present": "true"
+    }
 
 
 def read_by_nfd(data: bytes) -> dict[str, str]:
-    """Read a feature file as NFD's local source does: a label a line, `#` begins a comment, no value means true, 64 KiB at most.
+    """Read a feature file as NFD's local source does: a label a line, `#` begins a comment, no
+    value means true, 64 KiB at most.
 
     Source: NFD, "Customization guide", local feature source.
     """
     assert len(data) <= 65_536
     lines = [line.strip() for line in data.decode().splitlines()]
-    return {name: value if sign else "true" for name, sign, value in (line.partition("=") for line in lines if line and line[0] != "#")}
+    return {
+        name: value if sign else "true"
+        for name, sign, value in (line.partition("=") for line in lines if line and line[0] != "#")
+    }
 
 
 def test_nfd_reads_the_labels_that_were_written() -> None:
@@ -195,7 +228,10 @@ def shown(*devices: Device) -> dict[str, Inventory]:
 
 
 async def test_file_follows_the_devices(tmp_path: Path) -> None:
-    """A card that leaves takes its labels along; the last one leaves an empty file, by which NFD removes all. Nothing else is left in the folder."""
+    """A card that leaves takes its labels along.
+
+    The last one leaves an empty file, by which NFD removes all. Nothing else is left in the folder.
+    """
     file = FeatureFile(tmp_path / "features.d")
     seen = []
     for inventories in (shown(gpu("gpu-0"), gpu("gpu-1")), shown(gpu("gpu-0")), shown()):

@@ -1,4 +1,7 @@
-"""Frames of the runtime's socket: whatever way the bytes are cut, the same messages; what no peer may send is refused before it costs memory."""
+"""Frames of the runtime's socket: whatever way the bytes are cut, the same messages.
+
+What no peer may send is refused before it costs memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ MESSAGES = st.builds(
 
 
 @given(st.lists(MESSAGES, max_size=6), st.lists(st.integers(min_value=1, max_value=5000), min_size=1, max_size=40))
-def test_demultiplexer_gives_what_was_framed_however_the_bytes_are_cut(messages: list[Message], cuts: list[int]) -> None:
+def test_demultiplexer_gives_what_was_framed_however_the_bytes_are_cut(
+    messages: list[Message], cuts: list[int]
+) -> None:
     """A socket gives bytes in pieces of its own choice."""
     stream = b"".join(map(frames_of, messages))
     demultiplexer = Demultiplexer()
@@ -42,7 +47,9 @@ def test_demultiplexer_joins_a_message_of_several_pieces_between_those_of_anothe
     other = struct.pack(">IIBB", 1, 9, 2, 0) + b"z"
     pieces = [(1, whole[:3]), (2, other), (1, whole[3:12]), (1, whole[12:])]
 
-    read = list(Demultiplexer().feed(b"".join(struct.pack(">II", channel, len(piece)) + piece for channel, piece in pieces)))
+    read = list(
+        Demultiplexer().feed(b"".join(struct.pack(">II", channel, len(piece)) + piece for channel, piece in pieces))
+    )
 
     assert read == [Message(2, 9, 2, b"z"), Message(1, 7, 1, b"abcd")]
 

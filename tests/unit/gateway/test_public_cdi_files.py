@@ -1,4 +1,6 @@
-"""CDI files of others, one in each public generator's form: they are read as a container runtime reads them, and the gateway lets a foreign plugin bring what they say."""
+"""CDI files of others, one in each public generator's form: they are read as a container runtime
+reads them, and the gateway lets a foreign plugin bring what they say.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _GOOD = "cdiVersion: 0.6.0\nkind: acme.example/w\ndevices:\n- name: a\n  contain
 
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_file_of_a_public_generator_gives_its_device_to_a_plugin_of_others(tmp_path: Path, generator: str) -> None:
-    """Nodes, mounts and hooks are all there; the gateway has nothing against them, and a claim's own CDI file can say them."""
+    """Nodes, mounts and hooks are all there.
+
+    The gateway has nothing against them, and a claim's own CDI file can say them.
+    """
     public = GENERATORS[generator]
     (tmp_path / public.name).write_text(public.text, encoding="utf-8")
 
@@ -36,13 +41,22 @@ def test_file_of_a_public_generator_gives_its_device_to_a_plugin_of_others(tmp_p
     assert {node.path for node in edits.device_nodes} == set(public.nodes)
     assert {set(node.permissions) >= {"r", "w"} for node in edits.device_nodes} == {True}
     assert (tuple(mount.host_path for mount in edits.mounts), len(edits.hooks)) == (public.mounts, public.hooks)
-    assert refuse_forbidden("gpu-acme", Prepared(common=edits, edits={}), rights_of("gpu-acme", EditRights(), is_foreign=True)) is None
+    assert (
+        refuse_forbidden(
+            "gpu-acme", Prepared(common=edits, edits={}), rights_of("gpu-acme", EditRights(), is_foreign=True)
+        )
+        is None
+    )
     assert render(CdiSpec(vendor="topobus.dev", device_class="gpu", devices=(CdiDevice(name="a", edits=edits),)))
 
 
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_file_of_a_public_generator_becomes_the_spec_of_a_container(tmp_path: Path, generator: str) -> None:
-    """`topobus oci` gives each node its type and numbers: of the file where it has both, else of the host; without permissions all access."""
+    """`topobus oci` gives each node its type and numbers: of the file where it has both, else of
+    the host.
+
+    Without permissions all access.
+    """
     public = GENERATORS[generator]
     (tmp_path / public.name).write_text(public.text, encoding="utf-8")
     files, _ = read_cdi_files((tmp_path,))
@@ -52,7 +66,9 @@ def test_file_of_a_public_generator_becomes_the_spec_of_a_container(tmp_path: Pa
 
     assert not isinstance(merged, Refusal)
     assert merged.missing == ()
-    devices = {device["path"]: (device["type"], device["major"], device["minor"]) for device in merged.spec["linux"]["devices"]}
+    devices = {
+        device["path"]: (device["type"], device["major"], device["minor"]) for device in merged.spec["linux"]["devices"]
+    }
     assert devices == {path: (node.kind, node.major, node.minor) for path, node in public.nodes.items()}
     rules = {rule["access"] for rule in merged.spec["linux"]["resources"]["devices"]}
     assert rules == ({"rw"} if generator == "amd-ctk" else {"rwm"})
@@ -62,15 +78,27 @@ def test_file_of_a_public_generator_becomes_the_spec_of_a_container(tmp_path: Pa
     ("name", "text", "problem"),
     [
         pytest.param(
-            "nvidia.yml", _GOOD, "nvidia.yml was not looked at: container runtimes read only files that end in .json or .yaml", id="yml"
+            "nvidia.yml",
+            _GOOD,
+            "nvidia.yml was not looked at: container runtimes read only files that end in .json or .yaml",
+            id="yml",
         ),
         pytest.param("nvidia.yaml.bak", _GOOD, "nvidia.yaml.bak was not looked at", id="backup"),
         pytest.param("empty.yaml", "", "empty.yaml: it is empty", id="empty"),
-        pytest.param("broken.yaml", "cdiVersion: [\n", "broken.yaml, line 2: this is neither YAML nor JSON", id="broken"),
-        pytest.param("broken.json", '{"cdiVersion": ', "broken.json, line 1: this is neither YAML nor JSON", id="broken-json"),
+        pytest.param(
+            "broken.yaml", "cdiVersion: [\n", "broken.yaml, line 2: this is neither YAML nor JSON", id="broken"
+        ),
+        pytest.param(
+            "broken.json", '{"cdiVersion": ', "broken.json, line 1: this is neither YAML nor JSON", id="broken-json"
+        ),
         pytest.param("binary.yaml", "a\x00b", "binary.yaml: this is neither YAML nor JSON", id="binary"),
         pytest.param("list.yaml", "- a\n", "list.yaml: not a CDI file that we can read", id="list"),
-        pytest.param("no-edits.yaml", _GOOD.partition("  containerEdits")[0], "no-edits.yaml: device a has no edits", id="no-edits"),
+        pytest.param(
+            "no-edits.yaml",
+            _GOOD.partition("  containerEdits")[0],
+            "no-edits.yaml: device a has no edits",
+            id="no-edits",
+        ),
         pytest.param("deep.yaml", "[" * 4000, "deep.yaml: ", id="deep"),
         pytest.param(
             "bomb.yaml",
@@ -84,7 +112,10 @@ def test_file_of_a_public_generator_becomes_the_spec_of_a_container(tmp_path: Pa
     ],
 )
 def test_read_cdi_files_names_a_file_that_it_does_not_read(tmp_path: Path, name: str, text: str, problem: str) -> None:
-    """What a runtime would not look at, or not take, is one sentence with the file's name; its neighbour is read."""
+    """What a runtime would not look at, or not take, is one sentence with the file's name.
+
+    Its neighbour is read.
+    """
     (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "good.yaml").write_text(_GOOD, encoding="utf-8")
 
@@ -106,9 +137,13 @@ def test_read_cdi_files_waits_for_no_fifo_and_looks_into_no_folder(tmp_path: Pat
 
 
 def test_read_cdi_files_reads_yaml_in_a_json_file_and_text_that_looks_like_something_else(tmp_path: Path) -> None:
-    """Runtimes read both endings as YAML; names that are numbers, words for true or times are text."""
+    """Runtimes read both endings as YAML.
+
+    Names that are numbers, words for true or times are text.
+    """
     text = "cdiVersion: 0.6.0\nkind: acme.example/w\ndevices:\n" + "".join(
-        f"- name: {name}\n  containerEdits: {{env: [A=b], deviceNodes: null}}\n" for name in ("7", "true", "2026-01-02", "a")
+        f"- name: {name}\n  containerEdits: {{env: [A=b], deviceNodes: null}}\n"
+        for name in ("7", "true", "2026-01-02", "a")
     )
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
 
@@ -121,7 +156,9 @@ def test_read_cdi_files_reads_yaml_in_a_json_file_and_text_that_looks_like_somet
 @pytest.mark.parametrize(
     ("node", "kept"),
     [
-        pytest.param(DeviceNode(path="/dev/a", permissions=""), DeviceNode(path="/dev/a", permissions="rwm"), id="path-alone"),
+        pytest.param(
+            DeviceNode(path="/dev/a", permissions=""), DeviceNode(path="/dev/a", permissions="rwm"), id="path-alone"
+        ),
         pytest.param(
             DeviceNode(path="/dev/a", kind="u", major=1, minor=3, permissions="r"),
             DeviceNode(path="/dev/a", permissions="r"),
@@ -138,7 +175,9 @@ def test_read_cdi_files_reads_yaml_in_a_json_file_and_text_that_looks_like_somet
             id="numbers-of-another",
         ),
         pytest.param(
-            DeviceNode(path="/dev/a", kind="b", permissions=""), DeviceNode(path="/dev/a", kind="b", permissions="rwm"), id="another-type"
+            DeviceNode(path="/dev/a", kind="b", permissions=""),
+            DeviceNode(path="/dev/a", kind="b", permissions="rwm"),
+            id="another-type",
         ),
         pytest.param(
             DeviceNode(path="/dev/none", kind="c", major=1, minor=3, permissions=""),
@@ -148,7 +187,9 @@ def test_read_cdi_files_reads_yaml_in_a_json_file_and_text_that_looks_like_somet
     ],
 )
 def test_as_on_host_leaves_out_what_the_hosts_node_has_anyway(node: DeviceNode, kept: DeviceNode) -> None:
-    """Numbers that are not those of the host's node stay, and are judged: they would be another device under a known name."""
+    """Numbers that are not those of the host's node stay, and are judged: they would be another
+    device under a known name.
+    """
     host = {"/dev/a": HostNode(kind="c", major=1, minor=3, mode=0o666)}
 
     settled = as_on_host(ContainerEdits(device_nodes=(node,)), host)

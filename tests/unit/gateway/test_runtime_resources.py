@@ -1,4 +1,6 @@
-"""What a container runtime is told of CPUs: the same for control groups of version 1 and 2, whose files it writes itself."""
+"""What a container runtime is told of CPUs: the same for control groups of version 1 and 2, whose
+files it writes itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from topobus.values.idset import CpuSet, NodeSet
 
 
 def test_resources_name_cpus_memory_and_no_quota_and_no_files_of_a_version() -> None:
-    """The quota -1 is `cpu.cfs_quota_us` of version 1, and runc writes `max` into version 2's `cpu.max` for it; `unified`, which version 2 alone has, stays empty."""
+    """The quota -1 is `cpu.cfs_quota_us` of version 1, and runc writes `max` into version 2's
+    `cpu.max` for it; `unified`, which version 2 alone has, stays empty.
+    """
     resources = resources_of(CpuSet(1, 2), NodeSet(0), is_unlimited=True)
 
     assert (resources.cpu.cpus, resources.cpu.mems, resources.cpu.quota.value) == ("1-2", "0", -1)

@@ -1,4 +1,6 @@
-"""Promises of the rules around a pod's sandbox: what may go where, and what an answer of a device service may say."""
+"""Promises of the rules around a pod's sandbox: what may go where, and what an answer of a device
+service may say.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ def test_sandbox_is_refused_when_nothing_can_be_moved_into_it(sandbox: Sandbox, 
 
 
 def test_device_is_taken_only_while_another_pods_sandbox_lives() -> None:
-    """A former sandbox of the same pod, and one that is gone, hold nothing; the reason names the pod that does."""
+    """A former sandbox of the same pod, and one that is gone, hold nothing.
+
+    The reason names the pod that does.
+    """
     alive = {sandbox.id: sandbox for sandbox in (SANDBOX, OTHER)}
 
     assert refuse_taken(Claim(), None, OTHER, alive) is None

@@ -19,7 +19,9 @@ POOLED = Device(name="gpu-1", device_class="gpu", model="H100")
 ALL = 'device.driver == "gpu.topobus.dev"'
 
 
-def made(expression: str = ALL, *, name: str = "gpu.topobus.dev", created: str = "2026-01-01T00:00:00Z", **spec: Any) -> ApiObject:
+def made(
+    expression: str = ALL, *, name: str = "gpu.topobus.dev", created: str = "2026-01-01T00:00:00Z", **spec: Any
+) -> ApiObject:
     """A DeviceClass of the API server."""
     selectors = [{"cel": {"expression": expression}}]
     return ApiObject(
@@ -32,7 +34,11 @@ def made(expression: str = ALL, *, name: str = "gpu.topobus.dev", created: str =
 
 def test_class_of_resource_is_the_newest_then_the_first_by_name() -> None:
     """As kube-scheduler chooses among classes that name one resource."""
-    old, b, a = made(name="x"), made(name="b", created="2026-02-01T00:00:00Z"), made(name="a", created="2026-02-01T00:00:00Z")
+    old, b, a = (
+        made(name="x"),
+        made(name="b", created="2026-02-01T00:00:00Z"),
+        made(name="a", created="2026-02-01T00:00:00Z"),
+    )
 
     assert class_of_resource(GPU, [old, b, a]) is a
     assert class_of_resource("topobus.dev/nic", [old, b, a]) is None
@@ -42,7 +48,13 @@ def test_class_of_resource_is_the_newest_then_the_first_by_name() -> None:
     ("api_object", "offered", "others", "expected"),
     [
         pytest.param(made(), {"gpu-0": OURS}, [], "", id="all"),
-        pytest.param(made(f'{ALL} && device.attributes["gpu.topobus.dev"].model == "T4"'), {"gpu-0": OURS}, [POOLED], "", id="narrow"),
+        pytest.param(
+            made(f'{ALL} && device.attributes["gpu.topobus.dev"].model == "T4"'),
+            {"gpu-0": OURS},
+            [POOLED],
+            "",
+            id="narrow",
+        ),
         pytest.param(made(selectors=[]), {"gpu-0": OURS}, [], "", id="no-selector"),
         pytest.param(made(extendedResourceName=None), {"gpu-0": OURS}, [], "no DeviceClass", id="dropped"),
         pytest.param(made('device.driver == "x"'), {"gpu-0": OURS}, [], "does not select gpu-0", id="others"),
@@ -51,7 +63,9 @@ def test_class_of_resource_is_the_newest_then_the_first_by_name() -> None:
         pytest.param(made(selectors="x"), {"gpu-0": OURS}, [], "does not select gpu-0", id="no-list"),
         pytest.param(made(), {"gpu-0": OURS}, [POOLED], "selects gpu-1, too", id="more"),
         pytest.param(made(), {"gpu-0": None}, [], "not offered to claims", id="not-shown"),
-        pytest.param(made(), {"gpu-0": structs.replace(OURS, sharing=DeviceSharing(replicas=2))}, [], "is shared", id="shared"),
+        pytest.param(
+            made(), {"gpu-0": structs.replace(OURS, sharing=DeviceSharing(replicas=2))}, [], "is shared", id="shared"
+        ),
     ],
 )
 def test_obstacle_names_what_keeps_claims_from_serving(

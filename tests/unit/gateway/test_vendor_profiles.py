@@ -1,4 +1,6 @@
-"""How resources and devices are called towards kubelet when a vendor's device plugin is stood in for."""
+"""How resources and devices are called towards kubelet when a vendor's device plugin is stood in
+for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ALL: tuple[VendorProfile, ...] = ("nvidia", "amd", "intel-sriov")
 def gpu(name: str, vendor: str, uuid: str = "", pool: str = "", **attributes: AttributeValue) -> Device:
     """A GPU at an address of its own, by its name's last letter."""
     address = PciAddress.parse(f"0000:{int(name[-1], 36):02x}:00.0")
-    return Device(name=name, device_class="gpu", vendor=vendor, uuid=uuid, pool=pool, pci=address, attributes=attributes)
+    return Device(
+        name=name, device_class="gpu", vendor=vendor, uuid=uuid, pool=pool, pci=address, attributes=attributes
+    )
 
 
 def nic(name: str, address: str, pool: str = "") -> Device:
@@ -30,7 +34,9 @@ def nic(name: str, address: str, pool: str = "") -> Device:
     return Device(name=name, device_class="nic", vendor="intel", pci=PciAddress.parse(address), pool=pool)
 
 
-def state_of(device_class: str, *devices: Device, held_through: str = "", profiles: tuple[VendorProfile, ...] = ALL) -> NodeState:
+def state_of(
+    device_class: str, *devices: Device, held_through: str = "", profiles: tuple[VendorProfile, ...] = ALL
+) -> NodeState:
     """A gateway's view of these devices; the first may be held through a resource."""
     nobody: Any = None
     settings = GatewaySettings(node="n1", profiles=profiles)
@@ -45,7 +51,10 @@ def state_of(device_class: str, *devices: Device, held_through: str = "", profil
 
 def listed(state: NodeState) -> dict[str, list[tuple[str, bool]]]:
     """What kubelet is told: resource to id and health."""
-    return {offer.resource: [(entry.wire_id, entry.is_healthy) for entry in state.entries(offer.resource)] for offer in state.offers()}
+    return {
+        offer.resource: [(entry.wire_id, entry.is_healthy) for entry in state.entries(offer.resource)]
+        for offer in state.offers()
+    }
 
 
 MIXED = (
@@ -60,7 +69,10 @@ MIXED = (
 
 
 def test_each_gpu_has_its_makers_resource_and_id_when_the_node_has_several_makes() -> None:
-    """NVIDIA's by UUID, MIG instances by profile; AMD's by address, parts of a card by name; a maker without a profile goes on as before."""
+    """NVIDIA's by UUID, MIG instances by profile; AMD's by address, parts of a card by name.
+
+    A maker without a profile goes on as before.
+    """
     assert listed(state_of("gpu", *MIXED)) == {
         "nvidia.com/gpu": [("GPU-1", True)],
         "nvidia.com/gpu-h100": [("GPU-2", True)],
@@ -82,7 +94,10 @@ def test_lists_are_as_without_the_setting_when_no_profile_is_named() -> None:
 
 
 def test_nics_have_the_sriov_plugins_names_when_they_are_in_a_pool() -> None:
-    """Its resources have underscores where a pool has dashes; what no pool has was selected by nobody."""
+    """Its resources have underscores where a pool has dashes.
+
+    What no pool has was selected by nobody.
+    """
     pooled, free = nic("nic-a", "3b:00.1", "nic-intel-sriov-netdevice"), nic("nic-b", "3b:00.0")
     settings = GatewaySettings(node="n1", profiles=ALL)
 
@@ -96,7 +111,10 @@ def test_nics_have_the_sriov_plugins_names_when_they_are_in_a_pool() -> None:
 
 
 def test_device_stays_in_the_list_through_which_it_is_held_when_it_leaves_the_inventory() -> None:
-    """After a restart nothing but the holder's name says where it was; kubelet would count a missing one as healthy."""
+    """After a restart nothing but the holder's name says where it was.
+
+    Kubelet would count a missing one as healthy.
+    """
     state = state_of("gpu", MIXED[0], held_through="nvidia.com/gpu")
 
     state.take_inventory("gpu", Inventory(node="n1", device_class="gpu", generation=2, devices=()))
@@ -127,9 +145,15 @@ def test_setting_ids_goes_before_the_profile() -> None:
     assert [settings.ids_of("gpu", resource) for resource in resources] == ["pci", "pci", "topobus"]
 
 
-@pytest.mark.parametrize("device", [*MIXED[:6], nic("nic-a", "3b:00.1", "nic-vf"), nic("nic-b", "3b:00.2", "nic-intel-sriov-dpdk")])
+@pytest.mark.parametrize(
+    "device", [*MIXED[:6], nic("nic-a", "3b:00.1", "nic-vf"), nic("nic-b", "3b:00.2", "nic-intel-sriov-dpdk")]
+)
 def test_resource_tells_profile_and_pool_again(device: Device) -> None:
-    """Each name that a profile gives is one that kubelet takes, and leads back to the pool whose exposure counts; no plugin of others may have it."""
+    """Each name that a profile gives is one that kubelet takes, and leads back to the pool whose
+    exposure counts.
+
+    No plugin of others may have it.
+    """
     resource = resource_in_profile(device, device.pool, ALL)
     profile = profile_in(resource, device.device_class, ALL)
 

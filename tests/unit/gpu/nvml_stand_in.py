@@ -1,4 +1,6 @@
-"""A stand-in for pynvml: the functions that the plugin uses, with pynvml's own error classes and constants, set by hand."""
+"""A stand-in for pynvml: the functions that the plugin uses, with pynvml's own error classes and
+constants, set by hand.
+"""
 
 # ruff: noqa: D102  # the functions are pynvml's own, and its reference describes them
 
@@ -36,7 +38,10 @@ class Gpu:
 
 
 class Library:
-    """Stands for the module pynvml; what is not here (constants, errors) comes from pynvml itself."""
+    """Stands for the module pynvml.
+
+    What is not here (constants, errors) comes from pynvml itself.
+    """
 
     def __init__(self, *gpus: Gpu) -> None:
         self.gpus = {gpu.address: gpu for gpu in gpus}
@@ -88,8 +93,14 @@ class Library:
         return SimpleNamespace(busId=f"0000{gpu.links[link]}".upper().encode())
 
     def nvmlDeviceGetFieldValues(self, gpu: Gpu, fields: Sequence[int]) -> list[SimpleNamespace]:  # noqa: N802
-        values = {pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: 25_000, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu.recovery}
-        return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(uiVal=values[each_field])) for each_field in fields]
+        values = {
+            pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: 25_000,
+            pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu.recovery,
+        }
+        return [
+            SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(uiVal=values[each_field]))
+            for each_field in fields
+        ]
 
     def nvmlDeviceGetRemappedRows(self, gpu: Gpu) -> tuple[int, int, int, int]:  # noqa: N802
         self._check(gpu, "rows")
@@ -108,7 +119,9 @@ class Library:
         if not self.events:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         address, xid = self.events.pop(0)
-        return SimpleNamespace(device=self.gpus[address], eventData=xid, gpuInstanceId=0xFFFFFFFF, computeInstanceId=0xFFFFFFFF)
+        return SimpleNamespace(
+            device=self.gpus[address], eventData=xid, gpuInstanceId=0xFFFFFFFF, computeInstanceId=0xFFFFFFFF
+        )
 
     def _check(self, gpu: Gpu, what: str) -> None:
         if self.session_error or gpu.error:
@@ -140,7 +153,10 @@ class MigLibrary(Library):
 
 
 def started(library: Library, *successors: Library | None) -> Nvml:
-    """Give a session whose successors open in this order; None is an attempt that fails, and after the last nothing opens."""
+    """Give a session whose successors open in this order.
+
+    None is an attempt that fails, and after the last nothing opens.
+    """
     waiting = list(successors)
 
     def reopen(_module: Any) -> Library:

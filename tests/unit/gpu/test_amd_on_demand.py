@@ -1,4 +1,6 @@
-"""AMD cards that are cut when a claim gets a part of them: what is offered, when a card is switched, and what a death leaves."""
+"""AMD cards that are cut when a claim gets a part of them: what is offered, when a card is
+switched, and what a death leaves.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,18 @@ def bench(tmp_path: Path) -> Iterator[AmdBench]:
 
 @pytest.mark.parametrize("mode", ["DPX", "QPX", "CPX"])
 def test_discover_offers_the_same_devices_when_the_card_is_in_any_mode(bench: AmdBench, mode: str) -> None:
-    """A card is its whole and the parts of each mode, whatever it is now: a switch changes no slice."""
+    """A card is its whole and the parts of each mode, whatever it is now: a switch changes no
+    slice.
+    """
     before = bench.discover()
 
     bench.kernel.set_mode(bench.address, mode)
     after = bench.discover()
 
     assert len(before) == 1 + 2 + 4 + 8
-    assert {name: before[name] for name in before if name != CARD} == {name: after[name] for name in after if name != CARD}
+    assert {name: before[name] for name in before if name != CARD} == {
+        name: after[name] for name in after if name != CARD
+    }
     assert after[CARD] == before[CARD]
     assert before[f"{CARD}-qpx-3"].capacity["memory"] == before[f"{CARD}-cpx-0"].capacity["memory"] * 2
     assert before[f"{CARD}-cpx-7"].attributes["computeUnits"] == 38
@@ -67,14 +73,19 @@ def test_all_parts_of_one_mode_fit_and_no_two_of_different_modes(bench: AmdBench
     partitions = Partitions(devices.values(), bench.discovery.counter_sets)
 
     together = {
-        (first, second) for first in devices for second in devices if first != second and partitions.shortage((first,), (second,)) is None
+        (first, second)
+        for first in devices
+        for second in devices
+        if first != second and partitions.shortage((first,), (second,)) is None
     }
 
     assert together == {
         (first, second)
         for first in devices
         for second in devices
-        if first != second and CARD not in (first, second) and bench.mode_of(devices[first]) == bench.mode_of(devices[second])
+        if first != second
+        and CARD not in (first, second)
+        and bench.mode_of(devices[first]) == bench.mode_of(devices[second])
     }
     assert partitions.shortage((), [name for name in devices if "-cpx-" in name]) is None
 
@@ -151,7 +162,10 @@ def test_card_is_not_cut_when_a_process_of_the_host_has_it_open(bench: AmdBench)
 
 
 def test_prepare_says_what_the_kernel_says_when_it_refuses(bench: AmdBench) -> None:
-    """EBUSY comes with what it means; the card is as it was and the claim can be asked for again."""
+    """EBUSY comes with what it means.
+
+    The card is as it was and the claim can be asked for again.
+    """
 
     def refuse(path: Path, text: str) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy", str(path))
@@ -168,7 +182,9 @@ def test_prepare_says_what_the_kernel_says_when_it_refuses(bench: AmdBench) -> N
 
 
 def test_card_is_brought_back_when_kfd_does_not_follow(bench: AmdBench) -> None:
-    """A mode that KFD does not show in time is no mode: the claim is refused and the card is whole again."""
+    """A mode that KFD does not show in time is no mode: the claim is refused and the card is whole
+    again.
+    """
     bench.kernel.is_stuck = True
 
     refusal = bench.get("a", f"{CARD}-cpx-3")
@@ -198,7 +214,10 @@ def test_discover_lists_the_same_devices_when_a_switch_is_under_way(bench: AmdBe
 
 
 def test_owners_get_their_parts_again_when_the_node_was_started_anew(bench: AmdBench) -> None:
-    """A reboot brings the card back to SPX; the journal knows two owners of parts, and neither is in the other's way."""
+    """A reboot brings the card back to SPX.
+
+    The journal knows two owners of parts, and neither is in the other's way.
+    """
     bench.get("a", f"{CARD}-cpx-3")
     bench.get("b", f"{CARD}-cpx-4")
     bench.kernel.set_mode(bench.address, "SPX")
@@ -212,7 +231,9 @@ def test_owners_get_their_parts_again_when_the_node_was_started_anew(bench: AmdB
 
 
 def test_card_can_be_had_when_the_service_was_killed_at_any_step(bench: AmdBench) -> None:
-    """Killed before or after each write of the journal: the next start leaves a card on which amdgpu and KFD agree, nobody's, and either way can be had."""
+    """Killed before or after each write of the journal: the next start leaves a card on which
+    amdgpu and KFD agree, nobody's, and either way can be had.
+    """
     died = 0
     for step in deaths(bench.journal.folder, lambda journal: bench.get("a", f"{CARD}-cpx-3", journal=journal)):
         died = step
@@ -228,7 +249,9 @@ def test_card_can_be_had_when_the_service_was_killed_at_any_step(bench: AmdBench
 
 
 def test_killed_switch_is_undone_when_kfd_did_not_follow(bench: AmdBench) -> None:
-    """A death while amdgpu and KFD do not agree, and they go on not to: the card is brought back to the mode from before."""
+    """A death while amdgpu and KFD do not agree, and they go on not to: the card is brought back to
+    the mode from before.
+    """
     bench.kernel.is_stuck = True
 
     def verb(journal: Journal) -> None:
@@ -248,7 +271,9 @@ def test_killed_switch_is_undone_when_kfd_did_not_follow(bench: AmdBench) -> Non
 
 @pytest.mark.parametrize("is_written", [False, True], ids=["before-the-write", "after-the-write"])
 def test_card_can_be_had_when_the_service_was_killed_around_the_write(bench: AmdBench, *, is_written: bool) -> None:
-    """The one act that no journal can surround closely enough: killed at the write of sysfs itself, the card is in one mode or the other, and nobody's."""
+    """The one act that no journal can surround closely enough: killed at the write of sysfs itself,
+    the card is in one mode or the other, and nobody's.
+    """
 
     def die(path: Path, text: str) -> None:
         if is_written:
@@ -304,7 +329,9 @@ def test_card_is_switched_once_when_all_its_parts_are_wanted_at_once(bench: AmdB
 
 
 def test_one_mode_is_given_when_two_are_wanted_at_once(bench: AmdBench) -> None:
-    """Whatever a ledger may say: of a whole card and a part of it at the same moment one is given, and the other is refused or had come and gone."""
+    """Whatever a ledger may say: of a whole card and a part of it at the same moment one is given,
+    and the other is refused or had come and gone.
+    """
     with ThreadPoolExecutor(2) as threads:
         answers = list(threads.map(lambda name: bench.get(name, name), [CARD, f"{CARD}-cpx-3"]))
 

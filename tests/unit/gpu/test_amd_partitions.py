@@ -38,8 +38,12 @@ def cpx(tmp_path: Path) -> KfdMachine:
 
 @pytest.mark.parametrize("spelling", _SPELLINGS)
 @pytest.mark.parametrize("has_number_in_location", [True, False], ids=["numbered", "one location"])
-def test_discover_gives_each_partition_when_a_machine_is_in_cpx(tmp_path: Path, spelling: str, has_number_in_location: bool) -> None:
-    """Eight cards are 64 devices, each with an eighth of its card's memory and a render node of its own, however the kernel spells them."""
+def test_discover_gives_each_partition_when_a_machine_is_in_cpx(
+    tmp_path: Path, spelling: str, has_number_in_location: bool
+) -> None:
+    """Eight cards are 64 devices, each with an eighth of its card's memory and a render node of its
+    own, however the kernel spells them.
+    """
     machine = KfdMachine(
         tmp_path,
         "mi300x-cpx",
@@ -63,7 +67,9 @@ def test_discover_gives_each_partition_when_a_machine_is_in_cpx(tmp_path: Path, 
 
 
 def test_discover_gives_a_card_fewer_partitions_when_kfd_lists_fewer(cpx: KfdMachine) -> None:
-    """The captured machine has 63 nodes: the last card has seven partitions of an eighth each, named as if the eighth were there; without the second it has six."""
+    """The captured machine has 63 nodes: the last card has seven partitions of an eighth each,
+    named as if the eighth were there; without the second it has six.
+    """
     (cpx.root / "sys/class/kfd/kfd/topology/nodes/59/properties").unlink()
 
     parts = [device for device in _discover(cpx) if device.parent == "gpu-0000-e5-00-0"]
@@ -73,11 +79,18 @@ def test_discover_gives_a_card_fewer_partitions_when_kfd_lists_fewer(cpx: KfdMac
 
 
 def test_discover_describes_a_partition_when_its_card_is_cut(cpx: KfdMachine) -> None:
-    """A selector finds mode, number, card and target; the whole card is told in the warnings and not offered."""
+    """A selector finds mode, number, card and target.
+
+    The whole card is told in the warnings and not offered.
+    """
     driver = AmdDriver()
     partition = _discover(cpx, driver)[11]
 
-    assert (partition.name, partition.parent, partition.partition_of) == ("gpu-0000-27-00-0-cpx-3", "gpu-0000-27-00-0", "gpu-0000-27-00-0")
+    assert (partition.name, partition.parent, partition.partition_of) == (
+        "gpu-0000-27-00-0-cpx-3",
+        "gpu-0000-27-00-0",
+        "gpu-0000-27-00-0",
+    )
     wanted = {
         "type": "partition",
         "partitionMode": "CPX",
@@ -97,7 +110,11 @@ def test_discover_describes_a_partition_when_its_card_is_cut(cpx: KfdMachine) ->
 
 
 def test_discover_takes_memory_from_the_banks_when_kfd_has_them(tmp_path: Path) -> None:
-    """Four partitions a card, of which the last has 16 MiB less: KFD's own numbers win over a division. Render nodes without a partition are nobody's."""
+    """Four partitions a card, of which the last has 16 MiB less: KFD's own numbers win over a
+    division.
+
+    Render nodes without a partition are nobody's.
+    """
     machine = KfdMachine(tmp_path, "mi308x-cpx", mode="CPX", memory_mode="NPS4")
 
     devices = _discover(machine)
@@ -111,7 +128,10 @@ def test_discover_takes_memory_from_the_banks_when_kfd_has_them(tmp_path: Path) 
 
 
 def test_partitions_of_one_card_are_fabric_peers_when_kfd_tells_their_links(tmp_path: Path) -> None:
-    """A partition lists the seven of its own card, at their bandwidth; what every pair of cards has is not listed 3,500 times."""
+    """A partition lists the seven of its own card, at their bandwidth.
+
+    What every pair of cards has is not listed 3,500 times.
+    """
     devices = _discover(KfdMachine(tmp_path, "mi300x-cpx", mode="CPX", memory_mode="NPS1", has_links=True))
 
     first = devices[0]
@@ -132,8 +152,12 @@ def test_discover_leaves_whole_cards_as_they_are_when_nothing_is_cut(tmp_path: P
 
 @pytest.mark.parametrize("mode", ["SPX", "CPX", "DPX", "QPX"])
 @pytest.mark.parametrize("kept", [0, 1, 2, 3, 4, 8])
-def test_a_card_is_never_offered_whole_beside_its_parts_when_its_mode_changes(cpx: KfdMachine, mode: str, kept: int) -> None:
-    """Whatever KFD lists while a mode is changed, a card is whole, or in as many parts as the mode makes, or not offered with the reason."""
+def test_a_card_is_never_offered_whole_beside_its_parts_when_its_mode_changes(
+    cpx: KfdMachine, mode: str, kept: int
+) -> None:
+    """Whatever KFD lists while a mode is changed, a card is whole, or in as many parts as the mode
+    makes, or not offered with the reason.
+    """
     first = cpx.addresses[0]
     for address in cpx.addresses:
         cpx.set_mode(address, mode)
@@ -155,7 +179,9 @@ def test_a_card_is_never_offered_whole_beside_its_parts_when_its_mode_changes(cp
 
 
 def test_prepare_refuses_a_partition_when_the_card_was_cut_otherwise(cpx: KfdMachine) -> None:
-    """A claim for an eighth does not get a quarter: what was cut otherwise is another device, and the refusal names those asked for."""
+    """A claim for an eighth does not get a quarter: what was cut otherwise is another device, and
+    the refusal names those asked for.
+    """
     devices = _discover(cpx)[:2]
     cpx.set_mode(cpx.addresses[0], "QPX")
     cpx.remove_nodes(4)
@@ -169,7 +195,9 @@ def test_prepare_refuses_a_partition_when_the_card_was_cut_otherwise(cpx: KfdMac
 
 
 def test_prepare_refuses_a_whole_card_when_it_was_cut_since_the_last_look(tmp_path: Path) -> None:
-    """The whole card's own render node is the first partition's by now: a claim for the whole is refused."""
+    """The whole card's own render node is the first partition's by now: a claim for the whole is
+    refused.
+    """
     machine = KfdMachine(tmp_path, "mi210-xgmi")
     devices = _discover(machine)[:1]
     machine.set_mode(machine.addresses[0], "CPX")
@@ -189,17 +217,27 @@ def test_observe_tells_a_rise_of_errors_to_all_partitions_of_a_card(cpx: KfdMach
 
     seen = driver.observe(cpx.write({counter: "TOTAL_ERR_FATAL 2"}), devices)
 
-    sick = [name for name, observations in seen.items() if any(part.state is HealthState.UNHEALTHY for part in observations)]
+    sick = [
+        name for name, observations in seen.items() if any(part.state is HealthState.UNHEALTHY for part in observations)
+    ]
     assert sick == [f"gpu-0000-05-00-0-cpx-{index}" for index in range(8)]
 
 
 def test_functions_of_one_slot_keep_their_own_nodes_when_both_are_gpus(tmp_path: Path) -> None:
-    """Virtual functions stand in one slot: the neighbour's KFD node is no partition of the one that is prepared."""
+    """Virtual functions stand in one slot: the neighbour's KFD node is no partition of the one that
+    is prepared.
+    """
     machine = KfdMachine(tmp_path, "mi210-xgmi")
     first = machine.addresses[0]
     sibling = PciAddress(first.domain, first.bus, first.device, 1)
     node = {"properties": {}, "memory": [], "links": {}}
-    facts = {"simd_count": 4, "vendor_id": 0x1002, "domain": 0, "location_id": first.bus << 8 | 1, "drm_render_minor": 200}
+    facts = {
+        "simd_count": 4,
+        "vendor_id": 0x1002,
+        "domain": 0,
+        "location_id": first.bus << 8 | 1,
+        "drm_render_minor": 200,
+    }
     machine.write_node("20", facts, node)
     tree = machine.write({f"{folder(sibling)}/drm/renderD200/dev": "226:200"})
 

@@ -1,4 +1,6 @@
-"""The files of a driver: all that NVIDIA's toolkit would list, from every kind of driver root, and what is said when some are missing."""
+"""The files of a driver: all that NVIDIA's toolkit would list, from every kind of driver root, and
+what is said when some are missing.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ def whole(tmp_path: Path, toolkits: dict[str, Any]) -> Iterator[Path]:
 
 
 def test_container_gets_all_that_the_toolkit_lists(whole: Path, toolkits: dict[str, Any]) -> None:
-    """Compared by name: libraries, links, programs, firmware, sockets, configuration; and nothing that is none of the driver's."""
+    """Compared by name: libraries, links, programs, firmware, sockets, configuration.
+
+    And nothing that is none of the driver's.
+    """
     files = _find(whole)
 
     edits = file_edits(files, sockets=find_sockets(str(whole), files.root), way="image", hook="", has_storage=True)
@@ -87,7 +92,11 @@ def test_gateway_allows_all_of_it_without_a_setting(whole: Path) -> None:
     """What a usual host has passes the gateway's shipped rights; one file more does not."""
     files = _find(whole)
     edits = file_edits(
-        files, sockets=find_sockets(str(whole), files.root), way="hook", hook="/usr/local/bin/topobus-gpu-hook", has_storage=True
+        files,
+        sockets=find_sockets(str(whole), files.root),
+        way="hook",
+        hook="/usr/local/bin/topobus-gpu-hook",
+        has_storage=True,
     )
     rights = rights_of("gpu", NO_RIGHTS, is_foreign=False)
 
@@ -142,7 +151,9 @@ def _usr_merged(host: Path) -> None:
     ("lay_out", "root"),
     [
         pytest.param(_driver_container, "/run/nvidia/driver", id="driver container"),
-        pytest.param(lambda host: _plain_folder(host, "home/kubernetes/bin/nvidia"), "/home/kubernetes/bin/nvidia", id="GKE"),
+        pytest.param(
+            lambda host: _plain_folder(host, "home/kubernetes/bin/nvidia"), "/home/kubernetes/bin/nvidia", id="GKE"
+        ),
         pytest.param(lambda host: _plain_folder(host, "usr/local/nvidia"), "/usr/local/nvidia", id="plain folder"),
         pytest.param(_nixos, "/run/opengl-driver", id="NixOS"),
         pytest.param(_alternatives, "/", id="Debian's packages"),
@@ -150,7 +161,9 @@ def _usr_merged(host: Path) -> None:
     ],
 )
 def test_driver_is_found_in_every_kind_of_root(tmp_path: Path, lay_out: Any, root: str) -> None:
-    """Without a setting: each library of the loaded version with its names, by paths of the host that exist and lead through no link, and with the program; the gateway allows it."""
+    """Without a setting: each library of the loaded version with its names, by paths of the host
+    that exist and lead through no link, and with the program; the gateway allows it.
+    """
     require_compiler()
     host = tmp_path / "host"
     host.mkdir()
@@ -165,12 +178,18 @@ def test_driver_is_found_in_every_kind_of_root(tmp_path: Path, lay_out: Any, roo
     assert not {name for name in names if "570" in name or "libz" in name}
     paths = [*(library.host_path for library in files.libraries), *(file.host_path for file in files.files)]
     assert all(
-        (host / path.lstrip("/")).is_file() and os.path.realpath(host / path.lstrip("/")) == str(host / path.lstrip("/")) for path in paths
+        (host / path.lstrip("/")).is_file()
+        and os.path.realpath(host / path.lstrip("/")) == str(host / path.lstrip("/"))
+        for path in paths
     )
     assert "/usr/bin/nvidia-smi" in {file.container_path for file in files.files}
     own = EditRights(mounts=("/run/nvidia/driver/opt",)) if lay_out is _driver_container else NO_RIGHTS
     assert (
-        refuse_forbidden("gpu", Prepared(edits={}, common=file_edits(files, way="image", hook="")), rights_of("gpu", own, is_foreign=False))
+        refuse_forbidden(
+            "gpu",
+            Prepared(edits={}, common=file_edits(files, way="image", hook="")),
+            rights_of("gpu", own, is_foreign=False),
+        )
         is None
     )
 
@@ -211,7 +230,10 @@ def test_missing_library_is_named_with_where_and_what_to_do(tmp_path: Path) -> N
     (reason,) = refusal.reasons
     assert reason.code == "driver-files-incomplete"
     assert reason.facts["wanted"] == (f"libnvidia-ml.so.{VERSION}",)
-    assert all(word in reason.message for word in ("at /", f"libnvidia-ml.so.{VERSION}", "install all of the driver's packages"))
+    assert all(
+        word in reason.message
+        for word in ("at /", f"libnvidia-ml.so.{VERSION}", "install all of the driver's packages")
+    )
 
 
 def test_other_version_is_named_when_the_module_is_of_another(tmp_path: Path) -> None:
@@ -257,7 +279,11 @@ def test_files_are_found_again_when_a_package_was_installed(tmp_path: Path) -> N
     host = tmp_path / "host"
     driver_root(host)
     source = DriverFileSource()
-    tree = Tree(HardwareSettings(root=str(tmp_path / "tree"), driver_files=DriverFilesSettings(host_root=str(host), bring="always")))
+    tree = Tree(
+        HardwareSettings(
+            root=str(tmp_path / "tree"), driver_files=DriverFilesSettings(host_root=str(host), bring="always")
+        )
+    )
 
     before = source.find(tree, VERSION)
     (host / _FOLDER / f"libnvidia-ml.so.{VERSION}").unlink()
@@ -280,8 +306,12 @@ def test_files_are_found_again_when_a_package_was_installed(tmp_path: Path) -> N
         pytest.param(True, {"root": "/"}, True, id="of a recorded machine whose driver is named"),
     ],
 )
-def test_files_are_ours_to_bring_when_the_host_is_seen(tmp_path: Path, is_recorded: bool, settings: dict[str, Any], is_found: bool) -> None:
-    """Without a setting they are looked for on a real machine alone: a recorded one must not be mixed with this machine's files."""
+def test_files_are_ours_to_bring_when_the_host_is_seen(
+    tmp_path: Path, is_recorded: bool, settings: dict[str, Any], is_found: bool
+) -> None:
+    """Without a setting they are looked for on a real machine alone: a recorded one must not be
+    mixed with this machine's files.
+    """
     require_compiler()
     host = tmp_path / "host"
     driver_root(host)

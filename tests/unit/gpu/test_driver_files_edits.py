@@ -1,4 +1,6 @@
-"""What a claim's containers get besides a GPU's own nodes: the driver's files by a way that their door has words for, groups, names by address, and what the claim asks for."""
+"""What a claim's containers get besides a GPU's own nodes: the driver's files by a way that their
+door has words for, groups, names by address, and what the claim asks for.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _HOOK = "/usr/local/bin/topobus-gpu-hook"
 def pair(tmp_path: Path) -> RecordedMachine:
     """Give two H100 with a loaded module."""
     recorded = build(_PROFILES / "h100-pair.toml", tmp_path / "machine")
-    recorded.write("proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1")
+    recorded.write(
+        "proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1"
+    )
     return recorded
 
 
@@ -41,7 +45,9 @@ def _tree(recorded: RecordedMachine, **settings: Any) -> Tree:
     return Tree(HardwareSettings(root=str(recorded.root), driver_files=DriverFilesSettings(**settings)))
 
 
-def _prepare(driver: DeviceDriver, tree: Tree, owner: Owner = _CLAIM, *config: dict[str, Any]) -> dict[str, ContainerEdits] | Refusal:
+def _prepare(
+    driver: DeviceDriver, tree: Tree, owner: Owner = _CLAIM, *config: dict[str, Any]
+) -> dict[str, ContainerEdits] | Refusal:
     devices = driver.discover(tree, read_machine(tree, "n1")).devices
     answer = driver.prepare(tree, devices, PrepareContext(owner=owner, config=config))
     assert isinstance(answer, dict | Refusal)
@@ -62,7 +68,9 @@ def test_uuids_are_named_when_nvidias_runtime_brings_the_files(pair: RecordedMac
 
 
 def test_void_and_the_hook_come_with_the_files_of_a_claim(pair: RecordedMachine, tmp_path: Path) -> None:
-    """Libraries lie in a folder of ours, the hook is told which and of which version, and NVIDIA's runtime has nothing to add."""
+    """Libraries lie in a folder of ours, the hook is told which and of which version, and NVIDIA's
+    runtime has nothing to add.
+    """
     root = driver_root(tmp_path / "driver")
 
     common = _common(_prepare(NvidiaDriver(), _tree(pair, root=str(root), hook=_HOOK)))
@@ -76,7 +84,9 @@ def test_void_and_the_hook_come_with_the_files_of_a_claim(pair: RecordedMachine,
 
 
 def test_device_plugins_answer_has_no_words_that_kubelet_lacks(pair: RecordedMachine, tmp_path: Path) -> None:
-    """A pod by resource gets the files with a variable, neither hook nor group: kubelet's API knows none, and the gateway would refuse them."""
+    """A pod by resource gets the files with a variable, neither hook nor group: kubelet's API knows
+    none, and the gateway would refuse them.
+    """
     root = driver_root(tmp_path / "driver")
     answer = _prepare(NvidiaDriver(), _tree(pair, root=str(root), hook=_HOOK), _PLUGIN)
 
@@ -90,7 +100,9 @@ def test_device_plugins_answer_has_no_words_that_kubelet_lacks(pair: RecordedMac
 
 def test_nothing_is_set_when_images_look_by_themselves(pair: RecordedMachine, tmp_path: Path) -> None:
     """The loader's way `image`: the files alone, where NVIDIA's images look."""
-    common = _common(_prepare(NvidiaDriver(), _tree(pair, root=str(driver_root(tmp_path / "driver")), loader="image", hook=_HOOK)))
+    common = _common(
+        _prepare(NvidiaDriver(), _tree(pair, root=str(driver_root(tmp_path / "driver")), loader="image", hook=_HOOK))
+    )
 
     assert (common.env, common.hooks) == ({"NVIDIA_VISIBLE_DEVICES": "void"}, ())
     assert "/usr/local/nvidia/lib64/libcuda.so.1" in {mount.container_path for mount in common.mounts}
@@ -105,8 +117,13 @@ def test_claim_is_refused_when_the_hook_must_run_and_is_not_known(pair: Recorded
     assert "hardware.driver_files.hook" in refused.reasons[0].message
 
 
-def test_inventory_warns_and_the_runtime_is_left_to_bring_the_files_when_they_are_incomplete(pair: RecordedMachine, tmp_path: Path) -> None:
-    """Auto falls back to NVIDIA's runtime and says so; always refuses the claim; whole again they come, without a restart."""
+def test_inventory_warns_and_the_runtime_is_left_to_bring_the_files_when_they_are_incomplete(
+    pair: RecordedMachine, tmp_path: Path
+) -> None:
+    """Auto falls back to NVIDIA's runtime and says so; always refuses the claim.
+
+    Whole again they come, without a restart.
+    """
     root = driver_root(tmp_path / "driver")
     missing = root / "usr/lib/x86_64-linux-gnu" / f"libnvidia-ml.so.{VERSION}"
     data = missing.read_bytes()
@@ -121,14 +138,19 @@ def test_inventory_warns_and_the_runtime_is_left_to_bring_the_files_when_they_ar
 
     assert common.mounts == ()
     assert common.env["NVIDIA_VISIBLE_DEVICES"].count("GPU-") == 2
-    assert all(word in warning for word in (str(root), missing.name, "install all of the driver's packages", "NVIDIA's container runtime"))
+    assert all(
+        word in warning
+        for word in (str(root), missing.name, "install all of the driver's packages", "NVIDIA's container runtime")
+    )
     assert isinstance(refused, Refusal)
     assert refused.reasons[0].code == "driver-files-incomplete"
     assert healed.env["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert not [text for text in driver.discover(tree, read_machine(tree, "n1")).warnings if "driver's files" in text]
 
 
-def test_files_are_found_once_when_nothing_changes(pair: RecordedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_found_once_when_nothing_changes(
+    pair: RecordedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A look every few seconds must not read all libraries again."""
     looks: list[str] = []
     root = driver_root(tmp_path / "driver")
@@ -137,7 +159,9 @@ def test_files_are_found_once_when_nothing_changes(pair: RecordedMachine, tmp_pa
     for folder in (root / "usr/lib", root / "usr/lib/x86_64-linux-gnu", root / "lib"):
         os.utime(folder, (0, 0))
     real = bring.find_driver_files
-    monkeypatch.setattr(bring, "find_driver_files", lambda settings, version: looks.append(version) or real(settings, version))
+    monkeypatch.setattr(
+        bring, "find_driver_files", lambda settings, version: looks.append(version) or real(settings, version)
+    )
 
     for _ in range(3):
         _prepare(driver, tree)
@@ -149,19 +173,33 @@ _ACCESS = {"apiVersion": "gpu.topobus.dev/v1", "kind": "Access"}
 
 
 def test_claim_gets_storage_copies_and_channels_when_it_asks_for_them(pair: RecordedMachine, tmp_path: Path) -> None:
-    """GPUDirect Storage with its configuration, GDRCopy, and the IMEX channels that the claim names, and no other."""
-    for node in ("nvidia-fs0", "nvidia-fs1", "gdrdrv", "nvidia-caps-imex-channels/channel0", "nvidia-caps-imex-channels/channel7"):
+    """GPUDirect Storage with its configuration, GDRCopy, and the IMEX channels that the claim
+    names, and no other.
+    """
+    for node in (
+        "nvidia-fs0",
+        "nvidia-fs1",
+        "gdrdrv",
+        "nvidia-caps-imex-channels/channel0",
+        "nvidia-caps-imex-channels/channel7",
+    ):
         pair.write(f"dev/{node}", "")
     root = driver_root(tmp_path / "driver")
     (root / "etc/cufile.json").write_text("{}")
     tree = _tree(pair, root=str(root), loader="image")
 
-    common = _common(_prepare(NvidiaDriver(), tree, _CLAIM, {**_ACCESS, "gpuDirectStorage": True, "gdrCopy": True, "imexChannels": [7]}))
+    common = _common(
+        _prepare(
+            NvidiaDriver(), tree, _CLAIM, {**_ACCESS, "gpuDirectStorage": True, "gdrCopy": True, "imexChannels": [7]}
+        )
+    )
     without = _common(_prepare(NvidiaDriver(), tree))
 
     more = {node.path for node in common.device_nodes} - {node.path for node in without.device_nodes}
     assert more == {"/dev/nvidia-fs0", "/dev/nvidia-fs1", "/dev/gdrdrv", "/dev/nvidia-caps-imex-channels/channel7"}
-    assert {mount.container_path for mount in common.mounts} - {mount.container_path for mount in without.mounts} == {"/etc/cufile.json"}
+    assert {mount.container_path for mount in common.mounts} - {mount.container_path for mount in without.mounts} == {
+        "/etc/cufile.json"
+    }
 
 
 @pytest.mark.parametrize(
@@ -175,10 +213,14 @@ def test_claim_gets_storage_copies_and_channels_when_it_asks_for_them(pair: Reco
         pytest.param({"imexChannels": list(range(65))}, "access-malformed", "imexChannels", id="too many"),
         pytest.param({"gdrcopy": True}, "access-malformed", "gdrcopy", id="a field that does not exist"),
         pytest.param({"gdrCopy": 1}, "access-malformed", "gdrCopy", id="no truth"),
-        pytest.param({"apiVersion": "gpu.topobus.dev/v2"}, "access-malformed", "gpu.topobus.dev/v2", id="another version"),
+        pytest.param(
+            {"apiVersion": "gpu.topobus.dev/v2"}, "access-malformed", "gpu.topobus.dev/v2", id="another version"
+        ),
     ],
 )
-def test_claim_is_refused_when_what_it_asks_for_cannot_be_had(pair: RecordedMachine, config: dict[str, Any], code: str, word: str) -> None:
+def test_claim_is_refused_when_what_it_asks_for_cannot_be_had(
+    pair: RecordedMachine, config: dict[str, Any], code: str, word: str
+) -> None:
     """The reason names the field, or the node that the host lacks."""
     refused = _prepare(NvidiaDriver(), _tree(pair), _CLAIM, {**_ACCESS, **config})
 
@@ -189,7 +231,9 @@ def test_claim_is_refused_when_what_it_asks_for_cannot_be_had(pair: RecordedMach
 
 @pytest.fixture(params=["mi210-pair", "laptop"])
 def other_gpus(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DeviceDriver, RecordedMachine]:
-    """Give AMD's cards and Intel's graphics with real nodes, as a distribution has them: card of group 44, render and kfd of group 105."""
+    """Give AMD's cards and Intel's graphics with real nodes, as a distribution has them: card of
+    group 44, render and kfd of group 105.
+    """
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: only root makes device nodes, so that no groups of nodes were read")
     profile = _PROFILES / "mi210-pair.toml" if request.param == "mi210-pair" else "laptop"
@@ -204,7 +248,9 @@ def other_gpus(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DeviceDr
     return (AmdDriver() if kfd.exists() else IntelDriver()), recorded
 
 
-def test_groups_of_nodes_come_along_when_not_everybody_may_open_them(other_gpus: tuple[DeviceDriver, RecordedMachine]) -> None:
+def test_groups_of_nodes_come_along_when_not_everybody_may_open_them(
+    other_gpus: tuple[DeviceDriver, RecordedMachine],
+) -> None:
     """Video and render reach a claim's container, and no device plugin's."""
     driver, recorded = other_gpus
     answer = _prepare(driver, _tree(recorded))
@@ -216,7 +262,9 @@ def test_groups_of_nodes_come_along_when_not_everybody_may_open_them(other_gpus:
     assert not any(edits.needs_runtime for edits in by_plugin.values())
 
 
-def test_no_group_comes_along_when_everybody_may_open_the_nodes(other_gpus: tuple[DeviceDriver, RecordedMachine]) -> None:
+def test_no_group_comes_along_when_everybody_may_open_the_nodes(
+    other_gpus: tuple[DeviceDriver, RecordedMachine],
+) -> None:
     """A node of mode 0666 needs none, and root's group is never given."""
     driver, recorded = other_gpus
     for node in (recorded.root / "dev/dri").glob("*"):
@@ -242,5 +290,7 @@ def test_names_by_address_come_along_when_the_host_has_them(other_gpus: tuple[De
 
     assert isinstance(answer, dict)
     named = [node for edits in answer.values() for node in edits.device_nodes if "by-path" in node.path]
-    assert [(node.path, node.host_path) for node in named] == [(f"/dev/dri/by-path/pci-{first.pci}-render", "/dev/dri/renderD128")]
+    assert [(node.path, node.host_path) for node in named] == [
+        (f"/dev/dri/by-path/pci-{first.pci}-render", "/dev/dri/renderD128")
+    ]
     assert structs.replace(named[0], path=named[0].host_path, host_path="") in answer[first.name].device_nodes

@@ -1,4 +1,6 @@
-"""How a container's loader finds the driver: facts of libraries, glibc's cache, a container's root from outside, and the hook that joins them."""
+"""How a container's loader finds the driver: facts of libraries, glibc's cache, a container's root
+from outside, and the hook that joins them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_facts_of_a_library_are_those_that_readelf_tells(tmp_path: Path) -> None
 
 
 def test_facts_are_read_or_there_are_none_when_a_library_is_cut_or_changed(tmp_path: Path) -> None:
-    """Whatever an image has under a library's name: facts or nothing, no error and no endless reading."""
+    """Whatever an image has under a library's name: facts or nothing, no error and no endless
+    reading.
+    """
     require_compiler()
     data = library(tmp_path / "libcuda.so.590.44.01", "libcuda.so.1", _NOTE).read_bytes()
 
@@ -61,11 +65,17 @@ def test_nothing_is_read_of_what_is_no_library(data: bytes) -> None:
 _NAMES = st.from_regex(rb"\Alib[a-z0-9+_-]{1,12}\.so(\.[0-9]{1,3}){0,3}\Z")
 
 
-@given(st.lists(st.tuples(_NAMES, _NAMES), max_size=40), st.lists(st.sampled_from([b"x86-64-v2", b"x86-64-v3"]), max_size=2, unique=True))
+@given(
+    st.lists(st.tuples(_NAMES, _NAMES), max_size=40),
+    st.lists(st.sampled_from([b"x86-64-v2", b"x86-64-v3"]), max_size=2, unique=True),
+)
 def test_cache_is_read_as_it_was_written(pairs: list[tuple[bytes, bytes]], hwcaps: list[bytes]) -> None:
-    """Every entry comes back, those of one name in their order, and processor levels with their numbers."""
+    """Every entry comes back, those of one name in their order, and processor levels with their
+    numbers.
+    """
     entries = tuple(
-        Entry(_X86, soname, b"/lib/" + path, 0, (1 << 62) + index if hwcaps else 0) for index, (soname, path) in enumerate(pairs)
+        Entry(_X86, soname, b"/lib/" + path, 0, (1 << 62) + index if hwcaps else 0)
+        for index, (soname, path) in enumerate(pairs)
     )
 
     cache = parse(render(LoaderCache(entries, tuple(hwcaps))))
@@ -74,7 +84,9 @@ def test_cache_is_read_as_it_was_written(pairs: list[tuple[bytes, bytes]], hwcap
     assert cache.hwcaps == tuple(hwcaps)
     assert sorted(cache.entries, key=repr) == sorted(entries, key=repr)
     for name in {entry.soname for entry in entries}:
-        assert [entry for entry in cache.entries if entry.soname == name] == [entry for entry in entries if entry.soname == name]
+        assert [entry for entry in cache.entries if entry.soname == name] == [
+            entry for entry in entries if entry.soname == name
+        ]
 
 
 @given(st.binary(max_size=300))
@@ -94,7 +106,9 @@ def test_cache_is_refused_when_an_entry_s_text_is_longer_than_any_path() -> None
 
 
 def test_ldconfig_reads_the_extended_cache_as_the_one_before(tmp_path: Path) -> None:
-    """Glibc's own program lists all that the host's cache had, in its order, and what was added once, in place of another one of its name."""
+    """Glibc's own program lists all that the host's cache had, in its order, and what was added
+    once, in place of another one of its name.
+    """
     program = shutil.which("ldconfig", path="/usr/sbin:/sbin:/usr/bin")
     if program is None or not Path("/etc/ld.so.cache").exists():
         pytest.skip("NOT TESTED: this machine has no ldconfig, so that no other reader of the cache was asked")
@@ -114,7 +128,11 @@ def test_ldconfig_reads_the_extended_cache_as_the_one_before(tmp_path: Path) -> 
 
     ours = [line for line in lines if "/opt/x/" in line]
     assert sorted(line.partition(" ")[0] for line in ours) == sorted(["libcuda.so.999", taken.soname.decode()])
-    others = [line for line in listed(Path("/etc/ld.so.cache")) if not line.startswith(f"{taken.soname.decode()} ") or "x86-64" not in line]
+    others = [
+        line
+        for line in listed(Path("/etc/ld.so.cache"))
+        if not line.startswith(f"{taken.soname.decode()} ") or "x86-64" not in line
+    ]
     assert [line for line in lines if "/opt/x/" not in line] == others
 
 
@@ -130,7 +148,10 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("target", ["../../../../host/secret", "/secret", "../../../secret", "/proc/self/root/secret"])
 def test_read_stays_in_the_root_when_a_link_leads_out(root: Path, target: str) -> None:
-    """Links mean the container's root, as they do for its programs; what is not there is not found outside."""
+    """Links mean the container's root, as they do for its programs.
+
+    What is not there is not found outside.
+    """
     (root / "etc/link").symlink_to(target)
     (root / "host").symlink_to("/host")
 
@@ -188,7 +209,9 @@ def _loader(root: Path, name: str) -> None:
 
 
 def test_hook_writes_musls_path_file_when_the_image_has_musls_loader(root: Path) -> None:
-    """Musl has no cache: its path file gets the folder after those where it looks anyway, and once only."""
+    """Musl has no cache: its path file gets the folder after those where it looks anyway, and once
+    only.
+    """
     require_compiler()
     library(root / "opt/driver/libcuda.so.1", "libcuda.so.1")
     _loader(root, "lib/ld-musl-x86_64.so.1")

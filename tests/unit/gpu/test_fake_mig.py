@@ -1,4 +1,6 @@
-"""MIG of the libnvidia-ml of a profile through the real pynvml: placements, what fits beside what, instances that outlive a session, and what is in use."""
+"""MIG of the libnvidia-ml of a profile through the real pynvml: placements, what fits beside what,
+instances that outlive a session, and what is in use.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ FIRST, SECOND = "0000:18:00.0", "0000:1a:00.0"
 @pytest.fixture
 def library(tmp_path: Path) -> Iterator[FakeNvml]:
     """An A100 in MIG mode beside a GPU that cannot be cut."""
-    with fake_nvml(tmp_path / "lib", mig_gpu(A100_40, FIRST), FakeGpu(address=SECOND, name="NVIDIA L4", minor=1)) as fake:
+    with fake_nvml(
+        tmp_path / "lib", mig_gpu(A100_40, FIRST), FakeGpu(address=SECOND, name="NVIDIA L4", minor=1)
+    ) as fake:
         yield fake
 
 
@@ -36,7 +40,9 @@ def _remaining(library: FakeNvml, model: MigModel, address: str = FIRST) -> dict
     with as_somebody(library.folder):
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(address)
         ids = {name: profile for (name, _), (profile, _) in model.placements().items()}
-        return {name: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile) for name, profile in ids.items()}
+        return {
+            name: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile) for name, profile in ids.items()
+        }
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
@@ -45,7 +51,9 @@ def test_profiles_and_placements_are_those_of_the_model(tmp_path: Path, model: s
     with fake_nvml(tmp_path / "lib", mig_gpu(MODELS[model], FIRST)) as fake:
         seen = _read(fake)
 
-    places = {(profile.name, start): (profile.id, profile.size) for profile in seen.profiles for start in profile.starts}
+    places = {
+        (profile.name, start): (profile.id, profile.size) for profile in seen.profiles for start in profile.starts
+    }
     assert places == MODELS[model].placements()
     assert [profile.id for profile in seen.profiles] == [0, 5, 9, 14, 15, 19, 20]
 
@@ -61,7 +69,9 @@ def test_gpu_without_mig_has_no_profiles(library: FakeNvml) -> None:
 
 
 def test_capacity_shrinks_as_nvidias_guide_shows_when_a_half_is_made(library: FakeNvml) -> None:
-    """One 3g takes four memory slices: four of seven 1g are left when it lies in the front, three when it lies behind."""
+    """One 3g takes four memory slices: four of seven 1g are left when it lies in the front, three
+    when it lies behind.
+    """
     before = _remaining(library, A100_40)
     make_instance(library.folder, FIRST, A100_40, "3g.20gb", 4)
 
@@ -72,7 +82,10 @@ def test_capacity_shrinks_as_nvidias_guide_shows_when_a_half_is_made(library: Fa
 
 
 def test_instance_outlives_the_session_and_has_the_drivers_numbers(library: FakeNvml) -> None:
-    """Somebody makes instances and goes; whoever comes next sees them, with their places, sizes, UUIDs and memory."""
+    """Somebody makes instances and goes.
+
+    Whoever comes next sees them, with their places, sizes, UUIDs and memory.
+    """
     make_instance(library.folder, FIRST, A100_40, "3g.20gb", 4, computes=(0, 1))
     make_instance(library.folder, FIRST, A100_40, "1g.5gb+me", 0)
 
@@ -83,7 +96,12 @@ def test_instance_outlives_the_session_and_has_the_drivers_numbers(library: Fake
         (0, "1c.3g.20gb", 1, 0),
         (1, "2c.3g.20gb", 2, 1),
     ]
-    assert (slice_.id, slice_.start, slice_.computes[0].name, slice_.computes[0].share.jpeg_engines) == (7, 0, "1g.5gb+me", 1)
+    assert (slice_.id, slice_.start, slice_.computes[0].name, slice_.computes[0].share.jpeg_engines) == (
+        7,
+        0,
+        "1g.5gb+me",
+        1,
+    )
     assert len({compute.uuid for instance in (half, slice_) for compute in instance.computes}) == 3
 
 
@@ -156,5 +174,10 @@ def test_memory_of_an_instance_is_its_own(library: FakeNvml) -> None:
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceGetRemappedRows(device)
         count = c_uint(0)
-        assert pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(pynvml.nvmlDeviceGetHandleByPciBusId(FIRST), 15, None, byref(count)) == 0
+        assert (
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
+                pynvml.nvmlDeviceGetHandleByPciBusId(FIRST), 15, None, byref(count)
+            )
+            == 0
+        )
         assert count.value == 4

@@ -1,4 +1,6 @@
-"""The libnvidia-ml of a profile through the real pynvml and the plugin's own session: layouts, answers, events, errors, a session that ends."""
+"""The libnvidia-ml of a profile through the real pynvml and the plugin's own session: layouts,
+answers, events, errors, a session that ends.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _STRUCTURES = {
 @pytest.fixture
 def library(tmp_path: Path) -> Iterator[FakeNvml]:
     """Two GPUs, idle."""
-    with fake_nvml(tmp_path / "lib", FakeGpu(address=FIRST), FakeGpu(address=SECOND, uuid="GPU-second", minor=1)) as fake:
+    with fake_nvml(
+        tmp_path / "lib", FakeGpu(address=FIRST), FakeGpu(address=SECOND, uuid="GPU-second", minor=1)
+    ) as fake:
         yield fake
 
 
@@ -50,7 +54,9 @@ def _session(library: FakeNvml) -> Nvml:
 
 @pytest.mark.parametrize("name", sorted(_STRUCTURES))
 def test_structure_lies_in_memory_as_pynvml_expects_it(library: FakeNvml, name: str) -> None:
-    """Size and the place of every member are those of the real API, so what is read through pynvml is what the library wrote."""
+    """Size and the place of every member are those of the real API, so what is read through pynvml
+    is what the library wrote.
+    """
     question = ctypes.CDLL(str(library.folder / "libnvidia-ml.so.1")).fake_layout
     question.restype = ctypes.c_size_t
     structure = getattr(pynvml, _STRUCTURES[name])
@@ -73,7 +79,10 @@ def test_session_tells_identity_and_memory_of_each_gpu(library: FakeNvml) -> Non
 
 
 def test_event_reaches_its_gpu_once_when_the_driver_reports_an_xid(library: FakeNvml) -> None:
-    """Registered for one set, delivered by nvmlEventSetWait, and gone after that; the neighbour has none."""
+    """Registered for one set, delivered by nvmlEventSetWait, and gone after that.
+
+    The neighbour has none.
+    """
     session = _session(library)
     addresses = [PciAddress.parse(FIRST), PciAddress.parse(SECOND)]
     session.describe(addresses)
@@ -107,7 +116,10 @@ def test_error_of_one_gpu_hits_that_gpu_alone(library: FakeNvml, code: int, stat
 
 
 def test_session_is_opened_anew_when_the_driver_was_reloaded_under_it(library: FakeNvml) -> None:
-    """Driver gone: Unknown, never healthy. Driver back: the session reopens with the library from the disk, and events arrive again."""
+    """Driver gone: Unknown, never healthy.
+
+    Driver back: the session reopens with the library from the disk, and events arrive again.
+    """
     session = _session(library)
     address = PciAddress.parse(FIRST)
     session.describe([address])

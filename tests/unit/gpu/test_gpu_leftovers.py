@@ -1,4 +1,7 @@
-"""What a tenant leaves on a GPU: seen by NVML, by open nodes, by KFD; waited for, killed where that is wanted, and named otherwise."""
+"""What a tenant leaves on a GPU: seen by NVML, by open nodes, by KFD.
+
+Waited for, killed where that is wanted, and named otherwise.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +85,18 @@ def recorded(tmp_path: Path) -> RecordedMachine:
 def nvidia(recorded: RecordedMachine, tmp_path: Path) -> Iterator[_Nvidia]:
     """Give the GPUs with a libnvidia-ml of their own."""
     addresses = recorded.pci("h100")
-    with fake_nvml(tmp_path / "lib", *(FakeGpu(address=address, minor=minor) for minor, address in enumerate(addresses))) as library:
+    with fake_nvml(
+        tmp_path / "lib", *(FakeGpu(address=address, minor=minor) for minor, address in enumerate(addresses))
+    ) as library:
         yield _Nvidia(recorded, library)
 
 
 @needs_gcc
 def test_clean_refuses_and_names_pod_and_process_when_one_is_left(nvidia: _Nvidia) -> None:
-    """After the bounded wait the refusal says which process of which pod holds how much; the neighbour's processes count nothing."""
+    """After the bounded wait the refusal says which process of which pod holds how much.
+
+    The neighbour's processes count nothing.
+    """
     nvidia.come()
     add_process(nvidia.recorded.root, 4711, pod="trainer-0")
     nvidia.library.set(nvidia.address, processes=((4711, 10 * GIB),), used_bytes=11 * GIB)
@@ -124,12 +132,18 @@ def test_clean_refuses_when_the_memory_is_not_back_at_its_baseline(nvidia: _Nvid
     refusal = nvidia.clean()
 
     assert refusal is not None
-    assert "5120 MiB of its memory are in use by no process that is seen, 500 MiB were before" in refusal.reasons[0].message
+    assert (
+        "5120 MiB of its memory are in use by no process that is seen, 500 MiB were before"
+        in refusal.reasons[0].message
+    )
 
 
 @needs_gcc
 def test_clean_passes_over_an_mps_daemon_unless_a_tenant_runs_it(nvidia: _Nvidia) -> None:
-    """Daemon and server of the node serve the next owner, too; a process of the same name in a tenant's pod is the tenant's."""
+    """Daemon and server of the node serve the next owner, too.
+
+    A process of the same name in a tenant's pod is the tenant's.
+    """
     nvidia.come()
     for pid in (700, 701):
         add_process(nvidia.recorded.root, pid, program="nvidia-cuda-mps")
@@ -147,7 +161,10 @@ def test_clean_passes_over_an_mps_daemon_unless_a_tenant_runs_it(nvidia: _Nvidia
 
 @needs_gcc
 def test_clean_passes_over_what_was_there_before_the_owner(nvidia: _Nvidia) -> None:
-    """A display server or a monitor is no leftover, and its memory is the baseline; another process with its pid is."""
+    """A display server or a monitor is no leftover, and its memory is the baseline.
+
+    Another process with its pid is.
+    """
     add_process(nvidia.recorded.root, 900, program="Xorg", started=5)
     nvidia.library.set(nvidia.address, graphics=((900, GIB),), used_bytes=2 * GIB)
     nvidia.come()
@@ -171,7 +188,9 @@ def test_clean_passes_over_what_was_there_before_the_owner(nvidia: _Nvidia) -> N
 def test_clean_passes_over_the_hosts_own_when_nobody_knows_what_was_before(
     nvidia: _Nvidia, program: str, pod: str, used_bytes: int, is_clean: bool
 ) -> None:
-    """After a restart of the service with the GPU in use: a pod's process is a leftover, a process of the host's is not, and a limit stands for the memory."""
+    """After a restart of the service with the GPU in use: a pod's process is a leftover, a process
+    of the host's is not, and a limit stands for the memory.
+    """
     add_process(nvidia.recorded.root, 900, program=program, pod=pod)
     nvidia.library.set(nvidia.address, processes=((900, GIB // 2),), used_bytes=used_bytes)
 
@@ -179,7 +198,9 @@ def test_clean_passes_over_the_hosts_own_when_nobody_knows_what_was_before(
 
 
 @needs_gcc
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_DRIVER_NOT_LOADED]
+)
 def test_clean_refuses_when_nvml_does_not_answer(nvidia: _Nvidia, code: int) -> None:
     """What cannot be seen is not clean."""
     nvidia.come()
@@ -189,7 +210,9 @@ def test_clean_refuses_when_nvml_does_not_answer(nvidia: _Nvidia, code: int) -> 
 
 
 def test_clean_sees_who_has_the_node_open_when_there_is_no_nvml(recorded: RecordedMachine) -> None:
-    """By the links of /proc: who has this GPU's node open holds it, who has its neighbour's does not."""
+    """By the links of /proc: who has this GPU's node open holds it, who has its neighbour's does
+    not.
+    """
     tree, time = Tree(HardwareSettings(root=str(recorded.root))), _Time()
     driver = NvidiaDriver()
     driver.leftovers = Leftovers(pauses=time.pauses)
@@ -207,7 +230,10 @@ def test_clean_sees_who_has_the_node_open_when_there_is_no_nvml(recorded: Record
 
 
 def test_clean_sees_kfds_processes_and_memory_when_the_gpu_is_amds(tmp_path: Path) -> None:
-    """A process with memory on the GPU holds it; one that KFD lists with 0 does not; amdgpu tells the memory."""
+    """A process with memory on the GPU holds it; one that KFD lists with 0 does not.
+
+    Amdgpu tells the memory.
+    """
     recorded = build(_PROFILES / "mi210-pair.toml", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), AmdDriver()
     driver.leftovers = Leftovers(pauses=_Time().pauses)
@@ -261,7 +287,10 @@ def test_check_that_is_switched_off_is_no_cleaning(recorded: RecordedMachine) ->
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_leftover_of_a_pod_is_killed_only_when_the_setting_says_so(tmp_path: Path, kill: bool) -> None:
-    """A real process, said to be in a pod: with `kill` it is gone and the GPU clean; without it lives, and is named."""
+    """A real process, said to be in a pod: with `kill` it is gone and the GPU clean.
+
+    Without it lives, and is named.
+    """
     victim = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
     tree = Tree()
     seen = process_of(tree, victim.pid)
@@ -270,9 +299,12 @@ def test_leftover_of_a_pod_is_killed_only_when_the_setting_says_so(tmp_path: Pat
     try:
         refusal = check.clean(tree, "gpu-0", lambda: GpuUse(processes=() if victim.poll() is not None else (in_pod,)))
         if kill:
-            # SIGKILL takes a moment, in which the check's clock has not moved: whether it ended is asked of the kernel.
+            # SIGKILL takes a moment, in which the check's clock has not moved: whether
+            # it ended is asked of the kernel.
             victim.wait(timeout=60)
-            refusal = check.clean(tree, "gpu-0", lambda: GpuUse(processes=() if victim.poll() is not None else (in_pod,)))
+            refusal = check.clean(
+                tree, "gpu-0", lambda: GpuUse(processes=() if victim.poll() is not None else (in_pod,))
+            )
 
         assert (refusal is None) is kill
         assert (victim.poll() is not None) is kill

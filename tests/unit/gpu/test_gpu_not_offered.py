@@ -1,4 +1,6 @@
-"""GPUs that no container can use as GPUs: held for a virtual machine, shared through virtual functions, or cut into MIG instances."""
+"""GPUs that no container can use as GPUs: held for a virtual machine, shared through virtual
+functions, or cut into MIG instances.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> _Node:
 
 @pytest.mark.parametrize("kernel_driver", ["vfio-pci", "pci-stub", "nvgrace-gpu-vfio-pci", "mlx5_vfio_pci"])
 def test_discover_leaves_a_gpu_out_when_a_passthrough_driver_holds_it(node: _Node, kernel_driver: str) -> None:
-    """A GPU of a virtual machine is not a healthy GPU for containers: it is named in the warnings, and its neighbour is offered."""
+    """A GPU of a virtual machine is not a healthy GPU for containers: it is named in the warnings,
+    and its neighbour is offered.
+    """
     node.bind(node.first, kernel_driver)
 
     devices = node.discover()
@@ -75,7 +79,9 @@ def test_discover_leaves_a_gpu_out_when_its_virtual_functions_are_on(node: _Node
 
 @pytest.mark.parametrize("change", ["passthrough", "virtual functions"])
 def test_prepare_refuses_a_gpu_when_it_was_rebound_since_the_last_look(node: _Node, change: str) -> None:
-    """Between two looks a GPU may go to a virtual machine: a claim for it is refused by name, and prepares no empty device."""
+    """Between two looks a GPU may go to a virtual machine: a claim for it is refused by name, and
+    prepares no empty device.
+    """
     devices = node.discover()
     if change == "passthrough":
         node.bind(node.first, "vfio-pci")
@@ -85,7 +91,9 @@ def test_prepare_refuses_a_gpu_when_it_was_rebound_since_the_last_look(node: _No
     refusal = node.driver.prepare(node.tree, devices, _CONTEXT)
 
     assert isinstance(refusal, Refusal)
-    assert [(reason.code, reason.facts["devices"]) for reason in refusal.reasons] == [("device-not-offered", (devices[0].name,))]
+    assert [(reason.code, reason.facts["devices"]) for reason in refusal.reasons] == [
+        ("device-not-offered", (devices[0].name,))
+    ]
 
 
 def test_discover_leaves_a_gpu_out_when_it_is_cut_into_mig_instances(tmp_path: Path) -> None:
@@ -97,7 +105,8 @@ def test_discover_leaves_a_gpu_out_when_it_is_cut_into_mig_instances(tmp_path: P
 
     assert [str(device.pci) for device in devices] == [node.second]
     assert node.warnings == (
-        f"{node.first} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU; NVML, which tells its instances, is not used",
+        f"{node.first} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU; NVML, which "
+        "tells its instances, is not used",
     )
 
 

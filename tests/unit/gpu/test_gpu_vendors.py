@@ -40,7 +40,10 @@ def amd(tmp_path: Path) -> RecordedMachine:
 
 
 def test_amd_tells_memory_and_identity_when_amdgpu_does(amd: RecordedMachine) -> None:
-    """Memory, product and unique id come from amdgpu's files; a GPU without a NUMA node has none, not node 0."""
+    """Memory, product and unique id come from amdgpu's files.
+
+    A GPU without a NUMA node has none, not node 0.
+    """
     first, second = _discover(AmdDriver(), amd)
 
     assert (first.model, first.capacity) == ("AMD Instinct MI210", {"memory": 68_702_699_520})
@@ -63,14 +66,19 @@ def test_amd_gives_the_nodes_that_rocm_opens_when_preparing(amd: RecordedMachine
 def test_amd_tells_xgmi_peers_when_kfd_lists_links(amd: RecordedMachine) -> None:
     """A link of type XGMI makes the two GPUs fabric peers, with its bandwidth in Gbit/s."""
     nodes = "sys/devices/virtual/kfd/kfd/topology/nodes"
-    first, second = sorted(path for path in (amd.root / nodes).iterdir() if "simd_count 416" in (path / "properties").read_text())
+    first, second = sorted(
+        path for path in (amd.root / nodes).iterdir() if "simd_count 416" in (path / "properties").read_text()
+    )
     amd.write(
-        f"{nodes}/{first.name}/io_links/0/properties", f"type 11\nnode_from {first.name}\nnode_to {second.name}\nmax_bandwidth 100000"
+        f"{nodes}/{first.name}/io_links/0/properties",
+        f"type 11\nnode_from {first.name}\nnode_to {second.name}\nmax_bandwidth 100000",
     )
 
     device, other = _discover(AmdDriver(), amd)
 
-    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in device.links] == [(other.name, LinkClass.FABRIC, 800.0)]
+    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in device.links] == [
+        (other.name, LinkClass.FABRIC, 800.0)
+    ]
     assert other.links == ()
 
 
@@ -82,7 +90,9 @@ def test_amd_finds_gpus_when_kfd_is_missing(amd: RecordedMachine) -> None:
 
 
 def test_intel_marks_integrated_graphics_when_they_sit_on_the_root_bus(tmp_path: Path) -> None:
-    """A laptop's own graphics are a device, told apart by an attribute, and never left out silently."""
+    """A laptop's own graphics are a device, told apart by an attribute, and never left out
+    silently.
+    """
     recorded = build("laptop", tmp_path / "machine")
     driver = IntelDriver()
 
@@ -96,10 +106,13 @@ def test_intel_marks_integrated_graphics_when_they_sit_on_the_root_bus(tmp_path:
 
 @pytest.mark.parametrize("driver", [NvidiaDriver(), AmdDriver(), IntelDriver()], ids=lambda driver: driver.name)
 def test_drivers_leave_the_management_display_alone_when_a_server_has_one(driver: DeviceDriver, tmp_path: Path) -> None:
-    """The display controller of a server's management processor is no accelerator: nobody claims it."""
+    """The display controller of a server's management processor is no accelerator: nobody claims
+    it.
+    """
     profile = tmp_path / "display.toml"
     profile.write_text(
-        'title = "A display"\nbase = "laptop"\n[[roots]]\nbus = "0000:15"\nnuma_node = 0\nslots = [{ card = "aspeed-bmc" }]\n'
+        'title = "A display"\nbase = "laptop"\n[[roots]]\nbus = "0000:15"\nnuma_node = 0\nslots = [{ card = '
+        '"aspeed-bmc" }]\n'
     )
 
     assert _discover(driver, build(profile, tmp_path / "machine")) == ()
@@ -115,7 +128,10 @@ def test_drivers_leave_the_management_display_alone_when_a_server_has_one(driver
     ],
 )
 def test_product_table_tells_what_it_knows_when_asked(vendor: int, device: int, name: str, memory_gib: int) -> None:
-    """A product's name and memory come from the table; what it does not know is empty, not guessed."""
+    """A product's name and memory come from the table.
+
+    What it does not know is empty, not guessed.
+    """
     product = ProductTable().product(PciDevice(address=PciAddress(0, 1, 0, 0), vendor=vendor, device=device))
 
     assert (product.name, product.memory_bytes) == (name, memory_gib << 30)

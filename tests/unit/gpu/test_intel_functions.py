@@ -1,4 +1,6 @@
-"""Intel GPUs with virtual functions: the card beside them, and cards that are cut when a claim gets a virtual function."""
+"""Intel GPUs with virtual functions: the card beside them, and cards that are cut when a claim gets
+a virtual function.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,11 @@ def test_card_can_be_had_when_the_service_was_killed_at_any_step_of_prepare(benc
 
 
 def test_card_is_offered_beside_its_functions_when_parents_are_counted(bench: SriovBench) -> None:
-    """Without a rule a card with functions on is hidden behind them, or counted with them, as the setting says; given as that alone."""
+    """Without a rule a card with functions on is hidden behind them, or counted with them, as the
+    setting says.
+
+    Given as that alone.
+    """
     assert isinstance(bench.driver, IntelDriver)
     bench.driver.on_demand_functions.rules = ()
     bench.kernel.set_number(COUNT)

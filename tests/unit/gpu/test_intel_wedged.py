@@ -1,4 +1,6 @@
-"""What Intel's drivers tell of a card as a whole: an event of the kernel's when they give it up, and the health indicator."""
+"""What Intel's drivers tell of a card as a whole: an event of the kernel's when they give it up,
+and the health indicator.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Laptop:
     def send(self, wedged: str, path: str = "") -> None:
         """Send an event as Linux does since 6.15."""
         path = path or f"/{self.folder.removeprefix('sys/')}/drm/card0"
-        event = parse_uevent(f"change@{path}\0ACTION=change\0DEVPATH={path}\0SUBSYSTEM=drm\0WEDGED={wedged}\0DEVNAME=dri/card0\0".encode())
+        event = parse_uevent(
+            f"change@{path}\0ACTION=change\0DEVPATH={path}\0SUBSYSTEM=drm\0WEDGED={wedged}\0DEVNAME=dri/card0\0".encode()
+        )
         assert event is not None
         self._sent.append(event)
 
@@ -66,7 +70,10 @@ def laptop(tmp_path: Path) -> Laptop:
 def test_intel_gpu_is_wedged_until_its_driver_is_bound_anew_when_the_kernel_says_so(
     laptop: Laptop, methods: str, action: RecoveryAction
 ) -> None:
-    """The event comes once, so the sign stays at later looks; a driver that is bound anew makes the card's folder anew, and the sign ends."""
+    """The event comes once, so the sign stays at later looks.
+
+    A driver that is bound anew makes the card's folder anew, and the sign ends.
+    """
     laptop.send(methods)
 
     first, second = laptop.see(), laptop.see()
@@ -81,7 +88,12 @@ def test_intel_gpu_is_wedged_until_its_driver_is_bound_anew_when_the_kernel_says
 
 @pytest.mark.parametrize(
     ("methods", "path"),
-    [("none", ""), ("rebind", "/devices/pci0000:00/0000:00:1f.0/drm/card7"), ("rebind", "/devices/virtual/drm/card9"), ("", "")],
+    [
+        ("none", ""),
+        ("rebind", "/devices/pci0000:00/0000:00:1f.0/drm/card7"),
+        ("rebind", "/devices/virtual/drm/card9"),
+        ("", ""),
+    ],
     ids=["the driver helped itself", "another card", "no card on PCI", "another event"],
 )
 def test_intel_gpu_is_well_when_the_kernel_speaks_of_something_else(laptop: Laptop, methods: str, path: str) -> None:
@@ -92,7 +104,10 @@ def test_intel_gpu_is_well_when_the_kernel_speaks_of_something_else(laptop: Lapt
 
 
 def test_intel_inventory_warns_when_the_kernel_gives_no_events(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who runs the service in a user namespace of its own learns that this sign is missing; of a recorded machine nobody expects it."""
+    """Who runs the service in a user namespace of its own learns that this sign is missing.
+
+    Of a recorded machine nobody expects it.
+    """
     driver = IntelDriver(WedgeEvents(lambda _: UeventsUnavailable(reason="no uevent socket: Permission denied")))
     machine = read_machine(laptop.tree, "n")
     recorded = driver.discover(laptop.tree, machine).warnings
@@ -100,7 +115,9 @@ def test_intel_inventory_warns_when_the_kernel_gives_no_events(laptop: Laptop, m
     blind = IntelDriver(WedgeEvents(lambda _: UeventsUnavailable(reason="no uevent socket: Permission denied")))
 
     assert recorded == ()
-    assert blind.discover(laptop.tree, machine).warnings == ("a wedged GPU is not told: no uevent socket: Permission denied",)
+    assert blind.discover(laptop.tree, machine).warnings == (
+        "a wedged GPU is not told: no uevent socket: Permission denied",
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +129,9 @@ def test_intel_inventory_warns_when_the_kernel_gives_no_events(laptop: Laptop, m
         ("fine", [("tree-unreadable", HealthState.UNKNOWN, RecoveryAction.NONE, False)]),
     ],
 )
-def test_intel_gpu_is_as_its_indicator_says(laptop: Laptop, text: str, signs: list[tuple[str, HealthState, RecoveryAction, bool]]) -> None:
+def test_intel_gpu_is_as_its_indicator_says(
+    laptop: Laptop, text: str, signs: list[tuple[str, HealthState, RecoveryAction, bool]]
+) -> None:
     """Xe's words are three; another one is no news about the card."""
     laptop.machine.write(f"{laptop.folder}/gpu_health", text)
 

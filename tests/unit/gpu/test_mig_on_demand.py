@@ -1,4 +1,8 @@
-"""MIG instances that are made for claims: what is offered, what is made and destroyed, and what somebody else has made. Through the real pynvml and the kit's verbs."""
+"""MIG instances that are made for claims: what is offered, what is made and destroyed, and what
+somebody else has made.
+
+Through the real pynvml and the kit's verbs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,10 @@ def life(tmp_path: Path) -> Iterator[MigLife]:
 
 
 def test_every_placement_is_a_device_with_counters(life: MigLife) -> None:
-    """All of NVML's places, none of the GPU itself; the L4 is offered as ever and counts nothing; the kit finds no fault with any of them."""
+    """All of NVML's places, none of the GPU itself; the L4 is offered as ever and counts nothing.
+
+    The kit finds no fault with any of them.
+    """
     devices = life.discover()
 
     names = [name.removeprefix(f"{life.parent}-mig-") for name in devices if name.startswith(life.parent)]
@@ -45,7 +52,10 @@ def test_every_placement_is_a_device_with_counters(life: MigLife) -> None:
 
 
 def test_instance_is_made_for_a_claim_and_destroyed_after_it(life: MigLife) -> None:
-    """The container gets the capabilities of what was made; asked again the same instance is given; afterwards nothing is left, in NVML and in the journal."""
+    """The container gets the capabilities of what was made; asked again the same instance is given.
+
+    Afterwards nothing is left, in NVML and in the journal.
+    """
     device = life.device("2g-20gb-2")
 
     first, again = life.prepare(device), life.prepare(device)
@@ -55,7 +65,7 @@ def test_instance_is_made_for_a_claim_and_destroyed_after_it(life: MigLife) -> N
     (instance,) = life.instances()
     assert (instance.profile, instance.start, len(instance.computes)) == (14, 2, 1)
     assert [node.path for node in first[device.name].device_nodes] == [
-        "/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{3 + instance.id * 9}", f"/dev/nvidia-caps/nvidia-cap{4 + instance.id * 9}",
+        "/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{3 + instance.id * 9}", f"/dev/nvidia-caps/nvidia-cap{4 + instance.id * 9}",  # noqa: E501
     ]  # fmt: skip
     assert first[""].env["NVIDIA_VISIBLE_DEVICES"] == instance.computes[0].uuid
     life.unprepare(device)
@@ -75,20 +85,33 @@ def test_claims_instances_are_destroyed_one_by_one(life: MigLife) -> None:
 
 
 def test_instance_that_somebody_made_is_left_alone_and_counted(life: MigLife) -> None:
-    """It is named in the warnings; what does not fit beside it is sick and says so; the counters lack what it takes; all else can be had."""
+    """It is named in the warnings; what does not fit beside it is sick and says so.
+
+    The counters lack what it takes; all else can be had.
+    """
     gi = life.node.make("1g.10gb+me", 4)
 
     devices = life.discover()
 
-    blocked = {name for name, seen in life.node.observe(list(devices.values())).items() if seen == [("mig-occupied", "")]}
-    wanted = {"7g-80gb-0", "3g-40gb-4", "2g-20gb-4", "1g-20gb-4", "1g-10gb-4", *(f"1g-10gb-me-{start}" for start in range(7))}
+    blocked = {
+        name for name, seen in life.node.observe(list(devices.values())).items() if seen == [("mig-occupied", "")]
+    }
+    wanted = {
+        "7g-80gb-0",
+        "3g-40gb-4",
+        "2g-20gb-4",
+        "1g-20gb-4",
+        "1g-10gb-4",
+        *(f"1g-10gb-me-{start}" for start in range(7)),
+    }
     assert blocked == {f"{life.parent}-mig-{name}" for name in wanted}
     (counted,) = life.node.discovery.counter_sets
-    assert {key: counted.counters[key] for key in ("memory-slice-4", "memory-slice-5", "compute-slices", "ofa-engines", "profile-20")} == {
+    assert {key: counted.counters[key] for key in ("memory-slice-4", "memory-slice-5", "compute-slices", "ofa-engines", "profile-20")} == {  # noqa: E501
         "memory-slice-4": 0, "memory-slice-5": 1, "compute-slices": 6, "ofa-engines": 0, "profile-20": 0,
     }  # fmt: skip
     assert any(
-        f"GPU instance {gi} (1g.10gb+me from memory slice 4 on) is somebody else's" in warning for warning in life.node.discovery.warnings
+        f"GPU instance {gi} (1g.10gb+me from memory slice 4 on) is somebody else's" in warning
+        for warning in life.node.discovery.warnings
     )
     assert partitioned(list(devices.values()), [counted])[2] == {}
     assert not isinstance(life.prepare(devices[f"{life.parent}-mig-4g-40gb-0"]), Refusal)
@@ -110,7 +133,9 @@ def test_own_instances_are_not_somebody_elses_after_a_restart(life: MigLife) -> 
 
 
 def test_instance_that_is_given_back_during_a_look_is_nobody_elses(life: MigLife) -> None:
-    """The look asks NVML, then a claim gives its instance back, then the look reads the journal: nothing is reported, and nothing gets sick."""
+    """The look asks NVML, then a claim gives its instance back, then the look reads the journal:
+    nothing is reported, and nothing gets sick.
+    """
     device = life.device("2g-20gb-2")
     life.prepare(device)
     acts = [lambda: life.unprepare(device)]
@@ -130,7 +155,9 @@ def test_instance_that_is_given_back_during_a_look_is_nobody_elses(life: MigLife
 
 
 def test_prepare_is_refused_when_somebody_was_quicker(life: MigLife) -> None:
-    """Between the allocation and the claim's pod somebody made an instance there: it stays, and the claim says why."""
+    """Between the allocation and the claim's pod somebody made an instance there: it stays, and the
+    claim says why.
+    """
     device = life.device("2g-20gb-2")
     gi = life.node.make("1g.10gb", 3)
 
@@ -143,9 +170,13 @@ def test_prepare_is_refused_when_somebody_was_quicker(life: MigLife) -> None:
 
 
 def test_what_nvml_refuses_leaves_nothing(life: MigLife) -> None:
-    """The compute instance cannot be made: the GPU instance goes again, and the journal has forgotten it."""
+    """The compute instance cannot be made: the GPU instance goes again, and the journal has
+    forgotten it.
+    """
     device = life.device("1g-10gb-0")
-    life.node.library.set(life.node.first, refuses=(("nvmlGpuInstanceGetComputeInstanceProfileInfoV", pynvml.NVML_ERROR_NOT_SUPPORTED),))
+    life.node.library.set(
+        life.node.first, refuses=(("nvmlGpuInstanceGetComputeInstanceProfileInfoV", pynvml.NVML_ERROR_NOT_SUPPORTED),)
+    )
 
     answer = life.prepare(device)
 
@@ -166,7 +197,10 @@ def test_claim_with_a_refused_instance_keeps_none(life: MigLife) -> None:
 
 
 def test_instance_in_use_is_not_given_up(life: MigLife) -> None:
-    """A program outlives its pod: giving back fails with its name, and succeeds when it has ended; meanwhile the place is nobody's."""
+    """A program outlives its pod: giving back fails with its name, and succeeds when it has ended.
+
+    Meanwhile the place is nobody's.
+    """
     device = life.device("1g-10gb-0")
     life.prepare(device)
     (instance,) = life.instances()
@@ -184,7 +218,10 @@ def test_instance_in_use_is_not_given_up(life: MigLife) -> None:
 
 
 def test_instance_of_an_earlier_boot_is_made_anew_and_anothers_stays(life: MigLife) -> None:
-    """A reboot takes all instances; what stands at the place now is somebody else's, also when it has the same number."""
+    """A reboot takes all instances.
+
+    What stands at the place now is somebody else's, also when it has the same number.
+    """
     device = life.device("1g-10gb-0")
     life.prepare(device)
     life.reboot()
@@ -214,7 +251,9 @@ def test_instance_that_replaced_ours_stays(life: MigLife) -> None:
 
 
 def test_mode_that_went_off_is_refused(life: MigLife) -> None:
-    """The operator has switched MIG off since: nothing is made, and nobody gets the whole GPU for a slice."""
+    """The operator has switched MIG off since: nothing is made, and nobody gets the whole GPU for a
+    slice.
+    """
     device = life.device("1g-10gb-0")
     life.node.library.set(life.node.first, mig=(0, 0))
 
@@ -240,6 +279,6 @@ def test_placements_of_an_a100_share_one_jpeg_engine(tmp_path: Path) -> None:
         life.discover()
         (counted,) = life.node.discovery.counter_sets
 
-    assert {key: counted.counters[key] for key in ("compute-slices", "decoders", "jpeg-engines", "ofa-engines", "profile-20")} == {
+    assert {key: counted.counters[key] for key in ("compute-slices", "decoders", "jpeg-engines", "ofa-engines", "profile-20")} == {  # noqa: E501
         "compute-slices": 7, "decoders": 5, "jpeg-engines": 1, "ofa-engines": 1, "profile-20": 1,
     }  # fmt: skip

@@ -1,4 +1,8 @@
-"""MIG instances that exist as devices: what they are, what a container gets, whose fault is whose, and what is refused. Through the real pynvml."""
+"""MIG instances that exist as devices: what they are, what a container gets, whose fault is whose,
+and what is refused.
+
+Through the real pynvml.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,10 @@ def node(tmp_path: Path) -> Iterator[MigNode]:
 
 
 def test_instances_are_devices_beside_a_gpu_without_mig(node: MigNode) -> None:
-    """Named by GPU, profile and place, with the attributes of NVIDIA's DRA driver; the GPU itself is kept, and the L4 is offered as ever."""
+    """Named by GPU, profile and place, with the attributes of NVIDIA's DRA driver.
+
+    The GPU itself is kept, and the L4 is offered as ever.
+    """
     node.make("3g.40gb", 4)
     node.make("1g.10gb+me", 0)
 
@@ -45,7 +52,8 @@ def test_instances_are_devices_beside_a_gpu_without_mig(node: MigNode) -> None:
     assert devices[other].model == "NVIDIA L4"
     assert devices[other].attributes["migEnabled"] is False
     assert {
-        key: devices[half].attributes[key] for key in ("type", "profile", "parentUUID", "placement", "memorySlices", "computeSlices")
+        key: devices[half].attributes[key]
+        for key in ("type", "profile", "parentUUID", "placement", "memorySlices", "computeSlices")
     } == {
         "type": "mig",
         "profile": "3g.40gb",
@@ -56,9 +64,13 @@ def test_instances_are_devices_beside_a_gpu_without_mig(node: MigNode) -> None:
     }
     assert devices[half].attributes["uuid"] == devices[half].uuid
     assert devices[half].uuid.startswith("MIG-")
-    assert (devices[half].parent, devices[half].partition_of, str(devices[half].pci)) == (node.parent, node.parent, node.first)
+    assert (devices[half].parent, devices[half].partition_of, str(devices[half].pci)) == (
+        node.parent,
+        node.parent,
+        node.first,
+    )
     assert devices[half].capacity == {
-        "memory": 40448 << 20, "multiprocessors": 60, "copyEngines": 3, "decoders": 3, "encoders": 0, "jpegEngines": 3, "ofaEngines": 0,
+        "memory": 40448 << 20, "multiprocessors": 60, "copyEngines": 3, "decoders": 3, "encoders": 0, "jpegEngines": 3, "ofaEngines": 0,  # noqa: E501
     }  # fmt: skip
     assert (devices[slice_].capacity["ofaEngines"], devices[slice_].attributes["profile"]) == (1, "1g.10gb+me")
     assert [(str(kept.pci), kept.role) for kept in node.discovery.kept] == [(node.first, DeviceRole.PARTITION_PARENT)]
@@ -71,17 +83,24 @@ def test_parts_of_an_instance_are_devices_of_their_own(node: MigNode) -> None:
     devices = [device for device in node.discover().values() if device.parent]
     edits = node.prepare(*devices)
 
-    assert [device.name for device in devices] == [f"{node.parent}-mig-1c-3g-40gb-0-c0", f"{node.parent}-mig-2c-3g-40gb-0-c1"]
+    assert [device.name for device in devices] == [
+        f"{node.parent}-mig-1c-3g-40gb-0-c0",
+        f"{node.parent}-mig-2c-3g-40gb-0-c1",
+    ]
     assert not isinstance(edits, Refusal)
     paths = [[each.path for each in edits[device.name].device_nodes] for device in devices]
     first = 3 + gi * 9
     assert paths == [
-        ["/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{first}", f"/dev/nvidia-caps/nvidia-cap{first + 1 + number}"] for number in (0, 1)
+        ["/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{first}", f"/dev/nvidia-caps/nvidia-cap{first + 1 + number}"]
+        for number in (0, 1)
     ]
 
 
 def test_container_gets_the_capabilities_of_its_instance_alone(node: MigNode) -> None:
-    """The GPU's node, the two capabilities, the driver's shared nodes; a sibling's capabilities are not among them."""
+    """The GPU's node, the two capabilities, the driver's shared nodes.
+
+    A sibling's capabilities are not among them.
+    """
     own, other = node.make("1g.10gb", 2), node.make("1g.10gb", 3)
     device = node.discover()[f"{node.parent}-mig-1g-10gb-2"]
 
@@ -98,17 +117,29 @@ def test_container_gets_the_capabilities_of_its_instance_alone(node: MigNode) ->
     ]
     assert f"/dev/nvidia-caps/nvidia-cap{3 + other * 9}" not in nodes
     assert edits[device.name].env == {f"TOPOBUS_{device.name.upper().replace('-', '_')}": f"{node.first}/{own}/0"}
-    assert refuse_forbidden("gpu", Prepared(edits={device.name: edits[device.name]}, common=edits[""]), SHIPPED_RIGHTS["gpu"]) is None
-    # Where NVIDIA's container runtime brings the files, it is told the instance; no container gets a sibling by it.
+    assert (
+        refuse_forbidden(
+            "gpu", Prepared(edits={device.name: edits[device.name]}, common=edits[""]), SHIPPED_RIGHTS["gpu"]
+        )
+        is None
+    )
+    # Where NVIDIA's container runtime brings the files, it is told the instance; no
+    # container gets a sibling by it.
     assert edits[""].env["NVIDIA_VISIBLE_DEVICES"] == device.uuid
 
 
 def test_visible_devices_are_void_when_we_bring_the_files(node: MigNode, tmp_path: Path) -> None:
-    """The driver's files come with the instance, and NVIDIA's container runtime has nothing to add: no sibling, and not the GPU."""
+    """The driver's files come with the instance, and NVIDIA's container runtime has nothing to add:
+    no sibling, and not the GPU.
+    """
     node.make("1g.10gb", 2)
-    node.recorded.write("proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1")
+    node.recorded.write(
+        "proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Mon Sep  1"
+    )
     files = DriverFilesSettings(root=str(driver_root(tmp_path / "driver")))
-    node.tree = Tree(HardwareSettings(root=str(node.recorded.root), library_path=str(node.library.folder), driver_files=files))
+    node.tree = Tree(
+        HardwareSettings(root=str(node.recorded.root), library_path=str(node.library.folder), driver_files=files)
+    )
     device = node.discover()[f"{node.parent}-mig-1g-10gb-2"]
 
     edits = node.prepare(device)
@@ -119,10 +150,16 @@ def test_visible_devices_are_void_when_we_bring_the_files(node: MigNode, tmp_pat
 
 
 def test_access_files_are_believed_before_the_list(node: MigNode) -> None:
-    """They name the node of an instance that exists; a driver that numbers otherwise than its list is followed."""
+    """They name the node of an instance that exists.
+
+    A driver that numbers otherwise than its list is followed.
+    """
     gi = node.make("1g.10gb", 2)
     for path, minor in ((f"gi{gi}", 77), (f"gi{gi}/ci0", 78)):
-        node.recorded.write(f"proc/driver/nvidia/capabilities/gpu0/mig/{path}/access", f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+        node.recorded.write(
+            f"proc/driver/nvidia/capabilities/gpu0/mig/{path}/access",
+            f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n",
+        )
     device = node.discover()[f"{node.parent}-mig-1g-10gb-2"]
 
     edits = node.prepare(device)
@@ -134,7 +171,9 @@ def test_access_files_are_believed_before_the_list(node: MigNode) -> None:
 
 
 def test_prepare_refuses_an_instance_when_the_module_names_no_capability(node: MigNode) -> None:
-    """A container would see the GPU and no device in it, so it is refused with the files that were looked at."""
+    """A container would see the GPU and no device in it, so it is refused with the files that were
+    looked at.
+    """
     (node.recorded.root / "proc/driver/nvidia-caps/mig-minors").unlink()
     node.make("1g.10gb", 2)
     device = node.discover()[f"{node.parent}-mig-1g-10gb-2"]
@@ -147,7 +186,9 @@ def test_prepare_refuses_an_instance_when_the_module_names_no_capability(node: M
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
 def test_prepare_refuses_an_instance_that_is_not_the_one_that_was_offered(node: MigNode, is_made_anew: bool) -> None:
-    """Destroyed since the last look, or destroyed and made anew: whoever held the old one may have left something with that name."""
+    """Destroyed since the last look, or destroyed and made anew: whoever held the old one may have
+    left something with that name.
+    """
     gi = node.make("2g.20gb", 2)
     device = node.discover()[f"{node.parent}-mig-2g-20gb-2"]
     with as_somebody(node.library.folder):
@@ -163,7 +204,9 @@ def test_prepare_refuses_an_instance_that_is_not_the_one_that_was_offered(node: 
 
 
 def test_fault_of_an_instance_is_its_own(node: MigNode) -> None:
-    """An Xid with a GPU instance and a compute instance hits what shares that GPU instance, and neither its siblings nor the other GPU."""
+    """An Xid with a GPU instance and a compute instance hits what shares that GPU instance, and
+    neither its siblings nor the other GPU.
+    """
     gi = node.make("3g.40gb", 0, computes=(0, 1))
     node.make("3g.40gb", 4)
     devices = list(node.discover().values())
@@ -171,12 +214,17 @@ def test_fault_of_an_instance_is_its_own(node: MigNode) -> None:
 
     seen = node.observe(devices)
 
-    assert seen == {f"{node.parent}-mig-1c-3g-40gb-0-c0": [("xid", "109")], f"{node.parent}-mig-2c-3g-40gb-0-c1": [("xid", "109")]}
+    assert seen == {
+        f"{node.parent}-mig-1c-3g-40gb-0-c0": [("xid", "109")],
+        f"{node.parent}-mig-2c-3g-40gb-0-c1": [("xid", "109")],
+    }
 
 
 @pytest.mark.parametrize(("xid", "instance"), [(95, True), (119, True), (79, False), (109, False)])
 def test_fault_of_the_gpu_is_every_instances(node: MigNode, xid: int, instance: bool) -> None:
-    """An uncontained memory error or a dead firmware processor is the whole GPU's also when the driver names an instance, and any error is for which it names none."""
+    """An uncontained memory error or a dead firmware processor is the whole GPU's also when the
+    driver names an instance, and any error is for which it names none.
+    """
     gi = node.make("3g.40gb", 0)
     node.make("1g.10gb", 6)
     devices = list(node.discover().values())
@@ -188,7 +236,10 @@ def test_fault_of_the_gpu_is_every_instances(node: MigNode, xid: int, instance: 
 
 
 def test_instance_made_after_the_last_look_has_its_fault(node: MigNode) -> None:
-    """A device keeps its name when its instance is made anew with another number; the fault finds it."""
+    """A device keeps its name when its instance is made anew with another number.
+
+    The fault finds it.
+    """
     node.make("1g.10gb", 6)
     devices = list(node.discover().values())
     node.driver._mig.forget()
@@ -244,7 +295,10 @@ def test_instances_have_names_when_nvml_tells_their_places_to_root_alone(node: M
     """By the number of the GPU instance, since the place is not known."""
     with_number = node.make("2g.20gb", 2)
     no_permission = pynvml.NVML_ERROR_NO_PERMISSION
-    node.library.set(node.first, refuses=(("nvmlDeviceGetGpuInstanceById", no_permission), ("nvmlDeviceGetGpuInstances", no_permission)))
+    node.library.set(
+        node.first,
+        refuses=(("nvmlDeviceGetGpuInstanceById", no_permission), ("nvmlDeviceGetGpuInstances", no_permission)),
+    )
 
     devices = [device for device in node.discover().values() if device.parent]
 

@@ -27,7 +27,16 @@ _GIB = 1 << 30
 
 
 def _gpu(name: str, **fields: Any) -> Device:
-    return Device(**{"name": name, "device_class": "gpu", "driver": "nvidia", "uuid": f"GPU-{name}", "capacity": {"shares": 4}, **fields})
+    return Device(
+        **{
+            "name": name,
+            "device_class": "gpu",
+            "driver": "nvidia",
+            "uuid": f"GPU-{name}",
+            "capacity": {"shares": 4},
+            **fields,
+        }
+    )
 
 
 def _root(folder: Path, *programs: str) -> DriverFilesSettings:
@@ -54,11 +63,23 @@ def _plan(
     [
         pytest.param(None, {}, Limits(memory_mib=(0,)), id="nothing-said"),
         pytest.param(
-            MpsConfig(default_active_thread_percentage=30), {}, Limits(threads_percent=30, memory_mib=(0,)), id="the-claims-threads"
+            MpsConfig(default_active_thread_percentage=30),
+            {},
+            Limits(threads_percent=30, memory_mib=(0,)),
+            id="the-claims-threads",
         ),
-        pytest.param(MpsConfig(default_pinned_device_memory_limit="1500k"), {}, Limits(memory_mib=(1,)), id="rounded-down"),
-        pytest.param(MpsConfig(default_pinned_device_memory_limit="1k"), {}, Limits(memory_mib=(1,)), id="never-nothing-which-means-all"),
-        pytest.param(None, {"memory": 20 * _GIB, "shares": 1}, Limits(threads_percent=25, memory_mib=(20480,)), id="a-share"),
+        pytest.param(
+            MpsConfig(default_pinned_device_memory_limit="1500k"), {}, Limits(memory_mib=(1,)), id="rounded-down"
+        ),
+        pytest.param(
+            MpsConfig(default_pinned_device_memory_limit="1k"),
+            {},
+            Limits(memory_mib=(1,)),
+            id="never-nothing-which-means-all",
+        ),
+        pytest.param(
+            None, {"memory": 20 * _GIB, "shares": 1}, Limits(threads_percent=25, memory_mib=(20480,)), id="a-share"
+        ),
         pytest.param(
             MpsConfig(default_active_thread_percentage=90, default_pinned_device_memory_limit="60Gi"),
             {"memory": 20 * _GIB, "shares": 2},
@@ -73,7 +94,9 @@ def _plan(
         ),
     ],
 )
-def test_client_has_the_smaller_of_claim_and_share(config: MpsConfig | None, share: dict[str, int], limits: Limits) -> None:
+def test_client_has_the_smaller_of_claim_and_share(
+    config: MpsConfig | None, share: dict[str, int], limits: Limits
+) -> None:
     """A claim may ask for less than its part, and never gets more."""
     context = PrepareContext(owner=_OWNER, shares={"gpu-0": share} if share else {})
 
@@ -81,7 +104,10 @@ def test_client_has_the_smaller_of_claim_and_share(config: MpsConfig | None, sha
 
 
 def test_daemon_is_the_owners_for_whole_gpus_and_everybodys_for_a_part(tmp_path: Path) -> None:
-    """A daemon of whole GPUs is named by the first and has its owner; that of a part has none, for others join it."""
+    """A daemon of whole GPUs is named by the first and has its owner.
+
+    That of a part has none, for others join it.
+    """
     settings = _root(tmp_path, *_PROGRAMS)
     whole = _plan(settings, _gpu("gpu-1"), _gpu("gpu-0"))
     part = _plan(settings, _gpu("gpu-1"), shares={"gpu-1": {"shares": 1}})
@@ -102,7 +128,11 @@ def test_daemon_is_the_owners_for_whole_gpus_and_everybodys_for_a_part(tmp_path:
     ("devices", "arguments", "code", "says"),
     [
         pytest.param(
-            ("gpu-0", "gpu-1"), {"shares": {"gpu-0": {"shares": 1}}}, "mps-several-daemons", "gpu-0, gpu-1", id="a-part-beside-another"
+            ("gpu-0", "gpu-1"),
+            {"shares": {"gpu-0": {"shares": 1}}},
+            "mps-several-daemons",
+            "gpu-0, gpu-1",
+            id="a-part-beside-another",
         ),
         pytest.param(("mig-0",), {"partitions": ("mig-0",)}, "mps-partition", "mig-0", id="an-instance"),
     ],
@@ -160,7 +190,9 @@ def test_clients_edits_pass_the_gateway_as_shipped(tmp_path: Path, shared_memory
 
 
 def test_program_of_another_root_gets_the_drivers_libraries_alone(tmp_path: Path) -> None:
-    """Without a complete driver there are none to link, and nothing else of that root's folders is on the loader's path."""
+    """Without a complete driver there are none to link, and nothing else of that root's folders is
+    on the loader's path.
+    """
     plan = _plan(_root(tmp_path, *_PROGRAMS), _gpu("gpu-0"))
 
     assert isinstance(plan, MpsPlan)

@@ -1,4 +1,6 @@
-"""NVIDIA GPUs that go to VFIO: what the plugin has of its own on them is closed, and the other GPUs go on."""
+"""NVIDIA GPUs that go to VFIO: what the plugin has of its own on them is closed, and the other GPUs
+go on.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ def recorded(tmp_path: Path) -> RecordedMachine:
 
 
 def test_nvml_leaves_a_gpu_alone_from_letting_go_to_taking_back(recorded: RecordedMachine) -> None:
-    """Its session ends and the next one never opens this GPU, however often all are looked at, and knows the other one; after the way back it is asked again."""
+    """Its session ends and the next one never opens this GPU, however often all are looked at, and
+    knows the other one.
+
+    After the way back it is asked again.
+    """
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     addresses = [PciAddress.parse(address) for address in recorded.pci("h100")]
     first, during, after = (_AskedLibrary(*map(Gpu, addresses)) for _ in range(3))
@@ -59,7 +65,11 @@ def test_nvml_leaves_a_gpu_alone_from_letting_go_to_taking_back(recorded: Record
 
 
 def test_own_node_of_a_gpu_is_named_for_the_look_at_who_uses_it(recorded: RecordedMachine) -> None:
-    """The node of CUDA stands in no folder of sysfs; without NVML, letting go and taking back are nothing. The maker's runtime adds no GPU to such a container."""
+    """The node of CUDA stands in no folder of sysfs.
+
+    Without NVML, letting go and taking back are nothing. The maker's runtime
+    adds no GPU to such a container.
+    """
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     driver = NvidiaDriver()
     first, second = driver.discover(tree, read_machine(tree, "n1")).devices

@@ -65,12 +65,17 @@ def test_mps_gives_the_daemons_folder_and_the_limits_when_one_runs(pair: Recorde
     """The container reaches the daemon, and its processes keep to share and memory of each GPU."""
     _daemon(pair)
 
-    common = _prepare(pair, strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "10Gi"})
+    common = _prepare(
+        pair, strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+    )
 
     assert isinstance(common, ContainerEdits)
     variables = {name: value for name, value in common.env.items() if name.startswith("CUDA_MPS")}
     assert variables.pop("CUDA_MPS_PIPE_DIRECTORY") == common.mounts[-2].host_path
-    assert variables == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M,1=10240M"}
+    assert variables == {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M,1=10240M",
+    }
     assert [mount.container_path for mount in common.mounts][-1] == "/dev/shm"
     assert all("rw" in mount.options for mount in common.mounts)
 

@@ -1,4 +1,6 @@
-"""The nvidia plugin with NVML, and without it: sysfs speaks where the library does not load or may not be asked."""
+"""The nvidia plugin with NVML, and without it: sysfs speaks where the library does not load or may
+not be asked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def recorded(tmp_path: Path) -> RecordedMachine:
 
 
 def test_driver_prefers_nvml_when_it_is_there(recorded: RecordedMachine) -> None:
-    """With NVML a GPU has its UUID, exact memory and fabric peers; through switches every GPU on them is one."""
+    """With NVML a GPU has its UUID, exact memory and fabric peers.
+
+    Through switches every GPU on them is one.
+    """
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     addresses = [PciAddress.parse(address) for address in recorded.pci("h100")]
     driver = NvidiaDriver(started(Library(*(Gpu(address, links=["switch"] * 18) for address in addresses))))
@@ -37,7 +42,9 @@ def test_driver_prefers_nvml_when_it_is_there(recorded: RecordedMachine) -> None
 
     assert first.uuid == f"GPU-nvml-{addresses[0].bus:x}"
     assert first.capacity == {"memory": 85_520_809_984}
-    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in first.links] == [(second.name, LinkClass.FABRIC, 3600.0)]
+    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in first.links] == [
+        (second.name, LinkClass.FABRIC, 3600.0)
+    ]
 
 
 def test_driver_degrades_to_sysfs_when_the_library_does_not_load(recorded: RecordedMachine, tmp_path: Path) -> None:
@@ -78,7 +85,10 @@ def test_driver_does_not_offer_a_gpu_when_nvml_says_that_mig_is_on(recorded: Rec
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["uuids-known", "one-uuid-unknown"])
 def test_driver_never_leaves_the_variable_to_the_image(recorded: RecordedMachine, is_known: bool) -> None:
-    """Images of CUDA say "all", which NVIDIA's runtime obeys where nobody says otherwise; a list that lacks one GPU would hide it."""
+    """Images of CUDA say "all", which NVIDIA's runtime obeys where nobody says otherwise.
+
+    A list that lacks one GPU would hide it.
+    """
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     if not is_known:
         recorded.write(f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0")
@@ -88,14 +98,20 @@ def test_driver_never_leaves_the_variable_to_the_image(recorded: RecordedMachine
     edits = driver.prepare(tree, devices, PrepareContext(owner=_OWNER))
 
     assert isinstance(edits, dict)
-    assert edits[""].env["NVIDIA_VISIBLE_DEVICES"] == (",".join(device.uuid for device in devices) if is_known else "void")
+    assert edits[""].env["NVIDIA_VISIBLE_DEVICES"] == (
+        ",".join(device.uuid for device in devices) if is_known else "void"
+    )
     assert [node.path for node in edits[devices[0].name].device_nodes][:1] == ["/dev/nvidia0"]
 
 
 def test_driver_tells_an_excluded_gpu_when_the_module_leaves_it_alone(recorded: RecordedMachine) -> None:
-    """A GPU that the kernel module was told to leave alone is listed, and Unhealthy with the reason."""
+    """A GPU that the kernel module was told to leave alone is listed, and Unhealthy with the
+    reason.
+    """
     tree = Tree(HardwareSettings(root=str(recorded.root)))
-    recorded.write(f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0\nGPU Excluded:\t Yes")
+    recorded.write(
+        f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0\nGPU Excluded:\t Yes"
+    )
     driver = NvidiaDriver()
     devices = driver.discover(tree, read_machine(tree, "n1")).devices
 

@@ -15,18 +15,28 @@ from unit.gpu.nvml_stand_in import FIRST, SECOND, Gpu, Library, observed, starte
 
 
 def test_describe_gives_identity_and_memory_when_the_library_tells() -> None:
-    """UUID, name, memory and minor come from NVML; a GPU that NVML does not know is left out with a warning."""
+    """UUID, name, memory and minor come from NVML.
+
+    A GPU that NVML does not know is left out with a warning.
+    """
     nvml = started(Library(Gpu(FIRST)))
 
     nvml_gpus = nvml.describe([FIRST, SECOND])
 
-    assert (nvml_gpus[FIRST].uuid, nvml_gpus[FIRST].memory_bytes, nvml_gpus[FIRST].minor) == ("GPU-nvml-18", 85_520_809_984, 0x18)
+    assert (nvml_gpus[FIRST].uuid, nvml_gpus[FIRST].memory_bytes, nvml_gpus[FIRST].minor) == (
+        "GPU-nvml-18",
+        85_520_809_984,
+        0x18,
+    )
     assert SECOND not in nvml_gpus
     assert nvml.warnings == ["NVML: Not Found"]
 
 
 def test_describe_tells_what_selectors_ask_for_when_the_library_does() -> None:
-    """Under the names of NVIDIA's own driver; a GPU that refuses its MIG mode has MIG off, and what is not told is absent."""
+    """Under the names of NVIDIA's own driver.
+
+    A GPU that refuses its MIG mode has MIG off, and what is not told is absent.
+    """
 
     class Telling(Library):
         """Tells all of it."""
@@ -59,7 +69,10 @@ def test_describe_tells_what_selectors_ask_for_when_the_library_does() -> None:
 
 
 def test_describe_adds_up_links_when_two_gpus_share_several() -> None:
-    """Bandwidth to a peer is the sum of the links to it, in Gbit/s; links that are down count nothing."""
+    """Bandwidth to a peer is the sum of the links to it, in Gbit/s.
+
+    Links that are down count nothing.
+    """
     nvml_gpus = started(Library(Gpu(FIRST, links=[str(SECOND), str(SECOND), ""]))).describe([FIRST])
 
     assert nvml_gpus[FIRST].links == {SECOND: 400.0}
@@ -79,24 +92,38 @@ def test_describe_goes_on_when_the_library_refuses_one_question() -> None:
     ("gpu", "wanted"),
     [
         pytest.param(Gpu(FIRST), [], id="healthy"),
-        pytest.param(Gpu(FIRST, is_lost=True), [("gpu-lost", HealthState.UNHEALTHY, RecoveryAction.REBOOT_NODE)], id="lost"),
         pytest.param(
-            Gpu(FIRST, rows=(0, 9, 0, 1)), [("row-remap-failed", HealthState.UNHEALTHY, RecoveryAction.REPLACE)], id="no spare row"
+            Gpu(FIRST, is_lost=True), [("gpu-lost", HealthState.UNHEALTHY, RecoveryAction.REBOOT_NODE)], id="lost"
         ),
         pytest.param(
-            Gpu(FIRST, rows=(0, 1, 1, 0)), [("row-remap-pending", HealthState.DEGRADED, RecoveryAction.RESET_DEVICE)], id="row waits"
+            Gpu(FIRST, rows=(0, 9, 0, 1)),
+            [("row-remap-failed", HealthState.UNHEALTHY, RecoveryAction.REPLACE)],
+            id="no spare row",
         ),
-        pytest.param(Gpu(FIRST, clocks=0x40), [("thermal-slowdown", HealthState.DEGRADED, RecoveryAction.WAIT)], id="too hot"),
+        pytest.param(
+            Gpu(FIRST, rows=(0, 1, 1, 0)),
+            [("row-remap-pending", HealthState.DEGRADED, RecoveryAction.RESET_DEVICE)],
+            id="row waits",
+        ),
+        pytest.param(
+            Gpu(FIRST, clocks=0x40), [("thermal-slowdown", HealthState.DEGRADED, RecoveryAction.WAIT)], id="too hot"
+        ),
         pytest.param(Gpu(FIRST, clocks=0x4), [], id="power cap is no fault"),
         pytest.param(
-            Gpu(FIRST, recovery=2), [("recovery-advised", HealthState.UNHEALTHY, RecoveryAction.REBOOT_NODE)], id="driver advises reboot"
+            Gpu(FIRST, recovery=2),
+            [("recovery-advised", HealthState.UNHEALTHY, RecoveryAction.REBOOT_NODE)],
+            id="driver advises reboot",
         ),
         pytest.param(Gpu(FIRST, refuses=frozenset({"rows"})), [], id="no row remapping on this GPU"),
     ],
 )
-def test_observe_tells_what_is_wrong_when_the_library_knows(gpu: Gpu, wanted: list[tuple[str, HealthState, RecoveryAction]]) -> None:
+def test_observe_tells_what_is_wrong_when_the_library_knows(
+    gpu: Gpu, wanted: list[tuple[str, HealthState, RecoveryAction]]
+) -> None:
     """Each of NVML's signs becomes one observation with what to do about it."""
-    assert [(observation.reason, observation.state, observation.action) for observation in observed(Library(gpu))] == wanted
+    assert [
+        (observation.reason, observation.state, observation.action) for observation in observed(Library(gpu))
+    ] == wanted
 
 
 def test_observe_tells_a_lost_link_when_links_were_up_before() -> None:
@@ -137,7 +164,9 @@ def test_observe_reports_xid_of_its_gpu_when_an_event_came() -> None:
     ],
 )
 def test_observe_knows_nothing_when_the_session_is_stale(error: int) -> None:
-    """A driver that was replaced below the session makes its GPUs Unknown, `unmonitored`: no answer is no health."""
+    """A driver that was replaced below the session makes its GPUs Unknown, `unmonitored`: no answer
+    is no health.
+    """
     library = Library(Gpu(FIRST), Gpu(SECOND))
     nvml = started(library)
     nvml.describe([FIRST, SECOND])
@@ -152,7 +181,10 @@ def test_observe_knows_nothing_when_the_session_is_stale(error: int) -> None:
 
 
 def test_describe_keeps_what_was_told_last_when_the_session_is_stale() -> None:
-    """The inventory does not change because a driver is being replaced; a GPU that left the bus is forgotten."""
+    """The inventory does not change because a driver is being replaced.
+
+    A GPU that left the bus is forgotten.
+    """
     library = Library(Gpu(FIRST), Gpu(SECOND))
     nvml = started(library)
     before = nvml.describe([FIRST, SECOND])
@@ -164,7 +196,10 @@ def test_describe_keeps_what_was_told_last_when_the_session_is_stale() -> None:
 
 
 def test_observe_opens_the_session_anew_when_it_went_stale() -> None:
-    """The next look opens another session, which is asked from then on and watches Xid errors; failed attempts are further and further apart."""
+    """The next look opens another session, which is asked from then on and watches Xid errors.
+
+    Failed attempts are further and further apart.
+    """
     library, successor = Library(Gpu(FIRST)), Library(Gpu(FIRST))
     nvml = started(library, None, None, successor)
     nvml.describe([FIRST])
@@ -179,7 +214,10 @@ def test_observe_opens_the_session_anew_when_it_went_stale() -> None:
 
 
 def test_observe_blames_one_gpu_when_it_alone_does_not_answer() -> None:
-    """A single GPU that NVML fails on is Unknown; the others are looked at on, in the same session."""
+    """A single GPU that NVML fails on is Unknown.
+
+    The others are looked at on, in the same session.
+    """
     library = Library(Gpu(FIRST), Gpu(SECOND))
     nvml = started(library, Library())
     nvml.describe([FIRST, SECOND])
@@ -206,7 +244,9 @@ def test_observe_tells_a_lost_gpu_at_every_look_when_it_stays_lost() -> None:
     nvml.describe([FIRST, SECOND])
 
     assert [observation.reason for observation in first] == ["gpu-lost"]
-    assert [[observation.reason for observation in look] for look in (*later, nvml.observe([FIRST, SECOND])[FIRST])] == [["gpu-lost"]] * 3
+    assert [
+        [observation.reason for observation in look] for look in (*later, nvml.observe([FIRST, SECOND])[FIRST])
+    ] == [["gpu-lost"]] * 3
 
 
 def test_observe_advises_a_reset_when_the_gpu_refuses_to_work_without() -> None:

@@ -10,7 +10,9 @@ from topobus.values.health import HealthState, RecoveryAction
 
 @pytest.mark.parametrize("xid", [8, 13, 31, 43, 45, 63, 68, 94, 106, 137, 154])
 def test_xid_table_says_nothing_when_the_catalogue_restarts_or_ignores(xid: int) -> None:
-    """RESTART_APP and IGNORE of NVIDIA's catalogue say nothing of the GPU: a contained memory error (94) does not take it out."""
+    """RESTART_APP and IGNORE of NVIDIA's catalogue say nothing of the GPU: a contained memory error
+    (94) does not take it out.
+    """
     assert XidTable().observation(xid) is None
 
 

@@ -1,4 +1,6 @@
-"""Time slices of NVIDIA GPUs by a program that behaves as nvidia-smi compute-policy does, with the real journal around it, through every kill."""
+"""Time slices of NVIDIA GPUs by a program that behaves as nvidia-smi compute-policy does, with the
+real journal around it, through every kill.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Killed(BaseException):
 
 
 class Node:
-    """One shared H100 of a recorded pair with a driver root; `life` is the service as it starts, with the journal of the lives before."""
+    """One shared H100 of a recorded pair with a driver root; `life` is the service as it starts,
+    with the journal of the lives before.
+    """
 
     def __init__(self, root: Path, time_slice: str = "Short") -> None:
         self.root = root
@@ -66,7 +70,9 @@ class Node:
         self.tree = Tree(HardwareSettings(root=str(self.recorded.root), driver_files=files))
         discovered = NvidiaDriver().discover(self.tree, read_machine(self.tree, "n1")).devices
         strategy = {"strategy": "TimeSlicing", "time_slice": time_slice} if time_slice else {}
-        pool = SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, **strategy)  # type: ignore[arg-type]
+        pool = SharedPool(
+            name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, **strategy
+        )  # type: ignore[arg-type]
         self.gpu = with_sharing([structs.replace(discovered[0], driver="nvidia", pool="gpu-shared")], [pool])[0]
         self.slice_file = self.programs / "slices" / self.gpu.uuid
         self.slice_file.write_text("Medium\n")
@@ -122,7 +128,9 @@ class Life:
             else ()
         )
         name = self.node.gpu.name
-        request = PrepareRequest(op_id=f"p{self._asked}", owner=owner, devices=(name,), config=config, shares={name: SHARE})
+        request = PrepareRequest(
+            op_id=f"p{self._asked}", owner=owner, devices=(name,), config=config, shares={name: SHARE}
+        )
         result = (await self.preparer.prepare(request)).result
         assert isinstance(result, Prepared | Refusal)
         return result
@@ -201,7 +209,9 @@ async def test_slice_is_refused_when_the_program_is_absent(node: Node) -> None:
 
 
 async def test_slice_is_refused_with_the_programs_words_when_it_may_not_set_it(node: Node) -> None:
-    """Without the right nothing was changed, so nothing is left to undo, and the GPU can be had by others."""
+    """Without the right nothing was changed, so nothing is left to undo, and the GPU can be had by
+    others.
+    """
     node.behave("powerless")
     life = node.life()
 
@@ -215,7 +225,9 @@ async def test_slice_is_refused_with_the_programs_words_when_it_may_not_set_it(n
     assert node.slice == "Medium"
 
 
-async def test_prepare_fails_within_its_time_when_the_program_hangs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prepare_fails_within_its_time_when_the_program_hangs(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hung program is ended; what it may have done is undone as soon as it can be."""
     monkeypatch.setattr(time_slices, "_LIMIT_S", 0.3)
     node.behave("hangs")
@@ -235,7 +247,11 @@ async def test_prepare_fails_within_its_time_when_the_program_hangs(node: Node, 
 
 
 async def test_slice_is_set_once_more_after_a_restart_of_the_machine(node: Node) -> None:
-    """A reboot sets GPUs back; the first prepare of the next life sets the slice again, and the end still knows what was before."""
+    """A reboot sets GPUs back.
+
+    The first prepare of the next life sets the slice again, and the
+    end still knows what was before.
+    """
     first = node.life()
     await first.prepare(plugin("r0"))
     first.end()
@@ -253,7 +269,10 @@ async def test_slice_is_set_once_more_after_a_restart_of_the_machine(node: Node)
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, at: int) -> list[int]:
-    """End the process before its n-th write to the journal, or run of the program; gives how many there were."""
+    """End the process before its n-th write to the journal, or run of the program.
+
+    Gives how many there were.
+    """
     count = [0]
 
     def step() -> None:
@@ -288,7 +307,9 @@ async def whole_use(life: Life) -> None:
 
 
 async def test_nothing_is_left_when_the_service_is_killed_at_any_step(tmp_path: Path) -> None:
-    """The next life, in which both owners leave, leaves the slice as it was before the first of them, wherever the last life ended."""
+    """The next life, in which both owners leave, leaves the slice as it was before the first of
+    them, wherever the last life ended.
+    """
     kills = 0
     for at in range(1, 60):
         (tmp_path / str(at)).mkdir()
@@ -296,7 +317,8 @@ async def test_nothing_is_left_when_the_service_is_killed_at_any_step(tmp_path: 
         with pytest.MonkeyPatch.context() as monkeypatch:
             count = kill_at(monkeypatch, at)
             life = node.life()
-            # The host tells of a driver that failed; nothing of it reaches the journal or the GPU any more.
+            # The host tells of a driver that failed; nothing of it reaches
+            # the journal or the GPU any more.
             await whole_use(life)
             life.end()
         is_over = count[0] < at

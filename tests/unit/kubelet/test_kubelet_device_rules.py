@@ -23,13 +23,17 @@ def _cases() -> list[dict[str, Any]]:
 
 def _devices(case: dict[str, Any]) -> dict[str, PluginDevice]:
     return {
-        device["id"]: PluginDevice(id=device["id"], is_healthy=True, nodes=None if device["numa"] is None else NodeSet.of(device["numa"]))
+        device["id"]: PluginDevice(
+            id=device["id"], is_healthy=True, nodes=None if device["numa"] is None else NodeSet.of(device["numa"])
+        )
         for device in case["devices"]
     }
 
 
 def test_split_equals_kubelets_when_run_on_recorded_cases() -> None:
-    """Aligned, unaligned and without topology are the sets that kubelet's own code made, in each of 200 random cases."""
+    """Aligned, unaligned and without topology are the sets that kubelet's own code made, in each of
+    200 random cases.
+    """
     wrong = []
     for case in _cases():
         affinity = None if case["affinity"] is None else NodeSet.of(case["affinity"])
@@ -47,7 +51,9 @@ def test_split_equals_kubelets_when_run_on_recorded_cases() -> None:
 
 
 def test_hints_equal_kubelets_when_run_on_recorded_cases() -> None:
-    """The store gives kubelet's hints when devices are held, as kubelet's own code did in each of 200 random cases."""
+    """The store gives kubelet's hints when devices are held, as kubelet's own code did in each of
+    200 random cases.
+    """
     wrong = []
     for case in _cases():
         store = DeviceStore(grace_s=300.0)

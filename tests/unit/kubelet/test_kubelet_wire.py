@@ -26,8 +26,12 @@ class _Channel:
 
 
 @pytest.mark.parametrize("turns", range(3))
-async def test_dial_is_cancelled_when_the_socket_answers_in_the_same_moment(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At whichever turn of the loop the owner stops: the channel is closed, and the task ends instead of registering a plugin with nobody."""
+async def test_dial_is_cancelled_when_the_socket_answers_in_the_same_moment(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever turn of the loop the owner stops: the channel is closed, and the task ends
+    instead of registering a plugin with nobody.
+    """
     channel = _Channel()
     monkeypatch.setattr(grpc.aio, "insecure_channel", lambda *_, **__: channel)
     dialling = asyncio.create_task(dial(Path("p.sock"), 60.0))

@@ -1,4 +1,6 @@
-"""The cases that the allocator is measured with: they are what they say, and the measures count what happened."""
+"""The cases that the allocator is measured with: they are what they say, and the measures count
+what happened.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from topobus.formats.kubernetes.shape import read_as
 
 
 @pytest.mark.parametrize(
-    "cluster", [Cluster(2), Cluster(2, kinds=2), Cluster(2, partitions=True), Cluster(2, partitions=True, is_plain=True)]
+    "cluster",
+    [Cluster(2), Cluster(2, kinds=2), Cluster(2, partitions=True), Cluster(2, partitions=True, is_plain=True)],
 )
 def test_cases_keep_the_limits_of_the_api(cluster: Cluster) -> None:
     """What is measured could be stored in a cluster, and is the same every time."""
@@ -66,7 +69,9 @@ def test_fill_ends_with_the_last_device() -> None:
 
 
 def test_fill_takes_what_counters_allow_when_cards_come_in_parts() -> None:
-    """A card has seven compute slices: eight cards hold 56 small parts, though whole cards and bigger parts are offered, too."""
+    """A card has seven compute slices: eight cards hold 56 small parts, though whole cards and
+    bigger parts are offered, too.
+    """
     bench_of_parts = Bench(Cluster(1, partitions=True))
 
     def smallest(number: int) -> dict[str, object]:
@@ -113,7 +118,9 @@ def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_warm_leaves_nothing_for_the_first_claim_to_make() -> None:
-    """What selectors see of a device is there before a claim asks, and one device with an amount that is none keeps nobody from starting."""
+    """What selectors see of a device is there before a claim asks, and one device with an amount
+    that is none keeps nobody from starting.
+    """
     state = Bench(Cluster(2)).state
     table = state.stock.table_of("node-00001")
     assert not any("facts" in candidate.__dict__ for candidate in table.candidates)
@@ -128,4 +135,7 @@ def test_warm_leaves_nothing_for_the_first_claim_to_make() -> None:
 def _slice_with_amount(amount: str) -> Slice:
     device = {"name": "d", "capacity": {"memory": {"value": amount}}}
     pool = {"name": "n", "resourceSliceCount": 1}
-    return Slice("s", read_as({"driver": "d.example.com", "pool": pool, "nodeName": "n", "devices": [device]}, SliceSpec, where="s"))
+    return Slice(
+        "s",
+        read_as({"driver": "d.example.com", "pool": pool, "nodeName": "n", "devices": [device]}, SliceSpec, where="s"),
+    )

@@ -23,7 +23,9 @@ MEASURED = figure(
 
 
 def test_figure_sets_both_percentiles_against_the_floors_when_there_is_one() -> None:
-    """Median against median, 99th percentile against 99th percentile, all processes' time against all of the floor's."""
+    """Median against median, 99th percentile against 99th percentile, all processes' time against
+    all of the floor's.
+    """
     assert (MEASURED.value, MEASURED.p99, MEASURED.floor, MEASURED.floor_p99) == (4.0, 10.0, 2.0, 4.0)
     assert (MEASURED.ratio, MEASURED.ratio_p99, MEASURED.processor_ratio) == (2.0, 2.5, 2.0)
     assert MEASURED.is_within
@@ -31,7 +33,14 @@ def test_figure_sets_both_percentiles_against_the_floors_when_there_is_one() -> 
 
 @pytest.mark.parametrize(
     "slower",
-    [{"value": 4.1}, {"p99": 20.1}, {"budget": 3.9}, {"budget_p99": 9.9}, {"budget_ratio": 1.9}, {"budget_ratio_p99": 2.4}],
+    [
+        {"value": 4.1},
+        {"p99": 20.1},
+        {"budget": 3.9},
+        {"budget_p99": 9.9},
+        {"budget_ratio": 1.9},
+        {"budget_ratio_p99": 2.4},
+    ],
     ids=str,
 )
 def test_figure_is_not_within_when_any_budget_is_exceeded(slower: dict[str, float]) -> None:
@@ -40,7 +49,9 @@ def test_figure_is_not_within_when_any_budget_is_exceeded(slower: dict[str, floa
 
 
 def test_figure_has_no_ratio_when_there_is_no_floor() -> None:
-    """Without a floor, or with one of nothing, there is nothing to divide by, and a budget of the ratio says nothing."""
+    """Without a floor, or with one of nothing, there is nothing to divide by, and a budget of the
+    ratio says nothing.
+    """
     plain = structs.replace(MEASURED, floor=None, floor_p99=0.0, floor_processors={})
 
     assert (plain.ratio, plain.ratio_p99, plain.processor_ratio) == (None, None, None)
@@ -68,7 +79,13 @@ def test_as_row_has_floors_and_ratios_when_written_as_json() -> None:
     row = json.loads(json.dumps(MEASURED.as_row()))
 
     assert row["case"] == "Allocate"
-    assert (row["floor"], row["floor_p99"], row["ratio"], row["ratio_p99"], row["processor_ratio"]) == (2.0, 4.0, 2.0, 2.5, 2.0)
+    assert (row["floor"], row["floor_p99"], row["ratio"], row["ratio_p99"], row["processor_ratio"]) == (
+        2.0,
+        4.0,
+        2.0,
+        2.5,
+        2.0,
+    )
     assert row["processors"] == {"gateway": 2.0, "topology": 1.0}
     assert row["is_within"] is True
 

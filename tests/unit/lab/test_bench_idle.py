@@ -11,12 +11,16 @@ from msgspec import structs
 from lab.bench.idle import SERVICES, budgets, draw, total
 from lab.bench.process_use import Counts, Use, count_messages, parse_field, read_counts, use_between
 
-COUNTS = Counts(processor_s=2.0, reads=100, wakeups=40, resident_mib=41.5, own_mib=30.5, threads=4, sent=10, received=20)
+COUNTS = Counts(
+    processor_s=2.0, reads=100, wakeups=40, resident_mib=41.5, own_mib=30.5, threads=4, sent=10, received=20
+)
 
 
 def test_use_between_divides_by_the_time_when_counts_have_grown() -> None:
     """What grew is told a second, what is is told as it was at the end."""
-    after = Counts(processor_s=2.3, reads=160, wakeups=70, resident_mib=42.0, own_mib=31.0, threads=5, sent=25, received=80)
+    after = Counts(
+        processor_s=2.3, reads=160, wakeups=70, resident_mib=42.0, own_mib=31.0, threads=5, sent=25, received=80
+    )
 
     use = use_between("nic", COUNTS, after, 30.0)
 
@@ -74,17 +78,28 @@ def test_draw_names_each_process_and_the_ratio_when_all_were_measured() -> None:
 
     text = draw(uses)
 
-    assert [line.split()[0] for line in text.splitlines()[1:]] == [*SERVICES, "floor", "nats-server", "all", "processor", *["budget"] * 4]
+    assert [line.split()[0] for line in text.splitlines()[1:]] == [
+        *SERVICES,
+        "floor",
+        "nats-server",
+        "all",
+        "processor",
+        *["budget"] * 4,
+    ]
     assert "5.0 times the floor's" in text
     assert f"all {len(SERVICES)} services           2.000" in text
 
 
 def test_budgets_are_kept_or_missed_when_measured() -> None:
-    """Each budget is compared with its own sum: all services, the hub's share of them, the largest one, and the node's without the controller."""
+    """Each budget is compared with its own sum: all services, the hub's share of them, the largest
+    one, and the node's without the controller.
+    """
     uses = [*(_use(name, 0.1) for name in SERVICES), _use("floor", 5.0), _use("nats-server", 5.0)]
 
     measured = budgets(uses)
-    missed = budgets([_use("controller", 1.1), *(structs.replace(use, resident_mib=61.0) for use in uses if use.name == "gateway")])
+    missed = budgets(
+        [_use("controller", 1.1), *(structs.replace(use, resident_mib=61.0) for use in uses if use.name == "gateway")]
+    )
 
     assert [budget.used for budget in measured] == pytest.approx([0.8, 1.0, 40.0, 280.0])
     assert [budget.is_kept for budget in measured] == [True, True, True, True]

@@ -1,4 +1,6 @@
-"""The parts of the chaos harness by themselves: schedules that can be replayed, a proxy that keeps messages whole, an observer that sees what is wrong."""
+"""The parts of the chaos harness by themselves: schedules that can be replayed, a proxy that keeps
+messages whole, an observer that sees what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def test_schedule_is_the_same_when_the_seed_is() -> None:
     assert all(first != second for first, second in zip(drawn(7), drawn(8), strict=True))
 
 
-# What a proxy makes of it: a write with its confirmation, a message with line ends in it, and lines without a payload.
+# What a proxy makes of it: a write with its confirmation, a message with line ends in
+# it, and lines without a payload.
 WRITE = b"PUB " + bucket_subject(LEDGER, NODE).encode() + b" _INBOX.a.1 5\r\nhello\r\n"
 TEXT = b"HPUB some.subject 12 16\r\nNATS/1.0\r\n\r\nPING\r\n"
 PLAIN = b"PING\r\n"
@@ -63,12 +66,19 @@ NEWS = b"MSG some.news 1 4\r\nnews\r\n"
     [
         pytest.param(Trouble(), WRITE + TEXT + PLAIN + END, CONFIRMATION + NEWS + PLAIN, id="none"),
         pytest.param(Trouble(lose=1.0), PLAIN + END, PLAIN, id="lose"),
-        pytest.param(Trouble(double=1.0), WRITE * 2 + TEXT * 2 + PLAIN + END, CONFIRMATION * 2 + NEWS * 2 + PLAIN, id="double"),
+        pytest.param(
+            Trouble(double=1.0), WRITE * 2 + TEXT * 2 + PLAIN + END, CONFIRMATION * 2 + NEWS * 2 + PLAIN, id="double"
+        ),
         pytest.param(Trouble(swallow=1.0), WRITE + TEXT + PLAIN + END, NEWS + PLAIN, id="swallow"),
     ],
 )
-async def test_proxy_does_to_messages_what_its_trouble_says_and_keeps_them_whole(trouble: Trouble, up: bytes, down: bytes) -> None:
-    """Whole messages are lost, doubled or not confirmed, in both directions; lines without a payload always pass."""
+async def test_proxy_does_to_messages_what_its_trouble_says_and_keeps_them_whole(
+    trouble: Trouble, up: bytes, down: bytes
+) -> None:
+    """Whole messages are lost, doubled or not confirmed, in both directions.
+
+    Lines without a payload always pass.
+    """
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,13 +145,16 @@ def ledger(sequence: int, **held: str) -> Ledger:
     """A ledger in which each of these pods holds one GPU."""
     owners = {name: Owner(kind=OwnerKind.POD, name=name, uid=name) for name in held}
     allocations = {
-        owners[name].key: Allocation(owner=owners[name], holdings=(Holding(devices={"gpu": (device,)}),)) for name, device in held.items()
+        owners[name].key: Allocation(owner=owners[name], holdings=(Holding(devices={"gpu": (device,)}),))
+        for name, device in held.items()
     }
     return Ledger(node=NODE, sequence=sequence, allocations=allocations)
 
 
 async def test_observer_says_so_when_two_askers_were_told_that_they_have_a_device(bus: Bus, tmp_path: Path) -> None:
-    """The second one is a violation while the first one has not begun to give it back, and none after."""
+    """The second one is a violation while the first one has not begun to give it back, and none
+    after.
+    """
     await bus.put(LEDGER, ledger(1, a="gpu-0", b="gpu-0"), node=NODE)
     observer = NodeObserver(bus, NODE, tmp_path)
     first = grant("a", "gpu-0")
@@ -158,7 +171,10 @@ async def test_observer_says_so_when_two_askers_were_told_that_they_have_a_devic
 
 
 async def test_observer_says_so_when_the_ledger_does_not_have_what_was_acknowledged(bus: Bus, tmp_path: Path) -> None:
-    """A later revision without the device is a violation; an older one is not, for it is what a store shows that was put back."""
+    """A later revision without the device is a violation.
+
+    An older one is not, for it is what a store shows that was put back.
+    """
     await bus.put(LEDGER, ledger(7, a="gpu-0"), node=NODE)
     observer = NodeObserver(bus, NODE, tmp_path)
     await observer.grant(grant("a", "gpu-0"))
@@ -174,7 +190,9 @@ async def test_observer_says_so_when_the_ledger_does_not_have_what_was_acknowled
     assert observer.violations == ["a was told at epoch 1, sequence 7 that it has gpu-0: gone at epoch 1, sequence 8"]
 
 
-async def test_observer_forgives_a_placed_pod_alone_when_topology_began_from_an_older_ledger(bus: Bus, tmp_path: Path) -> None:
+async def test_observer_forgives_a_placed_pod_alone_when_topology_began_from_an_older_ledger(
+    bus: Bus, tmp_path: Path
+) -> None:
     """Nobody but the ledger knew of a placed pod; a claim that is prepared must come back."""
     claim = Owner(kind=OwnerKind.CLAIM, name="c", uid="c")
     prepared = Allocation(owner=claim, holdings=(Holding(devices={"gpu": ("gpu-1",)}),))
@@ -196,7 +214,9 @@ async def test_observer_forgives_a_placed_pod_alone_when_topology_began_from_an_
 
 
 async def test_observer_takes_no_owner_for_gone_when_the_store_shows_an_earlier_time(bus: Bus, tmp_path: Path) -> None:
-    """A ledger without an owner says nothing while the store was put back: what is written back may have it, and only then is it known."""
+    """A ledger without an owner says nothing while the store was put back: what is written back may
+    have it, and only then is it known.
+    """
     await bus.put(LEDGER, ledger(7, a="gpu-0"), node=NODE)
     observer = NodeObserver(bus, NODE, tmp_path)
     key = grant("a", "gpu-0").key
@@ -214,11 +234,16 @@ async def test_observer_takes_no_owner_for_gone_when_the_store_shows_an_earlier_
 
 
 def test_cdi_files_say_which_devices_they_hand_out(tmp_path: Path) -> None:
-    """Devices of a claim by the variables of its files, of all classes; a file that is cut off is none."""
+    """Devices of a claim by the variables of its files, of all classes.
+
+    A file that is cut off is none.
+    """
     edits = {"env": ["TOPOBUS_GPU_DEVICES=gpu-0,gpu-1", "TOPOBUS_NIC_RDMA_DEVICES=mlx5_0"]}
     spec = {"cdiVersion": "0.5.0", "devices": [{"name": "a", "containerEdits": edits}]}
     (tmp_path / "topobus.dev-gpu_uid-1.json").write_text(json.dumps(spec))
-    (tmp_path / "topobus.dev-nic_uid-1.json").write_text(json.dumps({"containerEdits": {"env": ["TOPOBUS_NIC_DEVICES=nic-0"]}}))
+    (tmp_path / "topobus.dev-nic_uid-1.json").write_text(
+        json.dumps({"containerEdits": {"env": ["TOPOBUS_NIC_DEVICES=nic-0"]}})
+    )
     (tmp_path / "topobus.dev-gpu_uid-2.json").write_text("{")
 
     assert cdi_devices(tmp_path) == {"uid-1": frozenset({"gpu-0", "gpu-1", "nic-0"})}
@@ -236,7 +261,10 @@ def test_cdi_files_say_which_devices_they_hand_out(tmp_path: Path) -> None:
     ],
 )
 def test_hub_is_compared_with_the_node_by_the_ids_of_events(copied: list[str], may_repeat: bool, problem: str) -> None:
-    """An event that is missing, twice or in another order at the hub is said; a repetition after a store was put back is not."""
+    """An event that is missing, twice or in another order at the hub is said.
+
+    A repetition after a store was put back is not.
+    """
     said = compare_events("health", ["a", "b", "c"], copied, may_repeat=may_repeat)
 
     assert problem in "; ".join(said)
@@ -244,7 +272,10 @@ def test_hub_is_compared_with_the_node_by_the_ids_of_events(copied: list[str], m
 
 
 def test_clock_is_moved_for_askers_and_for_processes_when_it_is_stepped_or_skewed(tmp_path: Path) -> None:
-    """A step counts for all, also for processes that start later; a skew for one process, until it is over."""
+    """A step counts for all, also for processes that start later.
+
+    A skew for one process, until it is over.
+    """
     clocks = WallClocks(tmp_path, tmp_path / "library")
     files = {name: Path(clocks.environment(name)["FAKETIME_TIMESTAMP_FILE"]) for name in ("gpu", "topology")}
 
@@ -319,8 +350,13 @@ def test_command_refuses_faults_that_cannot_happen_here(
 
 
 def test_faults_move_no_clock_when_that_of_the_services_cannot_be_moved() -> None:
-    """The asker's clock alone would make its requests hours old: topology is right to refuse those, and the run must not call that a violation."""
-    without, everything = possible_faults(has_hub=True, can_move_clocks=False), possible_faults(has_hub=True, can_move_clocks=True)
+    """The asker's clock alone would make its requests hours old: topology is right to refuse those,
+    and the run must not call that a violation.
+    """
+    without, everything = (
+        possible_faults(has_hub=True, can_move_clocks=False),
+        possible_faults(has_hub=True, can_move_clocks=True),
+    )
 
     assert {*everything} - {*without} == {*CLOCK_FAULTS}
     assert {*everything} == {*NODE_FAULTS, *HUB_FAULTS}

@@ -39,8 +39,16 @@ def test_fill_has_no_faults_when_each_claim_has_what_its_ledger_holds() -> None:
     [
         ([_claim("a")], _ledger(), "1 claims without devices: a"),
         ([_claim("a", "gpu-0", users=2)], _ledger(a="gpu-0"), "1 claims that are not reserved for one pod: a"),
-        ([_claim("a", "gpu-0"), _claim("b", "gpu-0")], _ledger(a="gpu-0"), "1 devices in two claims: n1/gpu/gpu-0 (a, b)"),
-        ([_claim("a", "gpu-0")], _ledger(), "1 devices that the node's ledger does not hold for their claim: n1/gpu/gpu-0 of a"),
+        (
+            [_claim("a", "gpu-0"), _claim("b", "gpu-0")],
+            _ledger(a="gpu-0"),
+            "1 devices in two claims: n1/gpu/gpu-0 (a, b)",
+        ),
+        (
+            [_claim("a", "gpu-0")],
+            _ledger(),
+            "1 devices that the node's ledger does not hold for their claim: n1/gpu/gpu-0 of a",
+        ),
     ],
     ids=["lost", "unreserved", "double", "unheld"],
 )
@@ -81,6 +89,8 @@ def test_figures_are_drawn_with_writes_a_claim_and_faults() -> None:
 
     lines = draw(figures).splitlines()
 
-    assert any(line.split()[:4] == ["writes", "of", "a", "claim"] and "3.00" in line and line.endswith("3") for line in lines)
+    assert any(
+        line.split()[:4] == ["writes", "of", "a", "claim"] and "3.00" in line and line.endswith("3") for line in lines
+    )
     assert any(line.startswith("after the kill") and "0.25 s" in line for line in lines)
     assert lines[-1] == "WRONG: 1 claims without devices: a"

@@ -17,7 +17,12 @@ def _case(**fields: Any) -> dict[str, Any]:
         "features": [],
         "node": {"metadata": {"name": "n"}},
         "classes": [{"metadata": {"name": "c"}, "spec": {}}],
-        "slices": [{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": pool, "nodeName": "n", "devices": [{"name": "a"}]}}],
+        "slices": [
+            {
+                "metadata": {"name": "s"},
+                "spec": {"driver": "d", "pool": pool, "nodeName": "n", "devices": [{"name": "a"}]},
+            }
+        ],
         "claims": [{"metadata": {"name": "one"}, "spec": {"devices": {"requests": [wanted]}}}],
         "expect": {"outcome": "no-fit"},
         **fields,
@@ -43,7 +48,9 @@ def test_check_fails_one_case_when_it_cannot_be_read(fields: dict[str, Any]) -> 
 
 def test_check_answers_when_parts_are_null_or_unknown() -> None:
     """Go writes empty parts as null; keys and features that nobody knows are no matter."""
-    _, got = check_allocation(_case(allocated={"devices": None, "consumedCapacity": {"d/p/b": None}}, features=["Newer"], more={"x": 1}))
+    _, got = check_allocation(
+        _case(allocated={"devices": None, "consumedCapacity": {"d/p/b": None}}, features=["Newer"], more={"x": 1})
+    )
 
     assert got["outcome"] == "allocated"
 

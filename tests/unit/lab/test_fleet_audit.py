@@ -41,7 +41,10 @@ def test_nothing_is_wrong_when_claims_and_ledgers_agree() -> None:
     [
         pytest.param([WELL[0], fleet_claim(1)], LEDGERS, "claim claim-000001 is not allocated", id="lost"),
         pytest.param(
-            [WELL[0], _allocated(1, ("n1", "b"))], LEDGERS, "n1 gpu b is given to claims claim-000000 and claim-000001", id="given-twice"
+            [WELL[0], _allocated(1, ("n1", "b"))],
+            LEDGERS,
+            "n1 gpu b is given to claims claim-000000 and claim-000001",
+            id="given-twice",
         ),
         pytest.param(
             WELL,
@@ -50,9 +53,17 @@ def test_nothing_is_wrong_when_claims_and_ledgers_agree() -> None:
             id="held-twice",
         ),
         pytest.param(
-            WELL, LEDGERS[:1], "claim claim-000001 was given [('n2', 'gpu', 'a')], and ledgers hold [] for it", id="not-in-the-ledger"
+            WELL,
+            LEDGERS[:1],
+            "claim claim-000001 was given [('n2', 'gpu', 'a')], and ledgers hold [] for it",
+            id="not-in-the-ledger",
         ),
-        pytest.param(WELL[:1], LEDGERS, "ledgers hold [('n2', 'gpu', 'a')] for uid-000001, which is no claim", id="held-for-nobody"),
+        pytest.param(
+            WELL[:1],
+            LEDGERS,
+            "ledgers hold [('n2', 'gpu', 'a')] for uid-000001, which is no claim",
+            id="held-for-nobody",
+        ),
     ],
 )
 def test_fault_is_told_when_there_is_one(claims: list[ApiObject], ledgers: list[Ledger], fault: str) -> None:
@@ -64,7 +75,10 @@ def test_claims_are_an_even_mixture() -> None:
     """Of four two want a pair, one a GPU with a NIC, one a single GPU: six GPUs."""
     requests = [fleet_claim(number).spec["devices"]["requests"] for number in range(4)]
     gpus = [
-        request["exactly"]["count"] for each in requests for request in each if request["exactly"]["deviceClassName"] == "gpu.topobus.dev"
+        request["exactly"]["count"]
+        for each in requests
+        for request in each
+        if request["exactly"]["deviceClassName"] == "gpu.topobus.dev"
     ]
 
     assert sum(gpus) == GPUS_OF_FOUR

@@ -1,4 +1,7 @@
-"""The leaf protocol's lines, the figures and the plot of the leaf benchmark; nothing here connects or is timed."""
+"""The leaf protocol's lines, the figures and the plot of the leaf benchmark.
+
+Nothing here connects or is timed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ import pytest
 from lab.bench import leaves
 from lab.leaves.hub import HubCounts, hub_use
 from lab.leaves.hub_chart import draw_growth
-from lab.leaves.leaf_wire import Failed, Frame, HubInfo, Interest, LeafParser, Message, Ping, Pong, connect_line, message_bytes
+from lab.leaves.leaf_wire import (
+    Failed,
+    Frame,
+    HubInfo,
+    Interest,
+    LeafParser,
+    Message,
+    Ping,
+    Pong,
+    connect_line,
+    message_bytes,
+)
 from lab.leaves.node_content import NodeContent, Saying
 from lab.leaves.open_files import check_open_files
 from lab.leaves.simulated_node import asked_subjects, stored_messages
@@ -89,7 +103,10 @@ def test_content_names_the_node_when_another_one_says_it() -> None:
 
 
 def test_asked_subjects_are_all_asks_of_a_node_when_it_has_two_classes() -> None:
-    """A node's leaf tells the hub of each ask once for the node, or once for each class; of plans, which a controller answers, never."""
+    """A node's leaf tells the hub of each ask once for the node, or once for each class.
+
+    Of plans, which a controller answers, never.
+    """
     subjects = asked_subjects("n1", ["nic", "gpu"])
 
     assert len(subjects) == len(set(subjects)) == 8 + 2 * 7
@@ -123,7 +140,10 @@ def test_hub_use_divides_by_the_time_when_counts_have_grown() -> None:
 
 
 def test_open_files_are_refused_before_the_bench_begins_when_there_are_too_few() -> None:
-    """A fleet that the system's limit cannot hold is an error with the number that would do; no limit is enough."""
+    """A fleet that the system's limit cannot hold is an error with the number that would do.
+
+    No limit is enough.
+    """
     with pytest.raises(ConfigError, match=r"may have 1024, wanted 2256.*ulimit -n 2256"):
         check_open_files(2256, 1024)
     check_open_files(2256, -1)

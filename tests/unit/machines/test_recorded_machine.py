@@ -116,7 +116,9 @@ def test_build_refuses_when_the_folder_holds_something_else(tmp_path: Path) -> N
 
 
 def test_set_cpu_online_changes_all_lists_when_a_cpu_goes(laptop: RecordedMachine) -> None:
-    """The offline CPU leaves its core, node, cache and the near CPUs of devices, and the machine stays free of contradictions."""
+    """The offline CPU leaves its core, node, cache and the near CPUs of devices, and the machine
+    stays free of contradictions.
+    """
     laptop.set_cpu_online(1, is_online=False)
 
     machine = read(laptop)
@@ -140,7 +142,9 @@ def test_set_cpu_online_leaves_no_trace_when_undone(laptop: RecordedMachine) -> 
 
 @pytest.mark.parametrize("what", ["card", "bridge", "physical-function"])
 def test_remove_pci_takes_all_below_away_and_restore_brings_it_back_when_undone(tmp_path: Path, what: str) -> None:
-    """A card, a bridge with the card below it, or a NIC with its VFs: all go with every link to them, and all come back."""
+    """A card, a bridge with the card below it, or a NIC with its VFs: all go with every link to
+    them, and all come back.
+    """
     machine = build("epyc-8numa", tmp_path)
     address, gone = {
         "card": ("0000:41:00.0", 1),
@@ -223,7 +227,10 @@ for_s = 1.0
 
 
 async def test_play_follows_the_script_when_time_passes(tmp_path: Path) -> None:
-    """Faults come and heal in their order at their times; the waits between them are what the script says."""
+    """Faults come and heal in their order at their times.
+
+    The waits between them are what the script says.
+    """
     file = tmp_path / "bad-day.toml"
     file.write_text(SCRIPT)
     machine = build(file, tmp_path / "tree")
@@ -253,7 +260,9 @@ async def test_play_follows_the_script_when_time_passes(tmp_path: Path) -> None:
 
 
 def test_build_makes_device_nodes_that_come_back_with_their_card_when_they_are_wanted(tmp_path: Path) -> None:
-    """What stands below dev can be handed to a container, before a card left the bus and after it came back."""
+    """What stands below dev can be handed to a container, before a card left the bus and after it
+    came back.
+    """
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: only root can make device nodes")
     machine = build("dgx", tmp_path / "dgx", has_device_nodes=True)
@@ -265,7 +274,9 @@ def test_build_makes_device_nodes_that_come_back_with_their_card_when_they_are_w
     machine.restore_pci(gpu)
 
     assert (before, gone, node.is_char_device()) == (True, True, True)
-    assert [path.name for path in (machine.root / "dev").rglob("*") if not path.is_dir() and not path.is_char_device()] == []
+    assert [
+        path.name for path in (machine.root / "dev").rglob("*") if not path.is_dir() and not path.is_char_device()
+    ] == []
     assert read(machine) == read(build("dgx", tmp_path / "plain"))
 
 

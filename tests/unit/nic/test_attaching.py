@@ -1,4 +1,6 @@
-"""What a nic driver attaches, and what it says where it cannot: on recorded trees, where the kernel must not be touched."""
+"""What a nic driver attaches, and what it says where it cannot: on recorded trees, where the kernel
+must not be touched.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,13 @@ def test_driver_has_the_hands_that_the_host_looks_for(driver: DeviceDriver) -> N
     assert driver.capabilities == Capabilities(attaches=True, checks=True, only_reads=True)
 
 
-def test_driver_without_hands_attaches_nothing_and_refuses_what_it_cannot_keep(dgx: tuple[Tree, tuple[Device, ...]]) -> None:
-    """A plain claim has nodes and variables as ever; one that configures its interface is not started without it."""
+def test_driver_without_hands_attaches_nothing_and_refuses_what_it_cannot_keep(
+    dgx: tuple[Tree, tuple[Device, ...]],
+) -> None:
+    """A plain claim has nodes and variables as ever.
+
+    One that configures its interface is not started without it.
+    """
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
     driver.configure(NicServices(interfaces=InterfaceSettings(), hands=None, why_not="the process lacks CAP_NET_ADMIN"))
@@ -86,13 +93,21 @@ def test_driver_without_hands_attaches_nothing_and_refuses_what_it_cannot_keep(d
     assert codes(refusal) == [("attach-unsupported", device.name)]
     assert isinstance(refusal, Refusal)
     assert "CAP_NET_ADMIN" in refusal.reasons[0].message
-    assert codes(driver.attach(tree, device, context(), SANDBOX, DeviceRecord())) == [("attach-unsupported", device.name)]
+    assert codes(driver.attach(tree, device, context(), SANDBOX, DeviceRecord())) == [
+        ("attach-unsupported", device.name)
+    ]
 
 
 def test_to_attach_leaves_out_a_function_without_an_interface(dgx: tuple[Tree, tuple[Device, ...]]) -> None:
     """One that vfio-pci holds gives its nodes, as before."""
     _, (device, *_) = dgx
-    held = Device(name="nic-vfio", device_class="nic", driver="pci-netdev", pci=device.pci, attributes={"kernelDriver": "vfio-pci"})
+    held = Device(
+        name="nic-vfio",
+        device_class="nic",
+        driver="pci-netdev",
+        pci=device.pci,
+        attributes={"kernelDriver": "vfio-pci"},
+    )
     driver = PciNetdevDriver()
     driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
 
@@ -100,7 +115,9 @@ def test_to_attach_leaves_out_a_function_without_an_interface(dgx: tuple[Tree, t
 
 
 def test_virtual_function_is_found_at_its_physical_one(epyc: tuple[Tree, tuple[Device, ...]]) -> None:
-    """The physical function's interface and the number under which it knows this one: what the kernel is asked by."""
+    """The physical function's interface and the number under which it knows this one: what the
+    kernel is asked by.
+    """
     tree, devices = epyc
     virtual = [device for device in devices if device.attributes["sriovVf"]]
     driver = Watched()
@@ -112,12 +129,22 @@ def test_virtual_function_is_found_at_its_physical_one(epyc: tuple[Tree, tuple[D
         place = places[name]
         assert isinstance(place, VfPlace)
         assert tree.names(f"sys/bus/pci/devices/{parent}/net") == (place.physical,)
-        assert f"nic-{tree.link_name(f'sys/bus/pci/devices/{parent}/virtfn{place.index}').replace(':', '-').replace('.', '-')}" == name
-    assert [name for name, place in places.items() if place is None] == [device.name for device in devices if device not in virtual]
+        assert (
+            f"nic-{tree.link_name(f'sys/bus/pci/devices/{parent}/virtfn{place.index}').replace(':', '-').replace('.', '-')}"  # noqa: E501
+            == name
+        )
+    assert [name for name, place in places.items() if place is None] == [
+        device.name for device in devices if device not in virtual
+    ]
 
 
-def test_prepare_answers_the_same_when_the_rdma_device_went_along(dgx: tuple[Tree, tuple[Device, ...]], tmp_path: Path) -> None:
-    """In exclusive mode nodes and names are out of sight while a pod has them; kubelet asks again, and unprepare forgets what was noted."""
+def test_prepare_answers_the_same_when_the_rdma_device_went_along(
+    dgx: tuple[Tree, tuple[Device, ...]], tmp_path: Path
+) -> None:
+    """In exclusive mode nodes and names are out of sight while a pod has them.
+
+    Kubelet asks again, and unprepare forgets what was noted.
+    """
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
     driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
@@ -137,8 +164,12 @@ def test_prepare_answers_the_same_when_the_rdma_device_went_along(dgx: tuple[Tre
     assert (noted, wanted.records[device.name].steps) == (["rdma-nodes"], ())
 
 
-def test_prepare_reads_the_nodes_anew_when_they_were_noted_in_another_boot(dgx: tuple[Tree, tuple[Device, ...]]) -> None:
-    """After a reboot the RDMA device is on the host again, and its nodes may have other numbers: those of before may be another card's."""
+def test_prepare_reads_the_nodes_anew_when_they_were_noted_in_another_boot(
+    dgx: tuple[Tree, tuple[Device, ...]],
+) -> None:
+    """After a reboot the RDMA device is on the host again, and its nodes may have other numbers:
+    those of before may be another card's.
+    """
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
     driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))

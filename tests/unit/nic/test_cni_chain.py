@@ -36,7 +36,11 @@ def test_chain_names_every_program_when_it_is_read() -> None:
     chain = parse_chain(conflist(), "data.conflist")
 
     assert isinstance(chain, Chain)
-    assert chain.types == (("bridge", "plugins[0].type"), ("host-local", "plugins[0].ipam.type"), ("portmap", "plugins[1].type"))
+    assert chain.types == (
+        ("bridge", "plugins[0].type"),
+        ("host-local", "plugins[0].ipam.type"),
+        ("portmap", "plugins[1].type"),
+    )
     assert chain.plugins[1].capabilities == ("portMappings",)
 
 
@@ -65,8 +69,8 @@ def test_chain_says_why_when_a_list_is_of_the_time_before_interfaces(version: st
 
     assert isinstance(refusal, Refusal)
     assert (
-        "1.1.0, 1.0.0, 0.4.0, 0.3.1, 0.3.0 (a list without it is of 0.1.0, and before 0.3.0 a result names no interface)"
-        in refusal.reasons[0].message
+        "1.1.0, 1.0.0, 0.4.0, 0.3.1, 0.3.0 (a list without it is of 0.1.0, and before 0.3.0 a result names "
+        "no interface)" in refusal.reasons[0].message
     )
 
 
@@ -122,7 +126,9 @@ def test_chain_is_refused_with_its_field_when_it_cannot_be_used(document: object
     ids=["ipam", "type", "values", "long-s"],
 )
 def test_chain_is_refused_when_a_key_of_ours_is_written_in_another_case(plugin: dict[str, Any], field: str) -> None:
-    """Plugins in Go read it all the same: the program that it names was never held against the list of those allowed."""
+    """Plugins in Go read it all the same: the program that it names was never held against the list
+    of those allowed.
+    """
     refusal = parse_chain({"cniVersion": "1.0.0", "name": "data", "plugins": [plugin]}, "claim")
 
     assert isinstance(refusal, Refusal)
@@ -130,12 +136,20 @@ def test_chain_is_refused_when_a_key_of_ours_is_written_in_another_case(plugin: 
 
 
 def test_plugin_gets_only_what_it_declares_when_its_input_is_built() -> None:
-    """The list's own keys and `capabilities` are not handed on, values for capabilities only to who declares them, and the result before is."""
+    """The list's own keys and `capabilities` are not handed on, values for capabilities only to who
+    declares them, and the result before is.
+    """
     chain = parse_chain(conflist(), "data.conflist")
     assert isinstance(chain, Chain)
-    target = Target(container_id="c1", interface="net1", runtime_values={"portMappings": [{"hostPort": 80}], "mac": "02:00:00:00:00:01"})
+    target = Target(
+        container_id="c1",
+        interface="net1",
+        runtime_values={"portMappings": [{"hostPort": 80}], "mac": "02:00:00:00:00:01"},
+    )
 
-    bridge, portmap = (plugin_input(chain, plugin, "1.0.0", target, previous={"ips": []}, extra={}) for plugin in chain.plugins)
+    bridge, portmap = (
+        plugin_input(chain, plugin, "1.0.0", target, previous={"ips": []}, extra={}) for plugin in chain.plugins
+    )
 
     assert bridge == {**conflist()["plugins"][0], "cniVersion": "1.0.0", "name": "data", "prevResult": {"ips": []}}
     assert portmap["runtimeConfig"] == {"portMappings": [{"hostPort": 80}]}
@@ -144,7 +158,12 @@ def test_plugin_gets_only_what_it_declares_when_its_input_is_built() -> None:
 
 def test_environment_has_nothing_of_ours_when_it_is_built() -> None:
     """A plugin runs as root: it gets the variables of the specification and PATH."""
-    target = Target(container_id="c1", interface="net1", network_namespace="/run/netns/a", arguments=(("K8S_POD_NAME", "p"), ("A", "b")))
+    target = Target(
+        container_id="c1",
+        interface="net1",
+        network_namespace="/run/netns/a",
+        arguments=(("K8S_POD_NAME", "p"), ("A", "b")),
+    )
 
     variables = environment("ADD", target, ("/opt/cni/bin", "/usr/lib/cni"), "/usr/sbin:/sbin")
 
@@ -180,13 +199,17 @@ def test_target_is_refused_when_a_name_is_none(target: Target, field: str) -> No
 
 def test_result_is_read_when_a_plugin_of_an_older_version_answers() -> None:
     """0.3.1 writes the address family beside each address, and its result may lack cniVersion."""
-    content = b'{"interfaces":[{"name":"br0"},{"name":"net1","mac":"02:AA:00:00:00:01","sandbox":"/run/netns/a"}],"ips":[{"version":"4","address":"10.9.0.2/24","interface":1}]}'
+    content = b'{"interfaces":[{"name":"br0"},{"name":"net1","mac":"02:AA:00:00:00:01","sandbox":"/run/netns/a"}],"ips":[{"version":"4","address":"10.9.0.2/24","interface":1}]}'  # noqa: E501
 
     result = read_result(content, "bridge", "ADD", "0.3.1")
 
     assert isinstance(result, CniResult)
     assert result.document["cniVersion"] == "0.3.1"
-    assert (result.interfaces[1].mac, result.addresses[0].address, result.addresses[0].interface) == ("02:aa:00:00:00:01", "10.9.0.2/24", 1)
+    assert (result.interfaces[1].mac, result.addresses[0].address, result.addresses[0].interface) == (
+        "02:aa:00:00:00:01",
+        "10.9.0.2/24",
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +240,9 @@ def test_result_is_refused_when_it_is_none(content: bytes, code: str) -> None:
 
 @given(
     st.binary(max_size=200)
-    | st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    | st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
     .map(repr)
     .map(str.encode)
 )

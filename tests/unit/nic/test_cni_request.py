@@ -16,14 +16,21 @@ from topobus.values.pci import PciAddress
 from topobus.values.sandbox import HostPort, Sandbox
 
 CONFLIST = {"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "bridge"}]}
-VF = Device(name="nic-0000-3b-00-1", device_class="nic", pci=PciAddress.parse("0000:3b:00.1"), attributes={"interface": "ens1f1"})
+VF = Device(
+    name="nic-0000-3b-00-1",
+    device_class="nic",
+    pci=PciAddress.parse("0000:3b:00.1"),
+    attributes={"interface": "ens1f1"},
+)
 VETH = Device(name="nic-veth", device_class="nic", attributes={"interface": "veth0"})
 BARE = Device(name="nic-bare", device_class="nic")
 
 
 def read(cni: object, *, may_bring_chain: bool = False) -> CniRequest | Refusal:
     """Read with one network known."""
-    return read_request(cni, "claim default/c", networks={"data": "/etc/data.conflist"}, may_bring_chain=may_bring_chain)
+    return read_request(
+        cni, "claim default/c", networks={"data": "/etc/data.conflist"}, may_bring_chain=may_bring_chain
+    )
 
 
 def chain_of(*plugins: dict[str, Any]) -> Chain:
@@ -40,10 +47,18 @@ def sandbox(**changes: Any) -> Sandbox:
 
 def test_request_names_a_network_when_the_operator_has_it() -> None:
     """With values for capabilities and arguments, sorted."""
-    request = read({"network": "data", "args": {"B": "2", "A": "1"}, "runtimeConfig": {"mac": "02:00:00:00:00:01", "ips": ["10.0.0.2/24"]}})
+    request = read(
+        {
+            "network": "data",
+            "args": {"B": "2", "A": "1"},
+            "runtimeConfig": {"mac": "02:00:00:00:00:01", "ips": ["10.0.0.2/24"]},
+        }
+    )
 
     assert request == CniRequest(
-        network="data", arguments=(("A", "1"), ("B", "2")), runtime_values={"ips": ["10.0.0.2/24"], "mac": "02:00:00:00:00:01"}
+        network="data",
+        arguments=(("A", "1"), ("B", "2")),
+        runtime_values={"ips": ["10.0.0.2/24"], "mac": "02:00:00:00:00:01"},
     )
 
 
@@ -70,11 +85,19 @@ def test_request_brings_a_chain_when_the_operator_allows_it() -> None:
         ({"network": "data", "args": {"A": "1;K8S_POD_NAME=other"}}, "cni-config-invalid", "cni.args.A"),
         ({"network": "data", "args": {"A": 1}}, "cni-config-invalid", "cni.args.A"),
         ({"network": "data", "runtimeConfig": []}, "cni-config-invalid", "cni.runtimeConfig"),
-        ({"network": "data", "runtimeConfig": {"deviceID": "0000:00:00.0"}}, "cni-config-invalid", "cni.runtimeConfig.deviceID"),
+        (
+            {"network": "data", "runtimeConfig": {"deviceID": "0000:00:00.0"}},
+            "cni-config-invalid",
+            "cni.runtimeConfig.deviceID",
+        ),
         ({"network": "data", "runtimeConfig": {"mac": "02:00"}}, "cni-config-invalid", "cni.runtimeConfig.mac"),
         ({"network": "data", "runtimeConfig": {"ips": ["10.0.0.300"]}}, "cni-config-invalid", "cni.runtimeConfig.ips"),
         ({"network": "data", "runtimeConfig": {"ips": []}}, "cni-config-invalid", "cni.runtimeConfig.ips"),
-        ({"network": "data", "runtimeConfig": {"infinibandGUID": "1"}}, "cni-config-invalid", "cni.runtimeConfig.infinibandGUID"),
+        (
+            {"network": "data", "runtimeConfig": {"infinibandGUID": "1"}},
+            "cni-config-invalid",
+            "cni.runtimeConfig.infinibandGUID",
+        ),
     ],
 )
 def test_request_is_refused_with_its_field_when_it_cannot_be_used(cni: object, code: str, field: str) -> None:
@@ -102,7 +125,9 @@ def test_request_is_refused_when_it_brings_a_chain_without_leave() -> None:
 
 
 def test_plugins_are_told_the_pod_when_it_has_ports_rates_and_a_function() -> None:
-    """In the shapes of the conventions: ports by name, rates in bits a second with 50 ms of burst, the PCI address."""
+    """In the shapes of the conventions: ports by name, rates in bits a second with 50 ms of burst,
+    the PCI address.
+    """
     pod = sandbox(
         host_ports=(
             HostPort(host_port=8080, container_port=80),
@@ -116,7 +141,12 @@ def test_plugins_are_told_the_pod_when_it_has_ports_rates_and_a_function() -> No
             {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
             {"hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "10.0.0.1"},
         ],
-        "bandwidth": {"ingressRate": 10_000_000, "ingressBurst": 500_000, "egressRate": 10**9, "egressBurst": 50_000_000},
+        "bandwidth": {
+            "ingressRate": 10_000_000,
+            "ingressBurst": 500_000,
+            "egressRate": 10**9,
+            "egressBurst": 50_000_000,
+        },
         "deviceID": "0000:3b:00.1",
     }
     assert pod_values(sandbox(), VETH) == {}
@@ -154,13 +184,27 @@ def test_rate_is_refused_when_it_is_none(text: str) -> None:
     [
         ({"type": "host-device", "hwaddr": "02:00:00:00:00:09"}, VETH, {"type": "host-device", "device": "veth0"}),
         ({"type": "host-device", "runtimeConfig": {"deviceID": "x"}}, VF, {"type": "host-device", "device": "ens1f1"}),
-        ({"type": "host-device"}, Device(name="dpdk", device_class="nic", pci=VF.pci), {"type": "host-device", "pciBusID": "0000:3b:00.1"}),
-        ({"type": "macvlan", "master": "eth0", "mode": "vepa"}, VETH, {"type": "macvlan", "mode": "vepa", "master": "veth0"}),
-        ({"type": "sriov", "deviceID": "0000:00:00.0", "vlan": 7}, VF, {"type": "sriov", "vlan": 7, "deviceID": "0000:3b:00.1"}),
+        (
+            {"type": "host-device"},
+            Device(name="dpdk", device_class="nic", pci=VF.pci),
+            {"type": "host-device", "pciBusID": "0000:3b:00.1"},
+        ),
+        (
+            {"type": "macvlan", "master": "eth0", "mode": "vepa"},
+            VETH,
+            {"type": "macvlan", "mode": "vepa", "master": "veth0"},
+        ),
+        (
+            {"type": "sriov", "deviceID": "0000:00:00.0", "vlan": 7},
+            VF,
+            {"type": "sriov", "vlan": 7, "deviceID": "0000:3b:00.1"},
+        ),
         ({"type": "tuning", "mtu": 1400}, VETH, {"type": "tuning", "mtu": 1400}),
     ],
 )
-def test_chain_names_the_chosen_device_when_it_is_run(plugin: dict[str, Any], device: Device, written: dict[str, Any]) -> None:
+def test_chain_names_the_chosen_device_when_it_is_run(
+    plugin: dict[str, Any], device: Device, written: dict[str, Any]
+) -> None:
     """Whatever the list names: it would hand out another interface of the host."""
     name = device.attributes.get("interface", "")
 
@@ -173,13 +217,17 @@ def test_chain_names_the_chosen_device_when_it_is_run(plugin: dict[str, Any], de
 @pytest.mark.parametrize(("kind", "device"), [("sriov", VETH), ("host-device", BARE), ("ipvlan", BARE)])
 def test_chain_is_refused_when_the_device_has_not_what_a_plugin_needs(kind: str, device: Device) -> None:
     """A virtual function for sriov, an interface for its children."""
-    refusal = chain_for_device(chain_of({"type": "tuning"}, {"type": kind}), device, str(device.attributes.get("interface", "")))
+    refusal = chain_for_device(
+        chain_of({"type": "tuning"}, {"type": kind}), device, str(device.attributes.get("interface", ""))
+    )
 
     assert isinstance(refusal, Refusal)
     assert refusal.reasons[0].facts["field"] == f"plugins[1].type {kind}"
 
 
-@pytest.mark.parametrize("changes", [{"bin_dirs": ("cni",)}, {"networks": {"data": "data.conflist"}}, {"state_dir": ""}])
+@pytest.mark.parametrize(
+    "changes", [{"bin_dirs": ("cni",)}, {"networks": {"data": "data.conflist"}}, {"state_dir": ""}]
+)
 def test_settings_are_refused_when_a_path_is_relative(changes: dict[str, Any]) -> None:
     """Where the process was started must not decide what runs as root."""
     with pytest.raises(ValueError, match="absolute"):

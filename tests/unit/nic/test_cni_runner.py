@@ -23,7 +23,10 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_add_hands_each_result_on_when_a_chain_is_run(bench: Bench) -> None:
-    """Each plugin gets the result of the one before; the first gets none; the last one's is the answer."""
+    """Each plugin gets the result of the one before; the first gets none.
+
+    The last one's is the answer.
+    """
     bench.plugins.add("first", ADD=result({"dns": {"domain": "first"}}))
     bench.plugins.add("second", ADD=result({"interfaces": [{"name": "net1", "sandbox": "x"}]}))
 
@@ -59,7 +62,9 @@ def test_add_gives_the_same_answer_when_it_is_asked_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"runtime_values": {"mac": "02:00:00:00:00:01"}}, {"arguments": (("A", "b"),)}], ids=["values", "arguments"]
+    "change",
+    [{"runtime_values": {"mac": "02:00:00:00:00:01"}}, {"arguments": (("A", "b"),)}],
+    ids=["values", "arguments"],
 )
 def test_add_detaches_first_when_it_is_asked_for_something_else(bench: Bench, change: dict[str, Any]) -> None:
     """An attachment with other values is another one: the old one goes by DEL before ADD."""
@@ -102,7 +107,11 @@ def test_delete_is_well_when_nothing_is_attached(bench: Bench) -> None:
     runner = bench.runner()
     runner.add(chain_of("only"), target())
 
-    outcomes = [runner.delete("data", "c1", "net1"), runner.delete("data", "c1", "net1"), runner.delete("other", "c1", "net1")]
+    outcomes = [
+        runner.delete("data", "c1", "net1"),
+        runner.delete("data", "c1", "net1"),
+        runner.delete("other", "c1", "net1"),
+    ]
 
     assert outcomes == [None, None, None]
     assert bench.plugins.in_short == ["only ADD", "only DEL"]
@@ -125,7 +134,9 @@ def test_delete_names_no_namespace_when_the_sandbox_is_gone(bench: Bench, tmp_pa
 
 
 def test_delete_names_no_namespace_when_it_was_attached_in_another_boot(bench: Bench, tmp_path: Path) -> None:
-    """Inodes of namespaces are given again after a reboot: what is at the path then is a stranger's sandbox."""
+    """Inodes of namespaces are given again after a reboot: what is at the path then is a stranger's
+    sandbox.
+    """
     bench.plugins.add("only")
     path = tmp_path / "netns"
     path.symlink_to(own_namespace())
@@ -157,7 +168,9 @@ def test_delete_goes_on_where_it_failed_when_it_is_asked_again(bench: Bench) -> 
 def test_delete_uses_the_list_of_then_when_it_was_changed_since(bench: Bench) -> None:
     """What DEL undoes is what ADD did, whatever the operator's file says by now."""
     bench.plugins.add("only")
-    then = parse_chain({"cniVersion": "1.0.0", "name": "data", "plugins": [{"type": "only", "vlan": 7}]}, "data.conflist")
+    then = parse_chain(
+        {"cniVersion": "1.0.0", "name": "data", "plugins": [{"type": "only", "vlan": 7}]}, "data.conflist"
+    )
     assert isinstance(then, Chain)
     bench.runner().add(then, target())
 
@@ -171,7 +184,9 @@ def test_chain_runs_in_the_newest_common_version_when_plugins_differ(bench: Benc
     bench.plugins.add("newer", versions=("0.4.0", "1.0.0", "1.1.0"), ADD=result(version="0.4.0"))
     bench.plugins.add("older", versions=("0.3.1", "0.4.0"), ADD=result(version="0.4.0"))
 
-    outcome = bench.runner().add(chain_of("newer", "older", version="0.4.0", cniVersions=["0.4.0", "1.0.0", "1.1.0"]), target())
+    outcome = bench.runner().add(
+        chain_of("newer", "older", version="0.4.0", cniVersions=["0.4.0", "1.0.0", "1.1.0"]), target()
+    )
 
     assert isinstance(outcome, CniResult)
     assert [call.input["cniVersion"] for call in bench.plugins.calls] == ["0.4.0", "0.4.0"]
@@ -190,7 +205,9 @@ def test_check_asks_every_plugin_with_the_result_when_all_is_well(bench: Bench) 
     assert bench.plugins.calls[2].input["prevResult"]["dns"] == {"domain": "second"}
 
 
-@pytest.mark.parametrize(("keys", "version"), [({}, "0.3.1"), ({"disableCheck": True}, "1.0.0")], ids=["older", "switched-off"])
+@pytest.mark.parametrize(
+    ("keys", "version"), [({}, "0.3.1"), ({"disableCheck": True}, "1.0.0")], ids=["older", "switched-off"]
+)
 def test_check_is_refused_when_nobody_may_be_asked(bench: Bench, keys: dict[str, Any], version: str) -> None:
     """Not "well": that nobody has said."""
     bench.plugins.add("only", ADD=result(version=version))
@@ -214,7 +231,10 @@ def test_check_tells_the_plugin_that_says_no(bench: Bench) -> None:
 
 
 def test_collect_detaches_what_is_no_longer_valid(bench: Bench) -> None:
-    """Our own records by DEL, and plugins of 1.1.0 are told what is left; an error of one keeps no other back."""
+    """Our own records by DEL, and plugins of 1.1.0 are told what is left.
+
+    An error of one keeps no other back.
+    """
     bench.plugins.add("only", versions=("1.1.0",), ADD=result(version="1.1.0"), GC=error(100, "gc"))
     bench.plugins.add("next", versions=("1.1.0",), ADD=result(version="1.1.0"))
     chain = chain_of("only", "next", version="1.1.0")
@@ -246,7 +266,9 @@ def test_operations_on_one_container_wait_for_each_other_when_threads_ask(bench:
     bench.plugins.add("only", ADD=result({"dns": {"domain": "x"}}))
     runner = bench.runner()
     outcomes: list[object] = []
-    threads = [threading.Thread(target=lambda: outcomes.append(runner.add(chain_of("only"), target()))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(runner.add(chain_of("only"), target()))) for _ in range(8)
+    ]
 
     for thread in threads:
         thread.start()

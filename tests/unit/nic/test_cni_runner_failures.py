@@ -86,7 +86,10 @@ def test_add_is_refused_by_name_when_a_plugin_misbehaves(bench: Bench, answer: s
 def test_add_runs_nothing_when_a_binary_is_absent(bench: Bench) -> None:
     """The binary is named, and where it was looked for; address plugins count."""
     bench.plugins.add("only")
-    chain = parse_chain({"cniVersion": "1.0.0", "name": "data", "plugins": [{"type": "only", "ipam": {"type": "dhcp"}}]}, "data.conflist")
+    chain = parse_chain(
+        {"cniVersion": "1.0.0", "name": "data", "plugins": [{"type": "only", "ipam": {"type": "dhcp"}}]},
+        "data.conflist",
+    )
     assert isinstance(chain, Chain)
 
     outcome = bench.runner().add(chain, target())
@@ -110,7 +113,9 @@ def test_add_runs_nothing_when_a_plugin_is_not_allowed(bench: Bench) -> None:
 
 
 def test_nothing_is_run_when_an_allowed_plugin_was_taken_off_the_list_since(bench: Bench) -> None:
-    """The last check is at the program's start: a record made while the plugin was allowed runs it no more."""
+    """The last check is at the program's start: a record made while the plugin was allowed runs it
+    no more.
+    """
     bench.plugins.add("only")
     bench.runner(allowed=frozenset({"only"})).add(chain_of("only"), target())
 
@@ -122,7 +127,10 @@ def test_nothing_is_run_when_an_allowed_plugin_was_taken_off_the_list_since(benc
 
 @pytest.mark.parametrize("mode", [0o757, 0o644], ids=["writable-by-all", "not-executable"])
 def test_add_is_refused_when_the_binary_is_not_to_be_run(bench: Bench, mode: int) -> None:
-    """A file that anybody could have changed is not run as root; one that is not executable is not there."""
+    """A file that anybody could have changed is not run as root.
+
+    One that is not executable is not there.
+    """
     bench.plugins.add("only")
     (bench.plugins.path / "only").chmod(mode)
 
@@ -153,7 +161,9 @@ def test_add_is_refused_when_the_binary_is_no_program(bench: Bench) -> None:
     ],
     ids=["older", "nonsense", "dies", "hangs"],
 )
-def test_chain_is_refused_when_its_plugin_does_not_speak_its_version(bench: Bench, version: str | None, code: str) -> None:
+def test_chain_is_refused_when_its_plugin_does_not_speak_its_version(
+    bench: Bench, version: str | None, code: str
+) -> None:
     """Before anything is changed."""
     bench.plugins.add("only", versions=("0.3.1",), version=version)
 
@@ -168,7 +178,10 @@ def test_add_is_refused_when_the_sandbox_is_not_there(bench: Bench, tmp_path: Pa
     bench.plugins.add("only")
     (tmp_path / "file").touch()
 
-    outcomes = [bench.runner().add(chain_of("only"), target(network_namespace=path)) for path in ("", "/nowhere", str(tmp_path / "file"))]
+    outcomes = [
+        bench.runner().add(chain_of("only"), target(network_namespace=path))
+        for path in ("", "/nowhere", str(tmp_path / "file"))
+    ]
 
     assert [code_of(outcome) for outcome in outcomes] == ["cni-config-invalid"] * 3
     assert bench.plugins.in_short == []
@@ -182,7 +195,11 @@ def test_an_unreadable_record_is_refused_when_its_attachment_is_asked_for(bench:
     runner.add(chain_of("only"), target())
     next(bench.records.iterdir()).write_text(content)
 
-    outcomes = [runner.add(chain_of("only"), target()), runner.delete("data", "c1", "net1"), runner.check("data", "c1", "net1")]
+    outcomes = [
+        runner.add(chain_of("only"), target()),
+        runner.delete("data", "c1", "net1"),
+        runner.check("data", "c1", "net1"),
+    ]
 
     assert [code_of(outcome) for outcome in outcomes] == ["cni-state-unreadable"] * 3
     assert isinstance(runner.add(chain_of("only"), target(container_id="c2")), CniResult)

@@ -1,4 +1,6 @@
-"""NICs whose virtual functions are made when a claim gets one: what is offered, when the card is cut, and what a death leaves."""
+"""NICs whose virtual functions are made when a claim gets one: what is offered, when the card is
+cut, and what a death leaves.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,14 @@ from topobus.values.request import Owner, OwnerKind
 CARD = "nic-0000-3b-00-0"
 PARTS = [f"nic-0000-3b-02-{index}" for index in range(COUNT)]
 FOLDER = f"sys/bus/pci/devices/{PHYSICAL}"
-ROUTE = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\nens1 0000000A 00000000 0001 0 0 0 0000FFFF 0 0 0"
-DEFAULT_ROUTE = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\nens1 00000000 0100000A 0003 0 0 0 00000000 0 0 0"
+ROUTE = (
+    "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\nens1 0000000A 00000000 0001 0 0 0 "
+    "0000FFFF 0 0 0"
+)
+DEFAULT_ROUTE = (
+    "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\nens1 00000000 0100000A 0003 0 0 0 "
+    "00000000 0 0 0"
+)
 
 
 @pytest.fixture
@@ -141,8 +149,13 @@ def test_card_is_not_given_when_a_function_is_used_by_somebody_unknown(bench: Sr
     ],
     ids=["address", "bridge", "vlan"],
 )
-def test_card_is_not_cut_when_the_node_uses_it(bench: SriovBench, files: dict[str, object], links: dict[str, str], why: str) -> None:
-    """What the node uses itself is offered as it is; and when that came after the last look, the claim is refused with how the node uses it."""
+def test_card_is_not_cut_when_the_node_uses_it(
+    bench: SriovBench, files: dict[str, object], links: dict[str, str], why: str
+) -> None:
+    """What the node uses itself is offered as it is.
+
+    And when that came after the last look, the claim is refused with how the node uses it.
+    """
     write(bench.root, files)
     for name, target in links.items():
         (bench.root / FOLDER / "net/ens1" / name).symlink_to(target)
@@ -217,7 +230,9 @@ def test_discover_lists_the_same_devices_when_the_card_is_being_cut(bench: Sriov
 
     def look(path: Path, text: str) -> None:
         bench.kernel.set_number(2)
-        seen.append([device.name for device in bench.driver.discover(Tree(bench.tree.settings), bench.kernel.machine).devices])
+        seen.append(
+            [device.name for device in bench.driver.discover(Tree(bench.tree.settings), bench.kernel.machine).devices]
+        )
         path.write_text(f"{text}\n", encoding="ascii")
 
     bench.driver.on_demand_functions.cuts.write = look
@@ -252,9 +267,13 @@ def test_functions_stay_when_the_last_owner_goes_and_one_is_used_by_somebody_unk
 
 
 def test_function_is_given_when_the_inventory_tells_its_interface(bench: SriovBench) -> None:
-    """Who hands interfaces over must know the name: the claim is asked for again after the next look, and the functions stay meanwhile."""
+    """Who hands interfaces over must know the name: the claim is asked for again after the next
+    look, and the functions stay meanwhile.
+    """
     assert isinstance(bench.driver, PciNetdevDriver)
-    bench.driver.configure(NicServices(partitions=bench.driver.host.partitions, interfaces=InterfaceSettings(), hands=InterfaceHands()))
+    bench.driver.configure(
+        NicServices(partitions=bench.driver.host.partitions, interfaces=InterfaceSettings(), hands=InterfaceHands())
+    )
 
     refusal = bench.get("a", PARTS[0])
     bench.look()
@@ -266,7 +285,10 @@ def test_function_is_given_when_the_inventory_tells_its_interface(bench: SriovBe
 
 
 def test_owners_get_their_functions_again_when_the_node_was_started_anew(bench: SriovBench) -> None:
-    """A reboot leaves no virtual function; the journal knows two owners, and neither is in the other's way."""
+    """A reboot leaves no virtual function.
+
+    The journal knows two owners, and neither is in the other's way.
+    """
     bench.get("a", PARTS[0])
     bench.get("b", PARTS[1])
     bench.kernel.set_number(0)
@@ -290,7 +312,9 @@ def test_card_is_cut_once_when_all_its_functions_are_wanted_at_once(bench: Sriov
 
 
 @pytest.mark.parametrize("kind", ["bench", "removing"])
-def test_card_can_be_had_when_the_service_was_killed_at_any_step_of_prepare(request: pytest.FixtureRequest, kind: str) -> None:
+def test_card_can_be_had_when_the_service_was_killed_at_any_step_of_prepare(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
     """The next start finds the functions there or not, nobody's, and either way can be had."""
     bench: SriovBench = request.getfixturevalue(kind)
     died = 0
@@ -332,7 +356,9 @@ def test_functions_are_gone_when_the_service_was_killed_at_any_step_of_giving_th
 
 
 def test_prepare_is_refused_before_the_first_look(bench: SriovBench) -> None:
-    """A service that has just started does not know which cards are cut, so nobody gets one past the others."""
+    """A service that has just started does not know which cards are cut, so nobody gets one past
+    the others.
+    """
     driver = PciNetdevDriver()
     driver.on_demand_functions.rules = (bench.rule,)
     bench.driver = driver
@@ -349,7 +375,9 @@ CONFIGURED = ({"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interfa
 def with_hands(bench: SriovBench) -> PciNetdevDriver:
     """Have the driver hand interfaces over."""
     assert isinstance(bench.driver, PciNetdevDriver)
-    bench.driver.configure(NicServices(partitions=bench.driver.host.partitions, interfaces=InterfaceSettings(), hands=InterfaceHands()))
+    bench.driver.configure(
+        NicServices(partitions=bench.driver.host.partitions, interfaces=InterfaceSettings(), hands=InterfaceHands())
+    )
     return bench.driver
 
 
@@ -357,7 +385,9 @@ def with_hands(bench: SriovBench) -> PciNetdevDriver:
 def test_prepare_gives_nothing_without_its_interface_when_the_driver_comes_after_the_function(
     bench: SriovBench, config: tuple[dict[str, object], ...]
 ) -> None:
-    """The kernel adds the function, binds its driver a moment later and names the interface after that: until the inventory tells it the claim is refused."""
+    """The kernel adds the function, binds its driver a moment later and names the interface after
+    that: until the inventory tells it the claim is refused.
+    """
     driver = with_hands(bench)
     context = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="a", uid="uid-a"), config=config)
 
@@ -391,11 +421,15 @@ def test_prepare_says_what_the_function_lacks_when_no_driver_comes(bench: SriovB
     assert bench.journal.entries == {}
 
 
-@pytest.mark.parametrize(("config", "codes"), [((), []), (CONFIGURED, ["interface-missing"])], ids=["plain", "configured"])
+@pytest.mark.parametrize(
+    ("config", "codes"), [((), []), (CONFIGURED, ["interface-missing"])], ids=["plain", "configured"]
+)
 def test_prepare_gives_a_function_without_a_driver_when_the_operator_has_them_not_probed(
     bench: SriovBench, config: tuple[dict[str, object], ...], codes: list[str]
 ) -> None:
-    """With sriov_drivers_autoprobe off none ever comes: the function can be had as it is, and who wants its interface hears that there is none."""
+    """With sriov_drivers_autoprobe off none ever comes: the function can be had as it is, and who
+    wants its interface hears that there is none.
+    """
     with_hands(bench)
     write(bench.root, {f"{FOLDER}/sriov_drivers_autoprobe": 0})
 
@@ -457,8 +491,12 @@ def test_plan_stands_when_the_card_begins_to_change_while_a_look_goes_on(bench: 
     assert on_demand.is_planned(address)
 
 
-def test_observe_says_nothing_of_functions_that_are_not_there_when_their_card_cannot_be_cut_any_more(bench: SriovBench) -> None:
-    """Devices of the look before are observed once more after a look that found their card in use: they never were on the bus."""
+def test_observe_says_nothing_of_functions_that_are_not_there_when_their_card_cannot_be_cut_any_more(
+    bench: SriovBench,
+) -> None:
+    """Devices of the look before are observed once more after a look that found their card in use:
+    they never were on the bus.
+    """
     before = list(bench.devices.values())
     write(bench.root, {"proc/net/route": ROUTE})
     bench.look()

@@ -1,4 +1,5 @@
-"""Hand-overs of hardware on a simulated kernel: physical and virtual functions, several ports, cards that leave the bus while a pod has them, and reboots.
+"""Hand-overs of hardware on a simulated kernel: physical and virtual functions, several ports,
+cards that leave the bus while a pod has them, and reboots.
 
 Wherever an interface of before is not the one of now, the one of now must be left exactly as it is.
 """
@@ -61,7 +62,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "a hardware address": {"interface": {"name": "net1", "mac": "52:54:00:77:00:02"}},
     "a hardware address by the physical function": {"interface": {"name": "net1"}, "vf": {"mac": "52:54:00:aa:bb:01"}},
     "that, and an MTU": {"interface": {"name": "net1", "mtu": 1400}, "vf": {"mac": "52:54:00:aa:bb:01"}},
-    "a VLAN, trust and a rate": {"interface": {"name": "net1"}, "vf": {"vlan": 100, "qos": 3, "trust": True, "maxTxRate": 500}},
+    "a VLAN, trust and a rate": {
+        "interface": {"name": "net1"},
+        "vf": {"vlan": 100, "qos": 3, "trust": True, "maxTxRate": 500},
+    },
 }
 
 
@@ -70,7 +74,9 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_virtual_function_comes_and_goes_when_its_permanent_address_changes(
     host: SimulatedHost, fields: dict[str, Any], *, is_killed: bool
 ) -> None:
-    """Whatever resets it on its way, it is the same function: in the pod as asked, and home as it was, with its settings."""
+    """Whatever resets it on its way, it is the same function: in the pod as asked, and home as it
+    was, with its settings.
+    """
     before, settings, record = shown(host.link("ens1v0")), dict(host.functions.states), DeviceRecord()
 
     attached = give(host, "ens1v0", record, **fields)
@@ -101,7 +107,9 @@ def test_card_is_found_when_the_kernel_returned_it_under_the_pods_name(host: Sim
 
 
 def test_settings_are_put_back_when_the_driver_knows_one_of_them_not(host: SimulatedHost) -> None:
-    """The claim is refused with the field's name, and its undoing asks the driver for nothing that it does not know."""
+    """The claim is refused with the field's name, and its undoing asks the driver for nothing that
+    it does not know.
+    """
     before, settings, record = shown(host.link("ens1v0")), dict(host.functions.states), DeviceRecord()
     host.functions.refused, host.functions.error = "link_state", errno.EOPNOTSUPP
 
@@ -156,7 +164,9 @@ def cards_exchanged(host: SimulatedHost) -> None:
 def test_interface_is_given_up_when_its_device_is_not_there_any_more(
     host: SimulatedHost, name: str, fields: dict[str, Any], happened: Callable[[SimulatedHost], None]
 ) -> None:
-    """The pod of a dead card ends: the interface is lost, nothing is asked for ever, and what is in its place by now stays as it is."""
+    """The pod of a dead card ends: the interface is lost, nothing is asked for ever, and what is in
+    its place by now stays as it is.
+    """
     record = DeviceRecord()
     give(host, name, record, **fields)
     happened(host)
@@ -169,7 +179,10 @@ def test_interface_is_given_up_when_its_device_is_not_there_any_more(
 
 
 def test_card_is_restored_when_the_same_one_is_plugged_in_again(host: SimulatedHost) -> None:
-    """Its permanent address says so; it is in the slot anew, with another index and as its driver makes it."""
+    """Its permanent address says so.
+
+    It is in the slot anew, with another index and as its driver makes it.
+    """
     record = DeviceRecord()
     give(host, "ens2", record, interface={"name": "net1", "mtu": 1400})
     host.remove("0000:63:00.0")
@@ -193,7 +206,9 @@ def test_interface_is_restored_when_its_driver_was_bound_again(host: SimulatedHo
 
 
 def test_settings_go_to_no_other_card_when_their_function_is_another_one(host: SimulatedHost) -> None:
-    """The hand-over was refused after the settings were made, and the card was exchanged meanwhile: the other card's function keeps its own."""
+    """The hand-over was refused after the settings were made, and the card was exchanged meanwhile:
+    the other card's function keeps its own.
+    """
     record = DeviceRecord()
     host.functions.refused = "link_state"
     give(host, "ens1v0", record, vf={"vlan": 100, "linkState": "enable"})
@@ -210,8 +225,12 @@ def test_settings_go_to_no_other_card_when_their_function_is_another_one(host: S
     [({"dev_port": 0}, {"dev_port": 1}), ({"port": "p0"}, {"port": "p1"}), ({"port": "p0"}, {"port": "pf0vf0"})],
     ids=["by dev_port", "by phys_port_name", "a representor"],
 )
-def test_port_is_not_taken_for_another_port_of_its_function(host: SimulatedHost, own: dict[str, Any], other: dict[str, Any]) -> None:
-    """A function with two interfaces: the one that stays on the host is not the one that a pod had, though bus and address are the same."""
+def test_port_is_not_taken_for_another_port_of_its_function(
+    host: SimulatedHost, own: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """A function with two interfaces: the one that stays on the host is not the one that a pod had,
+    though bus and address are the same.
+    """
     pci = "0000:81:00.0"
     host.add("ens5", pci=pci, permanent="52:54:00:00:05:00", **own)
     second = host.add("ens5d1", pci=pci, permanent="52:54:00:00:05:00", **other)
@@ -226,7 +245,9 @@ def test_port_is_not_taken_for_another_port_of_its_function(host: SimulatedHost,
 
 
 def test_virtual_interface_of_another_boot_is_lost_and_no_other_one_is_touched(host: SimulatedHost) -> None:
-    """Indices begin anew with each boot: what has the index, the kind and the other end of before by now is a stranger, also in a pod at the same path."""
+    """Indices begin anew with each boot: what has the index, the kind and the other end of before
+    by now is a stranger, also in a pod at the same path.
+    """
     record = DeviceRecord()
     host.add("tba0", kind="veth", link=99)
     give(host, "tba0", record, interface={"name": "net1", "mtu": 1400})
@@ -247,7 +268,9 @@ def test_virtual_interface_of_another_boot_is_lost_and_no_other_one_is_touched(h
 def test_child_of_another_boot_is_lost_and_no_other_one_is_deleted(host: SimulatedHost) -> None:
     """Its name and index may be another one's by now."""
     record = DeviceRecord()
-    record.intend("share", {"tag": TAG, "name": "tbc00000001", "parent": "ens2", "kind": "macvlan", "boot_id": "boot-1"})
+    record.intend(
+        "share", {"tag": TAG, "name": "tbc00000001", "parent": "ens2", "kind": "macvlan", "boot_id": "boot-1"}
+    )
     host.reboot()
     host.add("tbc00000001", kind="macvlan")
     others = copy.deepcopy(host.namespaces)
@@ -258,10 +281,17 @@ def test_child_of_another_boot_is_lost_and_no_other_one_is_deleted(host: Simulat
 
 
 @pytest.mark.parametrize(
-    ("permanent", "outcome"), [("52:54:00:00:03:00", "restored"), ("52:54:00:00:99:00", "lost")], ids=["the same card", "another card"]
+    ("permanent", "outcome"),
+    [("52:54:00:00:03:00", "restored"), ("52:54:00:00:99:00", "lost")],
+    ids=["the same card", "another card"],
 )
-def test_card_is_known_after_a_reboot_by_its_permanent_address(host: SimulatedHost, permanent: str, outcome: str) -> None:
-    """The same card in the same slot is restored under whatever index and name it has; another card is left alone."""
+def test_card_is_known_after_a_reboot_by_its_permanent_address(
+    host: SimulatedHost, permanent: str, outcome: str
+) -> None:
+    """The same card in the same slot is restored under whatever index and name it has.
+
+    Another card is left alone.
+    """
     record = DeviceRecord()
     give(host, "ens2", record, interface={"name": "net1", "mtu": 1400})
     host.reboot()

@@ -1,4 +1,6 @@
-"""A configuration against a device: what this interface cannot do is refused before anything is changed."""
+"""A configuration against a device: what this interface cannot do is refused before anything is
+changed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from msgspec.structs import replace
 from topobus.nic.interfaces.rules.interface_checks import addresses_in_pod, check_interface_config, name_in_pod
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
 from topobus.nic.interfaces.rules.interface_reading import read_interface_config
-from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState, state_from_journal, state_to_journal
+from topobus.nic.interfaces.rules.interface_state import (
+    HeldAddress,
+    HeldRoute,
+    InterfaceState,
+    state_from_journal,
+    state_to_journal,
+)
 
 STATE = InterfaceState(
     name="eth1",
@@ -19,7 +27,11 @@ STATE = InterfaceState(
     mtu=1500,
     least_mtu=68,
     largest_mtu=9000,
-    addresses=(HeldAddress(address="10.0.0.7/24"), HeldAddress(address="fe80::7/64"), HeldAddress(address="fd00::7/64")),
+    addresses=(
+        HeldAddress(address="10.0.0.7/24"),
+        HeldAddress(address="fe80::7/64"),
+        HeldAddress(address="fd00::7/64"),
+    ),
 )
 
 
@@ -52,7 +64,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("kind", ["bridge", "bond", "vrf"])
 def test_check_refuses_what_the_kernel_never_moves(kind: str) -> None:
-    """At prepare: at attach the kernel would say so too late, with the bridge off and its ports without each other. A child of it is fine."""
+    """At prepare: at attach the kernel would say so too late, with the bridge off and its ports
+    without each other.
+
+    A child of it is fine.
+    """
     state = replace(STATE, name="br0", kind=kind)
 
     refusal = check_interface_config(configured(), state)
@@ -117,14 +133,21 @@ def test_check_lets_settings_of_a_function_pass_when_there_is_a_physical_one() -
         ({"share": {"mode": "macvlan"}}, ()),
     ],
 )
-def test_addresses_in_pod_are_the_hosts_when_none_are_written(fields: dict[str, Any], addresses: tuple[str, ...]) -> None:
-    """What the administrator gave the card goes along, but for link-local ones, which the kernel makes anew, and where others bring theirs."""
+def test_addresses_in_pod_are_the_hosts_when_none_are_written(
+    fields: dict[str, Any], addresses: tuple[str, ...]
+) -> None:
+    """What the administrator gave the card goes along, but for link-local ones, which the kernel
+    makes anew, and where others bring theirs.
+    """
     assert addresses_in_pod(configured(**fields), STATE) == addresses
 
 
 def test_name_in_pod_is_the_hosts_when_none_is_written() -> None:
     """A claim that renames nothing keeps the host's name."""
-    assert (name_in_pod(configured(), STATE), name_in_pod(configured(interface={"name": "net1"}), STATE)) == ("eth1", "net1")
+    assert (name_in_pod(configured(), STATE), name_in_pod(configured(interface={"name": "net1"}), STATE)) == (
+        "eth1",
+        "net1",
+    )
 
 
 def test_state_comes_back_equal_when_a_journal_kept_it() -> None:

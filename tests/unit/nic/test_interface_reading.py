@@ -1,4 +1,6 @@
-"""The configuration of an interface: every mistake is refused by the name of its field, and classes and claims merge as the page says."""
+"""The configuration of an interface: every mistake is refused by the name of its field, and classes
+and claims merge as the page says.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ ROUTE = {"destination": "10.9.0.0/16", "gateway": "10.0.0.1"}
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("a mode that is none", {"mode": "guest"}, "config[0].mode"),
     ("settings of an interface that stays", {"mode": "host", "interface": {"mtu": 9000}}, "mode"),
-    ("an RDMA device that leaves an interface that stays", {"mode": "host", "rdma": {"mode": "exclusive"}}, "rdma.mode"),
+    (
+        "an RDMA device that leaves an interface that stays",
+        {"mode": "host", "rdma": {"mode": "exclusive"}},
+        "rdma.mode",
+    ),
     ("an address that is none", {"interface": {"addresses": ["10.0.0.300/8"]}}, "config[0].interface.addresses[0]"),
     ("an address without its length", {"interface": {"addresses": ["10.0.0.3"]}}, "config[0].interface.addresses[0]"),
     ("a length of 33", {"interface": {"addresses": ["10.0.0.3/33"]}}, "config[0].interface.addresses[0]"),
@@ -38,8 +44,16 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("the network's own address", {"interface": {"addresses": ["10.0.0.0/24"]}}, "config[0].interface.addresses[0]"),
     ("the broadcast address", {"interface": {"addresses": ["10.0.0.255/24"]}}, "config[0].interface.addresses[0]"),
     ("the loopback address", {"interface": {"addresses": ["127.0.0.1/8"]}}, "config[0].interface.addresses[0]"),
-    ("an address twice", {"interface": {"addresses": ["10.0.0.3/24", "10.0.0.3/16"]}}, "config[0].interface.addresses[1]"),
-    ("more addresses than there can be", {"interface": {"addresses": ["10.0.0.3/24"] * 257}}, "config[0].interface.addresses"),
+    (
+        "an address twice",
+        {"interface": {"addresses": ["10.0.0.3/24", "10.0.0.3/16"]}},
+        "config[0].interface.addresses[1]",
+    ),
+    (
+        "more addresses than there can be",
+        {"interface": {"addresses": ["10.0.0.3/24"] * 257}},
+        "config[0].interface.addresses",
+    ),
     ("a name of 16 bytes", {"interface": {"name": "n" * 16}}, "config[0].interface.name"),
     ("a name of 16 bytes in 8 letters", {"interface": {"name": "ü" * 8}}, "config[0].interface.name"),
     ("a name with a slash", {"interface": {"name": "a/b"}}, "config[0].interface.name"),
@@ -75,7 +89,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("a default without a gateway", {"routes": [{"destination": "default"}]}, "config[0].routes[0].destination"),
     ("a gateway of the other family", {"routes": [{**ROUTE, "gateway": "fd00::1"}]}, "config[0].routes[0].gateway"),
     ("a source of the other family", {"routes": [{**ROUTE, "source": "fd00::1"}]}, "config[0].routes[0].source"),
-    ("onlink without a gateway", {"routes": [{"destination": "10.9.0.0/16", "onlink": True}]}, "config[0].routes[0].onlink"),
+    (
+        "onlink without a gateway",
+        {"routes": [{"destination": "10.9.0.0/16", "onlink": True}]},
+        "config[0].routes[0].onlink",
+    ),
     ("scope link with a gateway", {"routes": [{**ROUTE, "scope": "link"}]}, "config[0].routes[0].scope"),
     ("a metric that is too large", {"routes": [{**ROUTE, "metric": 2**32}]}, "config[0].routes[0].metric"),
     ("the kernel's own table", {"routes": [{**ROUTE, "table": 255}]}, "config[0].routes[0].table"),
@@ -83,10 +101,26 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("more routes than there can be", {"routes": [ROUTE] * 257}, "config[0].routes"),
     ("a route without its destination", {"routes": [{"gateway": "10.0.0.1"}]}, "config[0].routes[0]"),
     ("a rule of no family", {"rules": [{"table": 100, "priority": 5}]}, "config[0].rules[0].family"),
-    ("a rule of both", {"rules": [{"from": "10.0.0.0/8", "to": "fd00::/8", "table": 100, "priority": 5}]}, "config[0].rules[0]"),
-    ("a rule before the kernel's", {"rules": [{"from": "10.0.0.0/8", "table": 100, "priority": 0}]}, "config[0].rules[0].priority"),
-    ("a neighbour that is none", {"neighbours": [{"address": "x", "mac": "02:00:00:00:00:01"}]}, "config[0].neighbours[0].address"),
-    ("a neighbour twice", {"neighbours": [{"address": "10.0.0.1", "mac": "02:00:00:00:00:01"}] * 2}, "neighbours[1].address"),
+    (
+        "a rule of both",
+        {"rules": [{"from": "10.0.0.0/8", "to": "fd00::/8", "table": 100, "priority": 5}]},
+        "config[0].rules[0]",
+    ),
+    (
+        "a rule before the kernel's",
+        {"rules": [{"from": "10.0.0.0/8", "table": 100, "priority": 0}]},
+        "config[0].rules[0].priority",
+    ),
+    (
+        "a neighbour that is none",
+        {"neighbours": [{"address": "x", "mac": "02:00:00:00:00:01"}]},
+        "config[0].neighbours[0].address",
+    ),
+    (
+        "a neighbour twice",
+        {"neighbours": [{"address": "10.0.0.1", "mac": "02:00:00:00:00:01"}] * 2},
+        "neighbours[1].address",
+    ),
     ("a setting of the namespace", {"sysctls": {"net.ipv4.ip_forward": 1}}, "config[0].sysctls[net.ipv4.ip_forward]"),
     (
         "a setting of another interface",
@@ -100,9 +134,17 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("a sharing mode that is none", {"share": {"mode": "macvtap"}}, "config[0].share.mode"),
     ("a submode of the other", {"share": {"mode": "ipvlan", "submode": "vepa"}}, "config[0].share.submode"),
-    ("a MAC for an ipvlan child", {"share": {"mode": "ipvlan"}, "interface": {"mac": "02:00:00:00:00:01"}}, "interface.mac"),
+    (
+        "a MAC for an ipvlan child",
+        {"share": {"mode": "ipvlan"}, "interface": {"mac": "02:00:00:00:00:01"}},
+        "interface.mac",
+    ),
     ("a shared virtual function", {"share": {"mode": "macvlan"}, "vf": {"vlan": 5}}, "share"),
-    ("an exclusive RDMA device that is shared", {"share": {"mode": "macvlan"}, "rdma": {"mode": "exclusive"}}, "rdma.mode"),
+    (
+        "an exclusive RDMA device that is shared",
+        {"share": {"mode": "macvlan"}, "rdma": {"mode": "exclusive"}},
+        "rdma.mode",
+    ),
     ("a VLAN that a chain would leave", {"vf": {"vlan": 5}, "cni": {}}, "vf"),
     ("an MTU beside a chain", {"interface": {"mtu": 1500}, "cni": {}}, "interface.mtu"),
     ("routes beside a chain", {"routes": [ROUTE], "cni": {}}, "routes"),
@@ -155,7 +197,9 @@ def test_reading_refuses_an_entry_when_it_is_of_another_kind_or_version(wrong: d
 
 def test_reading_leaves_an_entry_to_others_when_it_says_how_to_share() -> None:
     """SharingParameters are read by the kit."""
-    answer = read_interface_config([{"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "Exclusive"}])
+    answer = read_interface_config(
+        [{"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "Exclusive"}]
+    )
 
     assert answer == InterfaceConfig()
 
@@ -198,7 +242,10 @@ def test_reading_lets_the_claim_refine_the_class_when_both_write_a_field() -> No
 
 
 def test_reading_refuses_the_claim_when_it_changes_what_the_class_fixed() -> None:
-    """A class's VLAN keeps pods apart: no claim leaves it. What the class left open, the claim may say."""
+    """A class's VLAN keeps pods apart: no claim leaves it.
+
+    What the class left open, the claim may say.
+    """
     of_class = entry(vf={"vlan": 100, "trust": False})
 
     refused = fields_refused(of_class, entry(vf={"vlan": 200, "trust": True}))
@@ -254,8 +301,13 @@ def test_rendering_gives_what_reading_took_when_all_fields_are_written() -> None
         },
         rdma={"mode": "exclusive"},
     )
-    of_chain = entry(interface={"name": "net1"}, cni={"conflist": {"cniVersion": "1.0.0", "plugins": [{"type": "bridge"}]}})
+    of_chain = entry(
+        interface={"name": "net1"}, cni={"conflist": {"cniVersion": "1.0.0", "plugins": [{"type": "bridge"}]}}
+    )
 
     configs = [read_interface_config([each]) for each in (document, of_chain)]
 
-    assert [render_interface_config(config) for config in configs if isinstance(config, InterfaceConfig)] == [document, of_chain]
+    assert [render_interface_config(config) for config in configs if isinstance(config, InterfaceConfig)] == [
+        document,
+        of_chain,
+    ]

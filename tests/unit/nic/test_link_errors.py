@@ -1,4 +1,6 @@
-"""Damaged and lost frames of an interface: a storm between two looks is a sign, what was counted before is not."""
+"""Damaged and lost frames of an interface: a storm between two looks is a sign, what was counted
+before is not.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,21 @@ PATH = "sys/class/net/eth0"
         ("rx_crc_errors", 1000, False, []),
         ("rx_dropped", 1000, True, []),
     ],
-    ids=["damaged", "lost", "broken", "damaged in all", "lost in all", "too long", "few", "without a carrier", "another counter"],
+    ids=[
+        "damaged",
+        "lost",
+        "broken",
+        "damaged in all",
+        "lost in all",
+        "too long",
+        "few",
+        "without a carrier",
+        "another counter",
+    ],
 )
-def test_judge_errors_tells_a_storm_when_the_link_is_up(tmp_path: Path, counter: str, rise: int, carrier: bool, reasons: list[str]) -> None:
+def test_judge_errors_tells_a_storm_when_the_link_is_up(
+    tmp_path: Path, counter: str, rise: int, carrier: bool, reasons: list[str]
+) -> None:
     """A link that trains counts errors, too, which say nothing."""
     interface = NetInterface(name="eth0", path=PATH, is_up=True, carrier=carrier)
     counters = CounterRises()
@@ -48,10 +62,16 @@ def test_judge_errors_passes_over_too_long_frames_when_the_driver_counts_them_as
     """A sender with another MTU is no fault of this link, whatever else it damages."""
     interface = NetInterface(name="eth0", path=PATH, is_up=True, carrier=True)
     counters = CounterRises()
-    judge_errors(write(tmp_path, {f"{PATH}/statistics/rx_errors": 0, f"{PATH}/statistics/rx_length_errors": 0}), [interface], counters)
+    judge_errors(
+        write(tmp_path, {f"{PATH}/statistics/rx_errors": 0, f"{PATH}/statistics/rx_length_errors": 0}),
+        [interface],
+        counters,
+    )
 
     seen = judge_errors(
-        write(tmp_path, {f"{PATH}/statistics/rx_errors": 599, f"{PATH}/statistics/rx_length_errors": 500}), [interface], counters
+        write(tmp_path, {f"{PATH}/statistics/rx_errors": 599, f"{PATH}/statistics/rx_length_errors": 500}),
+        [interface],
+        counters,
     )
 
     assert seen is None
@@ -62,6 +82,8 @@ def test_judge_errors_counts_each_look_by_itself_when_several_counters_rise(tmp_
     interface = NetInterface(name="eth0", path=PATH, is_up=True, carrier=True)
     counters = CounterRises()
     files = [f"{PATH}/statistics/rx_crc_errors", f"{PATH}/statistics/tx_errors"]
-    looks = [judge_errors(write(tmp_path, dict.fromkeys(files, count)), [interface], counters) for count in (0, 150, 200)]
+    looks = [
+        judge_errors(write(tmp_path, dict.fromkeys(files, count)), [interface], counters) for count in (0, 150, 200)
+    ]
 
     assert [look.reason if look is not None else "" for look in looks] == ["", "link-errors", ""]

@@ -58,7 +58,10 @@ class Card:
         """Set an InfiniBand port's state."""
         write(
             self.root,
-            {f"{FOLDER}/infiniband/mlx5_0/ports/1/{file}": text for file, text in {"state": state, "link_layer": "InfiniBand"}.items()},
+            {
+                f"{FOLDER}/infiniband/mlx5_0/ports/1/{file}": text
+                for file, text in {"state": state, "link_layer": "InfiniBand"}.items()
+            },
         )
 
     def look(self, after_s: float = 1.0) -> list[str]:
@@ -78,7 +81,9 @@ def card(tmp_path: Path) -> Card:
 
 
 def test_observe_finds_nothing_when_a_link_comes_up(card: Card) -> None:
-    """Copper is without a carrier for some seconds after it was switched on, and may lose it once more while it trains."""
+    """Copper is without a carrier for some seconds after it was switched on, and may lose it once
+    more while it trains.
+    """
     card.interface(carrier=0)
     training = [card.look() for _ in range(3)]
     card.interface(carrier=1)
@@ -163,7 +168,13 @@ def test_card_and_its_functions_are_well_when_a_claim_has_the_card_cut(tmp_path:
         seen.append(dict(bench.driver.observe(Tree(bench.tree.settings), devices)))
 
     with SriovBench(tmp_path, lambda: PciNetdevDriver(clock)) as bench:
-        write(bench.root, {f"sys/bus/pci/devices/{PHYSICAL}/net/ens1/{file}": text for file, text in (("flags", "0x1003"), ("carrier", 1))})
+        write(
+            bench.root,
+            {
+                f"sys/bus/pci/devices/{PHYSICAL}/net/ens1/{file}": text
+                for file, text in (("flags", "0x1003"), ("carrier", 1))
+            },
+        )
         look(bench)
         clock.now_s += 60
 
@@ -187,7 +198,9 @@ def test_observe_gives_an_interface_without_hardware_its_time(tmp_path: Path) ->
     folder = add_interface(tmp_path, "tenant-0", 4, flags="0x1002")
     (folder / "carrier").unlink()
     driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="tenant-0"),)), now=clock)
-    device = Device(name=device_name("tenant-0"), device_class="nic", driver=driver.name, attributes={"interface": "tenant-0"})
+    device = Device(
+        name=device_name("tenant-0"), device_class="nic", driver=driver.name, attributes={"interface": "tenant-0"}
+    )
     tree = Tree(HardwareSettings(root=str(tmp_path)))
     driver.observe(tree, [device])
 

@@ -1,4 +1,6 @@
-"""Which interfaces the driver for those without a PCI function offers, how it describes them, and what it calls a fault."""
+"""Which interfaces the driver for those without a PCI function offers, how it describes them, and
+what it calls a fault.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from topobus.values.sandbox import AttachedInterface, Sandbox
 
 CARD = PciAddress.parse("0000:3b:00.0")
 FUNCTION = PciDevice(address=CARD, vendor=0x15B3, device=0x1021, class_code=0x020000, numa_node=1, root="pci0000:3a")
-MACHINE = Machine(node="n", numa_nodes=(NumaNode(id=1, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=(FUNCTION,))
+MACHINE = Machine(
+    node="n", numa_nodes=(NumaNode(id=1, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=(FUNCTION,)
+)
 ROUTES = (
     "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
     "bond0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\n"
@@ -70,7 +74,9 @@ class Node:
 
     def names(self, *rules: InterfaceRule) -> tuple[str, ...]:
         """Name the interfaces that these rules offer."""
-        return tuple(str(device.attributes["interface"]) for device in self.driver(*rules).discover(self.tree, MACHINE).devices)
+        return tuple(
+            str(device.attributes["interface"]) for device in self.driver(*rules).discover(self.tree, MACHINE).devices
+        )
 
 
 @pytest.fixture
@@ -80,7 +86,9 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_discover_offers_nothing_when_the_operator_lists_nothing(node: Node) -> None:
-    """The node's own bridges and its pods' veths look like any other interface, so none is offered unasked."""
+    """The node's own bridges and its pods' veths look like any other interface, so none is offered
+    unasked.
+    """
     driver = LinuxNetdevDriver()
 
     assert (driver.discover(node.tree, MACHINE).devices, driver.discover(node.tree, MACHINE).warnings) == ((), ())
@@ -91,16 +99,23 @@ def test_discover_offers_nothing_when_the_operator_lists_nothing(node: Node) -> 
     [
         pytest.param([InterfaceRule(name="veth-a")], ("veth-a",), id="by name"),
         pytest.param([InterfaceRule(kind="vlan"), InterfaceRule(kind="tap")], ("br0.5", "tap0"), id="by kind"),
-        pytest.param([InterfaceRule(name="veth-*", kind="veth")], ("veth-a",), id="a pattern leaves out what the node uses"),
+        pytest.param(
+            [InterfaceRule(name="veth-*", kind="veth")], ("veth-a",), id="a pattern leaves out what the node uses"
+        ),
         pytest.param([InterfaceRule(name="veth-node")], ("veth-node",), id="an exact name takes what the node uses"),
         pytest.param([InterfaceRule(kind="scalable-function")], ("en3f0",), id="a scalable function"),
-        pytest.param([InterfaceRule(name="bond0"), InterfaceRule(name="lo"), InterfaceRule(name="eth0")], (), id="never these"),
+        pytest.param(
+            [InterfaceRule(name="bond0"), InterfaceRule(name="lo"), InterfaceRule(name="eth0")], (), id="never these"
+        ),
     ],
 )
 def test_discover_offers_what_the_rules_name_when_the_node_does_not_need_it(
     node: Node, rules: list[InterfaceRule], names: tuple[str, ...]
 ) -> None:
-    """A rule offers by name and kind; never the loopback, the way to the default route, or a PCI function's interface."""
+    """A rule offers by name and kind.
+
+    Never the loopback, the way to the default route, or a PCI function's interface.
+    """
     assert node.names(*rules) == names
 
 
@@ -127,8 +142,20 @@ def test_discover_describes_an_interface_by_what_it_is(node: Node) -> None:
     """Claims select by these; without hardware there is no NUMA node, and so no opinion."""
     (veth,) = node.driver(InterfaceRule(name="veth-a")).discover(node.tree, MACHINE).devices
 
-    assert (veth.name, veth.device_class, veth.driver, veth.numa_nodes, veth.pci) == ("nic-veth-a", "nic", "linux-netdev", None, None)
-    assert veth.attributes == {"interface": "veth-a", "kind": "veth", "mac": "02:00:00:00:00:03", "mtu": 1500, "linkSpeed": 10000}
+    assert (veth.name, veth.device_class, veth.driver, veth.numa_nodes, veth.pci) == (
+        "nic-veth-a",
+        "nic",
+        "linux-netdev",
+        None,
+        None,
+    )
+    assert veth.attributes == {
+        "interface": "veth-a",
+        "kind": "veth",
+        "mac": "02:00:00:00:00:03",
+        "mtu": 1500,
+        "linkSpeed": 10000,
+    }
 
 
 def test_discover_places_a_scalable_function_where_its_card_is(node: Node) -> None:
@@ -175,7 +202,9 @@ def test_observe_is_unhealthy_when_the_interface_is_gone(node: Node) -> None:
 
 
 def test_prepare_tells_the_interface_when_it_is_there_or_in_this_owners_pod(node: Node) -> None:
-    """Kubelet asks again for pods that run: the interface is then in the pod, and the answer the same."""
+    """Kubelet asks again for pods that run: the interface is then in the pod, and the answer the
+    same.
+    """
     driver = node.driver(InterfaceRule(name="veth-a"))
     devices = driver.discover(node.tree, MACHINE).devices
     context = PrepareContext(owner=CONTEXT.owner, attached=frozenset({"nic-veth-a"}))
@@ -189,7 +218,10 @@ def test_prepare_tells_the_interface_when_it_is_there_or_in_this_owners_pod(node
 
 
 def test_discover_gives_two_devices_two_names_when_their_labels_would_be_one(node: Node) -> None:
-    """Dots and capitals are no part of a DNS label; what tells two interfaces apart is kept in a digest."""
+    """Dots and capitals are no part of a DNS label.
+
+    What tells two interfaces apart is kept in a digest.
+    """
     add_interface(node.root, "br0-5", 20)
 
     devices: list[Device] = list(node.driver(InterfaceRule(name="br0?5")).discover(node.tree, MACHINE).devices)
@@ -198,7 +230,10 @@ def test_discover_gives_two_devices_two_names_when_their_labels_would_be_one(nod
 
 
 def test_discover_offers_shares_of_an_interface_that_the_operator_shares(node: Node) -> None:
-    """It stays on the host, so it may be a PCI function's and below the default route; each claim takes one of its shares."""
+    """It stays on the host, so it may be a PCI function's and below the default route.
+
+    Each claim takes one of its shares.
+    """
     card, bond, veth = (
         SharedInterface(name="eth0"),
         SharedInterface(name="bond0", mode="ipvlan", submode="l3"),
@@ -214,7 +249,11 @@ def test_discover_offers_shares_of_an_interface_that_the_operator_shares(node: N
         "nic-veth-a": (True, {"shares": 3}),
     }
     assert {fault_of_shares(device) for device in devices.values()} == {""}
-    assert (devices["nic-eth0"].pci, devices["nic-eth0"].numa_nodes, devices["nic-eth0"].pcie_root) == (CARD, NodeSet(1), "pci0000:3a")
+    assert (devices["nic-eth0"].pci, devices["nic-eth0"].numa_nodes, devices["nic-eth0"].pcie_root) == (
+        CARD,
+        NodeSet(1),
+        "pci0000:3a",
+    )
     assert [devices["nic-bond0"].attributes[key] for key in ("shareMode", "shareSubmode")] == ["ipvlan", "l3"]
 
 
@@ -229,11 +268,21 @@ def test_discover_says_so_when_an_interface_to_share_is_not_there(node: Node) ->
 
 
 def test_shared_interface_is_called_as_its_card_is(node: Node) -> None:
-    """In the listing stands what the card is, not that it is one; an interface without hardware is called by its kind."""
-    driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="veth-a"),), share=(SharedInterface(name="eth0"),)))
-    unnamed = structs.replace(MACHINE, pci_devices=tuple(structs.replace(function, device=0xFFFF) for function in MACHINE.pci_devices))
+    """In the listing stands what the card is, not that it is one.
 
-    shown = [[(device.vendor, device.model) for device in driver.discover(node.tree, machine).devices] for machine in (MACHINE, unnamed)]
+    An interface without hardware is called by its kind.
+    """
+    driver = LinuxNetdevDriver(
+        InterfaceSettings(offer=(InterfaceRule(name="veth-a"),), share=(SharedInterface(name="eth0"),))
+    )
+    unnamed = structs.replace(
+        MACHINE, pci_devices=tuple(structs.replace(function, device=0xFFFF) for function in MACHINE.pci_devices)
+    )
+
+    shown = [
+        [(device.vendor, device.model) for device in driver.discover(node.tree, machine).devices]
+        for machine in (MACHINE, unnamed)
+    ]
 
     assert shown == [[("Mellanox", "ConnectX-7"), ("", "veth")], [("Mellanox", ""), ("", "veth")]]
 
@@ -276,7 +325,10 @@ def _codes(answer: object) -> list[str]:
 
 @pytest.mark.parametrize(("name", "is_offered"), [("veth-*", False), ("veth-a", True)])
 def test_discover_leaves_a_port_of_a_bridge_out_unless_it_is_named(name: str, is_offered: bool, node: Node) -> None:
-    """The node's ends of other pods' interfaces are veths at their network's bridge; a wide pattern must not hand them out."""
+    """The node's ends of other pods' interfaces are veths at their network's bridge.
+
+    A wide pattern must not hand them out.
+    """
     add_interface(node.root, "cni0", 30, uevent="DEVTYPE=bridge")
     (node.root / "sys/class/net/veth-a/master").symlink_to("../cni0")
     driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name=name),)))
@@ -285,7 +337,8 @@ def test_discover_leaves_a_port_of_a_bridge_out_unless_it_is_named(name: str, is
 
     assert ("veth-a" in {device.attributes["interface"] for device in devices}) is is_offered
     assert (
-        "veth-a is not offered: it is a port of cni0, and no rule names it exactly" in driver.discover(node.tree, MACHINE).warnings
+        "veth-a is not offered: it is a port of cni0, and no rule names it exactly"
+        in driver.discover(node.tree, MACHINE).warnings
     ) is not is_offered
 
 
@@ -317,7 +370,10 @@ def _ask(driver: LinuxNetdevDriver | PciNetdevDriver, tree: Tree, device: Device
 
 
 def test_interface_stays_when_the_default_route_came_to_it_after_it_was_offered(tmp_path: Path) -> None:
-    """At boot the service may look before DHCP has answered; the pod that came first must not take the node's network."""
+    """At boot the service may look before DHCP has answered.
+
+    The pod that came first must not take the node's network.
+    """
     node = _with_card(Node(tmp_path))
     route = node.root / "proc/1/net/route"
     late = route.read_text()
@@ -334,7 +390,9 @@ def test_interface_stays_when_the_default_route_came_to_it_after_it_was_offered(
 
 
 def test_interface_stays_when_its_name_is_another_ones_by_now(tmp_path: Path) -> None:
-    """A card's interface was renamed and its old name given to another: the pod gets neither, until the inventory tells which is which."""
+    """A card's interface was renamed and its old name given to another: the pod gets neither, until
+    the inventory tells which is which.
+    """
     node = _with_card(Node(tmp_path))
     (node.root / "proc/1/net/route").write_text("")
     driver, cards = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="veth-a"),))), PciNetdevDriver()

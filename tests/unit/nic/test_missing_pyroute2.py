@@ -1,4 +1,6 @@
-"""Without the extra's package the service runs, and whoever asks for an interface is told what to install."""
+"""Without the extra's package the service runs, and whoever asks for an interface is told what to
+install.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from topobus.values.outcome import Refusal
 
 
 def test_refusal_names_the_extra_when_pyroute2_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way in says the same, changes nothing, and needs nothing but what every process has to say it."""
+    """Every way in says the same, changes nothing, and needs nothing but what every process has to
+    say it.
+    """
     monkeypatch.setitem(sys.modules, "pyroute2", None)
     record, places = DeviceRecord(), Places()
 
@@ -27,7 +31,9 @@ def test_refusal_names_the_extra_when_pyroute2_is_not_installed(monkeypatch: pyt
         configure_vf(places, VfPlace(physical="eth1", index=0), VfFields(trust=True), record),
     ]
 
-    assert [answer.reasons[0].code if isinstance(answer, Refusal) else answer for answer in answers] == ["package-missing"] * 4
+    assert [answer.reasons[0].code if isinstance(answer, Refusal) else answer for answer in answers] == [
+        "package-missing"
+    ] * 4
     assert isinstance(answers[0], Refusal)
     assert "pip install '.[nic]' from the checkout" in answers[0].reasons[0].message
     assert record.steps == ()

@@ -1,4 +1,6 @@
-"""The program that a container runtime runs as a hook: what it is given wrongly is refused by name, before anything is changed."""
+"""The program that a container runtime runs as a hook: what it is given wrongly is refused by name,
+before anything is changed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ from topobus.nic import oci_hook
 def test_container_is_not_made_when_the_hook_is_given_something_wrong(
     state: str, parameters: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime sees status 1, and an operator the sentence; no record and no namespace is left."""
+    """The runtime sees status 1, and an operator the sentence.
+
+    No record and no namespace is left.
+    """
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(state.encode())))
 
     with pytest.raises(SystemExit) as ended:

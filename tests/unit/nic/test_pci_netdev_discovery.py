@@ -14,12 +14,16 @@ from topobus.values.pci import PciAddress
 
 FIRST = PciAddress.parse("0000:3b:00.0")
 SECOND = PciAddress.parse("0000:3b:00.1")
-ROUTE = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\n"
+ROUTE = (
+    "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\n"
+)
 
 
 def nic(address: PciAddress = FIRST, **facts: object) -> PciDevice:
     """Make a network function of the machine."""
-    return PciDevice(**{"address": address, "vendor": 0x15B3, "device": 0x1021, "class_code": 0x020000, "numa_node": 0, **facts})
+    return PciDevice(
+        **{"address": address, "vendor": 0x15B3, "device": 0x1021, "class_code": 0x020000, "numa_node": 0, **facts}
+    )
 
 
 def discover(root: Path, functions: list[PciDevice], files: dict[str, str]) -> tuple[Device, ...]:
@@ -32,10 +36,14 @@ def look(root: Path, functions: list[PciDevice], files: dict[str, str]) -> Disco
     for function in functions:
         (root / f"sys/bus/pci/devices/{function.address}").mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        path = root / name.replace("FIRST", f"sys/bus/pci/devices/{FIRST}").replace("SECOND", f"sys/bus/pci/devices/{SECOND}")
+        path = root / name.replace("FIRST", f"sys/bus/pci/devices/{FIRST}").replace(
+            "SECOND", f"sys/bus/pci/devices/{SECOND}"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    machine = Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=tuple(functions))
+    machine = Machine(
+        node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=tuple(functions)
+    )
     return PciNetdevDriver().discover(Tree(HardwareSettings(root=str(root))), machine)
 
 
@@ -69,7 +77,9 @@ def test_discover_describes_a_card_when_it_has_interface_and_rdma(tmp_path: Path
 
 
 def test_discover_names_the_physical_function_as_parent_when_it_is_a_virtual_one(tmp_path: Path) -> None:
-    """A virtual function knows whose part it is, and its physical function is not offered beside it but told of."""
+    """A virtual function knows whose part it is, and its physical function is not offered beside it
+    but told of.
+    """
     functions = [nic(), nic(SECOND, device=0x101E, physfn=FIRST)]
 
     discovery = look(tmp_path, functions, {"FIRST/sriov_totalvfs": "16", "FIRST/sriov_numvfs": "1"})
@@ -113,7 +123,9 @@ def test_discover_takes_a_function_of_another_class_when_it_has_an_rdma_device(t
 
 
 def test_discover_keeps_the_card_when_its_interface_is_in_another_namespace(tmp_path: Path) -> None:
-    """A card whose interface was moved into a pod stays in the inventory, without the interface's facts."""
+    """A card whose interface was moved into a pod stays in the inventory, without the interface's
+    facts.
+    """
     (device,) = discover(tmp_path, [nic()], {"FIRST/vendor": "0x15b3"})
 
     assert "interface" not in device.attributes

@@ -72,7 +72,11 @@ def test_observe_is_unhealthy_when_the_carrier_is_lost(card: Card) -> None:
 
     (observation,) = card.observations()
 
-    assert (observation.dimension, observation.state, observation.reason) == (Dimension.LINK, HealthState.UNHEALTHY, "carrier-lost")
+    assert (observation.dimension, observation.state, observation.reason) == (
+        Dimension.LINK,
+        HealthState.UNHEALTHY,
+        "carrier-lost",
+    )
     assert observation.evidence["path"].endswith("net/eth0/carrier")
 
 
@@ -106,7 +110,9 @@ def test_observe_is_unhealthy_when_the_roce_port_is_down_below_an_interface_that
 
 def test_observe_is_degraded_when_one_of_two_ports_is_down(card: Card) -> None:
     """One port of two is less than it should be, and works."""
-    assert card.port("4: ACTIVE", "InfiniBand", 1).port("1: DOWN", "InfiniBand", 2).look() == [(HealthState.DEGRADED, "rdma-port-down")]
+    assert card.port("4: ACTIVE", "InfiniBand", 1).port("1: DOWN", "InfiniBand", 2).look() == [
+        (HealthState.DEGRADED, "rdma-port-down")
+    ]
 
 
 def test_observe_is_degraded_when_the_link_runs_slower_than_before(card: Card) -> None:
@@ -141,7 +147,9 @@ def test_observe_is_degraded_when_the_pcie_link_is_narrow(card: Card) -> None:
 
 
 def test_observe_is_unhealthy_when_no_kernel_driver_is_bound(card: Card) -> None:
-    """A card that nobody drives has neither interface nor RDMA device: whoever gets it gets nothing."""
+    """A card that nobody drives has neither interface nor RDMA device: whoever gets it gets
+    nothing.
+    """
     (card.folder / "driver").unlink()
 
     assert card.look() == [(HealthState.UNHEALTHY, "no-kernel-driver")]

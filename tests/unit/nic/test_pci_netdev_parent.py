@@ -1,4 +1,6 @@
-"""A virtual function is as healthy as its physical one's link: on a recorded machine, whose tree has all links a real one has."""
+"""A virtual function is as healthy as its physical one's link: on a recorded machine, whose tree
+has all links a real one has.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Card:
         return {name: list(observations) for name, observations in seen.items() if observations}
 
     def hand_over(self) -> None:
-        """Take the interface of a virtual function out of sight, as a move into a pod's network namespace does."""
+        """Take the interface of a virtual function out of sight, as a move into a pod's network
+        namespace does.
+        """
         folder = self.machine.root / "sys/bus/pci/devices" / str(self.own.pci) / "net"
         for interface in list(folder.iterdir()):
             interface.rename(folder.parent / f"moved-{interface.name}")
@@ -62,7 +66,10 @@ def test_observe_finds_nothing_when_the_physical_function_has_a_carrier(card: Ca
 
 
 def test_observe_is_unhealthy_when_the_physical_function_of_a_handed_over_one_loses_its_carrier(card: Card) -> None:
-    """The interface is in a pod, where nobody sees its link; the physical function's cable tells, of all its parts and of no others."""
+    """The interface is in a pod, where nobody sees its link.
+
+    The physical function's cable tells, of all its parts and of no others.
+    """
     card.hand_over()
     card.machine.write(f"{card.machine.folder(str(card.parent))}/net/{_interface(card)}/carrier", "0")
 
@@ -76,7 +83,10 @@ def test_observe_is_unhealthy_when_the_physical_function_of_a_handed_over_one_lo
 
 
 def test_observe_finds_nothing_when_the_physical_function_is_switched_off(card: Card) -> None:
-    """The kernel tells no carrier of an interface that is off; that is no evidence against its parts."""
+    """The kernel tells no carrier of an interface that is off.
+
+    That is no evidence against its parts.
+    """
     folder = card.machine.root / card.machine.folder(str(card.parent)) / "net" / _interface(card)
     (folder / "carrier").unlink()
 
@@ -113,7 +123,9 @@ def _interface(card: Card) -> str:
 def test_observe_tells_the_physical_functions_fault_of_all_its_virtual_ones(
     card: Card, file: str, text: str, reason: str, state: HealthState
 ) -> None:
-    """Virtual functions have no error counters and no link of their own: what their card suffers, they all do, and no others."""
+    """Virtual functions have no error counters and no link of their own: what their card suffers,
+    they all do, and no others.
+    """
     assert card.see() == {}
     card.machine.write(f"{card.machine.folder(str(card.parent))}/{file}", text)
 

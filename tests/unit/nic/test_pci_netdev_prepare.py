@@ -22,7 +22,8 @@ from topobus.values.request import Owner, OwnerKind
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 ADDRESSES = ("0000:3b:00.0", "0000:86:00.0")
 NICS = tuple(
-    Device(name=f"nic-{text.replace(':', '-').replace('.', '-')}", device_class="nic", pci=PciAddress.parse(text)) for text in ADDRESSES
+    Device(name=f"nic-{text.replace(':', '-').replace('.', '-')}", device_class="nic", pci=PciAddress.parse(text))
+    for text in ADDRESSES
 )
 
 
@@ -31,13 +32,21 @@ def tree(tmp_path: Path) -> Tree:
     """Two RDMA cards."""
     for number, address in enumerate(ADDRESSES):
         folder = tmp_path / f"sys/bus/pci/devices/{address}"
-        for name in (f"net/eth{number}", f"infiniband/mlx5_{number}", f"infiniband_verbs/uverbs{number}", f"infiniband_mad/umad{number}"):
+        for name in (
+            f"net/eth{number}",
+            f"infiniband/mlx5_{number}",
+            f"infiniband_verbs/uverbs{number}",
+            f"infiniband_mad/umad{number}",
+        ):
             (folder / name).mkdir(parents=True)
     return Tree(HardwareSettings(root=str(tmp_path)))
 
 
 def test_prepare_gives_each_card_its_own_nodes_when_there_are_two(tree: Tree) -> None:
-    """A container with one card cannot open the other's; the connection manager comes once for both."""
+    """A container with one card cannot open the other's.
+
+    The connection manager comes once for both.
+    """
     edits = PciNetdevDriver().prepare(tree, NICS, CONTEXT)
 
     assert not isinstance(edits, Refusal)
@@ -50,7 +59,9 @@ def test_prepare_gives_each_card_its_own_nodes_when_there_are_two(tree: Tree) ->
 
 
 def test_prepare_lists_the_cards_in_variables_when_there_are_two(tree: Tree) -> None:
-    """Addresses, interfaces and RDMA devices are listed in one order, whatever the order of the request."""
+    """Addresses, interfaces and RDMA devices are listed in one order, whatever the order of the
+    request.
+    """
     edits = PciNetdevDriver().prepare(tree, tuple(reversed(NICS)), CONTEXT)
 
     assert not isinstance(edits, Refusal)
@@ -63,7 +74,9 @@ def test_prepare_lists_the_cards_in_variables_when_there_are_two(tree: Tree) -> 
 
 
 def test_prepare_gives_the_iommu_group_when_the_card_is_bound_to_vfio(tmp_path: Path) -> None:
-    """A card for user-space networking comes with its group as it is now, not as it was at an earlier boot."""
+    """A card for user-space networking comes with its group as it is now, not as it was at an
+    earlier boot.
+    """
     folder = tmp_path / f"sys/bus/pci/devices/{ADDRESSES[0]}"
     for name, target in (("driver", "sys/bus/pci/drivers/vfio-pci"), ("iommu_group", "sys/kernel/iommu_groups/41")):
         (tmp_path / target).mkdir(parents=True)
@@ -91,7 +104,9 @@ def test_prepare_refuses_when_a_card_is_no_longer_there(tmp_path: Path, tree: Tr
     refusal = PciNetdevDriver().prepare(tree, NICS, CONTEXT)
 
     assert isinstance(refusal, Refusal)
-    assert [(reason.code, reason.facts) for reason in refusal.reasons] == [("device-gone", {"devices": (NICS[1].name,)})]
+    assert [(reason.code, reason.facts) for reason in refusal.reasons] == [
+        ("device-gone", {"devices": (NICS[1].name,)})
+    ]
 
 
 def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Path, tree: Tree) -> None:
@@ -107,12 +122,22 @@ def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Pa
     ("files", "driver", "config", "said"),
     [
         ([], "mlx5_core", {}, "kernel driver mlx5_core has made none; ask again in a moment"),
-        ([], "mlx5_core", {"interface": {"name": "net1"}}, "kernel driver mlx5_core has made none; ask again in a moment"),
+        (
+            [],
+            "mlx5_core",
+            {"interface": {"name": "net1"}},
+            "kernel driver mlx5_core has made none; ask again in a moment",
+        ),
         ([], "", {"interface": {"name": "net1"}}, "no kernel driver is bound to it yet; ask again in a moment"),
         (["net"], "mlx5_core", {}, "in another network namespace"),
         (["infiniband/mlx5_0"], "mlx5_core", {"interface": {"name": "net1"}}, "has made none"),
         (["net/eth7"], "mlx5_core", {}, "its interface eth7 is new; ask again when the inventory tells it"),
-        (["net/eth7", "net/eth8"], "mlx5_core", {}, "it has eth7, eth8, and neither phys_port_name nor dev_port tells them apart"),
+        (
+            ["net/eth7", "net/eth8"],
+            "mlx5_core",
+            {},
+            "it has eth7, eth8, and neither phys_port_name nor dev_port tells them apart",
+        ),
         ([], "mlx5_core", {"mode": "host"}, ""),
         (["infiniband/mlx5_0"], "mlx5_core", {}, ""),
     ],
@@ -120,7 +145,9 @@ def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Pa
 def test_prepare_refuses_a_claim_whose_pod_would_start_without_the_interface(
     tmp_path: Path, files: list[str], driver: str, config: dict[str, object], said: str
 ) -> None:
-    """A function whose interface the inventory does not tell is given to who asked for none, or can have none: the RDMA device alone, mode host."""
+    """A function whose interface the inventory does not tell is given to who asked for none, or can
+    have none: the RDMA device alone, mode host.
+    """
     folder = tmp_path / f"sys/bus/pci/devices/{ADDRESSES[0]}"
     for name in files or ["power"]:
         (folder / name).mkdir(parents=True)
@@ -139,7 +166,9 @@ def test_prepare_refuses_a_claim_whose_pod_would_start_without_the_interface(
 
 
 def test_prepare_refuses_an_interface_of_a_function_that_vfio_holds(tmp_path: Path) -> None:
-    """It was offered for passthrough: who configures an interface hears that there is none, instead of a pod without it."""
+    """It was offered for passthrough: who configures an interface hears that there is none, instead
+    of a pod without it.
+    """
     folder = tmp_path / f"sys/bus/pci/devices/{ADDRESSES[0]}"
     folder.mkdir(parents=True)
     (folder / "driver").symlink_to("../../drivers/vfio-pci")

@@ -14,13 +14,17 @@ from topobus.values.idset import NodeSet
 
 DATA = Path(__file__).parents[2] / "data" / "machines"
 # Thousands of counters that say nothing of what a card is.
-NOISE = re.compile(r"/(statistics|counters|cm_\w+|diag_counters|linkcontrol|pkeys|gids|power|cpufreq|cpuidle|thermal_throttle|queues)(/|$)")
+NOISE = re.compile(
+    r"/(statistics|counters|cm_\w+|diag_counters|linkcontrol|pkeys|gids|power|cpufreq|cpuidle|thermal_throttle|queues)(/|$)"
+)
 
 
 def discover(name: str, into: Path) -> tuple[Tree, PciNetdevDriver, tuple[Device, ...]]:
     """Unpack a recording and look at it."""
     with tarfile.open(DATA / f"{name}.tar.bz2") as archive:
-        archive.extractall(into, (member for member in archive if not NOISE.search(member.name)), filter="tar", numeric_owner=True)
+        archive.extractall(
+            into, (member for member in archive if not NOISE.search(member.name)), filter="tar", numeric_owner=True
+        )
     (root,) = into.iterdir()
     tree = Tree(HardwareSettings(root=str(root)))
     driver = PciNetdevDriver()
@@ -28,11 +32,15 @@ def discover(name: str, into: Path) -> tuple[Tree, PciNetdevDriver, tuple[Device
 
 
 def test_discover_finds_four_ports_and_an_infiniband_card_when_the_machine_is_a_dell_server(tmp_path: Path) -> None:
-    """Broadcom ports whose node the BIOS hides, and a QLogic InfiniBand card beside node 2; idle ports are no faults."""
+    """Broadcom ports whose node the BIOS hides, and a QLogic InfiniBand card beside node 2.
+
+    Idle ports are no faults.
+    """
     tree, driver, devices = discover("40intel64-2g2n4c+pcilocality", tmp_path)
 
     assert [
-        (device.name, device.vendor, device.attributes["interface"], device.attributes["rdma"], device.numa_nodes) for device in devices
+        (device.name, device.vendor, device.attributes["interface"], device.attributes["rdma"], device.numa_nodes)
+        for device in devices
     ] == [
         ("nic-0000-02-00-0", "Broadcom", "eth0", False, None),
         ("nic-0000-02-00-1", "Broadcom", "eth1", False, None),

@@ -1,4 +1,6 @@
-"""The NIC driver on whole recorded machines: the demo machine, one with virtual functions, and a laptop."""
+"""The NIC driver on whole recorded machines: the demo machine, one with virtual functions, and a
+laptop.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def dgx(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """The demo machine. Building it costs a second, so all tests share it: whoever harms it, mends it."""
+    """The demo machine.
+
+    Building it costs a second, so all tests share it: whoever harms it, mends it.
+    """
     return Recorded(build("dgx", tmp_path_factory.mktemp("dgx") / "machine"))
 
 
@@ -79,7 +84,9 @@ def test_observe_names_one_card_when_it_falls_off_the_bus(dgx: Recorded) -> None
 
 
 def test_discover_offers_virtual_functions_instead_of_their_card_when_some_are_on(tmp_path: Path) -> None:
-    """On the EPYC machine two cards have four virtual functions each: those eight are offered, the two are told of."""
+    """On the EPYC machine two cards have four virtual functions each: those eight are offered, the
+    two are told of.
+    """
     epyc = Recorded(build("epyc-8numa", tmp_path / "machine"))
     virtual = [device for device in epyc.devices if device.attributes["sriovVf"]]
 

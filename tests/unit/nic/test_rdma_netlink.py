@@ -1,6 +1,8 @@
-"""The RDMA netlink messages, byte by byte, and the conversation with a kernel that answers as nldev.c does.
+"""The RDMA netlink messages, byte by byte, and the conversation with a kernel that answers as
+nldev.c does.
 
-NOT CHECKED here: a real move, for no kernel at hand has RDMA; the requests are those that `rdma dev set NAME netns NS` sends.
+NOT CHECKED here: a real move, for no kernel at hand has RDMA; the requests are those that
+`rdma dev set NAME netns NS` sends.
 """
 
 from __future__ import annotations
@@ -12,10 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from topobus.nic.rdma.rdma_netlink import RdmaLink, RdmaNetlink, encode_get_links, encode_get_mode, encode_set_namespace, open_socket
+from topobus.nic.rdma.rdma_netlink import (
+    RdmaLink,
+    RdmaNetlink,
+    encode_get_links,
+    encode_get_mode,
+    encode_set_namespace,
+    open_socket,
+)
 from topobus.values.errors import HardwareError
 
-pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="NOT CHECKED: the bytes below are those of a little-endian machine")
+pytestmark = pytest.mark.skipif(
+    sys.byteorder != "little", reason="NOT CHECKED: the bytes below are those of a little-endian machine"
+)
 
 # RDMA_NLDEV_SYS_ATTR_NETNS_MODE, one byte, padded.
 MODE = "0500420000000000"
@@ -79,17 +90,24 @@ def attribute(kind: int, value: bytes) -> bytes:
         pytest.param(encode_get_mode(1), "10000000 0614 0100 01000000 00000000", id="system get"),
         pytest.param(encode_get_links(2), "10000000 0114 0103 02000000 00000000", id="device dump"),
         pytest.param(
-            encode_set_namespace(3, 11, 4), "20000000 0214 0500 04000000 00000000 08000100 03000000 08004400 0b000000", id="device set"
+            encode_set_namespace(3, 11, 4),
+            "20000000 0214 0500 04000000 00000000 08000100 03000000 08004400 0b000000",
+            id="device set",
         ),
     ],
 )
 def test_requests_are_those_of_the_rdma_tool(request_bytes: bytes, wanted: str) -> None:
-    """Length, type (client 5 and operation), flags, sequence, port; then index and namespace as attributes 1 and 68."""
+    """Length, type (client 5 and operation), flags, sequence, port.
+
+    Then index and namespace as attributes 1 and 68.
+    """
     assert request_bytes.hex() == wanted.replace(" ", "")
 
 
 @pytest.mark.parametrize(
-    ("mode", "name"), [(MODE, "exclusive"), (SHARED, "shared"), ("", "shared")], ids=["exclusive", "shared", "older kernel"]
+    ("mode", "name"),
+    [(MODE, "exclusive"), (SHARED, "shared"), ("", "shared")],
+    ids=["exclusive", "shared", "older kernel"],
 )
 def test_mode_is_read_when_the_kernel_tells_it(mode: str, name: str) -> None:
     """A kernel that tells no mode knows the shared one alone."""
@@ -103,12 +121,18 @@ def test_links_are_read_from_several_messages_of_one_datagram() -> None:
 
 
 def test_move_asks_for_the_device_of_that_name() -> None:
-    """One look for the index, then one request that the kernel acknowledges; the socket is closed in the end."""
+    """One look for the index, then one request that the kernel acknowledges.
+
+    The socket is closed in the end.
+    """
     kernel = Kernel()
     with RdmaNetlink(kernel) as rdma:
         rdma.move("mlx5_1", 11)
 
-    assert [request.hex() for request in kernel.requests] == [encode_get_links(1).hex(), encode_set_namespace(4, 11, 2).hex()]
+    assert [request.hex() for request in kernel.requests] == [
+        encode_get_links(1).hex(),
+        encode_set_namespace(4, 11, 2).hex(),
+    ]
     assert kernel.is_closed
 
 

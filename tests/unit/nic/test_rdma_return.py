@@ -1,4 +1,6 @@
-"""RDMA devices that went into a pod: when their return is waited for, and when nobody has to wait any more."""
+"""RDMA devices that went into a pod: when their return is waited for, and when nobody has to wait
+any more.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_return_is_waited_for_while_a_device_is_out_of_sight(places: Places) -> 
     assert record.step(RDMA_STEP) is not None
 
 
-@pytest.mark.parametrize(("boot", "is_lost"), [("now", True), ("before", False)], ids=["its card has left", "another boot"])
+@pytest.mark.parametrize(
+    ("boot", "is_lost"), [("now", True), ("before", False)], ids=["its card has left", "another boot"]
+)
 def test_return_is_not_waited_for_when_nothing_can_return(places: Places, boot: str, *, is_lost: bool) -> None:
     """With its card the RDMA device has gone, and after a reboot all of them began on the host."""
     record = record_of(boot)

@@ -1,6 +1,8 @@
-"""Cards in switchdev mode, whose physical function shows the representors of its virtual ones, and functions with several ports: which interface is meant.
+"""Cards in switchdev mode, whose physical function shows the representors of its virtual ones, and
+functions with several ports: which interface is meant.
 
-The tree is own-made: as k8snetworkplumbingwg/sriov-network-device-plugin issue 383 describes the names and ports of such a card (ConnectX, two virtual functions).
+The tree is own-made: as k8snetworkplumbingwg/sriov-network-device-plugin issue 383 describes the
+names and ports of such a card (ConnectX, two virtual functions).
 """
 
 from __future__ import annotations
@@ -49,7 +51,14 @@ class Switch:
         for name, files in uplinks.items():
             self.interface(PHYSICAL, name, phys_switch_id="e435870003c3590c", **files)
         for index, name in enumerate(representors):
-            self.interface(PHYSICAL, name, phys_port_name=f"pf1vf{index}", phys_switch_id="e435870003c3590c", flags="0x1002", carrier="")
+            self.interface(
+                PHYSICAL,
+                name,
+                phys_port_name=f"pf1vf{index}",
+                phys_switch_id="e435870003c3590c",
+                flags="0x1002",
+                carrier="",
+            )
         for index, address in enumerate(VIRTUAL):
             self.interface(address, f"ens8f1v{index}", dev_port="0")
             self.link(f"{DEVICES}/{address}/physfn", f"{DEVICES}/{PHYSICAL}")
@@ -140,7 +149,11 @@ def test_find_vf_says_what_is_there_when_the_uplink_is_not(tmp_path: Path) -> No
     [
         ({"ens8": {"dev_port": "0"}, "aaa": {"dev_port": "1"}}, {"dev_port": "0"}, "ens8"),
         ({"ens8": {"dev_port": "0"}, "aaa": {"dev_port": "1"}}, {"dev_port": "1"}, "aaa"),
-        ({"ens8": {"dev_port": "0", "phys_port_id": "01"}, "aaa": {"dev_port": "1", "phys_port_id": "02"}}, {"phys_port_id": "02"}, "aaa"),
+        (
+            {"ens8": {"dev_port": "0", "phys_port_id": "01"}, "aaa": {"dev_port": "1", "phys_port_id": "02"}},
+            {"phys_port_id": "02"},
+            "aaa",
+        ),
         ({"ens8": {"dev_port": "0"}, "aaa": {"dev_port": "1"}}, {"dev_port": "2"}, ""),
         ({"ens8": {}, "aaa": {}}, {}, ""),
     ],
@@ -149,7 +162,10 @@ def test_find_vf_says_what_is_there_when_the_uplink_is_not(tmp_path: Path) -> No
 def test_find_vf_goes_by_the_port_when_the_physical_function_has_two(
     tmp_path: Path, files: dict[str, dict[str, str]], own: dict[str, str], place: str
 ) -> None:
-    """Two ports of one function (mlx4) are told by number or id; where nothing tells, none is taken."""
+    """Two ports of one function (mlx4) are told by number or id.
+
+    Where nothing tells, none is taken.
+    """
     switch = Switch(tmp_path, files, ())
     switch.interface(VIRTUAL[1], "spare")
     for file, text in own.items():
@@ -161,7 +177,9 @@ def test_find_vf_goes_by_the_port_when_the_physical_function_has_two(
 
 
 def test_discover_tells_the_port_and_no_representor_when_the_card_is_offered_too(switch: Switch) -> None:
-    """With its virtual functions counted the physical one is a device: by the interface that is its own."""
+    """With its virtual functions counted the physical one is a device: by the interface that is its
+    own.
+    """
     switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
 
     devices = switch.devices()
@@ -181,7 +199,10 @@ def test_discover_offers_no_interface_and_says_so_when_two_ports_cannot_be_told_
 
 
 def test_observe_follows_the_uplink_when_representors_say_otherwise(switch: Switch) -> None:
-    """A representor without a carrier is a pod that has gone; a cable that was pulled is told though a representor is up."""
+    """A representor without a carrier is a pod that has gone.
+
+    A cable that was pulled is told though a representor is up.
+    """
     switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
     rep, uplink = (f"{DEVICES}/{PHYSICAL}/net/{name}" for name in ("ens8f1_0", "ens8f1"))
     switch.write(f"{rep}/flags", "0x1003")
@@ -200,7 +221,9 @@ def test_observe_follows_the_uplink_when_representors_say_otherwise(switch: Swit
 
 
 def test_observe_leaves_out_rdma_ports_of_representors(switch: Switch) -> None:
-    """The RDMA device of a card in switchdev mode has a port for each representor, down as long as no pod has the function."""
+    """The RDMA device of a card in switchdev mode has a port for each representor, down as long as
+    no pod has the function.
+    """
     switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
     for number, (state, interface) in enumerate((("4: ACTIVE", "ens8f1"), ("1: DOWN", "ens8f1_0")), 1):
         folder = f"{DEVICES}/{PHYSICAL}/infiniband/mlx5_1/ports/{number}"
@@ -210,11 +233,16 @@ def test_observe_leaves_out_rdma_ports_of_representors(switch: Switch) -> None:
     assert switch.look() == {}
 
 
-@pytest.mark.parametrize(("other_switch", "reasons"), [("e435870003c3590c", []), ("ffff", ["parent-carrier-lost"])], ids=["same", "other"])
+@pytest.mark.parametrize(
+    ("other_switch", "reasons"), [("e435870003c3590c", []), ("ffff", ["parent-carrier-lost"])], ids=["same", "other"]
+)
 def test_observe_counts_the_other_port_of_a_bond_when_it_is_of_the_same_switch(
     switch: Switch, other_switch: str, reasons: list[str]
 ) -> None:
-    """In switchdev mode the ports of a bond carry each other's virtual functions; another card's port carries none of them."""
+    """In switchdev mode the ports of a bond carry each other's virtual functions.
+
+    Another card's port carries none of them.
+    """
     switch.interface("0000:d8:00.0", "ens8f0", phys_port_name="p0", phys_switch_id=other_switch)
     switch.write("sys/class/net/bond0/bonding/slaves", "ens8f0 ens8f1")
     switch.link(f"{DEVICES}/{PHYSICAL}/net/ens8f1/master", "sys/class/net/bond0")

@@ -1,4 +1,6 @@
-"""The number of virtual functions, on a tree of files: changed when the operator asks for it and nobody uses them, else refused before anything is written."""
+"""The number of virtual functions, on a tree of files: changed when the operator asks for it and
+nobody uses them, else refused before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_count_goes_by_way_of_none_when_there_are_some(tmp_path: Path, monkeypat
     function = Function(tmp_path, 4)
     written: list[str] = []
     write_text = Path.write_text
-    monkeypatch.setattr(Path, "write_text", lambda path, text, **options: written.append(text) or write_text(path, text, **options))
+    monkeypatch.setattr(
+        Path, "write_text", lambda path, text, **options: written.append(text) or write_text(path, text, **options)
+    )
 
     set_vf_count(str(function.sys), ADDRESS, 6)
 
@@ -64,7 +68,9 @@ def test_count_stays_when_a_function_is_held(tmp_path: Path) -> None:
 
 
 def test_count_stays_when_a_function_is_used_by_somebody_unknown(tmp_path: Path) -> None:
-    """Passed through to a virtual machine, moved into a namespace, or switched on: each is a use that no ledger of ours knows."""
+    """Passed through to a virtual machine, moved into a namespace, or switched on: each is a use
+    that no ledger of ours knows.
+    """
     passed, moved, on = (Function(tmp_path / name, 2) for name in ("passed", "moved", "on"))
     (passed.sys / "drivers" / "vfio-pci").mkdir()
     (passed.virtual(1) / "driver").unlink()

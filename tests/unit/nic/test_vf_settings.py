@@ -1,7 +1,10 @@
-"""Settings of virtual functions: the bytes that go to the kernel are those of iproute2, and after a restore every setting is what it was.
+"""Settings of virtual functions: the bytes that go to the kernel are those of iproute2, and after a
+restore every setting is what it was.
 
-No kernel here has SR-IOV. What is sent is compared with what `ip link set dev lo vf 3 …` of iproute2 6.1.0 was seen to send (strace -e write=3, from struct ifinfomsg on;
-the kernel answered EOPNOTSUPP). What is read is laid out as rtnl_fill_vfinfo of net/core/rtnetlink.c does it, from the uapi headers.
+No kernel here has SR-IOV. What is sent is compared with what `ip link set dev lo vf 3 …` of
+iproute2 6.1.0 was seen to send (strace -e write=3, from struct ifinfomsg on; the kernel
+answered EOPNOTSUPP). What is read is laid out as rtnl_fill_vfinfo of net/core/rtnetlink.c
+does it, from the uapi headers.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ def test_request_has_the_bytes_of_iproute2_when_it_sets_the_same(fields: VfField
 
 @pytest.mark.parametrize("name", CHILDREN)
 def test_child_has_the_bytes_of_iproute2_when_it_makes_the_same(name: str) -> None:
-    """`ip link add link lo name tbc type … mode …`, every mode; ipvlan's too, which this machine's kernel does not have."""
+    """`ip link add link lo name tbc type … mode …`, every mode.
+
+    Ipvlan's too, which this machine's kernel does not have.
+    """
     mode, submode = name.split()
 
     body = child_request(1, "tbc", ShareFields(mode=mode, submode=submode))
@@ -92,7 +98,9 @@ PLACE = VfPlace(physical="ens1", index=3)
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> VfKernel:
     """A physical function with two virtual ones."""
-    made = VfKernel({0: VfState(mac="00:00:00:00:00:00", vlan=0, qos=0, vlan_protocol="802.1Q", link_state="auto"), 3: BEFORE})
+    made = VfKernel(
+        {0: VfState(mac="00:00:00:00:00:00", vlan=0, qos=0, vlan_protocol="802.1Q", link_state="auto"), 3: BEFORE}
+    )
     monkeypatch.setattr("topobus.nic.netlink.vf_settings.with_netlink", lambda _places, _namespace, work: work(made))
     return made
 
@@ -104,7 +112,13 @@ def test_reading_gives_each_setting_when_the_kernel_tells_them(kernel: VfKernel)
 
     assert read_vf(link, 3) == BEFORE
     assert read_vf(link, 4) == VfState(
-        mac="02:00:00:00:00:04", vlan=100, qos=3, vlan_protocol="802.1ad", link_state="disable", min_tx_rate=0, max_tx_rate=0
+        mac="02:00:00:00:00:04",
+        vlan=100,
+        qos=3,
+        vlan_protocol="802.1ad",
+        link_state="disable",
+        min_tx_rate=0,
+        max_tx_rate=0,
     )
     assert read_vf(link, 1) is None
 
@@ -194,7 +208,9 @@ def test_restore_is_asked_again_when_the_driver_refuses_for_now(kernel: VfKernel
 
 
 def test_restore_tells_it_once_when_the_driver_refuses_for_good(kernel: VfKernel) -> None:
-    """What was set cannot be taken back: the setting that stays is told with the command that takes it back, the others are as before, and nothing is tried again."""
+    """What was set cannot be taken back: the setting that stays is told with the command that takes
+    it back, the others are as before, and nothing is tried again.
+    """
     record = DeviceRecord()
     configure_vf(Places(), PLACE, VfFields(vlan=100, trust=False), record)
     kernel.refused = "vlan"
@@ -224,7 +240,11 @@ def test_restore_tells_it_once_when_the_driver_refuses_for_good(kernel: VfKernel
 def test_function_is_as_it_was_when_its_driver_knows_no_such_setting(
     kernel: VfKernel, refused: str, error: int, wanted: VfFields, field: str
 ) -> None:
-    """The refusal names the claim's field; the driver goes on refusing, and all that was set is put back without asking for that setting again."""
+    """The refusal names the claim's field.
+
+    The driver goes on refusing, and all that was set is put back without
+    asking for that setting again.
+    """
     record = DeviceRecord()
     kernel.refused, kernel.error = refused, error
 
@@ -270,8 +290,13 @@ def test_interface_gets_the_address_that_its_physical_function_lets_through() ->
 
 
 def test_vlan_keeps_its_priority_when_only_the_other_is_written() -> None:
-    """The kernel sets tag, priority and protocol at once; what is not written stays, but a new tag has no old priority."""
+    """The kernel sets tag, priority and protocol at once.
+
+    What is not written stays, but a new tag has no old priority.
+    """
     before = VfState(vlan=7, qos=2, vlan_protocol="802.1Q")
-    requests = [vf_requests(3, fields, before)[0][1] for fields in (VfFields(qos=4), VfFields(vlan=9), VfFields(max_tx_rate=5))]
+    requests = [
+        vf_requests(3, fields, before)[0][1] for fields in (VfFields(qos=4), VfFields(vlan=9), VfFields(max_tx_rate=5))
+    ]
 
     assert [struct.unpack("=III", request[4:]) for request in requests] == [(3, 7, 4), (3, 9, 0), (3, 0, 5)]

@@ -1,4 +1,7 @@
-"""The number of virtual functions is kept at what the operator asks for, by the ledger's leave; on virtual time."""
+"""The number of virtual functions is kept at what the operator asks for, by the ledger's leave.
+
+On virtual time.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ async def test_number_stays_when_the_physical_function_itself_is_held(tmp_path: 
         await bus.provision()
         await bus.put(LEDGER, ledger("nic-0000-3b-00-0"), node=NODE)
         holders = DeviceHolders(bus, node=NODE, device_class="nic")
-        keeping = asyncio.create_task(keep_virtual_functions([VirtualFunctions(address=ADDRESS, count=4)], holders, str(function.sys)))
+        keeping = asyncio.create_task(
+            keep_virtual_functions([VirtualFunctions(address=ADDRESS, count=4)], holders, str(function.sys))
+        )
         await asyncio.sleep(1)
         keeping.cancel()
 
@@ -70,7 +75,9 @@ async def test_number_stays_when_nobody_knows_who_holds_what(tmp_path: Path) -> 
     async with MemoryBus.session(MemoryNats(), name="topology") as bus:
         # No bucket: the bus has never been provisioned.
         holders = DeviceHolders(bus, node=NODE, device_class="nic")
-        keeping = asyncio.create_task(keep_virtual_functions([VirtualFunctions(address=ADDRESS, count=4)], holders, str(function.sys)))
+        keeping = asyncio.create_task(
+            keep_virtual_functions([VirtualFunctions(address=ADDRESS, count=4)], holders, str(function.sys))
+        )
         await asyncio.sleep(1)
         keeping.cancel()
 
@@ -78,7 +85,9 @@ async def test_number_stays_when_nobody_knows_who_holds_what(tmp_path: Path) -> 
 
 
 @pytest.mark.virtual_time
-async def test_number_stays_when_the_ledger_cannot_be_read_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_stays_when_the_ledger_cannot_be_read_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who held it when it was last read says nothing of who holds it now."""
     function = Function(tmp_path, 2)
     async with MemoryBus.session(MemoryNats(), name="topology") as bus:
@@ -106,7 +115,9 @@ async def test_number_stays_when_the_ledger_cannot_be_read_any_more(tmp_path: Pa
 
 @pytest.mark.virtual_time
 async def test_ledger_is_read_again_before_each_card(tmp_path: Path) -> None:
-    """Making the functions of one card takes seconds, in which a claim may have got those of the next."""
+    """Making the functions of one card takes seconds, in which a claim may have got those of the
+    next.
+    """
     first = Function(tmp_path, 2)
     wishes = [VirtualFunctions(address=ADDRESS, count=4)] * 2
     async with MemoryBus.session(MemoryNats(), name="topology") as bus:

@@ -1,4 +1,7 @@
-"""When a connection sends a message to itself to see whether it lives; on virtual time, with a client that only knows whether it is closed."""
+"""When a connection sends a message to itself to see whether it lives.
+
+On virtual time, with a client that only knows whether it is closed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ class Watched(Connection):
 
 
 async def watch(connection: Watched, seconds: float, *hearing: Any) -> list[float]:
-    """Watch over a client for so long; gives when the connection asked itself, from the beginning."""
+    """Watch over a client for so long.
+
+    Gives when the connection asked itself, from the beginning.
+    """
     client = SimpleNamespace(is_closed=False, last_error=None, close=_nothing)
     connection._client = cast("Any", client)
     began = asyncio.get_running_loop().time()
@@ -81,7 +87,10 @@ async def test_connection_asks_nothing_when_messages_and_answers_come() -> None:
     connection = Watched()
 
     asked = await watch(
-        connection, 60.0, connection.hear(answers=False, every_s=CANARY_EVERY_S / 3), connection.hear(answers=True, every_s=CANARY_EVERY_S)
+        connection,
+        60.0,
+        connection.hear(answers=False, every_s=CANARY_EVERY_S / 3),
+        connection.hear(answers=True, every_s=CANARY_EVERY_S),
     )
 
     assert asked == []
@@ -97,7 +106,9 @@ async def test_connection_asks_itself_when_messages_come_and_no_answers() -> Non
 
 
 async def test_connection_gives_the_client_up_when_it_falls_silent_after_talking() -> None:
-    """The question comes within one period of the last message, so a lost connection is found in 6 s whenever it was lost."""
+    """The question comes within one period of the last message, so a lost connection is found in 6
+    s whenever it was lost.
+    """
     connection = Watched()
     connection.is_dead = True
     talking = asyncio.create_task(connection.hear(answers=True, every_s=CANARY_EVERY_S / 3))
@@ -111,7 +122,9 @@ async def test_connection_gives_the_client_up_when_it_falls_silent_after_talking
 
 
 async def test_connection_is_not_looked_at_when_messages_come_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look wakes the process up: one that hears and is answered is left alone for as long as that lasts."""
+    """Each look wakes the process up: one that hears and is answered is left alone for as long as
+    that lasts.
+    """
     connection = Watched()
     looks: list[float] = []
 

@@ -1,4 +1,6 @@
-"""What nats-py does to its caller: a client that it has closed and has not told us about yet, a cancellation that it drops."""
+"""What nats-py does to its caller: a client that it has closed and has not told us about yet, a
+cancellation that it drops.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ from topobus.values.errors import PeerUnavailable
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-# Far more turns than a replacement takes; without an end, a defect here would hold the event loop for ever.
+# Far more turns than a replacement takes; without an end, a defect here
+# would hold the event loop for ever.
 _TURNS = 10_000
 
 
 @pytest.mark.virtual_time
 async def test_client_is_replaced_when_it_is_closed_unsaid_and_a_reader_never_pauses() -> None:
-    """A reader that fails, waits for the connection and reads again leaves the event loop its turns: a new client comes up and answers."""
+    """A reader that fails, waits for the connection and reads again leaves the event loop its
+    turns: a new client comes up and answers.
+    """
     async with MemoryBus.session(MemoryNats(), name="topology") as bus:
         await bus.provision()
         connection = bus._connection
@@ -52,7 +57,9 @@ async def test_client_is_replaced_when_it_is_closed_unsaid_and_a_reader_never_pa
 
 @pytest.mark.virtual_time
 async def test_connection_is_called_lost_when_its_client_is_closed_unsaid() -> None:
-    """`is_connected` is what the next message would meet, and waiting for a connection ends with a new client."""
+    """`is_connected` is what the next message would meet, and waiting for a connection ends with a
+    new client.
+    """
     async with MemoryBus.session(MemoryNats(), name="topology") as bus:
         connection = bus._connection
         generation = connection.generation
@@ -68,7 +75,9 @@ async def test_connection_is_called_lost_when_its_client_is_closed_unsaid() -> N
 
 
 class _DeafClient(MemoryClient):
-    """Drops a cancellation while it connects, as `asyncio.wait_for` of Python 3.11 does when the server refuses at that moment."""
+    """Drops a cancellation while it connects, as `asyncio.wait_for` of Python 3.11 does when the
+    server refuses at that moment.
+    """
 
     dropped = 0
 

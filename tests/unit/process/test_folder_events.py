@@ -25,7 +25,9 @@ LIMIT_S = 60.0
         pytest.param(lambda folder: (folder / "below").mkdir(), id="a folder comes"),
     ],
 )
-async def test_next_wakes_when_something_in_the_folder_changes(tmp_path: Path, change: Callable[[Path], object]) -> None:
+async def test_next_wakes_when_something_in_the_folder_changes(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
     """Each kind of change wakes, also one between the beginning and the wait."""
     folder = tmp_path / "watched"
     folder.mkdir()

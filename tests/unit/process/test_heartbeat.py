@@ -29,7 +29,10 @@ def _get(port: int, path: str) -> tuple[int, str]:
 
 
 def test_a_loop_is_stuck_when_its_work_makes_no_progress() -> None:
-    """A step that takes longer than the limit is named, with how long; a loop that waits for news may wait for ever."""
+    """A step that takes longer than the limit is named, with how long.
+
+    A loop that waits for news may wait for ever.
+    """
     clock = ManualClock()
     beats = Heartbeats(clock, work_limit_s=120)
     working, waiting = beats.loop("reconcile"), beats.loop("publish")

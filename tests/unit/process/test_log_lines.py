@@ -1,4 +1,6 @@
-"""Log lines: one JSON object each on standard error, with the process's context, whoever writes them."""
+"""Log lines: one JSON object each on standard error, with the process's context, whoever writes
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,16 @@ import textwrap
 
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=60
+    )
 
 
 def test_logs_are_json_with_context_when_they_do_not_go_to_a_terminal() -> None:
-    """Our lines and a library's have the same shape; standard output stays free for what a command prints."""
+    """Our lines and a library's have the same shape.
+
+    Standard output stays free for what a command prints.
+    """
     done = _run(
         """
         import logging
@@ -43,7 +50,9 @@ def test_logs_are_json_with_context_when_they_do_not_go_to_a_terminal() -> None:
 
 
 def test_line_is_cut_when_its_facts_are_a_callers_own_texts() -> None:
-    """A name, a list, a mapping or an error's text of hundreds of kilobytes: each line stays below 16 KiB or so, says how much there was, and keeps its head."""
+    """A name, a list, a mapping or an error's text of hundreds of kilobytes: each line stays below
+    16 KiB or so, says how much there was, and keeps its head.
+    """
     done = _run(
         """
         from topobus.process.config import LogSettings
@@ -58,7 +67,7 @@ def test_line_is_cut_when_its_facts_are_a_callers_own_texts() -> None:
             raise ValueError(long)
         except ValueError:
             get_logger().exception("ask.failed", noun="prepare")
-        """
+        """  # noqa: E501
     )
     lines = done.stderr.splitlines()
     said = [json.loads(line) for line in lines]
@@ -74,7 +83,10 @@ def test_line_is_cut_when_its_facts_are_a_callers_own_texts() -> None:
 
 
 def test_logger_loads_what_makes_lines_when_the_first_one_is_written() -> None:
-    """A command that logs nothing does not pay for structlog; whichever task writes the first line, all lines carry the process's context."""
+    """A command that logs nothing does not pay for structlog.
+
+    Whichever task writes the first line, all lines carry the process's context.
+    """
     done = _run(
         """
         import asyncio, sys
@@ -101,7 +113,9 @@ def test_logger_loads_what_makes_lines_when_the_first_one_is_written() -> None:
 
 
 def test_logs_stay_off_standard_output_when_nobody_configured_them() -> None:
-    """A program that uses the runtime as a library (the CLI) finds warnings on standard error and nothing on standard output."""
+    """A program that uses the runtime as a library (the CLI) finds warnings on standard error and
+    nothing on standard output.
+    """
     done = _run(
         """
         from topobus.process.logging import get_logger
@@ -116,7 +130,9 @@ def test_logs_stay_off_standard_output_when_nobody_configured_them() -> None:
 
 
 def test_logger_leaves_local_variables_out_when_an_exception_is_logged() -> None:
-    """A traceback names its frames and not what stood in them: a password must not reach the log, and the line stays short."""
+    """A traceback names its frames and not what stood in them: a password must not reach the log,
+    and the line stays short.
+    """
     done = _run(
         """
         from topobus.process.config import LogSettings
@@ -135,7 +151,9 @@ def test_logger_leaves_local_variables_out_when_an_exception_is_logged() -> None
 
 
 def test_traceback_for_people_has_no_local_variables_when_structlog_was_imported_before_us() -> None:
-    """Whoever imports structlog first brings rich along, whose tracebacks show every frame's variables, and take seconds in a large service."""
+    """Whoever imports structlog first brings rich along, whose tracebacks show every frame's
+    variables, and take seconds in a large service.
+    """
     done = _run(
         """
         import structlog

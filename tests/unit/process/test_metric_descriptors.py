@@ -30,20 +30,25 @@ _DESCRIPTORS = "shared/topobus/process/metric_descriptors.py"
         pytest.param(GaugeDescriptor, "topobus_test_things", {"pod": "a pod's"}, id="a pod"),
     ],
 )
-def test_descriptor_is_refused_when_it_breaks_the_conventions(kind: type[MetricDescriptor], name: str, labels: dict[str, str]) -> None:
+def test_descriptor_is_refused_when_it_breaks_the_conventions(
+    kind: type[MetricDescriptor], name: str, labels: dict[str, str]
+) -> None:
     """A name or a label that breaks the conventions fails where it is declared."""
     with pytest.raises(ValueError, match=name):
         kind(name=name, meaning="Things.", labels=labels)
 
 
 def test_metrics_are_made_from_descriptors_alone() -> None:
-    """No module of a service makes a metric that is not declared: what is not declared is in no page and in no check."""
+    """No module of a service makes a metric that is not declared: what is not declared is in no
+    page and in no check.
+    """
     made = [
         str(path.relative_to(_ROOT))
         for room in ("shared", "services", "examples")
         for path in (_ROOT / room).rglob("*.py")
         if re.search(
-            r"from prometheus_client import .*\b(Counter|Gauge|Histogram|Summary|Info)\b", text := path.read_text(encoding="utf-8")
+            r"from prometheus_client import .*\b(Counter|Gauge|Histogram|Summary|Info)\b",
+            text := path.read_text(encoding="utf-8"),
         )
         and re.search(r"\b(Counter|Gauge|Histogram|Summary|Info)\(\s*f?\"", text)
     ]
@@ -57,7 +62,9 @@ def test_device_metrics_follow_the_inventory_when_a_device_gets_sick_and_well() 
     metrics = DeviceSeries(registry).of("gpu")
     sick = DeviceHealth(
         state=HealthState.UNHEALTHY,
-        conditions=(Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", message="", since=""),),
+        conditions=(
+            Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", message="", since=""),
+        ),
     )
 
     def lines() -> dict[tuple[str, str], float]:
@@ -103,7 +110,9 @@ def test_reasons_share_a_line_when_a_driver_makes_them_up() -> None:
         metrics.count_event(_device("g0", DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,))))
 
     name = "topobus_device_health_events_total"
-    reasons = {sample.labels["reason"] for metric in registry.collect() for sample in metric.samples if sample.name == name}
+    reasons = {
+        sample.labels["reason"] for metric in registry.collect() for sample in metric.samples if sample.name == name
+    }
     others = registry.get_sample_value(name, {"class": "gpu", "state": "unhealthy", "reason": "other"})
     assert (len(reasons), others) == (65, 36)
 
@@ -113,7 +122,10 @@ def _device(name: str, health: DeviceHealth) -> Device:
 
 
 def test_bus_counts_nothing_when_no_registry_is_given() -> None:
-    """The same lines that count in a service do nothing in a process that exports no metrics; another process's numbers are not touched."""
+    """The same lines that count in a service do nothing in a process that exports no metrics.
+
+    Another process's numbers are not touched.
+    """
     registry = CollectorRegistry()
     counted, uncounted = BusMetrics(registry), BusMetrics(None)
 

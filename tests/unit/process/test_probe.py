@@ -19,7 +19,8 @@ from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import free_port
 
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
-# What the interpreter has loaded before a script begins, and the few modules on the way to the answer.
+# What the interpreter has loaded before a script begins, and the few
+# modules on the way to the answer.
 _ALLOWED = frozenset(
     {"__future__", "_socket", "topobus", "topobus.process", "topobus.process.packages", "topobus.process.probe"}
     | {name for service in SERVICES for name in (f"topobus.{service}", f"topobus.{service}.main")}
@@ -42,7 +43,9 @@ def _run(service: str, *arguments: str, **variables: str) -> subprocess.Complete
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_probe_answers_before_any_import_when_a_console_script_is_asked(service: str) -> None:
-    """A health check pays for an interpreter and not for the service: nothing is loaded but the probe itself."""
+    """A health check pays for an interpreter and not for the service: nothing is loaded but the
+    probe itself.
+    """
     readiness = Readiness()
     readiness.set("bus", is_ready=True)
     settings = HttpSettings(port=free_port())
@@ -54,7 +57,9 @@ def test_probe_answers_before_any_import_when_a_console_script_is_asked(service:
 
 
 def test_probe_names_the_mistake_when_its_settings_cannot_be_read() -> None:
-    """A port that is no number is told as the service itself tells it: the key, the variable, status 78."""
+    """A port that is no number is told as the service itself tells it: the key, the variable,
+    status 78.
+    """
     done = _run("topology", "--probe", TOPOBUS_ALL__HTTP__PORT="eighty")
 
     assert done.returncode == 78
@@ -62,7 +67,10 @@ def test_probe_names_the_mistake_when_its_settings_cannot_be_read() -> None:
 
 
 def test_probe_says_what_is_missing_when_the_service_is_not_ready() -> None:
-    """A probe gives the report of the parts; it works when the endpoint listens at all addresses."""
+    """A probe gives the report of the parts.
+
+    It works when the endpoint listens at all addresses.
+    """
     readiness = Readiness()
     readiness.set("bus", is_ready=False, why="waiting for NATS")
     settings = HttpSettings(host="0.0.0.0", port=free_port())
@@ -82,7 +90,9 @@ def test_probe_says_why_when_there_is_no_endpoint(port: int, words: str) -> None
     assert words in report
 
 
-@pytest.mark.parametrize("answer", [b"", b"220 mail.example ESMTP\r\n", b"\x00" * 100], ids=["nothing", "another-protocol", "zeros"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"220 mail.example ESMTP\r\n", b"\x00" * 100], ids=["nothing", "another-protocol", "zeros"]
+)
 def test_probe_is_not_ready_when_something_else_listens_at_the_port(answer: bytes) -> None:
     """What is no HTTP answer is told as it is, and never taken for ready."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -121,8 +131,13 @@ def test_endpoint_has_the_settings_defaults_when_nothing_is_set() -> None:
     ],
     ids=["all", "own-over-all", "another-service", "host", "whole-section", "unknown-key", "negative", "too-large"],
 )
-def test_endpoint_is_read_by_the_settings_rules(tmp_path: Path, variables: dict[str, str], wanted: tuple[str, int] | None) -> None:
-    """The file, then what speaks to all, then what speaks to this service; whatever else there is goes to the full reader."""
+def test_endpoint_is_read_by_the_settings_rules(
+    tmp_path: Path, variables: dict[str, str], wanted: tuple[str, int] | None
+) -> None:
+    """The file, then what speaks to all, then what speaks to this service.
+
+    Whatever else there is goes to the full reader.
+    """
     file = tmp_path / "gpu.toml"
     file.write_text('[http]\nhost = "file.example"\nport = 9\n[log]\nlevel = "info"\n', encoding="utf-8")
     if wanted is not None and wanted[1] != 9:
@@ -142,7 +157,9 @@ def test_endpoint_is_left_to_the_full_reader_when_the_file_is_wrong(tmp_path: Pa
     assert read_endpoint("gpu", ["--probe", "--config", str(file)], {}) is None
 
 
-@pytest.mark.parametrize("arguments", [["--probe", "--check-config"], ["--probe", "--help"], ["--probe", "--config"], ["--probe", "-v"]])
+@pytest.mark.parametrize(
+    "arguments", [["--probe", "--check-config"], ["--probe", "--help"], ["--probe", "--config"], ["--probe", "-v"]]
+)
 def test_endpoint_is_left_to_the_full_reader_when_more_is_asked(arguments: list[str]) -> None:
     """Arguments beside the probe are read, and refused, by the parser of the service."""
     assert read_endpoint("gpu", arguments, {}) is None

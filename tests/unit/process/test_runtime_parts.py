@@ -1,4 +1,6 @@
-"""The small parts of the runtime: readiness, the endpoint, jitter, positions, and what must never be installed."""
+"""The small parts of the runtime: readiness, the endpoint, jitter, positions, and what must never
+be installed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import free_port
 from topobus.values.errors import ConfigError, ContractError
 
-# What a service is never ready without, besides NATS and its streams; a device service's machine and inventory are not listed here.
+# What a service is never ready without, besides NATS and its streams; a device service's machine
+# and inventory are not listed here.
 PARTS = {
     "console": ["page"],
     "controller": ["machines", "inventories", "ledgers"],
@@ -52,7 +55,9 @@ def test_readiness_is_false_when_nobody_has_spoken() -> None:
 
 
 def test_readiness_is_false_when_an_awaited_part_has_not_spoken() -> None:
-    """NATS is ready some time before a service says for the first time that it is not: in between nobody may take it for ready."""
+    """NATS is ready some time before a service says for the first time that it is not: in between
+    nobody may take it for ready.
+    """
     readiness = Readiness(("bus", "machine"))
     readiness.set("bus", is_ready=True)
     early = (readiness.is_ready, readiness.report())
@@ -64,7 +69,9 @@ def test_readiness_is_false_when_an_awaited_part_has_not_spoken() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_service_awaits_its_own_parts_from_its_start_on(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each names what it is never ready without before it connects, so that no look at /readyz comes too early."""
+    """Each names what it is never ready without before it connects, so that no look at /readyz
+    comes too early.
+    """
     awaited: list[str] = []
 
     def started(*_arguments: object, parts: Sequence[str] = (), **_others: object) -> int:
@@ -100,7 +107,9 @@ def test_readiness_names_the_part_when_one_of_two_is_not_ready() -> None:
 def test_endpoint_writes_one_line_when_a_client_hangs_up(
     request_bytes: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A client that resets its connection leaves no traceback, one line at most, and the next client is answered."""
+    """A client that resets its connection leaves no traceback, one line at most, and the next
+    client is answered.
+    """
     lines: list[tuple[str, str]] = []
     has_allocated_condition = threading.Event()
 
@@ -129,7 +138,9 @@ def test_endpoint_writes_one_line_when_a_client_hangs_up(
 
 
 def test_endpoint_answers_probes_and_metrics_when_it_runs() -> None:
-    """Alive at once, ready only when ready, metrics as Prometheus reads them, and a hint for any other path."""
+    """Alive at once, ready only when ready, metrics as Prometheus reads them, and a hint for any
+    other path.
+    """
     registry = CollectorRegistry()
     Counter("topobus_test_things_total", "Things", registry=registry).inc()
     readiness = Readiness()
@@ -174,7 +185,9 @@ def test_jitter_is_spread_and_bounded_when_attempts_grow() -> None:
     ids=["old", "new", "new-with-token"],
 )
 def test_place_agrees_with_the_client_library_when_it_reads_either_form(reply: str) -> None:
-    """B10: both forms of a delivery's reply subject give the same position, as nats-py itself understands them."""
+    """B10: both forms of a delivery's reply subject give the same position, as nats-py itself
+    understands them.
+    """
     metadata = Msg(_client=None, subject="s", reply=reply, data=b"").metadata  # type: ignore[arg-type]  # only its reply is read
 
     place = Place.parse(reply)
@@ -190,5 +203,8 @@ def test_place_is_a_contract_error_when_the_message_is_no_delivery(reply: str) -
 
 
 def test_fast_header_parser_is_absent_when_topobus_is_installed() -> None:
-    """B13: with nats-py's extra `fast-parse` header values become lists and replies fail; it must never come along."""
+    """B13: with nats-py's extra `fast-parse` header values become lists and replies fail.
+
+    It must never come along.
+    """
     assert importlib.util.find_spec("fast_mail_parser") is None

@@ -38,11 +38,19 @@ def test_settings_are_defaults_when_nothing_is_said() -> None:
 
 
 def test_settings_of_the_service_win_when_file_and_all_speak_too(tmp_path: Path) -> None:
-    """The file is overridden by TOPOBUS_ALL, that by TOPOBUS_<SERVICE>; what only one says stays."""
+    """The file is overridden by TOPOBUS_ALL, that by TOPOBUS_<SERVICE>.
+
+    What only one says stays.
+    """
     file = tmp_path / "gpu.toml"
     file.write_text('[nats]\nurl = "nats://file:1"\nreplicas = 3\ntimeout_s = 1.5\n')
     settings = load(
-        {"TOPOBUS_ALL__NATS__URL": "nats://all:1", "TOPOBUS_ALL__NATS__REPLICAS": "5", "TOPOBUS_GPU__NATS__URL": "nats://gpu:1"}, file
+        {
+            "TOPOBUS_ALL__NATS__URL": "nats://all:1",
+            "TOPOBUS_ALL__NATS__REPLICAS": "5",
+            "TOPOBUS_GPU__NATS__URL": "nats://gpu:1",
+        },
+        file,
     )
 
     assert settings.nats == NatsSettings(url="nats://gpu:1", replicas=5, timeout_s=1.5)
@@ -60,7 +68,9 @@ def test_settings_of_the_service_win_when_file_and_all_speak_too(tmp_path: Path)
         ("HARDWARE__ROOT", "/tmp/x", "hardware", HardwareSettings(root="/tmp/x")),
     ],
 )
-def test_settings_read_the_environment_when_a_field_has_any_shape(variable: str, text: str, field: str, wanted: object) -> None:
+def test_settings_read_the_environment_when_a_field_has_any_shape(
+    variable: str, text: str, field: str, wanted: object
+) -> None:
     """Text from the environment becomes what the field wants."""
     assert getattr(load({f"TOPOBUS_GPU__{variable}": text}), field) == wanted
 
@@ -130,7 +140,10 @@ def test_settings_name_the_file_when_a_variable_speaks_of_the_same_section(tmp_p
 
 
 def test_settings_tell_all_mistakes_at_once_when_there_are_several(tmp_path: Path) -> None:
-    """What is wrong in variables, in the file and in numbers is told together, each with its key; one wrong section hides no other."""
+    """What is wrong in variables, in the file and in numbers is told together, each with its key.
+
+    One wrong section hides no other.
+    """
     file = tmp_path / "gpu.toml"
     file.write_text("[nats]\nurll = 'x'\nreplicas = 'many'\n[log]\nlevel = 'loud'\n")
     environ = {
@@ -144,7 +157,15 @@ def test_settings_tell_all_mistakes_at_once_when_there_are_several(tmp_path: Pat
 
     assert settings is not None
     said = [str(mistake) for mistake in mistakes]
-    keys = ("TOPOBUS_GPU__MODDE", "nats.urll", "nats.replicas", "log.level", "http.stalled_s", "nats.url: got 'ftp://x'", "node: got 'A B'")
+    keys = (
+        "TOPOBUS_GPU__MODDE",
+        "nats.urll",
+        "nats.replicas",
+        "log.level",
+        "http.stalled_s",
+        "nats.url: got 'ftp://x'",
+        "node: got 'A B'",
+    )
     assert [sum(key in text for text in said) for key in keys] == [1] * len(keys)
     assert len(said) == len(keys)
 
@@ -160,7 +181,10 @@ def test_settings_are_refused_with_a_line_for_each_mistake_when_there_are_severa
 
 
 def test_checks_are_asked_again_without_what_they_refused_when_they_name_the_key() -> None:
-    """A check that refuses two keys tells both; one that names no key, or the key of a default, ends its own search and no other's."""
+    """A check that refuses two keys tells both.
+
+    One that names no key, or the key of a default, ends its own search and no other's.
+    """
 
     def refuse(*keys: str) -> Callable[[Settings], None]:
         def check(settings: Settings) -> None:
@@ -195,7 +219,9 @@ def test_checks_are_asked_again_without_what_they_refused_when_they_name_the_key
     ],
 )
 def test_variable_that_sets_nothing_is_told_when_it_looks_as_if_it_should(variable: str, said: str) -> None:
-    """Such a variable is in nobody's way and what it should have set has its default: only a word of it helps."""
+    """Such a variable is in nobody's way and what it should have set has its default: only a word
+    of it helps.
+    """
     (text,) = strange_variables(Settings, "gpu", {variable: "x"})
 
     assert text.startswith(variable)
@@ -203,10 +229,13 @@ def test_variable_that_sets_nothing_is_told_when_it_looks_as_if_it_should(variab
 
 
 @pytest.mark.parametrize(
-    "variable", ["TOPOBUS_CONTEXT", "TOPOBUS_NIC__NONSENSE", "TOPOBUS_GPU__IS_STRICT", "TOPOBUS_ALL__NATS__URL", "URL", "HOME"]
+    "variable",
+    ["TOPOBUS_CONTEXT", "TOPOBUS_NIC__NONSENSE", "TOPOBUS_GPU__IS_STRICT", "TOPOBUS_ALL__NATS__URL", "URL", "HOME"],
 )
 def test_variable_is_not_told_when_it_is_right_or_another_program_s(variable: str) -> None:
-    """Variables that set something, those of other services, and those without a section are nothing strange."""
+    """Variables that set something, those of other services, and those without a section are
+    nothing strange.
+    """
     assert strange_variables(Settings, "gpu", {variable: "x"}) == []
 
 

@@ -1,4 +1,7 @@
-"""What a service loads at its start: nothing that only another way to run it needs. Each library is processor time and memory on every node."""
+"""What a service loads at its start: nothing that only another way to run it needs.
+
+Each library is processor time and memory on every node.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _TERMINAL = {"cyclopts", "rich", "watchfiles"}
     ],
 )
 def test_service_loads_no_library_of_another_home_when_it_starts(service: str, unneeded: set[str]) -> None:
-    """The Kubernetes client is loaded by who talks to a cluster, gRPC by the gateway alone, a device host in it for other vendors' plugins, the command line's libraries by none."""
+    """The Kubernetes client is loaded by who talks to a cluster, gRPC by the gateway alone, a
+    device host in it for other vendors' plugins, the command line's libraries by none.
+    """
     code = f"import sys, topobus.{service}.service, topobus.process.service; sys.stdout.write(' '.join(sys.modules))"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,7 @@
-"""Traces: off they change nothing and hand on what others bring; on they are spans of the right kind, and settings are refused that cannot work."""
+"""Traces: off they change nothing and hand on what others bring.
+
+On they are spans of the right kind, and settings are refused that cannot work.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,9 @@ def test_spans_hang_below_each_other_when_a_call_is_traced(collector: TraceColle
 
 
 def test_no_trace_begins_when_nobody_called(collector: TraceCollector) -> None:
-    """What runs all the time is in no trace: neither asks nor steps begin one, nor does a message without one."""
+    """What runs all the time is in no trace: neither asks nor steps begin one, nor does a message
+    without one.
+    """
     with called("ask adopt"), span("look"), continued({}, "answer adopt"):
         assert trace.get_current_span() is trace.INVALID_SPAN
 

@@ -1,4 +1,6 @@
-"""The work queue of a reconcile loop: when an object is due, and that an error in its work is told, counted, and never ends the loop."""
+"""The work queue of a reconcile loop: when an object is due, and that an error in its work is told,
+counted, and never ends the loop.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class Loop:
     ids=lambda error: type(error).__name__,
 )
 async def test_queue_sets_an_object_aside_until_it_changes_when_its_work_fails(error: Exception) -> None:
-    """A failing object is reported and counted once, is left alone at the same version, and is worked on again at a newer one."""
+    """A failing object is reported and counted once, is left alone at the same version, and is
+    worked on again at a newer one.
+    """
     loop = Loop(error)
 
     answers = [await loop.round(), await loop.round(), await loop.round(version=2)]
@@ -94,11 +98,17 @@ async def test_queue_lets_the_neighbour_go_on_when_one_object_fails() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [PeerUnavailable("silent"), HardwareError("broken"), ExceptionGroup("both", [PeerUnavailable("silent"), HardwareError("broken")])],
+    [
+        PeerUnavailable("silent"),
+        HardwareError("broken"),
+        ExceptionGroup("both", [PeerUnavailable("silent"), HardwareError("broken")]),
+    ],
     ids=lambda error: type(error).__name__,
 )
 async def test_queue_asks_for_another_try_when_only_a_peer_failed(error: Exception) -> None:
-    """A silent peer is not the object's fault: it is tried again, after a while at the latest, and nothing is reported or counted."""
+    """A silent peer is not the object's fault: it is tried again, after a while at the latest, and
+    nothing is reported or counted.
+    """
     loop = Loop(error)
 
     wait_s, after = await loop.round(), await loop.round()
@@ -110,7 +120,10 @@ async def test_queue_asks_for_another_try_when_only_a_peer_failed(error: Excepti
 
 
 async def test_queue_asks_a_silent_peer_ever_more_seldom_when_it_is_to_back_off() -> None:
-    """The longest pause doubles with each failure in a row up to the queue's longest; an answer ends that."""
+    """The longest pause doubles with each failure in a row up to the queue's longest.
+
+    An answer ends that.
+    """
     loop = Loop(*[PeerUnavailable("silent")] * 40, None, PeerUnavailable("silent"))
     loop.queue = WorkQueue("pods", loop.clock, RETRY_S, longest_s=16.0)
     pauses = []
@@ -118,7 +131,10 @@ async def test_queue_asks_a_silent_peer_ever_more_seldom_when_it_is_to_back_off(
         pauses.append(await loop.round())
         loop.clock.advance(16.0)
 
-    assert all(pause is not None and RETRY_S / 2 <= pause <= limit for pause, limit in zip(pauses, (2, 4, 8, *[16] * 37), strict=False))
+    assert all(
+        pause is not None and RETRY_S / 2 <= pause <= limit
+        for pause, limit in zip(pauses, (2, 4, 8, *[16] * 37), strict=False)
+    )
     assert max(pause for pause in pauses if pause is not None) > 8
     assert pauses[40] is None
     assert pauses[41] is not None
@@ -126,7 +142,10 @@ async def test_queue_asks_a_silent_peer_ever_more_seldom_when_it_is_to_back_off(
 
 
 async def test_queue_asks_a_silent_peer_again_when_the_narrowest_version_changed() -> None:
-    """What became free elsewhere is no reason to ask a silent node again; that it wrote something is."""
+    """What became free elsewhere is no reason to ask a silent node again.
+
+    That it wrote something is.
+    """
     loop = Loop(PeerUnavailable("silent"))
     runs = []
     for version, narrow in ((1, "a"), (2, "a"), (2, "b")):
@@ -171,7 +190,10 @@ async def test_queue_lets_a_cancellation_through() -> None:
 
 
 async def test_queue_forgets_objects_that_are_gone() -> None:
-    """What is kept of objects is bounded by those that there are; one that comes back is worked on anew."""
+    """What is kept of objects is bounded by those that there are.
+
+    One that comes back is worked on anew.
+    """
     loop = Loop(TypeError("bad"))
     await loop.round()
 
@@ -206,8 +228,12 @@ def test_queue_takes_in_the_neighbours_when_one_value_cannot_be_taken_in() -> No
         pytest.param(Behind(1), False, True, False, id="behind"),
     ],
 )
-async def test_queue_works_on_an_object_when_its_result_says_so(result: Result, *, at_once: bool, changed: bool, later: bool) -> None:
-    """After a result an object is ready at once, when its version is another, and when its time has come, or is not."""
+async def test_queue_works_on_an_object_when_its_result_says_so(
+    result: Result, *, at_once: bool, changed: bool, later: bool
+) -> None:
+    """After a result an object is ready at once, when its version is another, and when its time has
+    come, or is not.
+    """
     loop = Loop()
     loop.result = result
     await loop.round()
@@ -254,7 +280,9 @@ async def test_queue_waits_again_when_its_loop_did_not_come_to_an_object_that_wa
 async def test_queue_leaves_an_object_alone_while_the_version_that_its_result_names_is_one_of_its_versions(
     elapsed_s: float, versions: tuple[Hashable, ...], *, is_ready: bool
 ) -> None:
-    """Of two versions the result chooses for which it waits: an object whose node is silent does not ask again because something else became free."""
+    """Of two versions the result chooses for which it waits: an object whose node is silent does
+    not ask again because something else became free.
+    """
     loop = Loop()
     loop.queue.put("a", Again(version="narrow"))
 
@@ -264,7 +292,9 @@ async def test_queue_leaves_an_object_alone_while_the_version_that_its_result_na
 
 
 async def test_work_knows_that_only_time_has_passed_when_it_asked_for_another_look_at_this_version() -> None:
-    """What is over in a moment is told to nobody: the work waits once, and tells at the second look."""
+    """What is over in a moment is told to nobody: the work waits once, and tells at the second
+    look.
+    """
     loop = Loop()
     loop.result = Again(5, version=1)
     waited = [loop.queue.has_waited("a", 1)]
@@ -288,7 +318,10 @@ class Freed:
 
 
 def test_longest_waiting_come_first_when_work_is_costly() -> None:
-    """Each try goes to the end of the line; an object that was never tried keeps its place, and one that is gone has none."""
+    """Each try goes to the end of the line.
+
+    An object that was never tried keeps its place, and one that is gone has none.
+    """
     queue, freed = Loop().queue, Freed()
     for key in ("a", "b", "c"):
         queue.put(key, Behind(1))
@@ -311,7 +344,9 @@ def test_longest_waiting_come_first_when_work_is_costly() -> None:
         pytest.param("a", RETRY_S, ["a"], id="freed"),
     ],
 )
-def test_costly_work_is_repeated_when_something_that_it_read_was_freed(freed_keys: str, elapsed_s: float, due: list[str]) -> None:
+def test_costly_work_is_repeated_when_something_that_it_read_was_freed(
+    freed_keys: str, elapsed_s: float, due: list[str]
+) -> None:
     """Time alone changes nothing; what is freed elsewhere does not either."""
     loop, freed = Loop(), Freed()
     loop.queue.put("a", Behind(1))
@@ -324,7 +359,11 @@ def test_costly_work_is_repeated_when_something_that_it_read_was_freed(freed_key
 
 
 def test_pause_doubles_with_each_vain_try_and_ends_at_a_minute() -> None:
-    """Where something is freed all the time, a search that never finds anything is made ever more seldom; the loop wakes when the pause is over."""
+    """Where something is freed all the time, a search that never finds anything is made ever more
+    seldom.
+
+    The loop wakes when the pause is over.
+    """
     loop, freed = Loop(), Freed()
     loop.queue.put("a", Behind(1))
     pauses = []
@@ -339,7 +378,10 @@ def test_pause_doubles_with_each_vain_try_and_ends_at_a_minute() -> None:
 
 
 async def test_costly_work_is_done_although_the_version_is_the_same_and_ends_the_wait() -> None:
-    """Cheap work waits for another version, costly work is what the object waits for; whatever comes of it takes the object out of the line."""
+    """Cheap work waits for another version, costly work is what the object waits for.
+
+    Whatever comes of it takes the object out of the line.
+    """
     loop, freed = Loop(), Freed()
     loop.queue.put("a", Behind(1))
     await loop.round()
@@ -353,7 +395,9 @@ async def test_costly_work_is_done_although_the_version_is_the_same_and_ends_the
 
 
 async def test_object_is_ready_for_the_work_that_goes_on_when_its_costly_work_began_it() -> None:
-    """A claim that got its devices by a long search is written by a task, and does not wait for its turn again."""
+    """A claim that got its devices by a long search is written by a task, and does not wait for its
+    turn again.
+    """
     loop, freed = Loop(), Freed()
     loop.queue.put("a", Behind(1))
     loop.result = Busy()
@@ -365,7 +409,10 @@ async def test_object_is_ready_for_the_work_that_goes_on_when_its_costly_work_be
 
 
 def test_changed_object_is_new_and_one_that_is_gone_is_forgotten_when_its_work_was_costly() -> None:
-    """A user who changes an object need not wait for its pause; who deletes it leaves nothing behind."""
+    """A user who changes an object need not wait for its pause.
+
+    Who deletes it leaves nothing behind.
+    """
     loop, freed = Loop(), Freed()
     loop.queue.put("a", Behind(1))
     loop.queue.put("a", Behind(2, freed("a")))

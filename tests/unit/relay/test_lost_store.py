@@ -21,7 +21,10 @@ from topobus.testing.clock import ManualClock
 
 
 class _Hub:
-    """A hub that has an older value of everything; something happens while it is asked for the first one."""
+    """A hub that has an older value of everything.
+
+    Something happens while it is asked for the first one.
+    """
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
@@ -32,7 +35,9 @@ class _Hub:
         self._meanwhile()
         return HubEntry(sequence=3, data=b"older", is_there=True)
 
-    async def write(self, state: State[Any], data: bytes | None, expected: int, /, *, written_by: str, **parts: str) -> Acknowledged:
+    async def write(
+        self, state: State[Any], data: bytes | None, expected: int, /, *, written_by: str, **parts: str
+    ) -> Acknowledged:
         """Take every write."""
         self.written.append(data)
         return Acknowledged(sequence=4 + len(self.written))
@@ -44,7 +49,12 @@ class _Bus:
 
 def _copies(meanwhile: Callable[[HubCopies], None]) -> tuple[HubCopies, HubLink, _Hub]:
     runtime = Runtime(
-        name="relay", node="n1", bus=cast(Bus, _Bus()), clock=ManualClock(), readiness=Readiness(), registry=CollectorRegistry()
+        name="relay",
+        node="n1",
+        bus=cast(Bus, _Bus()),
+        clock=ManualClock(),
+        readiness=Readiness(),
+        registry=CollectorRegistry(),
     )
     link = HubLink(runtime)
     hub = _Hub(lambda: meanwhile(copies))
@@ -53,8 +63,12 @@ def _copies(meanwhile: Callable[[HubCopies], None]) -> tuple[HubCopies, HubLink,
 
 
 @pytest.mark.parametrize(("state", "key"), [(LEDGER, "n1"), (INVENTORY, "n1.gpu")], ids=["ledger", "inventory"])
-async def test_nothing_is_deleted_at_the_hub_when_the_nodes_store_is_lost_while_the_hub_is_asked(state: State[Any], key: str) -> None:
-    """A store that is gone says nothing of a key: a ledger is never deleted because somebody is silent, and an inventory not before its time."""
+async def test_nothing_is_deleted_at_the_hub_when_the_nodes_store_is_lost_while_the_hub_is_asked(
+    state: State[Any], key: str
+) -> None:
+    """A store that is gone says nothing of a key: a ledger is never deleted because somebody is
+    silent, and an inventory not before its time.
+    """
     copies, link, hub = _copies(lambda copies: copies.reset(state))
     link.note = NodeRelay(node="n1", keys=(f"inventory/{key}",) if state is INVENTORY else ())
     copies.keep(state, key, b"value", "test")

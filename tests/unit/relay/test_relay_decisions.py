@@ -1,4 +1,6 @@
-"""What the relay does next, as values: never an older state after a newer, and events from where the hub really is."""
+"""What the relay does next, as values: never an older state after a newer, and events from where
+the hub really is.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ _NEW, _OLD = digest_of(b"new"), digest_of(b"old")
         (NOTHING_THERE, Copy(sequence=4, digest=NOTHING_THERE, is_certain=True), Step.NOTHING),
     ],
 )
-def test_next_step_is_what_brings_the_copies_together_when_they_differ(kept: str, copy: Copy | None, step: Step) -> None:
-    """What is unknown is read, what seems equal is compared, what differs is written, and what is equal is left alone."""
+def test_next_step_is_what_brings_the_copies_together_when_they_differ(
+    kept: str, copy: Copy | None, step: Step
+) -> None:
+    """What is unknown is read, what seems equal is compared, what differs is written, and what is
+    equal is left alone.
+    """
     assert next_step(kept, copy) is step
 
 
@@ -58,7 +64,10 @@ def test_position_is_kept_when_the_hub_has_the_last_event_or_a_later(at_hub: int
 
 
 def test_note_advances_by_one_event_when_it_is_acknowledged() -> None:
-    """Each event's position is its own; what was passed over moves the position, and keeps what the hub was last seen to have."""
+    """Each event's position is its own.
+
+    What was passed over moves the position, and keeps what the hub was last seen to have.
+    """
     note = advanced(NodeRelay(node="n1"), "health", created="then", sequence=3, subject="s", hub_sequence=9)
     note = advanced(note, "decision", created="then", sequence=1, subject="d", hub_sequence=4)
     note = advanced(note, "health", created="then", sequence=4, subject="t", hub_sequence=0)
@@ -72,7 +81,9 @@ def test_note_advances_by_one_event_when_it_is_acknowledged() -> None:
 
 def test_note_names_each_key_once_when_it_is_said_again() -> None:
     """The keys are sorted and unique, so that the same keys are the same bytes."""
-    note = with_key(with_key(with_key(NodeRelay(node="n1"), "inventory/n1.nic"), "inventory/n1.gpu"), "inventory/n1.nic")
+    note = with_key(
+        with_key(with_key(NodeRelay(node="n1"), "inventory/n1.nic"), "inventory/n1.gpu"), "inventory/n1.nic"
+    )
 
     assert note.keys == ("inventory/n1.gpu", "inventory/n1.nic")
     assert without_key(note, "inventory/n1.gpu").keys == ("inventory/n1.nic",)

@@ -1,4 +1,6 @@
-"""The kernel that obeys writes: files of a tree do what sysfs' do, and a PCI function changes its driver by them."""
+"""The kernel that obeys writes: files of a tree do what sysfs' do, and a PCI function changes its
+driver by them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def echo(root: Path, text: str, file: str) -> None:
 
 
 def test_writes_are_obeyed_in_their_order_and_all_before_the_end(tmp_path: Path) -> None:
-    """Two files in two folders: each text reaches its own reaction, the first one first, and none is lost when the kernel ends."""
+    """Two files in two folders: each text reaches its own reaction, the first one first, and none
+    is lost when the kernel ends.
+    """
     seen: list[str] = []
     write(tmp_path, {"sys/a/numbers": "", "sys/b/mode": ""})
 
@@ -97,7 +101,11 @@ class Machine:
     def nodes(self) -> list[str]:
         """Name the nodes of VFIO."""
         folder = self.root / "dev/vfio"
-        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+        return (
+            sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+            if folder.is_dir()
+            else []
+        )
 
 
 @pytest.fixture
@@ -108,12 +116,20 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def test_function_goes_to_vfio_and_back_by_the_kernels_files(machine: Machine) -> None:
-    """Override, unbind, bind: VFIO has it with the nodes of group and function, and what its driver showed is gone; the way back leaves it as it was."""
+    """Override, unbind, bind: VFIO has it with the nodes of group and function, and what its driver
+    showed is gone.
+
+    The way back leaves it as it was.
+    """
     machine.write("vfio-pci", f"devices/{GPU}/driver_override")
     machine.write(GPU, "drivers/nvidia/unbind")
     machine.write(GPU, "drivers/vfio-pci/bind")
     there = (machine.drivers.driver_of(GPU), machine.nodes(), machine.has_drm)
-    for text, file in (("", f"devices/{GPU}/driver_override"), (GPU, "drivers/vfio-pci/unbind"), (GPU, "drivers_probe")):
+    for text, file in (
+        ("", f"devices/{GPU}/driver_override"),
+        (GPU, "drivers/vfio-pci/unbind"),
+        (GPU, "drivers_probe"),
+    ):
         machine.write(text, file)
 
     assert there == ("vfio-pci", ["41", "devices/vfio0", "vfio"], False)
@@ -143,7 +159,9 @@ def test_driver_takes_no_function_that_it_does_not_match(machine: Machine, overr
 
 
 def test_last_override_counts_when_two_are_written_before_the_first_is_obeyed(machine: Machine) -> None:
-    """A kernel that is late sees the second text at the first write already, and nothing that it makes of it stands in the second one's place."""
+    """A kernel that is late sees the second text at the first write already, and nothing that it
+    makes of it stands in the second one's place.
+    """
     is_let_go = threading.Event()
 
     def hold(_: str) -> None:

@@ -15,7 +15,9 @@ from topobus.values.errors import HardwareError
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_same_devices_are_found_in_memory_and_on_disk(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_devices_are_found_in_memory_and_on_disk(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Discovery and every driver give the same machine and inventories, and nothing is written."""
     build(profile, tmp_path / profile)
     on_disk = _read_tree(tmp_path / profile, Path(profile))

@@ -12,7 +12,9 @@ LIMIT_S = 60.0
 
 
 def test_number_that_is_being_written_is_not_obeyed_before_it_is_there(tmp_path: Path) -> None:
-    """A kernel that is late looks at the first of two writes while the second has emptied the file: it obeys what that one then says."""
+    """A kernel that is late looks at the first of two writes while the second has emptied the file:
+    it obeys what that one then says.
+    """
     kernel = SriovKernel(tmp_path)
     number = tmp_path / f"sys/bus/pci/devices/{PHYSICAL}/sriov_numvfs"
     (tmp_path / "sys/hold").mkdir()

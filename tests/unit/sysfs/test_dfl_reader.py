@@ -44,7 +44,9 @@ def make_tree(root: Path, files: dict[str, str], regions: tuple[str, ...] = (REG
 
 
 def read_card(root: Path, **changes: str) -> DflCard:
-    """Read the card of a tree whose files differ from a healthy card's in `changes` (last part of the name)."""
+    """Read the card of a tree whose files differ from a healthy card's in `changes` (last part of
+    the name).
+    """
     files = {name: changes.get(name.rpartition("/")[2], text) for name, text in FILES.items()}
     return read_dfl_card(make_tree(root, files), "region0")
 

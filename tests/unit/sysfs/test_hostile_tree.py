@@ -1,4 +1,8 @@
-"""Trees that somebody else recorded: what is no regular file, or has no end, is told and passed over; nothing is read outside the tree, and every read ends."""
+"""Trees that somebody else recorded: what is no regular file, or has no end, is told and passed
+over.
+
+Nothing is read outside the tree, and every read ends.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +51,13 @@ UNFIT: dict[str, tuple[Callable[[Path], None], str]] = {
 
 def machine_files() -> dict[str, object]:
     """Describe a machine with one node and one function."""
-    files = cpu_files(2) | {f"{NODE}/online": "0", "proc/cpuinfo": "processor : 0\n"} | node_files(0, (0, 1), distance="10")
-    return files | {f"{_FUNCTION}/{name}": text for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330"))}
+    files = (
+        cpu_files(2) | {f"{NODE}/online": "0", "proc/cpuinfo": "processor : 0\n"} | node_files(0, (0, 1), distance="10")
+    )
+    return files | {
+        f"{_FUNCTION}/{name}": text
+        for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330"))
+    }
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "endless"])
@@ -64,7 +73,9 @@ def machine_files() -> dict[str, object]:
     ],
 )
 def test_read_machine_tells_a_file_that_is_none_and_goes_on(tmp_path: Path, path: str, kind: str) -> None:
-    """A FIFO, a socket or a file without an end in place of an attribute is one warning with its path, and the rest is read."""
+    """A FIFO, a socket or a file without an end in place of an attribute is one warning with its
+    path, and the rest is read.
+    """
     tree = write(tmp_path, machine_files())
     make, why = UNFIT[kind]
     (tmp_path / path).unlink(missing_ok=True)
@@ -78,7 +89,9 @@ def test_read_machine_tells_a_file_that_is_none_and_goes_on(tmp_path: Path, path
 
 @pytest.mark.parametrize("kind", ["fifo", "endless"])
 def test_read_machine_refuses_when_what_it_cannot_do_without_is_no_file(tmp_path: Path, kind: str) -> None:
-    """Where the whole machine hangs on one file (/proc/cpuinfo of a kernel that tells no more), the error names it."""
+    """Where the whole machine hangs on one file (/proc/cpuinfo of a kernel that tells no more), the
+    error names it.
+    """
     tree = write(tmp_path, {"proc/meminfo": "MemTotal: 2 kB", "sys/devices/x": ""})
     make, why = UNFIT[kind]
     make(tmp_path / "proc/cpuinfo")
@@ -114,7 +127,9 @@ def test_record_names_what_is_no_file_when_it_copies_a_tree(tmp_path: Path, kind
 
     done = record(tree, target)
 
-    assert sorted(line.partition(":")[0] if "cpuinfo" in line else line.rpartition(":")[0] for line in done.unreadable) == [
+    assert sorted(
+        line.partition(":")[0] if "cpuinfo" in line else line.rpartition(":")[0] for line in done.unreadable
+    ) == [
         "proc/cpuinfo",
         f"{_FUNCTION}/numa_node",
     ]
@@ -133,14 +148,19 @@ def test_record_ends_when_a_file_has_no_end(tmp_path: Path) -> None:
 
 
 def test_read_regular_reads_all_of_a_file_or_refuses_it(tmp_path: Path) -> None:
-    """A file of several parts is read whole, and one beyond the limit not at all, also when it told no size (as the kernel's files)."""
+    """A file of several parts is read whole, and one beyond the limit not at all, also when it told
+    no size (as the kernel's files).
+    """
     file = tmp_path / "large"
     file.write_bytes(bytes(range(256)) * 1024)
 
     whole = read_regular(file, 256 * 1024)
 
     assert whole == bytes(range(256)) * 1024
-    for read in (lambda: read_regular(file, 256 * 1024 - 1), lambda: read_all(os.open(file, os.O_RDONLY), file, 256 * 1024 - 1)):
+    for read in (
+        lambda: read_regular(file, 256 * 1024 - 1),
+        lambda: read_all(os.open(file, os.O_RDONLY), file, 256 * 1024 - 1),
+    ):
         with pytest.raises(OSError, match="more than 262143 bytes"):
             read()
 
@@ -155,7 +175,11 @@ def test_open_regular_opens_no_device_and_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["{secret}", "../../../../../../../../../..{secret}", "within"])
 def test_links_stay_inside_a_root_when_they_lead_out_of_it(tmp_path: Path, link: str) -> None:
-    """An absolute link begins at the root, and one that climbs stays there, in whichever part of the path it is; one inside is followed."""
+    """An absolute link begins at the root, and one that climbs stays there, in whichever part of
+    the path it is.
+
+    One inside is followed.
+    """
     root, secret = tmp_path / "a/root", tmp_path / "secret"
     (root / "cgroup").mkdir(parents=True)
     secret.write_text("0-7", encoding="utf-8")

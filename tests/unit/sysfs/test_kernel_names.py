@@ -1,4 +1,6 @@
-"""What the kernel calls the things behind PCI functions is read wherever it hangs below them, and drawn and told for a tree."""
+"""What the kernel calls the things behind PCI functions is read wherever it hangs below them, and
+drawn and told for a tree.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,19 @@ def _link(root: Path, place: str, target: str) -> None:
 
 @pytest.fixture
 def tree_folder(tmp_path: Path) -> Path:
-    """A virtual machine's virtio functions beside NVMe, SATA and an RDMA card; two of the disks have partitions."""
+    """A virtual machine's virtio functions beside NVMe, SATA and an RDMA card.
+
+    Two of the disks have partitions.
+    """
     root = tmp_path / "vm"
-    classes = {_VIRTIO_NIC: 0x020000, _VIRTIO_DISK: 0x018000, _NVME: 0x010802, _SATA: 0x010601, _RDMA: 0x020700, _BARE: 0x028000}
+    classes = {
+        _VIRTIO_NIC: 0x020000,
+        _VIRTIO_DISK: 0x018000,
+        _NVME: 0x010802,
+        _SATA: 0x010601,
+        _RDMA: 0x020700,
+        _BARE: 0x028000,
+    }
     for address, class_code in classes.items():
         folder = root / _ROOT / address
         folder.mkdir(parents=True)
@@ -59,7 +71,10 @@ def tree_folder(tmp_path: Path) -> Path:
 
 
 def test_kernel_names_are_those_of_lstopo_when_things_hang_at_any_depth(tree_folder: Path) -> None:
-    """Interfaces, whole disks and RDMA devices by their function; partitions, paths of multipath NVMe and what is no PCI function's are left out."""
+    """Interfaces, whole disks and RDMA devices by their function.
+
+    Partitions, paths of multipath NVMe and what is no PCI function's are left out.
+    """
     tree = Tree(HardwareSettings(root=str(tree_folder)))
     addresses = [PciAddress.parse(text) for text in (_VIRTIO_NIC, _VIRTIO_DISK, _NVME, _SATA, _RDMA, _BARE)]
 
@@ -75,9 +90,14 @@ def test_kernel_names_are_those_of_lstopo_when_things_hang_at_any_depth(tree_fol
 
 
 def test_recording_has_the_names_of_disks_and_nothing_more_of_them(tree_folder: Path, tmp_path: Path) -> None:
-    """What `topobus record` writes names what the machine names, without what lies in a disk's folder."""
+    """What `topobus record` writes names what the machine names, without what lies in a disk's
+    folder.
+    """
     addresses = [PciAddress.parse(text) for text in (_VIRTIO_NIC, _VIRTIO_DISK, _NVME, _SATA, _RDMA, _BARE)]
-    machine, recorded = Tree(HardwareSettings(root=str(tree_folder))), Tree(HardwareSettings(root=str(tmp_path / "recorded")))
+    machine, recorded = (
+        Tree(HardwareSettings(root=str(tree_folder))),
+        Tree(HardwareSettings(root=str(tmp_path / "recorded"))),
+    )
 
     record(machine, tmp_path / "recorded")
 
@@ -86,8 +106,12 @@ def test_recording_has_the_names_of_disks_and_nothing_more_of_them(tree_folder: 
     assert not recorded.names("sys/class/block/vda")
 
 
-def test_machine_names_interfaces_disks_and_models_when_a_tree_is_drawn(tree_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The drawing and the JSON say what lstopo says: the kernel's name, and the model where pci.ids has it."""
+def test_machine_names_interfaces_disks_and_models_when_a_tree_is_drawn(
+    tree_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The drawing and the JSON say what lstopo says: the kernel's name, and the model where pci.ids
+    has it.
+    """
     ids = tree_folder / "usr/share/misc/pci.ids"
     ids.parent.mkdir(parents=True)
     ids.write_text("1af4  Red Hat, Inc.\n\t1041  Virtio 1.0 network device\n")
@@ -100,5 +124,8 @@ def test_machine_names_interfaces_disks_and_models_when_a_tree_is_drawn(tree_fol
     assert (drawn_code, code) == (0, 0)
     assert "nic 00:03.0 eth0  Red Hat Virtio 1.0 network device" in drawn
     assert "disk 00:05.0 nvme0n1" in drawn
-    assert (functions[_VIRTIO_NIC]["names"], functions[_VIRTIO_NIC]["model"]) == (["eth0"], "Red Hat Virtio 1.0 network device")
+    assert (functions[_VIRTIO_NIC]["names"], functions[_VIRTIO_NIC]["model"]) == (
+        ["eth0"],
+        "Red Hat Virtio 1.0 network device",
+    )
     assert "names" not in functions[_BARE]

@@ -21,8 +21,13 @@ def machine_of(root: Path, files: dict[str, object]) -> Machine:
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["new-names", "old-names"])
-def test_read_machine_groups_threads_by_core_and_socket_when_names_are_of_any_kernel(tmp_path: Path, is_old: bool) -> None:
-    """Cores and sockets come from the sets of CPUs, whatever the kernel calls the files; a core is named by its lowest CPU."""
+def test_read_machine_groups_threads_by_core_and_socket_when_names_are_of_any_kernel(
+    tmp_path: Path, is_old: bool
+) -> None:
+    """Cores and sockets come from the sets of CPUs, whatever the kernel calls the files.
+
+    A core is named by its lowest CPU.
+    """
     machine = machine_of(tmp_path, cpu_files(8, threads=2, sockets=2, is_old=is_old))
 
     assert [cpu.core for cpu in machine.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
@@ -30,12 +35,19 @@ def test_read_machine_groups_threads_by_core_and_socket_when_names_are_of_any_ke
 
 
 def test_read_machine_names_a_core_by_its_online_thread_when_the_first_is_offline(tmp_path: Path) -> None:
-    """A core whose lowest CPU is offline is named by the next one, and the offline CPU stays listed without a place."""
+    """A core whose lowest CPU is offline is named by the next one, and the offline CPU stays listed
+    without a place.
+    """
     files = cpu_files(4, threads=2) | {f"{CPU}/online": "1-3"}
 
     machine = machine_of(tmp_path, files)
 
-    assert [(cpu.id, cpu.online, cpu.core) for cpu in machine.cpus] == [(0, False, None), (1, True, 1), (2, True, 2), (3, True, 2)]
+    assert [(cpu.id, cpu.online, cpu.core) for cpu in machine.cpus] == [
+        (0, False, None),
+        (1, True, 1),
+        (2, True, 2),
+        (3, True, 2),
+    ]
 
 
 def test_read_machine_asks_each_cpu_when_there_is_no_online_list(tmp_path: Path) -> None:
@@ -47,7 +59,9 @@ def test_read_machine_asks_each_cpu_when_there_is_no_online_list(tmp_path: Path)
 
 
 def test_read_machine_makes_one_node_when_the_kernel_has_no_numa(tmp_path: Path) -> None:
-    """Without a node folder, node 0 holds all CPUs and the machine's memory, and no distance is made up."""
+    """Without a node folder, node 0 holds all CPUs and the machine's memory, and no distance is
+    made up.
+    """
     machine = machine_of(tmp_path, cpu_files(4))
 
     (node,) = machine.numa_nodes
@@ -81,7 +95,9 @@ def test_read_machine_finds_cpus_near_memory_by_distance_when_a_node_has_none(tm
     """A memory-only node has no CPUs of its own; near are those of the closest node."""
     files = cpu_files(4, sockets=2) | {f"{NODE}/online": "0-2"}
     files |= (
-        node_files(0, (0, 1), distance="10 20 17") | node_files(1, (2, 3), distance="20 10 28") | node_files(2, (), distance="17 28 10")
+        node_files(0, (0, 1), distance="10 20 17")
+        | node_files(1, (2, 3), distance="20 10 28")
+        | node_files(2, (), distance="17 28 10")
     )
 
     node = machine_of(tmp_path, files).numa_nodes[2]
@@ -93,14 +109,18 @@ def test_read_machine_prefers_initiators_when_the_firmware_names_them(tmp_path: 
     """HMAT's initiators decide before distances do."""
     files = cpu_files(4, sockets=2) | {f"{NODE}/online": "0-2", f"{NODE}/node2/access1/initiators/node1/x": ""}
     files |= (
-        node_files(0, (0, 1), distance="10 20 17") | node_files(1, (2, 3), distance="20 10 28") | node_files(2, (), distance="17 28 10")
+        node_files(0, (0, 1), distance="10 20 17")
+        | node_files(1, (2, 3), distance="20 10 28")
+        | node_files(2, (), distance="17 28 10")
     )
 
     assert machine_of(tmp_path, files).numa_nodes[2].near_cpus == CpuSet(2, 3)
 
 
 def test_read_machine_drops_a_node_when_its_cpus_belong_to_another(tmp_path: Path) -> None:
-    """Two nodes that claim one CPU contradict each other: the first stands, the second is told, the rest works."""
+    """Two nodes that claim one CPU contradict each other: the first stands, the second is told, the
+    rest works.
+    """
     files = cpu_files(4) | {f"{NODE}/online": "0-1"} | node_files(0, (0, 1, 2)) | node_files(1, (2, 3))
 
     machine = machine_of(tmp_path, files)
@@ -110,8 +130,13 @@ def test_read_machine_drops_a_node_when_its_cpus_belong_to_another(tmp_path: Pat
 
 
 def test_read_machine_drops_a_core_when_it_overlaps_another(tmp_path: Path) -> None:
-    """A core that shares only some CPUs with another one is impossible: its CPUs have no core, and a warning names the file."""
-    files = cpu_files(4, threads=2) | {f"{CPU}/cpu1/topology/core_cpus": mask(1, 2), f"{CPU}/cpu2/topology/core_cpus": mask(2, 3)}
+    """A core that shares only some CPUs with another one is impossible: its CPUs have no core, and
+    a warning names the file.
+    """
+    files = cpu_files(4, threads=2) | {
+        f"{CPU}/cpu1/topology/core_cpus": mask(1, 2),
+        f"{CPU}/cpu2/topology/core_cpus": mask(2, 3),
+    }
     files[f"{CPU}/cpu1/topology/core_cpus"] = mask(1, 2)
 
     machine = machine_of(tmp_path, files)
@@ -181,22 +206,37 @@ E, P = "efficiency", "performance"
 def test_read_machine_tells_core_kinds_by_capacity_when_the_kernel_has_no_other_word(
     tmp_path: Path, capacities: list[object], kinds: list[str]
 ) -> None:
-    """On arm64 the capacity of each CPU says which cores are big; cores that clock a little differently are of one kind."""
-    files = cpu_files(4) | {f"{CPU}/cpu{cpu}/cpu_capacity": capacity for cpu, capacity in enumerate(capacities) if capacity is not None}
+    """On arm64 the capacity of each CPU says which cores are big.
+
+    Cores that clock a little differently are of one kind.
+    """
+    files = cpu_files(4) | {
+        f"{CPU}/cpu{cpu}/cpu_capacity": capacity for cpu, capacity in enumerate(capacities) if capacity is not None
+    }
 
     assert [cpu.kind for cpu in machine_of(tmp_path, files).cpus] == kinds
 
 
 def test_read_machine_believes_the_kernels_own_kinds_before_capacities(tmp_path: Path) -> None:
-    """Where the kernel names kinds (x86 hybrid), capacities, which newer kernels have there as well, change nothing."""
-    files = cpu_files(2) | {f"{CPU}/cpu0/cpu_capacity": 400, f"{CPU}/cpu1/cpu_capacity": 1024, "sys/devices/cpu_core/cpus": "0-1"}
+    """Where the kernel names kinds (x86 hybrid), capacities, which newer kernels have there as
+    well, change nothing.
+    """
+    files = cpu_files(2) | {
+        f"{CPU}/cpu0/cpu_capacity": 400,
+        f"{CPU}/cpu1/cpu_capacity": 1024,
+        "sys/devices/cpu_core/cpus": "0-1",
+    }
 
     assert [cpu.kind for cpu in machine_of(tmp_path, files).cpus] == [P, P]
 
 
 CPUSETS = {
     "cpuset": ("none /dev/cpuset cpuset rw 0 0", "dev/cpuset/job/cpus", "dev/cpuset/job/mems"),
-    "cgroup-v1-noprefix": ("none /dev/cpuset cgroup rw,cpuset,noprefix 0 0", "dev/cpuset/job/cpus", "dev/cpuset/job/mems"),
+    "cgroup-v1-noprefix": (
+        "none /dev/cpuset cgroup rw,cpuset,noprefix 0 0",
+        "dev/cpuset/job/cpus",
+        "dev/cpuset/job/mems",
+    ),
     "cgroup-v1": (
         "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0",
         "sys/fs/cgroup/cpuset/job/cpuset.cpus",
@@ -207,7 +247,11 @@ CPUSETS = {
         "sys/fs/cgroup/job/cpuset.cpus.effective",
         "sys/fs/cgroup/job/cpuset.mems.effective",
     ),
-    "elsewhere": ("none /cgroups/sets cgroup rw,cpuset 0 0", "cgroups/sets/job/cpuset.cpus", "cgroups/sets/job/cpuset.mems"),
+    "elsewhere": (
+        "none /cgroups/sets cgroup rw,cpuset 0 0",
+        "cgroups/sets/job/cpuset.cpus",
+        "cgroups/sets/job/cpuset.mems",
+    ),
 }
 
 
@@ -221,7 +265,9 @@ def limited(kind: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", CPUSETS)
 def test_read_machine_offers_only_what_the_cpuset_allows_when_there_is_one(tmp_path: Path, kind: str) -> None:
-    """CPUs outside our cpuset are not online for us, nodes outside are left out, and a warning names the cpuset."""
+    """CPUs outside our cpuset are not online for us, nodes outside are left out, and a warning
+    names the cpuset.
+    """
     machine = machine_of(tmp_path, limited(kind))
 
     assert (machine.online_cpus, machine.node_set) == (CpuSet(0, 1), NodeSet(0))
@@ -233,13 +279,18 @@ def pci_files(address: str, node: int) -> dict[str, object]:
     """Describe a PCI function that says its NUMA node."""
     folder = f"sys/bus/pci/devices/{address}"
     return {
-        f"{folder}/{name}": text for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330"), ("numa_node", node))
+        f"{folder}/{name}": text
+        for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330"), ("numa_node", node))
     }
 
 
 @pytest.mark.parametrize("kind", CPUSETS)
-def test_read_machine_keeps_nodes_without_memory_when_a_cpuset_lists_those_that_have_some(tmp_path: Path, kind: str) -> None:
-    """The kernel never lists a node without memory in a cpuset's mems: its CPUs are offered all the same, and a device beside it keeps its place."""
+def test_read_machine_keeps_nodes_without_memory_when_a_cpuset_lists_those_that_have_some(
+    tmp_path: Path, kind: str
+) -> None:
+    """The kernel never lists a node without memory in a cpuset's mems: its CPUs are offered all the
+    same, and a device beside it keeps its place.
+    """
     files = limited(kind) | {CPUSETS[kind][1]: "0-3"}
     files |= node_files(1, (2, 3), distance="20 10", memory_kib=0) | pci_files("0000:41:00.0", 1)
 
@@ -255,7 +306,11 @@ def test_read_machine_keeps_nodes_without_memory_when_a_cpuset_lists_those_that_
 def test_read_machine_counts_no_memory_of_a_node_when_the_cpuset_has_its_cpus_alone(tmp_path: Path) -> None:
     """A limit of memory (`--cpuset-mems`) takes away memory and huge pages, and no CPU."""
     pages = f"{NODE}/node1/hugepages/hugepages-2048kB"
-    files = limited("cgroup-v2") | {CPUSETS["cgroup-v2"][1]: "0-3", f"{pages}/nr_hugepages": 8, f"{pages}/free_hugepages": 8}
+    files = limited("cgroup-v2") | {
+        CPUSETS["cgroup-v2"][1]: "0-3",
+        f"{pages}/nr_hugepages": 8,
+        f"{pages}/free_hugepages": 8,
+    }
 
     machine = machine_of(tmp_path, files)
 
@@ -275,11 +330,16 @@ def test_read_machine_keeps_a_node_with_its_memory_when_the_cpuset_has_none_of_i
 
 
 def test_read_machine_keeps_the_place_of_a_function_when_its_node_is_outside_the_cpuset(tmp_path: Path) -> None:
-    """Limits of CPUs and memory say nothing of PCI functions: one keeps the NUMA node that it tells."""
+    """Limits of CPUs and memory say nothing of PCI functions: one keeps the NUMA node that it
+    tells.
+    """
     machine = machine_of(tmp_path, limited("cgroup-v2") | pci_files("0000:41:00.0", 1))
 
     assert (machine.pci_devices[0].numa_node, machine.online_cpus) == (1, CpuSet(0, 1))
-    assert [(node.id, node.cpus, node.memory_bytes) for node in machine.numa_nodes] == [(0, CpuSet(0, 1), 1024 * 1024), (1, CpuSet(), 0)]
+    assert [(node.id, node.cpus, node.memory_bytes) for node in machine.numa_nodes] == [
+        (0, CpuSet(0, 1), 1024 * 1024),
+        (1, CpuSet(), 0),
+    ]
 
 
 def test_read_machine_offers_all_when_told_not_to_honour_the_cpuset(tmp_path: Path) -> None:
@@ -292,7 +352,10 @@ def test_read_machine_offers_all_when_told_not_to_honour_the_cpuset(tmp_path: Pa
 
 
 def test_machine_report_widens_a_node_when_it_crosses_sockets(tmp_path: Path) -> None:
-    """The report draws a node that fits no socket around both; the machine keeps what the node itself says."""
+    """The report draws a node that fits no socket around both.
+
+    The machine keeps what the node itself says.
+    """
     files = cpu_files(4, sockets=2) | {f"{NODE}/online": "0-1"} | node_files(0, (0, 2)) | node_files(1, (1, 3))
 
     machine = machine_of(tmp_path, files)
@@ -302,9 +365,17 @@ def test_machine_report_widens_a_node_when_it_crosses_sockets(tmp_path: Path) ->
 
 
 def test_read_machine_hides_gpu_memory_when_on_power(tmp_path: Path) -> None:
-    """GPU memory that POWER shows as a NUMA node is no node to place on; elsewhere it is kept, near the GPU's CPUs."""
-    files = cpu_files(4, sockets=2) | {f"{NODE}/online": "0,255", "proc/driver/nvidia/gpus/0004:04:00.0/numa_status": "Node: 255"}
-    files |= {"sys/bus/pci/devices/0004:04:00.0/local_cpus": mask(2, 3)} | node_files(0, (0, 1, 2, 3)) | node_files(255, ())
+    """GPU memory that POWER shows as a NUMA node is no node to place on.
+
+    Elsewhere it is kept, near the GPU's CPUs.
+    """
+    files = cpu_files(4, sockets=2) | {
+        f"{NODE}/online": "0,255",
+        "proc/driver/nvidia/gpus/0004:04:00.0/numa_status": "Node: 255",
+    }
+    files |= (
+        {"sys/bus/pci/devices/0004:04:00.0/local_cpus": mask(2, 3)} | node_files(0, (0, 1, 2, 3)) | node_files(255, ())
+    )
 
     power = machine_of(tmp_path / "power", files | {"proc/hwloc-nofile-info": "Architecture: ppc64le"})
     grace = machine_of(tmp_path / "grace", files | {"proc/hwloc-nofile-info": "Architecture: aarch64"})
@@ -317,7 +388,9 @@ KNIGHTS_LANDING = {"proc/cpuinfo": "processor\t: 0\nvendor_id\t: GenuineIntel\nc
 
 
 def test_read_machine_finds_near_cpus_and_no_distances_when_firmware_lies_on_purpose(tmp_path: Path) -> None:
-    """Knights Landing calls its fast memory far: it is near all the same, and the distances are no latency."""
+    """Knights Landing calls its fast memory far: it is near all the same, and the distances are no
+    latency.
+    """
     files = cpu_files(4) | KNIGHTS_LANDING | {f"{NODE}/online": "0-1"}
     files |= node_files(0, (0, 1, 2, 3), distance="10 31") | node_files(1, (), distance="31 10")
 
@@ -336,7 +409,10 @@ def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path:
 
 
 def test_read_machine_tells_the_size_of_level_3_caches_when_the_kernel_does(tmp_path: Path) -> None:
-    """Each cache once, named as its CPUs name it; a size that is no number is not told, and other levels are no level-3 caches."""
+    """Each cache once, named as its CPUs name it.
+
+    A size that is no number is not told, and other levels are no level-3 caches.
+    """
     files = cpu_files(6)
     for cpu, shared, size in (
         (0, "0-1", "32768K"),
@@ -348,7 +424,11 @@ def test_read_machine_tells_the_size_of_level_3_caches_when_the_kernel_does(tmp_
     ):
         for index, level in ((2, 2), (3, 3)):
             folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
-            files |= {f"{folder}/level": level, f"{folder}/size": size if level == 3 else "1024K", f"{folder}/shared_cpu_list": shared}
+            files |= {
+                f"{folder}/level": level,
+                f"{folder}/size": size if level == 3 else "1024K",
+                f"{folder}/shared_cpu_list": shared,
+            }
 
     machine = machine_of(tmp_path, files)
 
@@ -357,7 +437,9 @@ def test_read_machine_tells_the_size_of_level_3_caches_when_the_kernel_does(tmp_
 
 
 def test_read_machine_takes_a_devices_node_as_unknown_when_the_machine_lacks_it(tmp_path: Path) -> None:
-    """A device on a NUMA node that does not exist is kept, near nothing in particular, and the contradiction is told with its path."""
+    """A device on a NUMA node that does not exist is kept, near nothing in particular, and the
+    contradiction is told with its path.
+    """
     folder = "sys/bus/pci/devices/0000:00:02.0"
     files = cpu_files(4) | {f"{folder}/class": "0x030000", f"{folder}/vendor": "0x10de", f"{folder}/numa_node": "77"}
 

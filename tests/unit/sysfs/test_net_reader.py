@@ -36,7 +36,9 @@ def interface(name: str, **files: str) -> dict[str, str]:
 
 def test_function_interfaces_tells_link_and_address_when_the_interface_is_up(tmp_path: Path) -> None:
     """What the kernel shows of an interface comes back as values with units."""
-    tree = make_tree(tmp_path, interface("eth0", flags="0x1003", carrier="1", speed="25000", address="02:00:00:00:00:01", mtu="9000"))
+    tree = make_tree(
+        tmp_path, interface("eth0", flags="0x1003", carrier="1", speed="25000", address="02:00:00:00:00:01", mtu="9000")
+    )
 
     (net_interface,) = function_interfaces(tree, ADDRESS)
 
@@ -46,7 +48,14 @@ def test_function_interfaces_tells_link_and_address_when_the_interface_is_up(tmp
 
 def test_function_interfaces_tells_the_same_of_the_link_when_asked_for_it_alone(tmp_path: Path) -> None:
     """A look each second reads no address and no MTU, and sees the same link."""
-    files = {"flags": "0x1003", "carrier": "1", "speed": "25000", "duplex": "full", "address": "02:00:00:00:00:01", "mtu": "9000"}
+    files = {
+        "flags": "0x1003",
+        "carrier": "1",
+        "speed": "25000",
+        "duplex": "full",
+        "address": "02:00:00:00:00:01",
+        "mtu": "9000",
+    }
     tree = make_tree(tmp_path, interface("eth0", **files, operstate="up"))
 
     (whole,) = function_interfaces(tree, ADDRESS)
@@ -68,7 +77,9 @@ def test_function_interfaces_leaves_the_speed_open_when_the_driver_does_not_know
 
 def test_function_interfaces_finds_the_interface_when_the_function_is_virtio(tmp_path: Path) -> None:
     """A virtio function's interface hangs one folder below the function."""
-    tree = make_tree(tmp_path, {f"{FOLDER}/virtio0/net/ens3/address": "02:00:00:00:00:02", f"{FOLDER}/virtio0/net/ens3/mtu": "1500"})
+    tree = make_tree(
+        tmp_path, {f"{FOLDER}/virtio0/net/ens3/address": "02:00:00:00:00:02", f"{FOLDER}/virtio0/net/ens3/mtu": "1500"}
+    )
 
     assert [function_interface.name for function_interface in function_interfaces(tree, ADDRESS)] == ["ens3"]
 
@@ -105,14 +116,17 @@ def test_read_sriov_is_none_when_the_function_has_no_such_capability(tmp_path: P
 
 def test_default_route_interfaces_names_the_interface_when_the_route_is_ipv4(tmp_path: Path) -> None:
     """Only a route to everywhere counts, not one to a subnet that begins with zeros."""
-    lines = "eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\neth1\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+    lines = "eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\neth1\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"  # noqa: E501
     tree = make_tree(tmp_path, {"proc/net/route": ROUTES + lines})
 
     assert default_route_interfaces(tree) == {"eth0"}
 
 
 def test_default_route_interfaces_asks_the_node_when_we_run_in_a_container(tmp_path: Path) -> None:
-    """With the node's /proc mounted into a container, proc/net is the container's network; the first process has the node's."""
+    """With the node's /proc mounted into a container, proc/net is the container's network.
+
+    The first process has the node's.
+    """
     line = "{}\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
     files = {"proc/1/net/route": ROUTES + line.format("enp3s0"), "proc/net/route": ROUTES + line.format("eth0")}
 
@@ -120,7 +134,10 @@ def test_default_route_interfaces_asks_the_node_when_we_run_in_a_container(tmp_p
 
 
 def test_default_route_interfaces_names_the_interface_when_the_route_is_ipv6_alone(tmp_path: Path) -> None:
-    """A node with IPv6 only has its default route protected too; the kernel's reject route on lo is none."""
+    """A node with IPv6 only has its default route protected too.
+
+    The kernel's reject route on lo is none.
+    """
     zero = "0" * 32
     gateway = "fe80" + "0" * 27 + "1"
     text = (
@@ -185,7 +202,10 @@ def test_function_interfaces_agrees_with_the_class_folder_when_the_machine_is_re
 def test_function_ports_leaves_out_representors_whatever_their_names(
     tmp_path: Path, named: dict[str, str], own: list[str], first: str
 ) -> None:
-    """The port of the card is the function's interface; what stands for other functions is not, even where it is alone."""
+    """The port of the card is the function's interface.
+
+    What stands for other functions is not, even where it is alone.
+    """
     files = {f"{FOLDER}/net/{name}/phys_port_name": port for name, port in named.items() if port}
     tree = make_tree(tmp_path, {**files, **{f"{FOLDER}/net/{name}/flags": "0x1003" for name in named}})
 
@@ -208,7 +228,10 @@ def test_function_ports_leaves_out_representors_whatever_their_names(
 def test_function_ports_goes_by_port_number_when_a_function_has_several(
     tmp_path: Path, numbers: dict[str, str], order: list[str], first: str
 ) -> None:
-    """The first port is told by its number; where nothing tells them apart none is taken, and it says so."""
+    """The first port is told by its number.
+
+    Where nothing tells them apart none is taken, and it says so.
+    """
     files = {f"{FOLDER}/net/{name}/dev_port": number for name, number in numbers.items() if number}
     tree = make_tree(tmp_path, {**files, **{f"{FOLDER}/net/{name}/flags": "0x1003" for name in numbers}})
 
@@ -219,7 +242,9 @@ def test_function_ports_goes_by_port_number_when_a_function_has_several(
     assert bool(ports.unclear) is not bool(first)
 
 
-def test_read_tells_nothing_when_the_kernel_says_that_a_port_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_tells_nothing_when_the_kernel_says_that_a_port_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Most drivers name no port: reading the file says EOPNOTSUPP, which is no fault of the card."""
     tree = make_tree(tmp_path, interface("ens1", flags="0x1003", phys_port_name="p0"))
     open_file = os.open

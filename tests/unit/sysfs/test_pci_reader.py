@@ -34,7 +34,9 @@ def at(machine: Machine, address: str) -> PciDevice:
 
 
 def test_pci_device_knows_root_path_and_switch_when_below_a_switch(dgx: Machine) -> None:
-    """A GPU below a switch names its root complex, the three bridges above it, and the switch's upstream port."""
+    """A GPU below a switch names its root complex, the three bridges above it, and the switch's
+    upstream port.
+    """
     gpu = at(dgx, "0000:1a:00.0")
 
     assert gpu.root == "pci0000:15"
@@ -44,14 +46,19 @@ def test_pci_device_knows_root_path_and_switch_when_below_a_switch(dgx: Machine)
 
 def test_pci_ports_are_told_apart_when_configuration_space_is_readable(dgx: Machine) -> None:
     """Root ports and both kinds of switch ports are told apart; a root port is no switch."""
-    kinds = {name: (at(dgx, name).is_root_port, at(dgx, name).is_switch_port) for name in ("0000:15:01.0", "0000:16:00.0", "0000:17:00.0")}
+    kinds = {
+        name: (at(dgx, name).is_root_port, at(dgx, name).is_switch_port)
+        for name in ("0000:15:01.0", "0000:16:00.0", "0000:17:00.0")
+    }
 
     assert kinds == {"0000:15:01.0": (True, False), "0000:16:00.0": (False, True), "0000:17:00.0": (False, True)}
     assert at(dgx, "0000:38:00.0").switch is None
 
 
 def test_pci_switch_is_found_by_the_order_of_bridges_when_configuration_space_is_closed(tmp_path: Path) -> None:
-    """Without the right to read beyond 64 bytes, three PCI Express bridges in a row still mean a switch."""
+    """Without the right to read beyond 64 bytes, three PCI Express bridges in a row still mean a
+    switch.
+    """
     machine = build("dgx", tmp_path)
     for config in tmp_path.glob("sys/devices/pci*/**/config"):
         config.write_bytes(config.read_bytes()[:64])
@@ -66,7 +73,9 @@ def test_pci_switch_is_found_by_the_order_of_bridges_when_configuration_space_is
 
 
 def test_pci_functions_of_one_switch_share_it_when_compared(dgx: Machine) -> None:
-    """Each switch of the demo machine has two GPUs and two NICs below it, and no switch is shared between root complexes."""
+    """Each switch of the demo machine has two GPUs and two NICs below it, and no switch is shared
+    between root complexes.
+    """
     switches: dict[PciAddress, list[int]] = {}
     for pci_device in dgx.pci_devices:
         if pci_device.switch is not None and not pci_device.is_bridge:
@@ -94,10 +103,14 @@ def test_pci_device_is_left_out_when_its_link_dangles(tmp_path: Path) -> None:
     assert ([str(device.address) for device in devices], warnings) == (["0000:00:02.0"], ())
 
 
-@pytest.mark.parametrize("file", ["class", "vendor", "device", "numa_node", "subsystem_vendor", "revision", "local_cpus"])
+@pytest.mark.parametrize(
+    "file", ["class", "vendor", "device", "numa_node", "subsystem_vendor", "revision", "local_cpus"]
+)
 @pytest.mark.parametrize("raw", ["display", "0x", "\ufffd", "1 2", "NaN"])
 def test_pci_device_stays_with_a_warning_when_one_of_its_files_is_garbage(tmp_path: Path, file: str, raw: str) -> None:
-    """A function with a corrupt number stays visible, and the machine says which file it was and what it held."""
+    """A function with a corrupt number stays visible, and the machine says which file it was and
+    what it held.
+    """
     files: dict[str, object] = {f"{FOLDER}/0000:00:02.0/class": "0x030000", f"{FOLDER}/0000:00:03.0/{file}": raw}
 
     devices, warnings = read_pci_devices(write(tmp_path, files), ALL)
@@ -109,7 +122,9 @@ def test_pci_device_stays_with_a_warning_when_one_of_its_files_is_garbage(tmp_pa
 
 
 def test_pci_numbers_come_from_configuration_space_when_their_files_are_garbage(tmp_path: Path) -> None:
-    """Class, vendor and device stand in configuration space, too: a GPU with a corrupt class file is a GPU still."""
+    """Class, vendor and device stand in configuration space, too: a GPU with a corrupt class file
+    is a GPU still.
+    """
     machine = build("dgx", tmp_path)
     tree = Tree(HardwareSettings(root=str(machine.root)))
     before = at(read_machine(tree, "n"), "0000:1a:00.0")
@@ -119,7 +134,10 @@ def test_pci_numbers_come_from_configuration_space_when_their_files_are_garbage(
     after = read_machine(tree, "n")
 
     assert at(after, "0000:1a:00.0") == before
-    assert len([warning for warning in after.warnings if "0000:1a:00.0" in warning and "configuration space" in warning]) == 3
+    assert (
+        len([warning for warning in after.warnings if "0000:1a:00.0" in warning and "configuration space" in warning])
+        == 3
+    )
 
 
 def test_pci_device_stays_when_its_class_is_garbage_and_configuration_space_is_closed(tmp_path: Path) -> None:
@@ -148,7 +166,12 @@ def test_pci_link_is_zero_when_the_kernel_says_unknown(tmp_path: Path) -> None:
     (device,), _ = read_pci_devices(write(tmp_path, files), ALL)
 
     assert device.link is not None
-    assert (device.link.speed_gts, device.link.width, device.link.max_speed_gts, device.link.max_width) == (0.0, 0, 16.0, 16)
+    assert (device.link.speed_gts, device.link.width, device.link.max_speed_gts, device.link.max_width) == (
+        0.0,
+        0,
+        16.0,
+        16,
+    )
 
 
 def test_pci_virtual_function_names_its_physical_one_when_sriov_is_on(tmp_path: Path) -> None:
@@ -165,7 +188,10 @@ def test_pci_virtual_function_names_its_physical_one_when_sriov_is_on(tmp_path: 
 
 
 def test_pci_report_leaves_bridges_and_wide_domains_out_when_listing(tmp_path: Path) -> None:
-    """The report lists functions, not bridges, and only domains of 16 bits; the machine has them all."""
+    """The report lists functions, not bridges, and only domains of 16 bits.
+
+    The machine has them all.
+    """
     files = cpu_files(4) | {
         f"{FOLDER}/0000:00:01.0/class": "0x060400",
         f"{FOLDER}/0000:00:02.0/class": "0x060000",
@@ -179,7 +205,10 @@ def test_pci_report_leaves_bridges_and_wide_domains_out_when_listing(tmp_path: P
 
 
 def test_pci_report_lets_the_first_function_speak_for_its_root_bus_when_they_differ(tmp_path: Path) -> None:
-    """Near CPUs in the report are those of the root complex; each function's own stay in the machine."""
+    """Near CPUs in the report are those of the root complex.
+
+    Each function's own stay in the machine.
+    """
     files = cpu_files(4, sockets=2) | {
         f"{FOLDER}/0000:00:01.0/local_cpus": mask(0, 1),
         f"{FOLDER}/0000:00:02.0/local_cpus": mask(2, 3),

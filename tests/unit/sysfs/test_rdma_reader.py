@@ -26,11 +26,15 @@ def make_tree(root: Path, files: dict[str, str]) -> Tree:
 
 
 @pytest.mark.parametrize(
-    ("state", "is_active"), [("4: ACTIVE", True), ("1: DOWN", False), ("2: INIT", False), ("3: ARMED", False)], ids=lambda value: str(value)
+    ("state", "is_active"),
+    [("4: ACTIVE", True), ("1: DOWN", False), ("2: INIT", False), ("3: ARMED", False)],
+    ids=lambda value: str(value),
 )
 def test_rdma_port_is_active_only_when_the_kernel_says_so(tmp_path: Path, state: str, is_active: bool) -> None:
     """A port without a subnet manager (INIT, ARMED) carries no traffic either."""
-    tree = make_tree(tmp_path, {"infiniband/qib0/ports/1/state": state, "infiniband/qib0/ports/1/link_layer": "InfiniBand"})
+    tree = make_tree(
+        tmp_path, {"infiniband/qib0/ports/1/state": state, "infiniband/qib0/ports/1/link_layer": "InfiniBand"}
+    )
 
     (device,) = function_rdma_devices(tree, ADDRESS)
 
@@ -38,11 +42,18 @@ def test_rdma_port_is_active_only_when_the_kernel_says_so(tmp_path: Path, state:
 
 
 def test_function_rdma_ports_are_those_of_the_devices_when_read_alone(tmp_path: Path) -> None:
-    """A look each second reads no nodes, and of an active port no physical state; of one that is down it says the same as the whole device."""
+    """A look each second reads no nodes, and of an active port no physical state.
+
+    Of one that is down it says the same as the whole device.
+    """
     port = {"link_layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}
     up = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", **port}
     down = {"state": "1: DOWN", "phys_state": "3: Disabled", **port}
-    files = {f"infiniband/mlx5_0/ports/{number}/{name}": text for number, files in ((1, up), (2, down)) for name, text in files.items()}
+    files = {
+        f"infiniband/mlx5_0/ports/{number}/{name}": text
+        for number, files in ((1, up), (2, down))
+        for name, text in files.items()
+    }
     tree = make_tree(tmp_path, files)
 
     ((first, second),) = (device.ports for device in function_rdma_devices(tree, ADDRESS))
@@ -50,8 +61,12 @@ def test_function_rdma_ports_are_those_of_the_devices_when_read_alone(tmp_path: 
     assert function_rdma_ports(tree, ADDRESS) == (structs.replace(first, physical_state=""), second)
 
 
-@pytest.mark.parametrize(("text", "gbps"), [("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("unknown", None)])
-def test_function_rdma_devices_reads_the_rate_when_it_has_lanes_behind_it(tmp_path: Path, text: str, gbps: float | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "gbps"), [("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("unknown", None)]
+)
+def test_function_rdma_devices_reads_the_rate_when_it_has_lanes_behind_it(
+    tmp_path: Path, text: str, gbps: float | None
+) -> None:
     """The rate is a number of Gbit/s, or open."""
     tree = make_tree(tmp_path, {"infiniband/mlx5_0/ports/1/rate": text})
 
@@ -72,9 +87,15 @@ def test_function_rdma_devices_gives_each_device_its_own_nodes_when_a_function_h
         },
     )
 
-    nodes = {function_rdma_device.name: function_rdma_device.nodes for function_rdma_device in function_rdma_devices(tree, ADDRESS)}
+    nodes = {
+        function_rdma_device.name: function_rdma_device.nodes
+        for function_rdma_device in function_rdma_devices(tree, ADDRESS)
+    }
 
-    assert nodes == {"mlx5_0": ("infiniband/uverbs0",), "mlx5_1": ("infiniband/uverbs1", "infiniband/issm1", "infiniband/umad1")}
+    assert nodes == {
+        "mlx5_0": ("infiniband/uverbs0",),
+        "mlx5_1": ("infiniband/uverbs1", "infiniband/issm1", "infiniband/umad1"),
+    }
 
 
 def test_function_rdma_devices_is_empty_when_the_function_has_none(tmp_path: Path) -> None:
@@ -83,7 +104,9 @@ def test_function_rdma_devices_is_empty_when_the_function_has_none(tmp_path: Pat
 
 
 def test_function_rdma_devices_finds_all_when_the_machine_is_recorded(tmp_path: Path) -> None:
-    """The recorded demo machine has eight RDMA devices at eight functions, each with one verbs node."""
+    """The recorded demo machine has eight RDMA devices at eight functions, each with one verbs
+    node.
+    """
     tree = Tree(HardwareSettings(root=str(build("dgx", tmp_path / "dgx").root)))
 
     rdma_devices = [

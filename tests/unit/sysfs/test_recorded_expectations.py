@@ -19,9 +19,11 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 DATA = Path(__file__).parents[2] / "data" / "machines"
 NAMES = sorted(path.name.removesuffix(".expect.json") for path in DATA.glob("*.expect.json"))
 FIELDS = ("numa", "packages", "cores", "pus", "l3", "pci")
-# Its expectation holds only the beginning of the matrix, cut into wrong rows (see the README beside it).
+# Its expectation holds only the beginning of the matrix, cut into wrong
+# rows (see the README beside it).
 CUT = "256ia64-64n2s2c"
-# Two thirds of a recording's files describe power states, frequencies, scheduling and cache geometry, which say nothing of the topology.
+# Two thirds of a recording's files describe power states, frequencies, scheduling and cache
+# geometry, which say nothing of the topology.
 NOISE = re.compile(
     r"/(cpufreq|cpuidle|power|thermal_throttle|crash_notes\w*|block|memory_\w+|sched_\w+|tasks|notify_on_release|\w+_exclusive)(/|$)"
     r"|/(ways_of_associativity|number_of_sets|coherency_line_size|physical_line_partition|cache_disable_\d|uevent|modalias|remove|rescan|enable"
@@ -38,7 +40,10 @@ def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
         into = tmp_path_factory.mktemp("recording")
         with tarfile.open(DATA / f"{name}.tar.bz2") as archive:
             archive.extractall(
-                into, (member for member in archive if member.isdir() or not NOISE.search(member.name)), filter="tar", numeric_owner=True
+                into,
+                (member for member in archive if member.isdir() or not NOISE.search(member.name)),
+                filter="tar",
+                numeric_owner=True,
             )
         (root,) = into.iterdir()
         return machine_report(read_machine(Tree(HardwareSettings(root=str(root))), "recorded"))
@@ -47,8 +52,12 @@ def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_machine_report_agrees_with_hwloc_when_a_machine_was_recorded(name: str, report_of: Callable[[str], dict[str, Any]]) -> None:
-    """NUMA nodes, packages, cores, processing units, level-3 caches and PCI functions are those that hwloc found."""
+def test_machine_report_agrees_with_hwloc_when_a_machine_was_recorded(
+    name: str, report_of: Callable[[str], dict[str, Any]]
+) -> None:
+    """NUMA nodes, packages, cores, processing units, level-3 caches and PCI functions are those
+    that hwloc found.
+    """
     wanted = json.loads((DATA / f"{name}.expect.json").read_text())
 
     report = report_of(name)
@@ -57,7 +66,9 @@ def test_machine_report_agrees_with_hwloc_when_a_machine_was_recorded(name: str,
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != CUT])
-def test_machine_report_gives_distances_as_hwloc_when_the_machine_tells(name: str, report_of: Callable[[str], dict[str, Any]]) -> None:
+def test_machine_report_gives_distances_as_hwloc_when_the_machine_tells(
+    name: str, report_of: Callable[[str], dict[str, Any]]
+) -> None:
     """The distance matrix is hwloc's, and absent where hwloc has none."""
     wanted = json.loads((DATA / f"{name}.expect.json").read_text())
 

@@ -66,7 +66,9 @@ def test_recording_reads_like_the_machine_when_a_profile_is_recorded(profile: st
 
 @pytest.mark.parametrize("name", ["48amd64-4pa2n6c-sparse", "40intel64-2g2n4c+pcilocality", "2pa-pcidomain32bits"])
 def test_recording_reads_like_the_machine_when_a_real_one_is_recorded(name: str, tmp_path: Path) -> None:
-    """Trees of real computers, with sparse ids, wide PCI domains and odd links, survive a second recording."""
+    """Trees of real computers, with sparse ids, wide PCI domains and odd links, survive a second
+    recording.
+    """
     with tarfile.open(_DATA / f"{name}.tar.bz2") as archive:
         archive.extractall(tmp_path / "original", filter="tar", numeric_owner=True)
     (original,) = (tmp_path / "original").iterdir()

@@ -1,4 +1,6 @@
-"""A tree that is asked again and again gives what a tree that is opened anew gives, whatever happened in between."""
+"""A tree that is asked again and again gives what a tree that is opened anew gives, whatever
+happened in between.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ STEPS = 60
 
 @pytest.fixture
 def aged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is written counts as old enough to be kept at once, so that nothing has to wait for it."""
+    """All that is written counts as old enough to be kept at once, so that nothing has to wait for
+    it.
+    """
     now_ns = time.time_ns
     monkeypatch.setattr("topobus.sysfs.tree.time.time_ns", lambda: now_ns() + 10**9)
 
@@ -45,7 +49,9 @@ def answers_of(tree: Tree) -> list[object]:
 @pytest.mark.usefixtures("aged")
 @pytest.mark.parametrize("seed", range(12))
 def test_revisited_tree_answers_as_a_new_one_when_files_come_go_and_change(tmp_path: Path, seed: int) -> None:
-    """Brute force: after each of many random changes all answers are those of a tree that was just opened."""
+    """Brute force: after each of many random changes all answers are those of a tree that was just
+    opened.
+    """
     chance = random.Random(seed)
     settings = HardwareSettings(root=str(tmp_path))
     revisited = Tree(settings, is_revisited=True)
@@ -65,7 +71,18 @@ def change(root: Path, chance: random.Random, step: int) -> None:
     file = folder / chance.choice(FILES)
     link = root / "sys/links" / chance.choice(FOLDERS)
     what = chance.choice(
-        ["write", "write", "replace", "remove", "drop-folder", "link", "relink-absolute", "unlink", "move-folder", "nothing"]
+        [
+            "write",
+            "write",
+            "replace",
+            "remove",
+            "drop-folder",
+            "link",
+            "relink-absolute",
+            "unlink",
+            "move-folder",
+            "nothing",
+        ]
     )
     folder.mkdir(exist_ok=True)
     if what == "write":
@@ -84,7 +101,8 @@ def change(root: Path, chance: random.Random, step: int) -> None:
     elif what in ("link", "relink-absolute"):
         link.unlink(missing_ok=True)
         target = chance.choice(FOLDERS)
-        # An absolute link of a recorded tree means "from the recorded root"; the system would follow it elsewhere.
+        # An absolute link of a recorded tree means "from the recorded root"; the
+        # system would follow it elsewhere.
         link.symlink_to(f"../{target}" if what == "link" else f"/sys/{target}")
     elif what == "unlink":
         link.unlink(missing_ok=True)
@@ -96,7 +114,9 @@ def change(root: Path, chance: random.Random, step: int) -> None:
 
 
 @pytest.mark.usefixtures("aged")
-def test_revisited_tree_reads_nothing_when_nobody_touched_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revisited_tree_reads_nothing_when_nobody_touched_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second answer costs no open and no read."""
     (tmp_path / "sys").mkdir()
     (tmp_path / "sys/file").write_text("text\n")
@@ -108,7 +128,11 @@ def test_revisited_tree_reads_nothing_when_nobody_touched_the_file(tmp_path: Pat
 
 
 def test_revisited_tree_reads_again_when_the_file_was_just_written(tmp_path: Path) -> None:
-    """A file that was written in the same tick of the file system's clock as before has the same times; it is read."""
+    """A file that was written in the same tick of the file system's clock as before has the same
+    times.
+
+    It is read.
+    """
     (tmp_path / "sys").mkdir()
     file = tmp_path / "sys/file"
     tree = Tree(HardwareSettings(root=str(tmp_path)), is_revisited=True)
@@ -122,11 +146,17 @@ def test_revisited_tree_reads_again_when_the_file_was_just_written(tmp_path: Pat
 
 
 def test_revisited_tree_reads_as_a_new_one_when_it_is_this_machines() -> None:
-    """Files of the kernel's are read anew each time, from their beginning, whether kept open or not."""
+    """Files of the kernel's are read anew each time, from their beginning, whether kept open or
+    not.
+    """
     revisited, fresh = Tree(is_revisited=True), Tree()
     folder = "sys/devices/system/cpu"
     paths = [f"{folder}/{name}" for name in ("online", "present", "absent")]
-    paths += [f"sys/bus/pci/devices/{name}/{file}" for name in fresh.names("sys/bus/pci/devices") for file in ("vendor", "class", "absent")]
+    paths += [
+        f"sys/bus/pci/devices/{name}/{file}"
+        for name in fresh.names("sys/bus/pci/devices")
+        for file in ("vendor", "class", "absent")
+    ]
 
     for _ in range(3):
         assert [revisited.read(path) for path in paths] == [fresh.read(path) for path in paths]
@@ -160,7 +190,9 @@ def test_open_files_read_anew_when_the_content_changed(tmp_path: Path) -> None:
 
 ENDS: dict[str, Callable[[OpenFiles, pytest.MonkeyPatch], object]] = {
     "the kernel says ENODEV": lambda _, monkeypatch: monkeypatch.setattr(os, "pread", refuse),
-    "its time is up": lambda _, monkeypatch: monkeypatch.setattr("topobus.sysfs.answers.time.monotonic", lambda: float("inf")),
+    "its time is up": lambda _, monkeypatch: monkeypatch.setattr(
+        "topobus.sysfs.answers.time.monotonic", lambda: float("inf")
+    ),
 }
 
 
@@ -203,8 +235,12 @@ def refuse(*_: object, **__: object) -> int:
     raise OSError(19, "No such device")
 
 
-def test_open_files_give_way_when_nobody_asked_for_them_in_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of devices that are gone are never asked for again: they do not keep the places of files that are."""
+def test_open_files_give_way_when_nobody_asked_for_them_in_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of devices that are gone are never asked for again: they do not keep the places of
+    files that are.
+    """
     monkeypatch.setattr(answers, "_MOST_FILES", 2)
     now_s = 0.0
     monkeypatch.setattr("topobus.sysfs.answers.time.monotonic", lambda: now_s)
@@ -226,7 +262,9 @@ def test_open_files_give_way_when_nobody_asked_for_them_in_their_time(tmp_path: 
 
 
 def test_open_file_is_given_up_when_its_name_leads_to_another_one(tmp_path: Path) -> None:
-    """Two interfaces that change names: the file that is open goes with the old one, and the name means the new one."""
+    """Two interfaces that change names: the file that is open goes with the old one, and the name
+    means the new one.
+    """
     first, second = tmp_path / "eth0", tmp_path / "eth1"
     first.write_text("0")
     second.write_text("1")

@@ -1,4 +1,6 @@
-"""The tree for one look resolves links like the tree that is kept, and binary and mounted files read within the root."""
+"""The tree for one look resolves links like the tree that is kept, and binary and mounted files
+read within the root.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ from topobus.sysfs.uevent import UeventSource, UeventsUnavailable, open_uevents,
 
 def test_parse_uevent_reads_action_path_and_subsystem_when_the_kernel_sends() -> None:
     """A message of the kernel's is an action, a path and fields."""
-    event = parse_uevent(b"offline@/devices/system/cpu/cpu3\0ACTION=offline\0DEVPATH=/devices/system/cpu/cpu3\0SUBSYSTEM=cpu\0SEQNUM=4\0")
+    event = parse_uevent(
+        b"offline@/devices/system/cpu/cpu3\0ACTION=offline\0DEVPATH=/devices/system/cpu/cpu3\0SUBSYSTEM=cpu\0SEQNUM=4\0"
+    )
 
     assert event is not None
     assert (event.action, event.path, event.subsystem) == ("offline", "/devices/system/cpu/cpu3", "cpu")
@@ -33,12 +35,17 @@ def test_open_uevents_says_why_when_the_tree_is_recorded(tmp_path: Path) -> None
 
 
 async def test_uevent_source_skips_what_others_send_when_waiting() -> None:
-    """Only messages of the kernel's own port (0) count; here a stand-in socket gives one of each."""
+    """Only messages of the kernel's own port (0) count.
+
+    Here a stand-in socket gives one of each.
+    """
     ours, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     ours.settimeout(0.0)
 
     class FromKernel(socket.socket):
-        """Tells senders as netlink does: the first message from a process, the second from the kernel."""
+        """Tells senders as netlink does: the first message from a process, the second from the
+        kernel.
+        """
 
         senders = iter(((4711, 1), (0, 1)))
 
@@ -61,7 +68,9 @@ def test_uevent_source_gives_what_is_pending_without_waiting() -> None:
     ours.settimeout(0.0)
 
     class FromKernel(socket.socket):
-        """Tells senders as netlink does: the first message from a process, the others from the kernel."""
+        """Tells senders as netlink does: the first message from a process, the others from the
+        kernel.
+        """
 
         senders = iter(((4711, 1), (0, 1), (0, 1)))
 

@@ -1,4 +1,6 @@
-"""The short look at what can change: equal while nothing changes, different after each change that a running kernel makes."""
+"""The short look at what can change: equal while nothing changes, different after each change that
+a running kernel makes.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,16 @@ CHANGES: dict[str, Callable[[RecordedMachine], object]] = {
     "a file of a device is replaced": lambda machine: machine.write(f"{FUNCTION}/numa_node", "1"),
     "the machine was booted": lambda machine: machine.write("proc/sys/kernel/random/boot_id", "another"),
     "memory is plugged in": lambda machine: machine.write(f"{NODE}/node0/meminfo", "Node 0 MemTotal: 99 kB"),
-    "huge pages are set aside": lambda machine: machine.write(f"{NODE}/node0/hugepages/hugepages-2048kB/nr_hugepages", "77"),
+    "huge pages are set aside": lambda machine: machine.write(
+        f"{NODE}/node0/hugepages/hugepages-2048kB/nr_hugepages", "77"
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_read_volatile_differs_when_the_machine_changed(laptop: RecordedMachine, change: Callable[[RecordedMachine], object]) -> None:
+def test_read_volatile_differs_when_the_machine_changed(
+    laptop: RecordedMachine, change: Callable[[RecordedMachine], object]
+) -> None:
     """Each change that a kernel makes while it runs is seen by the short look."""
     before = read_volatile(tree_of(laptop))
 

@@ -1,4 +1,6 @@
-"""The contract suite finds the drivers that break it: a suite that passes everything protects nobody."""
+"""The contract suite finds the drivers that break it: a suite that passes everything protects
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,13 @@ class _CountingNames(NvidiaDriver):
     """Names devices by the order of discovery."""
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        devices = sorted(super().discover(tree, machine).devices, key=lambda device: machine.pci_devices.index(_function(machine, device)))
-        return Discovery(devices=[msgspec.structs.replace(device, name=f"gpu-{number}") for number, device in enumerate(devices)])
+        devices = sorted(
+            super().discover(tree, machine).devices,
+            key=lambda device: machine.pci_devices.index(_function(machine, device)),
+        )
+        return Discovery(
+            devices=[msgspec.structs.replace(device, name=f"gpu-{number}") for number, device in enumerate(devices)]
+        )
 
 
 class _AssumesANode(NvidiaDriver):
@@ -61,22 +68,31 @@ class _TrustsFiles(NvidiaDriver):
 class _ForgetsOne(NvidiaDriver):
     """Prepares all but the first."""
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         return super().prepare(tree, list(devices)[1:], context)
 
 
 class _SharesVariable(NvidiaDriver):
     """Sets one variable for each device."""
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         return {device.name: ContainerEdits(env={"MY_GPU": device.name}) for device in devices}
 
 
 class _GivesRecordedPaths(NvidiaDriver):
     """Gives paths of the recorded tree to containers."""
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        return {device.name: ContainerEdits(device_nodes=(DeviceNode(path=str(tree.path(f"dev/{device.name}"))),)) for device in devices}
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        return {
+            device.name: ContainerEdits(device_nodes=(DeviceNode(path=str(tree.path(f"dev/{device.name}"))),))
+            for device in devices
+        }
 
 
 class _SeesNothing(NvidiaDriver):
@@ -126,10 +142,15 @@ class _Suite(DriverContract):
 _CASES: list[tuple[type[NvidiaDriver], Callable[[_Suite], None]]] = [
     (
         _CountingNames,
-        lambda s: s.test_discover_answers_the_same_when_the_machine_lists_its_parts_otherwise(s.made, s.hardware, s.as_read, s.found),
+        lambda s: s.test_discover_answers_the_same_when_the_machine_lists_its_parts_otherwise(
+            s.made, s.hardware, s.as_read, s.found
+        ),
     ),
     (_CountingNames, lambda s: s.test_discover_keeps_names_when_another_device_vanishes(s.made, s.machine_on_disk)),
-    (_AssumesANode, lambda s: s.test_discover_places_devices_as_the_machine_does_when_they_have_a_place(s.as_read, s.found)),
+    (
+        _AssumesANode,
+        lambda s: s.test_discover_places_devices_as_the_machine_does_when_they_have_a_place(s.as_read, s.found),
+    ),
     (_ReadsOutside, lambda s: s.test_driver_reads_inside_the_tree_when_it_looks(s.made, s.hardware, s.as_read)),
     (
         _TrustsFiles,
@@ -138,8 +159,14 @@ _CASES: list[tuple[type[NvidiaDriver], Callable[[_Suite], None]]] = [
         ),
     ),
     (_ForgetsOne, lambda s: s.test_prepare_gives_edits_of_each_device_when_asked(s.made, s.hardware, s.found)),
-    (_SharesVariable, lambda s: s.test_prepare_uses_each_variable_once_when_devices_share_a_container(s.made, s.hardware, s.found)),
-    (_GivesRecordedPaths, lambda s: s.test_prepare_gives_paths_of_the_host_when_the_tree_is_recorded(s.made, s.hardware, s.found)),
+    (
+        _SharesVariable,
+        lambda s: s.test_prepare_uses_each_variable_once_when_devices_share_a_container(s.made, s.hardware, s.found),
+    ),
+    (
+        _GivesRecordedPaths,
+        lambda s: s.test_prepare_gives_paths_of_the_host_when_the_tree_is_recorded(s.made, s.hardware, s.found),
+    ),
     (_SeesNothing, lambda s: s.test_driver_copes_when_a_device_vanishes(s.made, s.machine_on_disk)),
     (_SharesVariable, lambda s: s.test_driver_copes_when_a_device_vanishes(s.made, s.machine_on_disk)),
     (_AlwaysSick, lambda s: s.test_observe_speaks_of_its_devices_only_when_it_looks(s.made, s.hardware, s.found)),
@@ -151,7 +178,9 @@ _CASES: list[tuple[type[NvidiaDriver], Callable[[_Suite], None]]] = [
     _CASES,
     ids=[f"{nvidia_driver_type.__name__.strip('_')}-{number}" for number, (nvidia_driver_type, _) in enumerate(_CASES)],
 )
-def test_suite_fails_when_a_driver_breaks_the_contract(driver: type[NvidiaDriver], test: Callable[[_Suite], None], tmp_path: Path) -> None:
+def test_suite_fails_when_a_driver_breaks_the_contract(
+    driver: type[NvidiaDriver], test: Callable[[_Suite], None], tmp_path: Path
+) -> None:
     """Each broken driver fails the test that stands for the broken promise."""
     suite = _Suite(driver, tmp_path / "machine")
 

@@ -29,7 +29,9 @@ async def _leave_call_under_way(socket: Path) -> tuple[grpc.aio.Channel, object]
 
 
 def test_loop_is_told_nothing_of_the_calls_of_a_closed_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A call that outlived its test comes to its end in the next one: dropped, and no traceback in the next one's log."""
+    """A call that outlived its test comes to its end in the next one: dropped, and no traceback in
+    the next one's log.
+    """
     earlier, later = RealTimeLoop(), RealTimeLoop()
     asyncio.set_event_loop(earlier)
     kept = earlier.run_until_complete(_leave_call_under_way(tmp_path / "nobody"))
@@ -53,7 +55,9 @@ def test_loop_is_told_nothing_of_the_calls_of_a_closed_one(tmp_path: Path, caplo
 
 
 def test_loop_that_is_closed_takes_nothing_else() -> None:
-    """What is not gRPC's raises as on asyncio's own loop: a thread that outlives its test is a defect."""
+    """What is not gRPC's raises as on asyncio's own loop: a thread that outlives its test is a
+    defect.
+    """
     loop = RealTimeLoop()
     loop.close()
 

@@ -94,7 +94,9 @@ async def test_process_stands_still_when_it_hangs_at_its_death() -> None:
 
 
 async def test_process_is_dying_when_others_see_its_last_step_before_it_does() -> None:
-    """A step after which its owner dies can be seen by others first: they are told that the death is under way."""
+    """A step after which its owner dies can be seen by others first: they are told that the death
+    is under way.
+    """
     server = await provisioned(MemoryNats())
     fates = Fates({1: Dies(is_done=True)}, hangs=True)
     async with (
@@ -124,7 +126,10 @@ async def test_process_dies_when_its_last_step_fails() -> None:
 
 
 async def test_operations_happen_in_the_chosen_order_when_some_are_delayed_or_interrupted() -> None:
-    """A delayed write happens after what it waits for; an interrupted one before what happens meanwhile."""
+    """A delayed write happens after what it waits for.
+
+    An interrupted one before what happens meanwhile.
+    """
     server = await provisioned(MemoryNats())
     order: list[str] = []
 
@@ -152,7 +157,10 @@ async def test_ask_is_lost_and_still_served_when_its_fate_is_unconfirmed() -> No
         return await bus.ask(PODS, PodsRequest(), node="n1")
 
     fates = Fates({1: Unconfirmed(is_done=True)}, counted=READS | WRITES)
-    async with MemoryBus.session(server, name="gateway") as peer, MemoryBus.session(server, name="topobus-cli", fates=fates) as asker:
+    async with (
+        MemoryBus.session(server, name="gateway") as peer,
+        MemoryBus.session(server, name="topobus-cli", fates=fates) as asker,
+    ):
         await peer.answer(PODS, answer, node="n1")
         with pytest.raises(ConnectionLost):
             await pods(asker)

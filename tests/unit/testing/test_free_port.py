@@ -9,7 +9,9 @@ from topobus.simulation.nats_server import free_port
 
 
 def test_free_port_is_none_that_clients_get_when_a_server_wants_it() -> None:
-    """A port from the clients' range can be taken by anybody's connection before the server is there, or between two of its lives."""
+    """A port from the clients' range can be taken by anybody's connection before the server is
+    there, or between two of its lives.
+    """
     file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first = int(file.read_text().split()[0]) if file.exists() else 32_768
     ports = [free_port() for _ in range(50)]

@@ -1,4 +1,6 @@
-"""The contract suite of hands finds the drivers that break it: a suite that passes everything protects nobody."""
+"""The contract suite of hands finds the drivers that break it: a suite that passes everything
+protects nobody.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ class _NamesOthers(FolderDriver):
 class _LooksAgain(FolderDriver):
     """Takes a device that a pod has for gone."""
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
         missing = [device.name for device in devices if not (tree.path(CARDS) / device.name).is_dir()]
         if missing:
             return Refusal(reasons=(Reason(code="device-gone", message=f"{missing} are gone"),))
@@ -105,7 +109,9 @@ class _LooksAgain(FolderDriver):
 class _KeepsCount(FolderDriver):
     """Notes each container on the card, which nobody takes away again."""
 
-    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
+    def adjust(
+        self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
+    ) -> ContainerEdits | Refusal:
         (tree.path(CARDS) / device.name / "users").write_text(container.name, encoding="utf-8")
         return super().adjust(tree, device, context, container)
 
@@ -115,7 +121,9 @@ class _Halves(FolderDriver):
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         names = ("card-0-half-0", "card-0-half-1")
-        return Discovery(devices=[Device(name=name, device_class="nic", driver=self.name, partition_of="card-0") for name in names])
+        return Discovery(
+            devices=[Device(name=name, device_class="nic", driver=self.name, partition_of="card-0") for name in names]
+        )
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits]:
         session = tree.path(CARDS) / "card-0" / "session"
@@ -184,12 +192,16 @@ _CASES: list[tuple[type[FolderDriver], Callable[[_Suite, _Bench], None]]] = [
 
 
 @pytest.mark.parametrize(
-    ("driver", "test"), _CASES, ids=[f"{driver.__name__.strip('_')}-{number}" for number, (driver, _) in enumerate(_CASES)]
+    ("driver", "test"),
+    _CASES,
+    ids=[f"{driver.__name__.strip('_')}-{number}" for number, (driver, _) in enumerate(_CASES)],
 )
 def test_suite_fails_when_a_driver_breaks_the_contract(
     driver: type[FolderDriver], test: Callable[[_Suite, _Bench], None], tmp_path: Path
 ) -> None:
-    """Each broken driver fails the test that stands for the broken promise, and the good one passes it."""
+    """Each broken driver fails the test that stands for the broken promise, and the good one passes
+    it.
+    """
     good, bad = _Suite(FolderDriver), _Suite(driver)
     test(good, _Bench(good, good.record(tmp_path / "good" / "machine"), tmp_path / "good" / "journal"))
 
@@ -198,9 +210,17 @@ def test_suite_fails_when_a_driver_breaks_the_contract(
 
 
 def test_suite_fails_when_a_driver_puts_back_what_the_parts_of_a_card_share(tmp_path: Path) -> None:
-    """Two owners come and go: a driver that takes its own word away leaves the card as it was, one that restores does not."""
+    """Two owners come and go: a driver that takes its own word away leaves the card as it was, one
+    that restores does not.
+    """
     for driver, fails in ((_Halves, False), (_RestoresWhatWas, True)):
         suite = _Suite(driver)
-        bench = _Bench(suite, suite.record(tmp_path / driver.__name__ / "machine"), tmp_path / driver.__name__ / "journal")
-        with pytest.raises(AssertionError, match="card-0/session was b'', is b'contract-card-0-half-0 '") if fails else nullcontext():
+        bench = _Bench(
+            suite, suite.record(tmp_path / driver.__name__ / "machine"), tmp_path / driver.__name__ / "journal"
+        )
+        with (
+            pytest.raises(AssertionError, match="card-0/session was b'', is b'contract-card-0-half-0 '")
+            if fails
+            else nullcontext()
+        ):
             suite.test_card_is_as_before_when_two_owners_had_parts_of_it(bench)

@@ -45,7 +45,9 @@ def test_provide_takes_the_server_on_path_when_there_is_one(path: Path) -> None:
 
 
 def test_provide_installs_the_package_when_root_has_apt(path: Path) -> None:
-    """As root with apt-get the package is installed, after one refresh of the lists, and it is said before."""
+    """As root with apt-get the package is installed, after one refresh of the lists, and it is said
+    before.
+    """
     program(
         path,
         "apt-get",
@@ -61,7 +63,9 @@ def test_provide_installs_the_package_when_root_has_apt(path: Path) -> None:
 
 
 def test_provide_runs_docker_when_nothing_can_be_installed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without apt-get a Docker that answers runs the image named by the environment, published on loopback only, and is cleaned up by name."""
+    """Without apt-get a Docker that answers runs the image named by the environment, published on
+    loopback only, and is cleaned up by name.
+    """
     docker = program(path, "docker", "exit 0")
     monkeypatch.setenv("TOPOBUS_NATS_IMAGE", "local/nats:1")
 
@@ -96,7 +100,9 @@ def test_provide_says_what_to_do_when_there_is_no_way(path: Path) -> None:
     assert "TOPOBUS_NATS_SERVER" in caught.value.next_step
 
 
-def test_provide_reports_the_variable_when_it_names_nothing_that_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provide_reports_the_variable_when_it_names_nothing_that_runs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong TOPOBUS_NATS_SERVER is an error, not a reason to take another server."""
     program(path, "nats-server", "exit 0")
     monkeypatch.setenv("TOPOBUS_NATS_SERVER", str(path / "absent"))

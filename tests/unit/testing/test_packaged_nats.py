@@ -22,7 +22,9 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Give a function that installs a wheel's program as pip does, on a machine that has nothing else."""
+    """Give a function that installs a wheel's program as pip does, on a machine that has nothing
+    else.
+    """
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.delenv("TOPOBUS_NATS_SERVER", raising=False)
     monkeypatch.setattr(nats_provider, "_SYSTEM_PLACES", ())
@@ -44,7 +46,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_packaged_server_is_taken_when_the_extra_is_installed(install: Install) -> None:
-    """Without root and without Docker the first try needs nothing else, and nothing is installed or said."""
+    """Without root and without Docker the first try needs nothing else, and nothing is installed or
+    said.
+    """
     program = install()
     said: list[str] = []
 
@@ -53,7 +57,9 @@ def test_packaged_server_is_taken_when_the_extra_is_installed(install: Install) 
 
 
 def test_packaged_server_is_refused_when_its_bytes_are_not_known(install: Install) -> None:
-    """A file that was added to the release later is named, with what it is and what to do, and not run."""
+    """A file that was added to the release later is named, with what it is and what to do, and not
+    run.
+    """
     program = install(b"#!/bin/sh\nexit 1\n")
 
     with pytest.raises(ConfigError) as caught:
@@ -67,7 +73,9 @@ def test_packaged_server_is_refused_when_its_bytes_are_not_known(install: Instal
 def test_packaged_server_is_refused_when_its_bytes_are_not_known_and_it_stands_on_path(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An active virtual environment has the extra's program on PATH: that is no way around the look at it."""
+    """An active virtual environment has the extra's program on PATH: that is no way around the look
+    at it.
+    """
     program = install(b"#!/bin/sh\nexit 1\n")
     monkeypatch.setenv("PATH", str(program.parent))
 
@@ -83,7 +91,9 @@ def test_packaged_server_is_run_when_the_variable_names_it(install: Install, mon
     assert provide_nats_server().program == program
 
 
-def test_packaged_server_gives_way_when_path_has_another(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_server_gives_way_when_path_has_another(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server of the machine's own comes first."""
     install()
     own = tmp_path / "own" / "nats-server"
@@ -96,7 +106,9 @@ def test_packaged_server_gives_way_when_path_has_another(install: Install, tmp_p
 
 
 def test_packaged_server_is_not_looked_at_when_the_version_is_another(install: Install) -> None:
-    """A version that the extra does not name was somebody's own choice: it is neither run nor refused."""
+    """A version that the extra does not name was somebody's own choice: it is neither run nor
+    refused.
+    """
     install(b"other", version="99.0.0")
 
     assert find_packaged_server() is None

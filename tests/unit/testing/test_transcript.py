@@ -15,7 +15,9 @@ TRANSCRIPT = Path(__file__).resolve().parents[2] / "data" / "kubelet" / "kubelet
 
 
 def test_deeds_are_found_when_the_recording_is_read() -> None:
-    """What somebody did, in its order, is told from kubelet's calls and the markers, for both lives of the plugin."""
+    """What somebody did, in its order, is told from kubelet's calls and the markers, for both lives
+    of the plugin.
+    """
     first, second = read_transcript(TRANSCRIPT.read_text(encoding="utf-8"))
     registering = [Action.REGISTER] * 5
 
@@ -43,12 +45,16 @@ def test_deeds_are_found_when_the_recording_is_read() -> None:
 
 
 def test_limits_are_the_recorded_ones_when_nothing_is_set() -> None:
-    """The patience with a socket and the deadlines are the recorded ones, as the simulator has them by default."""
+    """The patience with a socket and the deadlines are the recorded ones, as the simulator has them
+    by default.
+    """
     lines = [json.loads(line) for line in TRANSCRIPT.read_text(encoding="utf-8").splitlines()]
     timings = KubeletTimings()
     by_event = {line["event"]: line["deadline_s"] for line in lines if "deadline_s" in line}
 
-    assert {line["took"] for line in lines if "failed to dial" in line.get("details", "") and "took" in line} == {timings.dial_s}
+    assert {line["took"] for line in lines if "failed to dial" in line.get("details", "") and "took" in line} == {
+        timings.dial_s
+    }
     assert by_event["GetInfo"] == timings.get_info_s
     assert by_event["NotifyRegistrationStatus"] == timings.notify_s
     assert by_event["PreStartContainer"] == timings.pre_start_s
@@ -57,10 +63,15 @@ def test_limits_are_the_recorded_ones_when_nothing_is_set() -> None:
 
 
 def test_order_is_free_only_where_kubelet_does_two_things_at_once() -> None:
-    """The answer to Register and the stream's begin may come in any order; a request and an answer may not."""
+    """The answer to Register and the stream's begin may come in any order.
+
+    A request and an answer may not.
+    """
     at_once: list[dict[str, Any]] = [{"event": "Register.ok"}, {"event": "ListAndWatch.open"}]
     in_turn: list[dict[str, Any]] = [{"event": "GetInfo"}, {"event": "NotifyRegistrationStatus"}]
-    sets = [{"event": "Allocate", "req": {"container_requests": [{"devices_ids": ids}]}} for ids in (["a", "b"], ["b", "a"])]
+    sets = [
+        {"event": "Allocate", "req": {"container_requests": [{"devices_ids": ids}]}} for ids in (["a", "b"], ["b", "a"])
+    ]
 
     assert differences(at_once, at_once[::-1]) == []
     assert differences(in_turn, in_turn[::-1]) != []

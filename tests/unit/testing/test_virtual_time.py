@@ -1,4 +1,6 @@
-"""Clocks: every one keeps the same promises, and the jumping loop passes time only when nothing else can happen."""
+"""Clocks: every one keeps the same promises, and the jumping loop passes time only when nothing
+else can happen.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ CLOCKS: list[Callable[[], Clock]] = [SystemClock, LoopClock, ManualClock]
 
 
 async def _pass_time(clock: Clock) -> None:
-    """Move the time on for whoever sleeps on a clock that is moved by hand; the others move by themselves."""
+    """Move the time on for whoever sleeps on a clock that is moved by hand.
+
+    The others move by themselves.
+    """
     while isinstance(clock, ManualClock):
         for _turn in range(10):  # whom the last step woke come to their end first
             await asyncio.sleep(0)
@@ -52,7 +57,10 @@ async def test_sleep_returns_when_the_seconds_have_passed(make: Callable[[], Clo
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("make", CLOCKS, ids=lambda make: make.__name__)
 async def test_timeout_ends_the_block_when_it_takes_longer(make: Callable[[], Clock]) -> None:
-    """A block that waits for ever ends with TimeoutError at its moment; one that is quicker is left alone, as is one without a limit."""
+    """A block that waits for ever ends with TimeoutError at its moment.
+
+    One that is quicker is left alone, as is one without a limit.
+    """
     clock = make()
     began_s = clock.monotonic()
 
@@ -167,7 +175,9 @@ def test_loop_refuses_to_wait_when_nothing_can_happen_any_more(monkeypatch: pyte
 
 
 def test_loop_comes_to_the_moment_when_a_year_passes() -> None:
-    """Time-outs longer than what asyncio lets a selector take at once (a day) come, and where a float is coarser than a nanosecond."""
+    """Time-outs longer than what asyncio lets a selector take at once (a day) come, and where a
+    float is coarser than a nanosecond.
+    """
     year_s = 365 * 86400.0
 
     async def work(_loop: VirtualTimeLoop) -> None:
@@ -178,7 +188,9 @@ def test_loop_comes_to_the_moment_when_a_year_passes() -> None:
 
 @pytest.mark.virtual_time
 async def test_loop_clock_stamps_are_the_same_in_every_run() -> None:
-    """A record that is written after two seconds says so, exactly, and a thread reads the same clock."""
+    """A record that is written after two seconds says so, exactly, and a thread reads the same
+    clock.
+    """
     clock = LoopClock()
     await asyncio.sleep(2)
 
@@ -187,7 +199,9 @@ async def test_loop_clock_stamps_are_the_same_in_every_run() -> None:
 
 
 async def test_manual_clock_ticks_only_when_somebody_waits_for_that_length() -> None:
-    """A sleeper of another length sets no pace, and each step comes after the work of the step before it."""
+    """A sleeper of another length sets no pace, and each step comes after the work of the step
+    before it.
+    """
     clock, looks = ManualClock(), []
 
     async def look() -> None:

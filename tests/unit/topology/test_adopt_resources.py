@@ -9,11 +9,15 @@ from topobus.values.request import Owner, OwnerKind
 
 def _adopt(ledger: Ledger, resource: str, uid: str) -> Step | Refusal:
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=uid)
-    return transitions.adopt(ledger, Adoption(owner=owner, devices={"gpu": ("gpu-0",)}), op_id=f"op-{ledger.sequence}", decision_id="d")
+    return transitions.adopt(
+        ledger, Adoption(owner=owner, devices={"gpu": ("gpu-0",)}), op_id=f"op-{ledger.sequence}", decision_id="d"
+    )
 
 
 def test_adopt_is_refused_when_another_resource_of_kubelets_holds_the_device() -> None:
-    """A device that went into another pool while a container has it is not free: kubelet counts resources apart, so only the holder's word frees it."""
+    """A device that went into another pool while a container has it is not free: kubelet counts
+    resources apart, so only the holder's word frees it.
+    """
     first = _adopt(Ledger(node="n"), "topobus.dev/gpu", "a")
     assert isinstance(first, Step)
 

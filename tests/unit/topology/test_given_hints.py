@@ -33,7 +33,9 @@ _ONE_SOCKET = (Hint(NodeSet(0), True), Hint(NodeSet(1), True), Hint(NodeSet(0, 1
 
 
 def test_given_hints_are_those_of_each_container_when_the_scope_is_the_container() -> None:
-    """A class's notice has the operation, the owner, and a list for each container that wanted devices of it."""
+    """A class's notice has the operation, the owner, and a list for each container that wanted
+    devices of it.
+    """
     wanted = pod("trainer", container("a", gpu=2), container("b", gpu=1, nic=1))
 
     of_gpu, of_nic = given_hints(_decided(dgx(), wanted))
@@ -43,7 +45,9 @@ def test_given_hints_are_those_of_each_container_when_the_scope_is_the_container
         ("a", "gpu", set(_ONE_SOCKET)),
         ("b", "gpu", set(_ONE_SOCKET)),
     ]
-    assert [(of_nic.device_class, listed.container, listed.resource) for listed in of_nic.lists] == [("nic", "b", "nic")]
+    assert [(of_nic.device_class, listed.container, listed.resource) for listed in of_nic.lists] == [
+        ("nic", "b", "nic")
+    ]
 
 
 def test_given_hints_are_said_once_when_the_scope_is_the_pod() -> None:

@@ -1,4 +1,6 @@
-"""Which ledgers written by another process are accepted: those whose differences their records explain."""
+"""Which ledgers written by another process are accepted: those whose differences their records
+explain.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,18 @@ _ACCEPTED: dict[str, Ledger] = {
 
 _REFUSED: dict[str, tuple[Ledger, Discrepancy]] = {
     "empty-of-a-later-epoch": (Ledger(node="n1", epoch=50, sequence=100), Discrepancy.UNEXPLAINED),
-    "one-owner-less": (structs.replace(_KNOWN, epoch=2, allocations={_A: _KNOWN.allocations[_A]}), Discrepancy.UNEXPLAINED),
-    "one-owner-more": (structs.replace(_KNOWN, allocations=_adopted(_KNOWN, "c", "gpu-2").allocations), Discrepancy.UNEXPLAINED),
+    "one-owner-less": (
+        structs.replace(_KNOWN, epoch=2, allocations={_A: _KNOWN.allocations[_A]}),
+        Discrepancy.UNEXPLAINED,
+    ),
+    "one-owner-more": (
+        structs.replace(_KNOWN, allocations=_adopted(_KNOWN, "c", "gpu-2").allocations),
+        Discrepancy.UNEXPLAINED,
+    ),
     "another-device": (
-        structs.replace(_KNOWN, allocations={**_KNOWN.allocations, _A: structs.replace(_KNOWN.allocations[_A], holdings=())}),
+        structs.replace(
+            _KNOWN, allocations={**_KNOWN.allocations, _A: structs.replace(_KNOWN.allocations[_A], holdings=())}
+        ),
         Discrepancy.UNEXPLAINED,
     ),
     "a-sequence-without-records": (structs.replace(_KNOWN, sequence=3), Discrepancy.UNEXPLAINED),
@@ -61,7 +71,10 @@ _REFUSED: dict[str, tuple[Ledger, Discrepancy]] = {
     "an-answer-of-another-decision": (
         structs.replace(
             _KNOWN,
-            operations={**_KNOWN.operations, "adopt-a": structs.replace(_KNOWN.operations["adopt-a"], decision_id="of-somebody-else")},
+            operations={
+                **_KNOWN.operations,
+                "adopt-a": structs.replace(_KNOWN.operations["adopt-a"], decision_id="of-somebody-else"),
+            },
         ),
         Discrepancy.UNEXPLAINED,
     ),
@@ -71,7 +84,9 @@ _REFUSED: dict[str, tuple[Ledger, Discrepancy]] = {
     "of-another-node": (structs.replace(_KNOWN, node="n2", epoch=2), Discrepancy.CONTRADICTORY),
     "a-device-held-twice": (
         structs.replace(
-            _KNOWN, epoch=2, allocations={**_KNOWN.allocations, _C: structs.replace(_KNOWN.allocations[_A], owner=_owner("c"))}
+            _KNOWN,
+            epoch=2,
+            allocations={**_KNOWN.allocations, _C: structs.replace(_KNOWN.allocations[_A], owner=_owner("c"))},
         ),
         Discrepancy.CONTRADICTORY,
     ),
@@ -99,7 +114,9 @@ def test_ledger_is_put_back_when_it_does_not_explain_itself(ledger: Ledger, disc
 
 
 def _adopted_two(ledger: Ledger, name: str, *devices: str) -> Ledger:
-    step = transitions.adopt(ledger, Adoption(owner=_owner(name), devices={"gpu": devices}), op_id=f"adopt-{name}", decision_id=f"d-{name}")
+    step = transitions.adopt(
+        ledger, Adoption(owner=_owner(name), devices={"gpu": devices}), op_id=f"adopt-{name}", decision_id=f"d-{name}"
+    )
     assert not isinstance(step, Refusal)
     return step.ledger
 
@@ -108,7 +125,9 @@ _GIVEN_AND_DISPLACED = _adopted(_adopted_two(_KNOWN, "c", "gpu-2", "gpu-3"), "d"
 
 
 def test_ledger_is_accepted_when_an_owner_came_and_lost_a_part_since_the_last_look() -> None:
-    """Another instance gave an owner two devices and then one of them to the next owner: what is left of the first is explained by both records together."""
+    """Another instance gave an owner two devices and then one of them to the next owner: what is
+    left of the first is explained by both records together.
+    """
     checked = check_stored_ledger(_KNOWN, _GIVEN_AND_DISPLACED, is_next=False)
 
     assert checked.discrepancy is None
@@ -116,7 +135,9 @@ def test_ledger_is_accepted_when_an_owner_came_and_lost_a_part_since_the_last_lo
 
 
 def test_ledger_is_put_back_when_an_owner_lost_a_part_and_no_record_says_that_it_came() -> None:
-    """The record of the loss alone explains no owner that nobody has heard of, while all records are sure to be there."""
+    """The record of the loss alone explains no owner that nobody has heard of, while all records
+    are sure to be there.
+    """
     operations = {op_id: record for op_id, record in _GIVEN_AND_DISPLACED.operations.items() if op_id != "adopt-c"}
     renumbered = {**operations, "adopt-d": structs.replace(operations["adopt-d"], number=_KNOWN.sequence + 1)}
     forged = structs.replace(_GIVEN_AND_DISPLACED, sequence=_KNOWN.sequence + 1, operations=renumbered)
@@ -128,7 +149,9 @@ def test_ledger_is_put_back_when_an_owner_lost_a_part_and_no_record_says_that_it
 
 
 def test_ledger_keeps_both_sides_when_two_instances_answered_apart_from_each_other() -> None:
-    """After a store was put back, an instance that knew less has gone on in a later epoch: its answers stay, ours too, and what is held by us is not taken."""
+    """After a store was put back, an instance that knew less has gone on in a later epoch: its
+    answers stay, ours too, and what is held by us is not taken.
+    """
     behind = _adopted(Ledger(node="n1"), "a", "gpu-0")
     ledger = structs.replace(_adopted(behind, "c", "gpu-2"), epoch=2)
     clashing = structs.replace(_adopted(behind, "c", "gpu-1"), epoch=2)

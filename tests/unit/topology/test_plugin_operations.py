@@ -1,4 +1,6 @@
-"""How many answers about kubelet's own allocations a ledger keeps: few, for nobody asks them again and every service reads the ledger."""
+"""How many answers about kubelet's own allocations a ledger keeps: few, for nobody asks them again
+and every service reads the ledger.
+"""
 
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.transitions import Step
@@ -9,14 +11,20 @@ from topobus.values.request import Owner, OwnerKind
 def _adopt(ledger: Ledger, kind: OwnerKind, number: int) -> Ledger:
     owner = Owner(kind=kind, name="x", uid=f"u-{number}")
     step = transitions.adopt(
-        ledger, Adoption(owner=owner, devices={"gpu": (f"gpu-{kind}-{number}",)}), op_id=f"{kind}-{number:03d}", decision_id="d"
+        ledger,
+        Adoption(owner=owner, devices={"gpu": (f"gpu-{kind}-{number}",)}),
+        op_id=f"{kind}-{number:03d}",
+        decision_id="d",
     )
     assert isinstance(step, Step)
     return step.ledger
 
 
 def test_ledger_keeps_few_answers_about_kubelets_allocations_and_all_others() -> None:
-    """The newest ones stay, for a look at what has just happened; a claim's answer is asked again after a restart."""
+    """The newest ones stay, for a look at what has just happened.
+
+    A claim's answer is asked again after a restart.
+    """
     ledger = Ledger(node="n")
     for number in range(100):
         ledger = _adopt(_adopt(ledger, OwnerKind.DEVICE_PLUGIN, number), OwnerKind.CLAIM, number)

@@ -1,4 +1,6 @@
-"""When devices are let go: never while containers may be using them, whoever says that their claim is over."""
+"""When devices are let go: never while containers may be using them, whoever says that their claim
+is over.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus
 
 def _adopt(ledger: Ledger, owner: Owner, *names: str, is_prepared: bool = False) -> Step | Refusal:
     return transitions.adopt(
-        ledger, Adoption(owner=owner, devices={"gpu": names}, is_prepared=is_prepared), op_id=f"op-{ledger.sequence}", decision_id="d"
+        ledger,
+        Adoption(owner=owner, devices={"gpu": names}, is_prepared=is_prepared),
+        op_id=f"op-{ledger.sequence}",
+        decision_id="d",
     )
 
 
@@ -33,7 +38,9 @@ def _release(ledger: Ledger, **words: bool) -> Step | Refusal:
 
 @pytest.mark.parametrize("next_owner", [OTHER, KUBELET], ids=["claim", "device-plugin"])
 def test_release_is_refused_when_the_devices_are_prepared(next_owner: Owner) -> None:
-    """A claim deleted under a running container frees nothing: its device goes to nobody, through no door."""
+    """A claim deleted under a running container frees nothing: its device goes to nobody, through
+    no door.
+    """
     ledger = _prepared("gpu-0")
 
     refused = _release(ledger)
@@ -45,7 +52,9 @@ def test_release_is_refused_when_the_devices_are_prepared(next_owner: Owner) -> 
 
 
 def test_release_goes_through_when_the_preparation_is_undone() -> None:
-    """The gateway's word that nothing is prepared any more frees the devices, for whoever comes next."""
+    """The gateway's word that nothing is prepared any more frees the devices, for whoever comes
+    next.
+    """
     step = _release(_prepared("gpu-0"), is_undone=True)
 
     assert isinstance(step, Step)
@@ -54,7 +63,9 @@ def test_release_goes_through_when_the_preparation_is_undone() -> None:
 
 
 def test_release_keeps_the_devices_when_the_claim_stays_allocated() -> None:
-    """Undone and still allocated: the devices stay the claim's own, and from now on whoever deallocates it lets them go."""
+    """Undone and still allocated: the devices stay the claim's own, and from now on whoever
+    deallocates it lets them go.
+    """
     kept = _release(_prepared("gpu-0"), is_undone=True, keeps_devices=True)
     assert isinstance(kept, Step)
 
@@ -76,10 +87,16 @@ def test_adopt_keeps_a_claim_prepared_when_it_is_adopted_again() -> None:
 
 
 def test_release_leaves_a_newer_holding_alone_when_it_means_an_older_one() -> None:
-    """Kubelet allocated the same devices again while the reconciliation was about to free them: what runs now keeps them."""
-    first = transitions.adopt(Ledger(node="n"), Adoption(owner=KUBELET, devices={"gpu": ("gpu-0",)}), op_id="op-1", decision_id="d-1")
+    """Kubelet allocated the same devices again while the reconciliation was about to free them:
+    what runs now keeps them.
+    """
+    first = transitions.adopt(
+        Ledger(node="n"), Adoption(owner=KUBELET, devices={"gpu": ("gpu-0",)}), op_id="op-1", decision_id="d-1"
+    )
     assert isinstance(first, Step)
-    again = transitions.adopt(first.ledger, Adoption(owner=KUBELET, devices={"gpu": ("gpu-0",)}), op_id="op-2", decision_id="d-2")
+    again = transitions.adopt(
+        first.ledger, Adoption(owner=KUBELET, devices={"gpu": ("gpu-0",)}), op_id="op-2", decision_id="d-2"
+    )
     assert isinstance(again, Step)
 
     stale = transitions.release(again.ledger, op_id="op-3", owner=KUBELET, decision_id="d-3", only="d-1")

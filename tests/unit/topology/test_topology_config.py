@@ -23,7 +23,9 @@ def load(text: str, tmp_path: Path) -> TopologySettings:
 def test_topology_settings_read_kubelets_names_when_given(tmp_path: Path) -> None:
     """Policy, scope, options and the reserved CPUs come through as they stand."""
     settings = load(
-        '[alignment]\npolicy = "restricted"\nscope = "pod"\nreserved_cpus = "0,112"\n[alignment.cpu]\nfull_pcpus_only = true\n', tmp_path
+        '[alignment]\npolicy = "restricted"\nscope = "pod"\nreserved_cpus = '
+        '"0,112"\n[alignment.cpu]\nfull_pcpus_only = true\n',
+        tmp_path,
     )
 
     options = settings.alignment.options()
@@ -39,10 +41,14 @@ def test_topology_settings_read_kubelets_names_when_given(tmp_path: Path) -> Non
         pytest.param('[alignment]\nreserved_cpus = "0-x"\n', "cpulist", id="no-cpulist"),
         pytest.param("[alignment]\nprefer_closest = true\n", "prefer_closest", id="typo"),
         pytest.param(
-            "[alignment.cpu]\nfull_pcpus_only = true\ndistribute_cpus_across_cores = true\n", "exclude each other", id="contradiction"
+            "[alignment.cpu]\nfull_pcpus_only = true\ndistribute_cpus_across_cores = true\n",
+            "exclude each other",
+            id="contradiction",
         ),
         pytest.param(
-            '[alignment]\npolicy = "single-numa-node"\n[alignment.cpu]\nalign_by_socket = true\n', "single-numa-node", id="socket-and-node"
+            '[alignment]\npolicy = "single-numa-node"\n[alignment.cpu]\nalign_by_socket = true\n',
+            "single-numa-node",
+            id="socket-and-node",
         ),
         pytest.param('[alignment]\nkubelet = "1.20"\n', "kubelet", id="unknown-kubelet"),
         pytest.param("[alignment]\nmax_allowable_numa_nodes = 4\n", "at least 8", id="limit-too-small"),
@@ -65,8 +71,13 @@ def test_topology_settings_take_over_what_the_kubelet_release_changed(tmp_path: 
 
 
 def test_topology_settings_say_how_whole_pods_are_planned_when_given(tmp_path: Path) -> None:
-    """The mode, its budget and what pods may ask for come through; the defaults are kubelet's order and open to wishes."""
-    given = load('[alignment]\nmode = "corrected"\nsearch_steps = 50\nallow_request_policy = false\n', tmp_path).alignment.options()
+    """The mode, its budget and what pods may ask for come through.
+
+    The defaults are kubelet's order and open to wishes.
+    """
+    given = load(
+        '[alignment]\nmode = "corrected"\nsearch_steps = 50\nallow_request_policy = false\n', tmp_path
+    ).alignment.options()
     plain = load("", tmp_path).alignment.options()
 
     assert (given.mode, given.search_steps, given.allow_request_policy) == (PlanMode.CORRECTED, 50, False)

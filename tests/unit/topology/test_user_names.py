@@ -1,4 +1,6 @@
-"""Which pod uses what kubelet's Allocate has given out: told afterwards, without touching the holding."""
+"""Which pod uses what kubelet's Allocate has given out: told afterwards, without touching the
+holding.
+"""
 
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.holdings import names_of
@@ -12,23 +14,32 @@ POD = Owner(kind=OwnerKind.POD, name="a", uid="")
 
 
 def _allocated(ledger: Ledger, decision: str) -> Ledger:
-    step = transitions.adopt(ledger, Adoption(owner=PLUGIN, devices={"gpu": ("gpu-0",)}), op_id=f"op-{decision}", decision_id=decision)
+    step = transitions.adopt(
+        ledger, Adoption(owner=PLUGIN, devices={"gpu": ("gpu-0",)}), op_id=f"op-{decision}", decision_id=decision
+    )
     assert isinstance(step, Step)
     return step.ledger
 
 
 def _named(ledger: Ledger, decision: str) -> Step:
-    return transitions.name_pods(ledger, op_id=f"name-{decision}-{ledger.sequence}", owner=PLUGIN, decision_id=decision, pods=(POD,))
+    return transitions.name_pods(
+        ledger, op_id=f"name-{decision}-{ledger.sequence}", owner=PLUGIN, decision_id=decision, pods=(POD,)
+    )
 
 
 def test_name_pods_changes_nothing_but_the_name_when_the_holding_is_the_one_meant() -> None:
-    """Devices, owner and decision stay, so that a release that means this decision still finds it; no event goes out."""
+    """Devices, owner and decision stay, so that a release that means this decision still finds it.
+
+    No event goes out.
+    """
     before = transitions.announce(_allocated(Ledger(node="n"), "d-1"), ["op-d-1"])
     after = _named(before, "d-1").ledger
     (held,) = after.allocations.values()
     released = transitions.release(after, op_id="r", owner=PLUGIN, decision_id="d-2", only="d-1")
 
-    assert held == Allocation(owner=PLUGIN, holdings=before.allocations[PLUGIN.key].holdings, decision_id="d-1", pods=(POD,))
+    assert held == Allocation(
+        owner=PLUGIN, holdings=before.allocations[PLUGIN.key].holdings, decision_id="d-1", pods=(POD,)
+    )
     assert (str(held.shown), names_of(held)) == ("pod default/a", {"gpu": ("gpu-0",)})
     assert unannounced(after) == ()
     assert isinstance(released, Step)
@@ -36,7 +47,9 @@ def test_name_pods_changes_nothing_but_the_name_when_the_holding_is_the_one_mean
 
 
 def test_name_pods_leaves_a_later_holding_alone_when_an_older_one_was_meant() -> None:
-    """Kubelet gave the same device to another pod meanwhile: the name that was read before is not that pod's."""
+    """Kubelet gave the same device to another pod meanwhile: the name that was read before is not
+    that pod's.
+    """
     later = _allocated(_named(_allocated(Ledger(node="n"), "d-1"), "d-1").ledger, "d-2")
     step = _named(later, "d-1")
 
@@ -56,11 +69,16 @@ def test_name_pods_writes_nothing_when_the_name_is_known_or_nothing_is_held() ->
 def test_old_owner_keeps_its_pod_when_a_part_of_its_devices_is_handed_out_again() -> None:
     """The rest is still that pod's."""
     both = transitions.adopt(
-        Ledger(node="n"), Adoption(owner=PLUGIN, devices={"gpu": ("gpu-0", "gpu-1")}, pods=(POD,)), op_id="1", decision_id="d-1"
+        Ledger(node="n"),
+        Adoption(owner=PLUGIN, devices={"gpu": ("gpu-0", "gpu-1")}, pods=(POD,)),
+        op_id="1",
+        decision_id="d-1",
     )
     assert not isinstance(both, Refusal)
     other = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="other")
-    step = transitions.adopt(both.ledger, Adoption(owner=other, devices={"gpu": ("gpu-0",)}), op_id="2", decision_id="d-2")
+    step = transitions.adopt(
+        both.ledger, Adoption(owner=other, devices={"gpu": ("gpu-0",)}), op_id="2", decision_id="d-2"
+    )
 
     assert isinstance(step, Step)
     assert (step.ledger.allocations[PLUGIN.key].user, step.ledger.allocations[other.key].user) == (POD, None)

@@ -6,7 +6,9 @@ from topobus.values.cpu_groups import GROUP_CAPACITY, cpus_of, cut_group, is_cpu
 from topobus.values.device import Device
 from topobus.values.idset import CpuSet
 
-GROUP = Device(name="numa-0", device_class="cpu", near_cpus=CpuSet.parse("0-3"), allows_multiple=True, capacity={GROUP_CAPACITY: 4})
+GROUP = Device(
+    name="numa-0", device_class="cpu", near_cpus=CpuSet.parse("0-3"), allows_multiple=True, capacity={GROUP_CAPACITY: 4}
+)
 SINGLE = Device(name="cpu-0", device_class="cpu", cpu=0)
 CARD = Device(name="gpu-0", device_class="gpu", near_cpus=CpuSet.parse("0-3"), allows_multiple=True)
 
@@ -22,7 +24,10 @@ def test_cpus_of_lists_what_a_device_is_or_has() -> None:
 
 
 def test_group_is_cut_to_the_cpus_that_may_be_given() -> None:
-    """Its capacity counts them; a group without any is not offered; without a limit, and for what is no group, nothing changes."""
+    """Its capacity counts them; a group without any is not offered.
+
+    Without a limit, and for what is no group, nothing changes.
+    """
     cut = cut_group(GROUP, CpuSet.parse("2-9"))
 
     assert cut is not None

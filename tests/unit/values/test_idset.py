@@ -66,7 +66,11 @@ def test_lowest_is_refused_when_empty() -> None:
 
 @pytest.mark.parametrize(("kind", "highest"), [(NodeSet, 1023), (CpuSet, 8191)])
 def test_idset_stops_at_the_kernels_highest_id(kind: type[IdSet], highest: int) -> None:
-    """A machine has at most 1024 nodes and 8192 CPUs; an id above is refused however it is written, for a set of it would cost what no machine asks for."""
+    """A machine has at most 1024 nodes and 8192 CPUs.
+
+    An id above is refused however it is written, for a set of it would
+    cost what no machine asks for.
+    """
     assert kind.parse(f"0-{highest}").ids == tuple(range(highest + 1))
     assert kind(highest) == kind.from_bits(1 << highest)
 
@@ -81,7 +85,10 @@ def test_idset_stops_at_the_kernels_highest_id(kind: type[IdSet], highest: int) 
 
 
 def test_idset_refuses_a_text_that_only_repeats_itself() -> None:
-    """No list of the kernel is longer than 64 KiB; a longer one is refused before it is read, with its size."""
+    """No list of the kernel is longer than 64 KiB.
+
+    A longer one is refused before it is read, with its size.
+    """
     with pytest.raises(ValueError, match="has 900000 characters"):
         NodeSet.parse("0," * 450_000)
 
@@ -114,7 +121,9 @@ class Counted(int):
 
 @pytest.mark.parametrize("bits", [1 << 12, 1 << 14, 1 << 16])
 def test_bits_are_walked_through_once_however_long_the_integer_is(bits: int) -> None:
-    """The cost of all ids of a set grows with its length, not with its square: a million bits were minutes before."""
+    """The cost of all ids of a set grows with its length, not with its square: a million bits were
+    minutes before.
+    """
     Counted.words = 0
 
     identifiers = list(ids_of_bits(Counted((1 << bits) - 1)))

@@ -19,7 +19,8 @@ from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
 
 SICK = DeviceHealth(
-    state=HealthState.UNHEALTHY, conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="link-down"),)
+    state=HealthState.UNHEALTHY,
+    conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="link-down"),),
 )
 NO_CPUS = CpuSet()
 
@@ -27,7 +28,14 @@ NO_CPUS = CpuSet()
 def machine_of(*nodes: int | None, memory_only: int = 0, memory_bytes: int = 2**30, **fields: object) -> Machine:
     """Build a machine with two cores of two threads a NUMA node; `nodes` names each one's socket."""
     cpus = tuple(
-        Cpu(id=4 * node + thread, online=True, core=4 * node + thread // 2 * 2, socket=socket, numa_node=node, l3=4 * node)
+        Cpu(
+            id=4 * node + thread,
+            online=True,
+            core=4 * node + thread // 2 * 2,
+            socket=socket,
+            numa_node=node,
+            l3=4 * node,
+        )
         for node, socket in enumerate(nodes)
         for thread in range(4)
     )
@@ -40,7 +48,11 @@ def machine_of(*nodes: int | None, memory_only: int = 0, memory_bytes: int = 2**
 
 def gpu(name: str, node: int | None = 0, **fields: object) -> Device:
     """Build a GPU below a switch of root complex 0000:15."""
-    place = {"numa_nodes": None if node is None else NodeSet(node), "pcie_root": "pci0000:15", "pcie_switch": PciAddress(0, 0x16, 0, 0)}
+    place = {
+        "numa_nodes": None if node is None else NodeSet(node),
+        "pcie_root": "pci0000:15",
+        "pcie_switch": PciAddress(0, 0x16, 0, 0),
+    }
     return Device(name=name, device_class="gpu", model="H100", **{**place, **fields})  # type: ignore[arg-type]  # fields of a device
 
 
@@ -60,7 +72,12 @@ def ledger_of(**owners: Holding) -> Ledger:
 
 def tree_of(layout: MachineLayout) -> list[tuple[str, str, str]]:
     """Give root, switch and name of each device of the first NUMA node."""
-    return [(root.title, branch.switch, leaf.name) for root in layout.panels[0].roots for branch in root.switches for leaf in branch.leaves]
+    return [
+        (root.title, branch.switch, leaf.name)
+        for root in layout.panels[0].roots
+        for branch in root.switches
+        for leaf in branch.leaves
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +91,9 @@ def tree_of(layout: MachineLayout) -> list[tuple[str, str, str]]:
     ids=["a core", "a thread", "two owners", "nobody"],
 )
 def test_layout_signs_a_core_with_its_owner_when_cpus_are_held(held: Ledger | None, signs: list[str]) -> None:
-    """A capital letter is a whole core, a small one a thread of it, a star two owners, a dot nobody."""
+    """A capital letter is a whole core, a small one a thread of it, a star two owners, a dot
+    nobody.
+    """
     layout = layout_of(machine_of(0), (), held)
 
     assert [core.sign for core in layout.panels[0].cores] == signs
@@ -82,10 +101,18 @@ def test_layout_signs_a_core_with_its_owner_when_cpus_are_held(held: Ledger | No
 
 
 def test_layout_marks_a_core_when_one_of_its_cpus_is_sick() -> None:
-    """A sick CPU makes its core sick, whoever holds it, and is not counted as free; one that is well changes nothing."""
-    cpus = (Device(name="cpu-0", device_class="cpu", cpu=0, health=SICK), Device(name="cpu-2", device_class="cpu", cpu=2))
+    """A sick CPU makes its core sick, whoever holds it, and is not counted as free.
 
-    layout = layout_of(machine_of(0), [inventory_of(*cpus, device_class="cpu")], ledger_of(trainer=Holding(cpus=CpuSet(1))))
+    One that is well changes nothing.
+    """
+    cpus = (
+        Device(name="cpu-0", device_class="cpu", cpu=0, health=SICK),
+        Device(name="cpu-2", device_class="cpu", cpu=2),
+    )
+
+    layout = layout_of(
+        machine_of(0), [inventory_of(*cpus, device_class="cpu")], ledger_of(trainer=Holding(cpus=CpuSet(1)))
+    )
 
     first, second = layout.panels[0].cores
     assert (first.sign, first.is_sick, second.sign) == ("!", True, "·")
@@ -93,7 +120,10 @@ def test_layout_marks_a_core_when_one_of_its_cpus_is_sick() -> None:
 
 
 def test_layout_groups_devices_by_root_and_switch_when_the_machine_tells() -> None:
-    """Root complexes, their switches and devices, sorted; what has no address stands under no address."""
+    """Root complexes, their switches and devices, sorted.
+
+    What has no address stands under no address.
+    """
     devices = (gpu("gpu-1"), gpu("gpu-0"), gpu("gpu-2", pcie_switch=None), gpu("gpu-3", pcie_root="", pcie_switch=None))
 
     layout = layout_of(machine_of(0), [inventory_of(*devices)])
@@ -111,17 +141,26 @@ def test_layout_sets_devices_apart_when_their_node_is_unknown() -> None:
     layout = layout_of(machine_of(0), [inventory_of(gpu("gpu-0", None), gpu("gpu-1", 7))])
 
     assert layout.elsewhere is not None
-    assert [leaf.name for root in layout.elsewhere.roots for branch in root.switches for leaf in branch.leaves] == ["gpu-0", "gpu-1"]
+    assert [leaf.name for root in layout.elsewhere.roots for branch in root.switches for leaf in branch.leaves] == [
+        "gpu-0",
+        "gpu-1",
+    ]
     assert tree_of(layout) == []
 
 
 def test_layout_sets_cpus_apart_when_their_node_is_unknown() -> None:
-    """CPUs of a node that is offline, or that the machine lacks, stand beside devices of no node, with their owners; they are in no panel and counted nowhere else."""
+    """CPUs of a node that is offline, or that the machine lacks, stand beside devices of no node,
+    with their owners.
+
+    They are in no panel and counted nowhere else.
+    """
     machine = machine_of(0, 1)
     nodes = (machine.numa_nodes[1],)
     cpus = tuple(structs.replace(cpu, numa_node=None) if cpu.id == 1 else cpu for cpu in machine.cpus)
 
-    layout = layout_of(structs.replace(machine, numa_nodes=nodes, cpus=cpus), (), ledger_of(trainer=Holding(cpus=CpuSet(0, 1, 4))))
+    layout = layout_of(
+        structs.replace(machine, numa_nodes=nodes, cpus=cpus), (), ledger_of(trainer=Holding(cpus=CpuSet(0, 1, 4)))
+    )
 
     assert [(panel.node.id, panel.cpus_text) for panel in layout.panels] == [(1, "4 (2 cores x 2), 3 free")]
     assert layout.elsewhere is not None
@@ -130,7 +169,10 @@ def test_layout_sets_cpus_apart_when_their_node_is_unknown() -> None:
 
 
 def test_layout_stands_nodes_of_one_socket_together_when_there_are_several() -> None:
-    """Panels are grouped by socket, those without one first; all of them stand in the order of their ids."""
+    """Panels are grouped by socket, those without one first.
+
+    All of them stand in the order of their ids.
+    """
     layout = layout_of(machine_of(1, 0, 1, None))
 
     assert [[panel.node.id for panel in panels] for panels in layout.sockets] == [[3], [1], [0, 2]]
@@ -139,7 +181,10 @@ def test_layout_stands_nodes_of_one_socket_together_when_there_are_several() -> 
 
 
 def test_layout_sums_up_memory_when_nodes_have_nothing_else() -> None:
-    """Nodes with memory alone are one sentence; one with a device is drawn, and says that it has no CPUs."""
+    """Nodes with memory alone are one sentence.
+
+    One with a device is drawn, and says that it has no CPUs.
+    """
     layout = layout_of(machine_of(0, memory_only=3, memory_bytes=2**40), [inventory_of(gpu("gpu-0", 1))])
 
     assert layout.memory_only == "memory-only NUMA nodes 2-3: 2 nodes, 2 TiB"
@@ -148,12 +193,16 @@ def test_layout_sums_up_memory_when_nodes_have_nothing_else() -> None:
 
 
 def test_layout_tells_the_machine_in_words_when_it_is_drawn() -> None:
-    """Sockets, nodes, CPUs, those that are offline, memory, huge pages, devices, distances and warnings."""
+    """Sockets, nodes, CPUs, those that are offline, memory, huge pages, devices, distances and
+    warnings.
+    """
     machine = machine_of(0, 1, distances=((10, 21), (21, 10)), warnings=("numa: odd",), generation=3)
     pools = (HugepagePool(page_bytes=2**21, total=4, free=4), HugepagePool(page_bytes=2**30, total=0, free=0))
     offline = Cpu(id=99, online=False)
     machine = structs.replace(
-        machine, cpus=(*machine.cpus, offline), numa_nodes=(structs.replace(machine.numa_nodes[0], hugepages=pools), machine.numa_nodes[1])
+        machine,
+        cpus=(*machine.cpus, offline),
+        numa_nodes=(structs.replace(machine.numa_nodes[0], hugepages=pools), machine.numa_nodes[1]),
     )
 
     layout = layout_of(machine, [inventory_of(gpu("gpu-0"), warnings=("slow",)), inventory_of(device_class="nic")])
@@ -165,7 +214,10 @@ def test_layout_tells_the_machine_in_words_when_it_is_drawn() -> None:
 
 
 def test_layout_leaves_out_what_the_machine_does_not_tell() -> None:
-    """Without sockets and distances none are named; CPUs of no node are of none, also where there is only one; cores without numbers are CPUs."""
+    """Without sockets and distances none are named.
+
+    CPUs of no node are of none, also where there is only one; cores without numbers are CPUs.
+    """
     loose = (Cpu(id=0, online=True), Cpu(id=1, online=True))
     only = Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=NO_CPUS, memory_bytes=0),), cpus=loose)
     apart = structs.replace(only, numa_nodes=(*only.numa_nodes, NumaNode(id=1, cpus=NO_CPUS, memory_bytes=0)))
@@ -174,12 +226,22 @@ def test_layout_leaves_out_what_the_machine_does_not_tell() -> None:
 
     assert layout.summary == "1 NUMA node, 2 CPUs, 0 B"
     for drawn in (layout, layout_apart):
-        assert (drawn.distances, drawn.panels, drawn.elsewhere and drawn.elsewhere.cpus_text) == ("", (), "2 (2 cores), 2 free")
-    assert layout_of(structs.replace(apart, distances=((10, 12, 30),))).distances == "NUMA distance 10 local, 12 to 30 to others"
+        assert (drawn.distances, drawn.panels, drawn.elsewhere and drawn.elsewhere.cpus_text) == (
+            "",
+            (),
+            "2 (2 cores), 2 free",
+        )
+    assert (
+        layout_of(structs.replace(apart, distances=((10, 12, 30),))).distances
+        == "NUMA distance 10 local, 12 to 30 to others"
+    )
 
 
 def test_layout_draws_functions_when_no_service_has_looked() -> None:
-    """GPUs, NICs and disks are drawn as the kernel names them; bridges, virtual functions and other kinds are not."""
+    """GPUs, NICs and disks are drawn as the kernel names them.
+
+    Bridges, virtual functions and other kinds are not.
+    """
     kinds = [
         (0x17, 0x030200, {}),
         (0x18, 0x0C0330, {}),
@@ -187,7 +249,15 @@ def test_layout_draws_functions_when_no_service_has_looked() -> None:
         (0x1A, 0x020000, {"physfn": PciAddress(0, 1, 0, 0)}),
     ]
     functions = tuple(
-        PciDevice(address=PciAddress(0, bus, 0, 0), vendor=0x10DE, device=0x2330, class_code=code, root="pci0000:15", numa_node=0, **more)
+        PciDevice(
+            address=PciAddress(0, bus, 0, 0),
+            vendor=0x10DE,
+            device=0x2330,
+            class_code=code,
+            root="pci0000:15",
+            numa_node=0,
+            **more,
+        )
         for bus, code, more in kinds
     )
 
@@ -198,9 +268,14 @@ def test_layout_draws_functions_when_no_service_has_looked() -> None:
 
 
 def test_layout_names_a_function_by_what_the_kernel_calls_behind_it_when_that_is_told() -> None:
-    """The interface's name stands before the model; a function of the same model without one has the model alone."""
+    """The interface's name stands before the model.
+
+    A function of the same model without one has the model alone.
+    """
     functions = tuple(
-        PciDevice(address=PciAddress(0, bus, 0, 0), vendor=1, device=2, class_code=0x020000, root="pci0000:15", numa_node=0)
+        PciDevice(
+            address=PciAddress(0, bus, 0, 0), vendor=1, device=2, class_code=0x020000, root="pci0000:15", numa_node=0
+        )
         for bus in (0x17, 0x18)
     )
 
@@ -210,37 +285,58 @@ def test_layout_names_a_function_by_what_the_kernel_calls_behind_it_when_that_is
 
 
 def test_layout_draws_a_cxl_memory_device_as_what_it_is_when_services_have_looked() -> None:
-    """It is nobody's device, and no part of a processor as other memory controllers are: the card whose memory is a NUMA node."""
+    """It is nobody's device, and no part of a processor as other memory controllers are: the card
+    whose memory is a NUMA node.
+    """
     functions = tuple(
         PciDevice(
-            address=PciAddress(0, bus, 0, 0), vendor=0x8086, device=0xD93, class_code=code, root="pci0000:15", numa_node=0, driver="cxl_pci"
+            address=PciAddress(0, bus, 0, 0),
+            vendor=0x8086,
+            device=0xD93,
+            class_code=code,
+            root="pci0000:15",
+            numa_node=0,
+            driver="cxl_pci",
         )
         for bus, code in ((0x35, 0x050210), (0x36, 0x058000), (0x37, 0x050000))
     )
 
     layouts = [layout_of(machine_of(0, pci_devices=functions), given) for given in ((), [inventory_of(gpu("gpu-0"))])]
 
-    drawn = [[leaf.name for root in each.panels[0].roots for branch in root.switches for leaf in branch.leaves] for each in layouts]
+    drawn = [
+        [leaf.name for root in each.panels[0].roots for branch in root.switches for leaf in branch.leaves]
+        for each in layouts
+    ]
     (leaf,) = layouts[0].panels[0].roots[0].switches[0].leaves
     assert drawn == [["cxl 35:00.0"], ["cxl 35:00.0", "gpu-0"]]
     assert leaf.text == "[8086:0d93] (cxl_pci)"
 
 
 def test_layout_says_what_a_device_is_for_when_it_is_not_for_computing() -> None:
-    """A role stands before the model, a fault in its place, and parts are counted and kept with their card."""
+    """A role stands before the model, a fault in its place, and parts are counted and kept with
+    their card.
+    """
     card = gpu("gpu-0", health=SICK)
     parts = (gpu("gpu-0-p0", parent="gpu-0"), gpu("gpu-0-p1", parent="gpu-0"))
-    nic = Device(name="nic-0", device_class="nic", vendor="Mellanox", role=DeviceRole.PASSTHROUGH, numa_nodes=NodeSet(0))
+    nic = Device(
+        name="nic-0", device_class="nic", vendor="Mellanox", role=DeviceRole.PASSTHROUGH, numa_nodes=NodeSet(0)
+    )
 
     layout = layout_of(machine_of(0), [inventory_of(card, *parts), inventory_of(nic, device_class="nic")])
 
     leaves = {leaf.name: leaf for root in layout.panels[0].roots for branch in root.switches for leaf in branch.leaves}
-    assert {name: leaf.text for name, leaf in leaves.items()} == {"nic-0": "passthrough Mellanox", "gpu-0": "link-down +2 VF"}
+    assert {name: leaf.text for name, leaf in leaves.items()} == {
+        "nic-0": "passthrough Mellanox",
+        "gpu-0": "link-down +2 VF",
+    }
     assert [part.name for part in leaves["gpu-0"].parts] == ["gpu-0-p0", "gpu-0-p1"]
 
 
 def test_layout_draws_a_kept_function_when_no_card_of_it_is_drawn() -> None:
-    """What is kept for something else is drawn with that; the management function of a card that is drawn is not, nor one that the machine lacks."""
+    """What is kept for something else is drawn with that.
+
+    The management function of a card that is drawn is not, nor one that the machine lacks.
+    """
     card, other = PciAddress(0, 0x38, 0, 1), PciAddress(0, 0x39, 0, 0)
     functions = tuple(
         PciDevice(address=address, vendor=1, device=1, numa_node=0, root="pci0000:15")
@@ -257,13 +353,18 @@ def test_layout_draws_a_kept_function_when_no_card_of_it_is_drawn() -> None:
     fpga = Device(name="fpga-0", device_class="fpga", pci=card, numa_nodes=NodeSet(0), pcie_root="pci0000:15")
     without = Device(name="fpga-1", device_class="fpga", numa_nodes=NodeSet(0), pcie_root="pci0000:15")
 
-    layout = layout_of(machine_of(0, pci_devices=functions), [inventory_of(fpga, without, device_class="fpga", kept=kept)])
+    layout = layout_of(
+        machine_of(0, pci_devices=functions), [inventory_of(fpga, without, device_class="fpga", kept=kept)]
+    )
 
     assert [name for _, _, name in tree_of(layout)] == ["fpga 39:00.0", "fpga-0", "fpga-1"]
 
 
 def test_holders_have_letters_of_their_names_when_these_are_free() -> None:
-    """A letter is of the name, else any free one; who had one has it again; more owners than letters share a sign."""
+    """A letter is of the name, else any free one; who had one has it again.
+
+    More owners than letters share a sign.
+    """
     few = holders_of(ledger_of(aa=Holding(), a=Holding()), {})
     a, aa = (holder.allocation.owner.key for holder in few.all)
     had = holders_of(ledger_of(aa=Holding(), a=Holding()), {a: "#", aa: "Q"})
@@ -305,7 +406,9 @@ def test_holders_tell_what_they_hold_when_it_is_cpus_devices_or_shares() -> None
     ],
     ids=["one a node", "no size", "of two nodes"],
 )
-def test_layout_says_which_caches_a_node_has_when_the_machine_tells(sizes: tuple[int, ...], shared: bool, text: str) -> None:
+def test_layout_says_which_caches_a_node_has_when_the_machine_tells(
+    sizes: tuple[int, ...], shared: bool, text: str
+) -> None:
     """Size and number of level-3 caches, and whose they are, too; no size is no guess."""
     machine = machine_of(0, 0, l3_caches=tuple(L3Cache(cpu=cpu, size_bytes=32 * 2**20) for cpu in sizes))
     if shared:
@@ -315,7 +418,11 @@ def test_layout_says_which_caches_a_node_has_when_the_machine_tells(sizes: tuple
 
 
 def test_layout_counts_the_cores_of_each_cache_when_there_are_several() -> None:
-    """Equal caches are counted together, others stand beside them, and cores of one cache stand together; nodes that share are counted."""
+    """Equal caches are counted together, others stand beside them, and cores of one cache stand
+    together.
+
+    Nodes that share are counted.
+    """
     machine = machine_of(0, 0, 0, l3_caches=tuple(L3Cache(cpu=cpu, size_bytes=2**20 * cpu) for cpu in (1, 2)))
     caches = {0: 2, 1: 2, 2: 1, 3: 1}
     several = tuple(structs.replace(cpu, l3=caches.get(cpu.id, 1)) for cpu in machine.cpus)
@@ -329,9 +436,21 @@ def test_layout_counts_the_cores_of_each_cache_when_there_are_several() -> None:
 
 
 def test_layout_draws_cards_that_no_service_speaks_of_when_others_are_offered() -> None:
-    """They are named by the system's list where it has them, with their driver or that they have none; disks and further functions of offered cards are left out."""
+    """They are named by the system's list where it has them, with their driver or that they have
+    none.
+
+    Disks and further functions of offered cards are left out.
+    """
     functions = tuple(
-        PciDevice(address=PciAddress(0, bus, 0, part), vendor=1, device=bus, class_code=code, numa_node=0, root="pci0000:15", driver=driver)
+        PciDevice(
+            address=PciAddress(0, bus, 0, part),
+            vendor=1,
+            device=bus,
+            class_code=code,
+            numa_node=0,
+            root="pci0000:15",
+            driver=driver,
+        )
         for bus, part, code, driver in (
             (0x17, 0, 0x030200, "nvidia"),
             (0x17, 1, 0x020000, ""),
@@ -342,8 +461,16 @@ def test_layout_draws_cards_that_no_service_speaks_of_when_others_are_offered() 
     )
 
     layout = layout_of(
-        machine_of(0, pci_devices=functions), [inventory_of(gpu("gpu-0", pci=functions[0].address))], names={(1, 0x18): "Intel E810"}
+        machine_of(0, pci_devices=functions),
+        [inventory_of(gpu("gpu-0", pci=functions[0].address))],
+        names={(1, 0x18): "Intel E810"},
     )
 
-    texts = {leaf.name: leaf.text for root in layout.panels[0].roots for branch in root.switches for leaf in branch.leaves}
-    assert texts == {"gpu-0": "H100", "nic 18:00.0": "not offered: Intel E810 (ice)", "nic 19:00.0": "no driver: [0001:0019]"}
+    texts = {
+        leaf.name: leaf.text for root in layout.panels[0].roots for branch in root.switches for leaf in branch.leaves
+    }
+    assert texts == {
+        "gpu-0": "H100",
+        "nic 18:00.0": "not offered: Intel E810 (ice)",
+        "nic 19:00.0": "no driver: [0001:0019]",
+    }

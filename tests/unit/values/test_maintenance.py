@@ -13,8 +13,12 @@ from topobus.values.maintenance import DeviceOperation, DeviceVerb
         ("fan", True, "maintain --drain gpu-0 by ada (fan)"),
     ],
 )
-def test_operation_says_its_drain_and_reason_only_when_it_has_them(*, why: str, is_draining: bool, expected: str) -> None:
+def test_operation_says_its_drain_and_reason_only_when_it_has_them(
+    *, why: str, is_draining: bool, expected: str
+) -> None:
     """A line about an operation holds the verb, the device, who asked, and what else there is."""
-    operation = DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.MAINTAIN, why=why, who="ada", is_draining=is_draining)
+    operation = DeviceOperation(
+        device_class="gpu", device="gpu-0", verb=DeviceVerb.MAINTAIN, why=why, who="ada", is_draining=is_draining
+    )
 
     assert operation.text == expected

@@ -13,13 +13,19 @@ CARD = CounterSet(name="gpu-0", counters={"slices": 7, "memory": 80})
 
 def _gpu(name: str, slices: int = 0, memory: int = 0, *, partition_of: str = "") -> Device:
     uses = [
-        CounterUse(counter_set="gpu-0", counter=key, amount=amount) for key, amount in (("slices", slices), ("memory", memory)) if amount
+        CounterUse(counter_set="gpu-0", counter=key, amount=amount)
+        for key, amount in (("slices", slices), ("memory", memory))
+        if amount
     ]
     return Device(name=name, device_class="gpu", consumes=tuple(uses), partition_of=partition_of)
 
 
 WHOLE = _gpu("gpu-0", 7, 80)
-PARTITIONS = (_gpu("gpu-0-3g-0", 3, 40, partition_of="gpu-0"), _gpu("gpu-0-4g-0", 4, 40, partition_of="gpu-0"), _gpu("gpu-0-3g-4", 3, 40))
+PARTITIONS = (
+    _gpu("gpu-0-3g-0", 3, 40, partition_of="gpu-0"),
+    _gpu("gpu-0-4g-0", 4, 40, partition_of="gpu-0"),
+    _gpu("gpu-0-3g-4", 3, 40),
+)
 
 
 def test_shortage_names_the_counter_and_who_uses_it_when_a_partition_does_not_fit() -> None:
@@ -43,7 +49,9 @@ def test_shortage_is_none_when_all_fit_or_are_held_already() -> None:
 
 
 def test_shortage_is_found_when_the_counter_is_not_declared() -> None:
-    """A device whose counter nobody declares fits nowhere: a message may have lost its counter sets."""
+    """A device whose counter nobody declares fits nowhere: a message may have lost its counter
+    sets.
+    """
     shortage = Partitions((WHOLE,), ()).shortage((), ("gpu-0",))
 
     assert shortage is not None
@@ -67,7 +75,10 @@ def test_together_keeps_the_whole_and_what_counts_nothing() -> None:
 
 
 def test_partitioned_counts_parts_when_their_driver_does_not() -> None:
-    """`partition_of` alone is enough: any number of parts, never beside the whole; counted once more it is the same."""
+    """`partition_of` alone is enough: any number of parts, never beside the whole.
+
+    Counted once more it is the same.
+    """
     whole = Device(name="nic-0", device_class="nic")
     parts = tuple(Device(name=f"nic-0-vf{index}", device_class="nic", partition_of="nic-0") for index in range(3))
 
@@ -85,7 +96,9 @@ def test_partitioned_counts_parts_when_their_driver_does_not() -> None:
 
 def test_partitioned_takes_the_count_off_when_the_last_part_is_gone() -> None:
     """A card that has no parts any more counts nothing."""
-    good, sets, _ = partitioned((Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu", partition_of="a")), ())
+    good, sets, _ = partitioned(
+        (Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu", partition_of="a")), ()
+    )
 
     assert partitioned(good[:1], sets) == ((Device(name="a", device_class="gpu"),), (), {})
 
@@ -96,31 +109,54 @@ def test_partitioned_takes_the_count_off_when_the_last_part_is_gone() -> None:
         pytest.param(_gpu("a", 1), (), "counter gpu-0/slices, which its driver does not have", id="no such set"),
         pytest.param(_gpu("a", 8), (CARD,), "consumes 8 of gpu-0/slices, wanted 0 to 7", id="more than there is"),
         pytest.param(
-            _gpu("a", 1), (CounterSet(name="gpu-0", counters={"Slices": 7}),), "does not have", id="a counter that is no DNS label"
+            _gpu("a", 1),
+            (CounterSet(name="gpu-0", counters={"Slices": 7}),),
+            "does not have",
+            id="a counter that is no DNS label",
         ),
         pytest.param(
-            _gpu("a", 1), (CounterSet(name="gpu-0", counters={f"c{n}": 1 for n in range(33)}),), "does not have", id="33 counters"
+            _gpu("a", 1),
+            (CounterSet(name="gpu-0", counters={f"c{n}": 1 for n in range(33)}),),
+            "does not have",
+            id="33 counters",
         ),
         pytest.param(
-            Device(name="a", device_class="gpu", consumes=tuple(CounterUse(counter_set=f"s{n}", counter="c", amount=1) for n in range(3))),
+            Device(
+                name="a",
+                device_class="gpu",
+                consumes=tuple(CounterUse(counter_set=f"s{n}", counter="c", amount=1) for n in range(3)),
+            ),
             tuple(CounterSet(name=f"s{n}", counters={"c": 1}) for n in range(3)),
             "3 counter sets, wanted at most 2",
             id="three sets",
         ),
         pytest.param(
-            Device(name="a", device_class="gpu", consumes=(CounterUse(counter_set="gpu-0", counter="slices", amount=1),) * 2),
+            Device(
+                name="a",
+                device_class="gpu",
+                consumes=(CounterUse(counter_set="gpu-0", counter="slices", amount=1),) * 2,
+            ),
             (CARD,),
             "one counter twice",
             id="a counter twice",
         ),
-        pytest.param(Device(name="a", device_class="gpu", partition_of="a"), (), "partition_of names itself", id="its own part"),
         pytest.param(
-            Device(name="a", device_class="gpu", partition_of="gpu-0"), (CARD,), "wanted consumes", id="a part that does not count"
+            Device(name="a", device_class="gpu", partition_of="a"), (), "partition_of names itself", id="its own part"
         ),
-        pytest.param(_gpu("a", memory=0, slices=0, partition_of="gpu-0"), (CARD,), "wanted consumes", id="a part of what counts"),
+        pytest.param(
+            Device(name="a", device_class="gpu", partition_of="gpu-0"),
+            (CARD,),
+            "wanted consumes",
+            id="a part that does not count",
+        ),
+        pytest.param(
+            _gpu("a", memory=0, slices=0, partition_of="gpu-0"), (CARD,), "wanted consumes", id="a part of what counts"
+        ),
     ],
 )
-def test_partitioned_leaves_a_device_out_when_its_counters_make_no_sense(device: Device, sets: tuple[CounterSet, ...], fault: str) -> None:
+def test_partitioned_leaves_a_device_out_when_its_counters_make_no_sense(
+    device: Device, sets: tuple[CounterSet, ...], fault: str
+) -> None:
     """One device with a fault is named with the fault; the others stay."""
     whole = WHOLE if sets == (CARD,) else Device(name="gpu-0", device_class="gpu")
 

@@ -55,17 +55,31 @@ H100 = Device(
     ],
 )
 def test_condition_holds_only_of_what_the_device_says(condition: Condition, holds: bool) -> None:
-    """Each test means what it says, of the value's own type; what a device does not tell is never true of it."""
+    """Each test means what it says, of the value's own type.
+
+    What a device does not tell is never true of it.
+    """
     assert condition.holds(H100) is holds
 
 
 def test_device_is_in_the_first_pool_that_takes_it_when_several_would() -> None:
-    """One device is in one resource: the operator's order decides, and all conditions of a pool must hold."""
-    narrow = Pool(name="gpu-h100", where=(Condition(field="model", glob="*H100*"), Condition(field="numa_node", equals=1)))
+    """One device is in one resource: the operator's order decides, and all conditions of a pool
+    must hold.
+    """
+    narrow = Pool(
+        name="gpu-h100", where=(Condition(field="model", glob="*H100*"), Condition(field="numa_node", equals=1))
+    )
     wide = Pool(name="gpu-nvidia", where=(Condition(field="driver", equals="nvidia"),))
-    elsewhere = Pool(name="gpu-left", where=(Condition(field="driver", equals="nvidia"), Condition(field="numa_node", equals=0)))
+    elsewhere = Pool(
+        name="gpu-left", where=(Condition(field="driver", equals="nvidia"), Condition(field="numa_node", equals=0))
+    )
 
-    assert (pool_of(H100, (elsewhere, narrow, wide)), pool_of(H100, (wide, narrow)), pool_of(H100, (elsewhere,)), pool_of(H100, ())) == (
+    assert (
+        pool_of(H100, (elsewhere, narrow, wide)),
+        pool_of(H100, (wide, narrow)),
+        pool_of(H100, (elsewhere,)),
+        pool_of(H100, ()),
+    ) == (
         "gpu-h100",
         "gpu-nvidia",
         "",
@@ -89,21 +103,35 @@ def refused(tmp_path: Path, text: str) -> str:
         pytest.param('field = "modle", glob = "*"', "did you mean model?", id="field-typo"),
         pytest.param('field = "colour", glob = "*"', "there are driver, model", id="field-unknown"),
         pytest.param('field = "attribute.colour", equals = 1', "did you mean attributes.colour?", id="table-typo"),
-        pytest.param('field = "attributes.", equals = 1', "there is no field 'attributes.'", id="attribute-without-name"),
-        pytest.param('field = "model"', "wanted one of equals, one_of, glob, minimum or maximum; got none", id="no-test"),
+        pytest.param(
+            'field = "attributes.", equals = 1', "there is no field 'attributes.'", id="attribute-without-name"
+        ),
+        pytest.param(
+            'field = "model"', "wanted one of equals, one_of, glob, minimum or maximum; got none", id="no-test"
+        ),
         pytest.param('field = "model", equals = "a", glob = "b"', "got equals and glob", id="two-tests"),
         pytest.param('field = "model", minimum = 3', "field 'model' is text", id="size-of-text"),
         pytest.param('field = "model", one_of = ["a", 1]', "field 'model' is text", id="number-for-text"),
         pytest.param('field = "numa_node", equals = "0"', "field 'numa_node' is a number", id="text-for-number"),
-        pytest.param('field = "capacity.memory", glob = "8*"', "field 'capacity.memory' is a number", id="glob-for-number"),
-        pytest.param('field = "capacity.memory", minimum = "80 GB"', "minimum is not a quantity: '80 GB'", id="no-quantity"),
-        pytest.param('field = "capacity.memory", minimum = 9, maximum = 8', "no number is at least 9 and at most 8", id="empty-range"),
+        pytest.param(
+            'field = "capacity.memory", glob = "8*"', "field 'capacity.memory' is a number", id="glob-for-number"
+        ),
+        pytest.param(
+            'field = "capacity.memory", minimum = "80 GB"', "minimum is not a quantity: '80 GB'", id="no-quantity"
+        ),
+        pytest.param(
+            'field = "capacity.memory", minimum = 9, maximum = 8',
+            "no number is at least 9 and at most 8",
+            id="empty-range",
+        ),
         pytest.param('field = "model", like = "x"', "there is no setting", id="unknown-key"),
         pytest.param('field = "model", glob = 3', "Expected `str`", id="wrong-type"),
     ],
 )
 def test_settings_refuse_a_condition_that_cannot_mean_what_was_meant(tmp_path: Path, condition: str, part: str) -> None:
-    """A typo must not make an empty pool: the error names what is wrong, what would be right, and the file."""
+    """A typo must not make an empty pool: the error names what is wrong, what would be right, and
+    the file.
+    """
     assert part in refused(tmp_path, f'[[pools]]\nname = "gpu-h100"\nwhere = [{{ {condition} }}]\n')
 
 
@@ -131,9 +159,13 @@ def test_settings_refuse_a_pool_that_is_none(tmp_path: Path, text: str, part: st
         pytest.param("cpu", ["cpu-a"], "class cpu has no pools", id="cpus"),
     ],
 )
-def test_pools_are_refused_when_they_cannot_stand_beside_each_other(device_class: str, names: list[str], part: str) -> None:
+def test_pools_are_refused_when_they_cannot_stand_beside_each_other(
+    device_class: str, names: list[str], part: str
+) -> None:
     """Names tell the class and come once; exclusive CPUs are kubelet's own resource."""
-    fault = fault_of_pools(device_class, [Pool(name=name, where=(Condition(field="model", glob="*"),)) for name in names])
+    fault = fault_of_pools(
+        device_class, [Pool(name=name, where=(Condition(field="model", glob="*"),)) for name in names]
+    )
 
     assert part in fault
     assert bool(fault) is bool(part)
@@ -153,7 +185,9 @@ def test_settings_keep_the_type_of_a_value_when_they_are_read(tmp_path: Path, va
 def test_settings_take_pools_from_the_environment_when_they_are_json() -> None:
     """What a container is configured with can say the same."""
     text = '[{"name": "gpu-h100", "where": [{"field": "capacity.memory", "minimum": "80Gi"}]}]'
-    (pool,) = load_settings(GpuSettings, "gpu", file=None, environ={"TOPOBUS_ALL__NODE": "n", "TOPOBUS_GPU__POOLS": text}).pools
+    (pool,) = load_settings(
+        GpuSettings, "gpu", file=None, environ={"TOPOBUS_ALL__NODE": "n", "TOPOBUS_GPU__POOLS": text}
+    ).pools
 
     assert pool.takes(H100)
 
@@ -166,7 +200,9 @@ def test_reference_page_shows_pools_that_can_be_had(tmp_path: Path) -> None:
     variable = page.partition("`TOPOBUS_GPU__POOLS='")[2].partition("'`")[0]
     environ = {"TOPOBUS_ALL__NODE": "n"}
     from_file = load_settings(GpuSettings, "gpu", file=file, environ=environ).pools
-    from_environment = load_settings(GpuSettings, "gpu", file=None, environ={**environ, "TOPOBUS_GPU__POOLS": variable}).pools
+    from_environment = load_settings(
+        GpuSettings, "gpu", file=None, environ={**environ, "TOPOBUS_GPU__POOLS": variable}
+    ).pools
 
     assert fault_of_pools("gpu", from_file) == fault_of_pools("gpu", from_environment) == ""
     assert [pool_of(H100, from_file), pool_of(H100, from_environment)] == ["gpu-h100", "gpu-h100"]

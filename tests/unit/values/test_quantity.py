@@ -39,8 +39,12 @@ from topobus.values.quantity import Quantity
         (0.5, 1, "500m"),
     ],
 )
-def test_quantity_is_read_exactly_and_written_canonically_when_legal(text: str | float, units: int, canonical: str) -> None:
-    """Every notation of Kubernetes gives the exact amount, and the text that Kubernetes would write."""
+def test_quantity_is_read_exactly_and_written_canonically_when_legal(
+    text: str | float, units: int, canonical: str
+) -> None:
+    """Every notation of Kubernetes gives the exact amount, and the text that Kubernetes would
+    write.
+    """
     quantity = Quantity.parse(text)
 
     assert (quantity.units, str(quantity)) == (units, canonical)
@@ -75,7 +79,9 @@ def test_quantity_shows_the_text_when_it_is_none(text: str | bool) -> None:
         Quantity.parse(text)
 
 
-@pytest.mark.parametrize("suffix", ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"])
+@pytest.mark.parametrize(
+    "suffix", ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]
+)
 @pytest.mark.parametrize("digits", ["0", "7", "-7", "+12345678901234567890"])
 def test_quantity_reads_whole_numbers_as_it_reads_fractions(digits: str, suffix: str) -> None:
     """The short way for whole numbers gives what the exact arithmetic gives."""

@@ -17,7 +17,14 @@ from topobus.values.idset import CpuSet
 from topobus.values.ledger import Adoption, Allocation, Holding, Ledger
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
-from topobus.values.shares import device_of_replica, free_replicas, number_of_replica, replica_id, replica_share, shortage_of
+from topobus.values.shares import (
+    device_of_replica,
+    free_replicas,
+    number_of_replica,
+    replica_id,
+    replica_share,
+    shortage_of,
+)
 
 GPU = Device(
     name="gpu-0",
@@ -60,7 +67,10 @@ def take(ledger: Ledger, owner: Owner, share: HeldShare | None) -> Step | Refusa
     ],
 )
 def test_free_replicas_counts_what_fits_beside_the_others(held: dict[str, HeldShare], free: int) -> None:
-    """A replica is free while each of its amounts is left; a device that became smaller has none."""
+    """A replica is free while each of its amounts is left.
+
+    A device that became smaller has none.
+    """
     assert free_replicas(GPU, held) == free
 
 
@@ -87,7 +97,9 @@ def test_adopt_refuses_the_whole_of_a_shared_device_and_a_share_of_a_whole_one()
 
 
 def test_adopt_of_a_replica_takes_it_from_the_older_allocation_alone() -> None:
-    """Kubelet gives a replica anew: the owner of before keeps its others, worth as much less, and nobody else loses anything."""
+    """Kubelet gives a replica anew: the owner of before keeps its others, worth as much less, and
+    nobody else loses anything.
+    """
     first = take(Ledger(node="n"), plugin("0-1"), replica_share(GPU, [0, 1]))
     assert isinstance(first, Step)
     second = take(first.ledger, plugin("2"), replica_share(GPU, [2]))
@@ -96,7 +108,11 @@ def test_adopt_of_a_replica_takes_it_from_the_older_allocation_alone() -> None:
     third = take(second.ledger, plugin("1"), replica_share(GPU, [1]))
 
     assert isinstance(third, Step)
-    shares = {key: holding.shares["gpu"]["gpu-0"] for key, held in third.ledger.allocations.items() for holding in held.holdings}
+    shares = {
+        key: holding.shares["gpu"]["gpu-0"]
+        for key, held in third.ledger.allocations.items()
+        for holding in held.holdings
+    }
     assert shares == {
         plugin("0-1").key: replica_share(GPU, [0]),
         plugin("1").key: replica_share(GPU, [1]),
@@ -105,7 +121,9 @@ def test_adopt_of_a_replica_takes_it_from_the_older_allocation_alone() -> None:
 
 
 def test_groups_lose_the_cpus_that_another_takes() -> None:
-    """What is left of a holding names no CPU of a group that it has no more, and no group of which nothing is left."""
+    """What is left of a holding names no CPU of a group that it has no more, and no group of which
+    nothing is left.
+    """
     held = Holding(cpus=CpuSet(0, 1, 4), groups={"cpus-numa-0": CpuSet(0, 1), "cpus-numa-1": CpuSet(4)})
 
     left = without(held, Holding(cpus=CpuSet(1, 4)))
@@ -132,7 +150,10 @@ def test_device_that_is_not_shared_has_no_replicas() -> None:
 
 
 def test_capacity_that_the_device_does_not_tell_limits_no_replica() -> None:
-    """A policy may name a capacity that a driver has not reported (yet); shares are counted all the same."""
+    """A policy may name a capacity that a driver has not reported (yet).
+
+    Shares are counted all the same.
+    """
     assert free_replicas(structs.replace(GPU, capacity={"shares": 4}), {}) == 4
 
 
@@ -142,7 +163,11 @@ def test_ledger_with_one_replica_given_twice_breaks_the_invariant() -> None:
         owner.key: Allocation(
             owner=owner,
             holdings=(
-                Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}, shares={"gpu": {"gpu-0": HeldShare(replicas=(1,))}}),
+                Holding(
+                    devices={"gpu": ("gpu-0",)},
+                    shared={"gpu": ("gpu-0",)},
+                    shares={"gpu": {"gpu-0": HeldShare(replicas=(1,))}},
+                ),
             ),
         )
         for owner in (plugin("a"), plugin("b"))

@@ -42,7 +42,9 @@ def test_pci_address_sorts_by_numbers() -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "is_legal"), [("a", True), ("a-b", True), ("-a", False), ("a-", False), ("A", False), ("a" * 64, False)])
+@pytest.mark.parametrize(
+    ("text", "is_legal"), [("a", True), ("a-b", True), ("-a", False), ("a-", False), ("A", False), ("a" * 64, False)]
+)
 def test_dns_label_follows_rfc_1123(text: str, is_legal: bool) -> None:
     """A name that Kubernetes would refuse is refused here first."""
     assert is_dns_label(text) is is_legal
@@ -50,7 +52,11 @@ def test_dns_label_follows_rfc_1123(text: str, is_legal: bool) -> None:
 
 def test_dns_subdomain_is_labels_joined_by_dots() -> None:
     """Node names have dots; an empty label or 254 characters are none."""
-    assert [is_dns_subdomain(text) for text in ("n1.example.com", "n1..com", ".".join(["a" * 49] * 6))] == [True, False, False]
+    assert [is_dns_subdomain(text) for text in ("n1.example.com", "n1..com", ".".join(["a" * 49] * 6))] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_dns_label_is_refused_when_nothing_is_left() -> None:
@@ -112,7 +118,8 @@ def test_health_is_decided_by_the_worst_condition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "is_allocatable"), [("healthy", True), ("degraded", True), ("unhealthy", False), ("recovering", False), ("unknown", False)]
+    ("state", "is_allocatable"),
+    [("healthy", True), ("degraded", True), ("unhealthy", False), ("recovering", False), ("unknown", False)],
 )
 def test_only_healthy_and_degraded_devices_are_handed_out(state: str, is_allocatable: bool) -> None:
     """A device that is recovering or silent is not given to anybody new."""
@@ -138,7 +145,9 @@ def test_value_is_shown_as_it_is_read_and_nobody_changes_it(value: PciAddress | 
         value.nano = 1  # type: ignore[misc, union-attr]  # what is refused
 
 
-@pytest.mark.parametrize(("number", "name"), [((1 << 32, 0, 0, 0), "domain"), ((0, 256, 0, 0), "bus"), ((0, 0, 0, -1), "function")])
+@pytest.mark.parametrize(
+    ("number", "name"), [((1 << 32, 0, 0, 0), "domain"), ((0, 256, 0, 0), "bus"), ((0, 0, 0, -1), "function")]
+)
 def test_pci_address_is_refused_when_a_number_is_out_of_range(number: tuple[int, int, int, int], name: str) -> None:
     """The part is named, and what it may be."""
     with pytest.raises(ValueError, match=f"PCI {name} -?[0-9]+ is out of range: wanted 0 to"):
@@ -163,7 +172,9 @@ def test_dns_label_is_made_of_any_text() -> None:
 
 def test_machine_knows_its_online_cpus() -> None:
     """An offline CPU is listed and not counted."""
-    machine = Machine(node="n", numa_nodes=(), cpus=(Cpu(id=0, online=True), Cpu(id=1, online=False), Cpu(id=2, online=True)))
+    machine = Machine(
+        node="n", numa_nodes=(), cpus=(Cpu(id=0, online=True), Cpu(id=1, online=False), Cpu(id=2, online=True))
+    )
 
     assert machine.online_cpus == CpuSet(0, 2)
 
@@ -171,10 +182,16 @@ def test_machine_knows_its_online_cpus() -> None:
 def test_inventory_finds_a_device_by_name() -> None:
     """What is not in the inventory is None."""
     inventory = Inventory(
-        node="n", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu", vendor="v", model="m"),)
+        node="n",
+        device_class="gpu",
+        generation=1,
+        devices=(Device(name="gpu-0", device_class="gpu", vendor="v", model="m"),),
     )
 
-    assert [device.name if device is not None else None for device in map(inventory.device, ("gpu-0", "gpu-1"))] == ["gpu-0", None]
+    assert [device.name if device is not None else None for device in map(inventory.device, ("gpu-0", "gpu-1"))] == [
+        "gpu-0",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,8 +208,14 @@ def test_owner_is_written_for_people(kind: OwnerKind, uid: str, text: str) -> No
 
 
 def test_placement_of_a_claim_tells_no_alignment_when_nothing_was_merged() -> None:
-    """Of a pod's container it is told, whatever the policy; of a claim only how near its devices are."""
-    reasons = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="locality-met", message="in a switch"))
+    """Of a pod's container it is told, whatever the policy.
+
+    Of a claim only how near its devices are.
+    """
+    reasons = (
+        Reason(code="no-alignment", message="policy none: nothing is aligned"),
+        Reason(code="locality-met", message="in a switch"),
+    )
     claim = ContainerPlacement(name="", alignment=Hint(None, preferred=True), reasons=reasons)
     container = ContainerPlacement(name="main", alignment=Hint(None, preferred=True), reasons=reasons)
 

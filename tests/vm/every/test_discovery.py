@@ -18,7 +18,9 @@ _NODES, _CPUS = Path("/sys/devices/system/node"), Path("/sys/devices/system/cpu"
 async def test_cpus_and_distances_are_those_of_the_kernel(node: Node) -> None:
     """By lscpu and numactl."""
     machine = await node.machine()
-    wanted = [tuple(map(int, line.split(","))) for line in sh("lscpu -p=cpu,socket,node -b").splitlines() if line[0] != "#"]
+    wanted = [
+        tuple(map(int, line.split(","))) for line in sh("lscpu -p=cpu,socket,node -b").splitlines() if line[0] != "#"
+    ]
     assert [(cpu.id, cpu.socket, cpu.numa_node) for cpu in machine.cpus if cpu.online] == wanted
     rows = [line.split(":")[1].split() for line in sh("numactl -H | sed '1,/^node distances/d;/^node /d'").splitlines()]
     assert [list(map(str, row)) for row in machine.distances] == rows
@@ -38,7 +40,9 @@ async def test_numa_nodes_are_those_of_the_kernel(node: Node) -> None:
 
 @pytest.mark.short
 async def test_pci_functions_are_those_of_the_kernel(node: Node) -> None:
-    """Identity, NUMA node, IOMMU group and driver of every function, the way down to it, and none too many."""
+    """Identity, NUMA node, IOMMU group and driver of every function, the way down to it, and none
+    too many.
+    """
     machine = await node.machine()
     wanted = {}
     for place in PCI.iterdir():
@@ -76,16 +80,23 @@ async def test_cpu_that_goes_off_and_on_is_told(node: Node) -> None:
         pytest.skip("this machine has one CPU")
     for is_online in (False, True):
         (_CPUS / f"cpu{last}/online").write_text(str(int(is_online)))
-        machine = await node.machine(lambda machine, wanted=is_online: [cpu.online for cpu in machine.cpus if cpu.id == last] == [wanted])
+        machine = await node.machine(
+            lambda machine, wanted=is_online: [cpu.online for cpu in machine.cpus if cpu.id == last] == [wanted]
+        )
         assert str(CpuSet.of(cpu.id for cpu in machine.cpus if cpu.online)) == (_CPUS / "online").read_text().strip()
 
 
 async def test_record_of_the_machine_tells_the_same(node: Node) -> None:
-    """What `topobus record` writes is read as the machine itself is, but for the name, which is the folder's."""
+    """What `topobus record` writes is read as the machine itself is, but for the name, which is the
+    folder's.
+    """
 
     def drawn(root: str) -> str:
         return subprocess.run(
-            ["/opt/topobus/bin/topobus", "machine", "--root", root, "--json"], capture_output=True, text=True, check=True
+            ["/opt/topobus/bin/topobus", "machine", "--root", root, "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
 
     subprocess.run(["/opt/topobus/bin/topobus", "record", "/tmp/guest"], capture_output=True, check=True)

@@ -1,4 +1,6 @@
-"""Memory that is no CPU's own: which CPUs reach it best, by the firmware's tables as the kernel read them, and which card it comes from."""
+"""Memory that is no CPU's own: which CPUs reach it best, by the firmware's tables as the kernel
+read them, and which card it comes from.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _CXL_MEMORY = 0x0502
 
 
 async def test_node_without_cpus_is_near_those_that_the_firmware_names(node: Node) -> None:
-    """HMAT gives one best initiator to the node of memory alone; the kernel's link to it is what counts."""
+    """HMAT gives one best initiator to the node of memory alone.
+
+    The kernel's link to it is what counts.
+    """
     machine = await node.machine()
     (memory_only,) = (each for each in machine.numa_nodes if not each.cpus and each.memory_bytes)
     (best,) = (_NODES / f"node{memory_only.id}/access1/initiators").glob("node[0-9]*")

@@ -1,4 +1,6 @@
-"""What the tests on a real kubelet share: the node's programs, and Topobus beside kubelet's static CPU manager."""
+"""What the tests on a real kubelet share: the node's programs, and Topobus beside kubelet's static
+CPU manager.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from vm.node import Node
 
 _RESOURCES = "resource.k8s.io/v1"
 _DRIVER = "cpu.topobus.dev"
-# What a claim asks for, by the name of its template; CPUs are of one NUMA node, and a group is one by itself.
+# What a claim asks for, by the name of its template; CPUs are of one NUMA
+# node, and a group is one by itself.
 _TEMPLATES = {
     "pair": {"count": 2},
     "of-kubelet": {"count": 2, "selectors": [{"cel": {"expression": f'device.attributes["{_DRIVER}"].numaNode == 1'}}]},
@@ -24,7 +27,10 @@ _TEMPLATES = {
 
 @pytest_asyncio.fixture(scope="session")
 async def kubelet(nats: None) -> AsyncIterator[Kubelet]:
-    """Start kubelet with a static CPU manager that reserves 0 and 4-7; it gets ready while other programs start."""
+    """Start kubelet with a static CPU manager that reserves 0 and 4-7.
+
+    It gets ready while other programs start.
+    """
     client = connect()
     made = Kubelet(client)
     await made.begin()
@@ -40,7 +46,9 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
     await asyncio.gather(kubelet.ready(), node.start("cpu"), node.start("topology"))
     await node.start("gateway", **GATEWAY)
     selector = {"cel": {"expression": f'device.driver == "{_DRIVER}"'}}
-    await kubelet.make(object_path(_RESOURCES, "deviceclasses"), {"metadata": {"name": _DRIVER}, "spec": {"selectors": [selector]}})
+    await kubelet.make(
+        object_path(_RESOURCES, "deviceclasses"), {"metadata": {"name": _DRIVER}, "spec": {"selectors": [selector]}}
+    )
     for name, asked in _TEMPLATES.items():
         devices = {
             "requests": [{"name": "cpu", "exactly": {"deviceClassName": _DRIVER, **asked}}],
@@ -53,7 +61,9 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
 
 @pytest_asyncio.fixture(autouse=True)
 async def no_pod_is_left(kubelet: Kubelet) -> AsyncIterator[None]:
-    """Delete what a test has made and has not deleted, so that a failed one is the only one that fails."""
+    """Delete what a test has made and has not deleted, so that a failed one is the only one that
+    fails.
+    """
     before = await kubelet.names()
     yield
     await kubelet.delete(*(await kubelet.names() - before))

@@ -1,4 +1,6 @@
-"""Exclusive CPUs beside a real kubelet's, on cgroup v2, by the word of the kernel: what a container's control group has, and what its processes may use."""
+"""Exclusive CPUs beside a real kubelet's, on cgroup v2, by the word of the kernel: what a
+container's control group has, and what its processes may use.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ _NODES = {CpuSet.parse("4-5"): "2", CpuSet.parse("6-7"): "3"}
 
 
 def _kubelets_word() -> dict[str, CpuSet]:
-    """Exclusive CPUs as kubelet's CPU manager has written them down, by container; here each pod has one."""
+    """Exclusive CPUs as kubelet's CPU manager has written them down, by container.
+
+    Here each pod has one.
+    """
     entries = json.loads(STATE.read_text()).get("entries", {})
     return {uid: CpuSet.parse(cpus) for uid, containers in entries.items() for cpus in containers.values()}
 
@@ -32,7 +37,10 @@ def _shared(seen: dict[str, Cpus], name: str = "other/main") -> CpuSet:
 
 @asynccontextmanager
 async def _unchanged(cluster: Kubelet, *names: str) -> AsyncIterator[None]:
-    """Look all the time whether a container's CPUs change; an AssertionError at the end when they have."""
+    """Look all the time whether a container's CPUs change.
+
+    An AssertionError at the end when they have.
+    """
     containers = {name: container_id for name, container_id in (await cluster.containers()).items() if name in names}
     before = {name: cpus_of(container_id) for name, container_id in containers.items()}
     assert set(before) == set(names)
@@ -57,20 +65,26 @@ async def _unchanged(cluster: Kubelet, *names: str) -> AsyncIterator[None]:
 @pytest_asyncio.fixture(scope="module")
 async def running(cluster: Kubelet) -> AsyncIterator[Kubelet]:
     """Run a pod of each kind: with nothing, with CPUs of kubelet, with CPUs of Topobus."""
-    await cluster.run(pod("other", main={}), pod("guaranteed", main=guaranteed(2)), pod("worker", template="pair", main=CLAIM))
+    await cluster.run(
+        pod("other", main={}), pod("guaranteed", main=guaranteed(2)), pod("worker", template="pair", main=CLAIM)
+    )
     yield cluster
     await cluster.delete("other", "guaranteed", "worker")
 
 
 async def test_claim_has_cpus_and_memory_of_a_numa_node_alone_when_pods_of_all_kinds_run(running: Kubelet) -> None:
-    """Its CPUs are in nobody else's set at once, the Guaranteed pod has those that kubelet wrote down, and all others have the rest."""
+    """Its CPUs are in nobody else's set at once, the Guaranteed pod has those that kubelet wrote
+    down, and all others have the rest.
+    """
     at_once = await running.cpus()
     worker = at_once["worker/main"]
 
     assert worker.own == worker.are
     assert _NODES.get(worker.are) == worker.mems
     assert [
-        name for name, cpus in at_once.items() if name != "worker/main" and not worker.are.isdisjoint(cpus.effective | cpus.running)
+        name
+        for name, cpus in at_once.items()
+        if name != "worker/main" and not worker.are.isdisjoint(cpus.effective | cpus.running)
     ] == []
     assert at_once["guaranteed/main"].are == _KUBELETS
     assert [*_kubelets_word().values()] == [_KUBELETS]
@@ -79,8 +93,12 @@ async def test_claim_has_cpus_and_memory_of_a_numa_node_alone_when_pods_of_all_k
 
 
 @pytest.mark.parametrize("program", ["containerd", "kubelet"])
-async def test_cpus_stay_and_are_given_once_when_a_program_ends_and_is_started_anew(running: Kubelet, program: str) -> None:
-    """Of containerd, which ends in order, or kubelet, which is killed: no look in between sees other CPUs in a container with its own, and a new pod gets what is free."""
+async def test_cpus_stay_and_are_given_once_when_a_program_ends_and_is_started_anew(
+    running: Kubelet, program: str
+) -> None:
+    """Of containerd, which ends in order, or kubelet, which is killed: no look in between sees
+    other CPUs in a container with its own, and a new pod gets what is free.
+    """
     taken = (await running.cpus())["worker/main"].are
     async with _unchanged(running, "worker/main", "guaranteed/main"):
         await {"containerd": running.start_containerd, "kubelet": running.restart}[program]()
@@ -94,7 +112,9 @@ async def test_cpus_stay_and_are_given_once_when_a_program_ends_and_is_started_a
 
 
 async def test_containers_of_a_pod_are_told_apart_when_only_some_have_a_claim(running: Kubelet) -> None:
-    """A container without the claim has the shared CPUs, beside another of the same pod that has its own."""
+    """A container without the claim has the shared CPUs, beside another of the same pod that has
+    its own.
+    """
     taken = (await running.cpus())["worker/main"].are
     await running.run(pod("mixed", template="pair", main=CLAIM, beside={}))
     seen = await running.become("the pool", lambda seen: _shared(seen, "mixed/beside") == _ALL - _OWNED - _KUBELETS)
@@ -115,7 +135,9 @@ async def test_cpus_are_given_back_when_their_pods_are_gone(running: Kubelet) ->
 
 
 async def test_pod_is_refused_with_the_reason_when_its_cpus_are_kubelets(node: Node, cluster: Kubelet) -> None:
-    """Both sides would give CPUs 2-3: the pod waits, and its event says who may have them and what to do."""
+    """Both sides would give CPUs 2-3: the pod waits, and its event says who may have them and what
+    to do.
+    """
     said: list[str] = []
 
     async def is_refused() -> bool:
@@ -137,7 +159,9 @@ async def test_pod_is_refused_with_the_reason_when_its_cpus_are_kubelets(node: N
 
 
 async def test_pod_is_refused_by_kubelet_when_its_cpus_are_of_several_numa_nodes(cluster: Kubelet) -> None:
-    """The Topology Manager's word, restricted: CPUs 1 and 3 are free, of two nodes, and who runs keeps what it has."""
+    """The Topology Manager's word, restricted: CPUs 1 and 3 are free, of two nodes, and who runs
+    keeps what it has.
+    """
     await cluster.run(pod("first", node=NAME, main=guaranteed(1)))
     await cluster.run(pod("second", node=NAME, main=guaranteed(1)))
     await cluster.delete("first")

@@ -1,4 +1,6 @@
-"""Claims for a number of a group's CPUs, where one device stands for the CPUs of a NUMA node: which of them is decided on the node."""
+"""Claims for a number of a group's CPUs, where one device stands for the CPUs of a NUMA node: which
+of them is decided on the node.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,18 @@ async def _devices(cluster: Kubelet) -> dict[str, str]:
     """Name the device that each pod's claim was allocated."""
     answer: Any = await cluster.client.ask("GET", _CLAIMS)
     return {
-        claim["metadata"]["ownerReferences"][0]["name"]: claim["status"]["allocation"]["devices"]["results"][0]["device"]
+        claim["metadata"]["ownerReferences"][0]["name"]: claim["status"]["allocation"]["devices"]["results"][0][
+            "device"
+        ]
         for claim in answer["items"]
     }
 
 
 async def test_claims_have_different_cpus_of_a_group_when_they_share_it(groups: Kubelet) -> None:
-    """Two pods with one CPU each of one NUMA node, and its memory; a third one with two gets the other node; nobody else is on any of them."""
+    """Two pods with one CPU each of one NUMA node, and its memory.
+
+    A third one with two gets the other node; nobody else is on any of them.
+    """
     await groups.run(pod("left", template="share-1", main=CLAIM), pod("right", template="share-1", main=CLAIM))
     await groups.run(pod("wide", template="share-2", main=CLAIM))
     devices, seen = await _devices(groups), await groups.cpus()
@@ -53,9 +60,14 @@ async def test_claims_have_different_cpus_of_a_group_when_they_share_it(groups: 
 
 
 async def test_containers_of_a_pod_are_told_apart_when_only_some_have_a_share(groups: Kubelet) -> None:
-    """One CPU of the group for the container with the claim; the other of its containers has what all have."""
+    """One CPU of the group for the container with the claim.
+
+    The other of its containers has what all have.
+    """
     await groups.run(pod("mixed", template="share-1", main=CLAIM, beside={}))
-    seen = await groups.become("the pool", lambda seen: seen["mixed/beside"].are == seen["other/main"].are == _ALL - CpuSet(4))
+    seen = await groups.become(
+        "the pool", lambda seen: seen["mixed/beside"].are == seen["other/main"].are == _ALL - CpuSet(4)
+    )
 
     assert seen["mixed/main"].are == CpuSet(4)
     assert seen["mixed/main"].mems == "2"

@@ -1,4 +1,6 @@
-"""What kubelet's managers decide is what `topobus simulate` says beforehand: the same functions on the guest's own machine, for pods drawn by a seed."""
+"""What kubelet's managers decide is what `topobus simulate` says beforehand: the same functions on
+the guest's own machine, for pods drawn by a seed.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,12 @@ async def alone(node: Node, kubelet: Kubelet) -> AsyncIterator[Kubelet]:
 
 
 @pytest.mark.parametrize("policy", [*Policy])
-async def test_kubelet_decides_as_simulated_when_guaranteed_pods_come_and_go(alone: Kubelet, machine: Any, policy: Policy) -> None:
-    """Pods of one or two containers with 1 to 4 CPUs, some of which end: the same are refused, and the others have the same CPUs, by kubelet's state and by the kernel."""
+async def test_kubelet_decides_as_simulated_when_guaranteed_pods_come_and_go(
+    alone: Kubelet, machine: Any, policy: Policy
+) -> None:
+    """Pods of one or two containers with 1 to 4 CPUs, some of which end: the same are refused, and
+    the others have the same CPUs, by kubelet's state and by the kernel.
+    """
     await alone.start(is_new=True, topologyManagerPolicy=policy, reservedSystemCPUs=_RESERVED)
     await alone.ready()
     simulation = Simulation(machine, AlignmentOptions(policy=policy), CpuSet.parse(_RESERVED))
@@ -75,7 +81,9 @@ async def _come_and_go(kubelet: Kubelet, simulation: Simulation, draw: random.Ra
             await kubelet.delete(ended)
             owner = run.live.pop(ended)
             run.simulated = {name: cpus for name, cpus in run.simulated.items() if name.split("/")[0] != ended}
-            step = transitions.release(simulation.ledger, op_id=f"end-{owner.uid}", owner=owner, decision_id=f"end-{owner.uid}")
+            step = transitions.release(
+                simulation.ledger, op_id=f"end-{owner.uid}", owner=owner, decision_id=f"end-{owner.uid}"
+            )
             simulation.undo(step.ledger)
         containers = {f"c{each}": guaranteed(draw.choice((1, 1, 2, 2, 3, 4))) for each in range(draw.choice((1, 1, 2)))}
         made = await kubelet.make(PODS, pod(f"pod-{number}", node=NAME, **containers))
@@ -99,7 +107,9 @@ async def _come_and_go(kubelet: Kubelet, simulation: Simulation, draw: random.Ra
 
 def _written(uid: str) -> dict[str, CpuSet]:
     """Tell what kubelet's CPU manager has written down for a pod, by container."""
-    return {name: CpuSet.parse(cpus) for name, cpus in json.loads(STATE.read_text()).get("entries", {}).get(uid, {}).items()}
+    return {
+        name: CpuSet.parse(cpus) for name, cpus in json.loads(STATE.read_text()).get("entries", {}).get(uid, {}).items()
+    }
 
 
 async def _decided(kubelet: Kubelet, made: Any) -> dict[str, CpuSet] | str:

@@ -1,4 +1,6 @@
-"""The network service of this machine: four functions made of one card, one shared interface, cards that may go to a virtual machine."""
+"""The network service of this machine: four functions made of one card, one shared interface, cards
+that may go to a virtual machine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ SETTINGS = {
 
 @pytest_asyncio.fixture(scope="session")
 async def service(node: Node) -> Node:
-    """Start the service, and wait until the functions are there; the three cards are up, and one has an address to answer pings at."""
+    """Start the service, and wait until the functions are there.
+
+    The three cards are up, and one has an address to answer pings at.
+    """
     sh("modprobe vfio-pci; ip link set ens31 mtu 1450")
     await node.start("nic", **SETTINGS)
     for name in ("ens1", "ens31", "ens33"):

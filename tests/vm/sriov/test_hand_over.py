@@ -24,7 +24,11 @@ def answers() -> None:
 
 @pytest.mark.short
 async def test_card_comes_back_with_all_that_it_had(nic: Node, pod: str) -> None:
-    """Name, MTU, MAC, addresses of both families, routes and a setting are the pod's while it has it; the host's own ones return, with the route through it."""
+    """Name, MTU, MAC, addresses of both families, routes and a setting are the pod's while it has
+    it.
+
+    The host's own ones return, with the route through it.
+    """
     assert "mtu 1450" in sh("ip addr show dev ens31")
     before, of_host = state("ens31"), interfaces()
     wanted = interface(
@@ -52,9 +56,14 @@ async def test_card_comes_back_with_all_that_it_had(nic: Node, pod: str) -> None
 
 @pytest.mark.short
 async def test_function_comes_back_though_each_reset_gives_it_another_address(nic: Node, pod: str) -> None:
-    """A virtual function's permanent address is the kernel's throw of a die; the card's settings for all of its functions are as before."""
+    """A virtual function's permanent address is the kernel's throw of a die.
+
+    The card's settings for all of its functions are as before.
+    """
     before, card = state(_VF_NAME, with_addresses=False), state("ens1")["functions"]
-    wanted = interface(interface={"name": "net1", "mtu": 1400, "addresses": ["10.1.1.6/24"]}, vf={"mac": "52:54:00:aa:bb:01"})
+    wanted = interface(
+        interface={"name": "net1", "mtu": 1400, "addresses": ["10.1.1.6/24"]}, vf={"mac": "52:54:00:aa:bb:01"}
+    )
 
     await nic.do("prepare", _VF, wanted)
     await nic.do("attach", _VF, wanted)
@@ -106,7 +115,9 @@ async def test_functions_settings_are_those_asked_for_and_end_with_the_pod(nic: 
 async def test_what_the_driver_does_not_know_is_refused_and_leaves_nothing(
     nic: Node, pod: str, field: str, setting: dict[str, Any]
 ) -> None:
-    """Igb knows none of the three: the refusal names the field, what was set before it is taken back, and the next claim gets the function."""
+    """Igb knows none of the three: the refusal names the field, what was set before it is taken
+    back, and the next claim gets the function.
+    """
     card = state("ens1")["functions"]
     wanted = interface(vf=setting)
 
@@ -126,8 +137,12 @@ async def test_what_the_driver_does_not_know_is_refused_and_leaves_nothing(
 
 @pytest.mark.short
 @pytest.mark.parametrize(("device", "name"), [(_PF, "ens31"), (_VF, _VF_NAME)])
-async def test_service_killed_while_a_pod_has_the_interface_takes_it_back(nic: Node, pod: str, device: str, name: str) -> None:
-    """SIGKILL between attach and detach: the next life finds by its journal what the one before did."""
+async def test_service_killed_while_a_pod_has_the_interface_takes_it_back(
+    nic: Node, pod: str, device: str, name: str
+) -> None:
+    """SIGKILL between attach and detach: the next life finds by its journal what the one before
+    did.
+    """
     before = state(name, with_addresses=False)
     wanted = interface(interface={"name": "net1", "mtu": 1400})
     await nic.do("prepare", device, wanted)
@@ -142,7 +157,9 @@ async def test_service_killed_while_a_pod_has_the_interface_takes_it_back(nic: N
 
 
 async def test_interface_whose_pod_has_gone_is_found_on_the_host(nic: Node) -> None:
-    """The kernel puts a card back itself when the namespace ends, under the pod's name for it: the host's name, MAC and MTU return."""
+    """The kernel puts a card back itself when the namespace ends, under the pod's name for it: the
+    host's name, MAC and MTU return.
+    """
     before = state("ens31")
     sh("ip netns add gone")
     wanted = interface(interface={"name": "net1", "mtu": 1400, "mac": "52:54:00:77:00:03"})
@@ -157,7 +174,9 @@ async def test_interface_whose_pod_has_gone_is_found_on_the_host(nic: Node) -> N
 
 
 async def test_card_comes_back_under_a_spare_name_when_its_own_is_taken(nic: Node, pod: str) -> None:
-    """Somebody has made an interface with the card's name meanwhile: the card is on the host all the same, and serves the next claim."""
+    """Somebody has made an interface with the card's name meanwhile: the card is on the host all
+    the same, and serves the next claim.
+    """
     await nic.do("prepare", _PF)
     await nic.do("attach", _PF)
     of_host = interfaces()
@@ -187,5 +206,6 @@ async def test_shared_card_gives_a_child_of_its_own(nic: Node, pod: str) -> None
 def without_addresses(functions: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """Leave out what the function itself announces to its card when it is first used."""
     return [
-        [{key: value for key, value in each.items() if key not in ("address", "broadcast")} for each in of_card] for of_card in functions
+        [{key: value for key, value in each.items() if key not in ("address", "broadcast")} for each in of_card]
+        for of_card in functions
     ]

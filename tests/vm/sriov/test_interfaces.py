@@ -1,4 +1,6 @@
-"""Interfaces that no PCI function has: a VLAN goes into a pod and comes back, pods share a bond, and what the kernel binds to its namespace is refused."""
+"""Interfaces that no PCI function has: a VLAN goes into a pod and comes back, pods share a bond,
+and what the kernel binds to its namespace is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,27 @@ import pytest
 from vm.kernel import interfaces, links, sh, state
 from vm.node import Node
 
-_ADDRESSED = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"name": "net1", "addresses": ["10.40.0.5/24"]}}
+_ADDRESSED = {
+    "apiVersion": "nic.topobus.dev/v1",
+    "kind": "Interface",
+    "interface": {"name": "net1", "addresses": ["10.40.0.5/24"]},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def made() -> Iterator[None]:
-    """Make a VLAN on the card that stays, and two bonds of dummies: one is offered, the other shared."""
+    """Make a VLAN on the card that stays, and two bonds of dummies: one is offered, the other
+    shared.
+    """
     sh(
-        "ip link add link ens33 name tenant-vlan type vlan id 40; ip link set tenant-vlan mtu 1400 up; ip addr add 10.41.0.1/24 dev tenant-vlan"
+        "ip link add link ens33 name tenant-vlan type vlan id 40; ip link set tenant-vlan mtu 1400 up; ip "
+        "addr add 10.41.0.1/24 dev tenant-vlan"
     )
     for bond in ("tenant-bond", "shared-bond"):
-        sh(f"ip link add {bond} type bond mode active-backup; ip link add {bond}-1 type dummy; ip link set {bond}-1 master {bond}")
+        sh(
+            f"ip link add {bond} type bond mode active-backup; ip link add {bond}-1 type dummy; ip link set "
+            f"{bond}-1 master {bond}"
+        )
         sh(f"ip link set {bond} up; ip link set {bond}-1 up")
     yield
     sh("for name in tenant-vlan tenant-bond shared-bond tenant-bond-1 shared-bond-1; do ip link del $name; done")
@@ -55,7 +67,9 @@ async def test_pods_share_a_bond(nic: Node, pod: str) -> None:
 
 
 async def test_bond_as_a_whole_stays_in_its_namespace(nic: Node, pod: str) -> None:
-    """The kernel moves no bond: the claim is refused before anything is done, and told what there is instead."""
+    """The kernel moves no bond: the claim is refused before anything is done, and told what there
+    is instead.
+    """
     assert "failed" in sh("ip link set tenant-bond netns pod || echo failed")
     await nic.device("nic-tenant-bond")
     before = state("tenant-bond")

@@ -1,4 +1,6 @@
-"""A card that is offered whole and in functions: the functions are made for the first claim of one, and go with the last."""
+"""A card that is offered whole and in functions: the functions are made for the first claim of one,
+and go with the last.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ async def on_demand(service: Node) -> AsyncIterator[None]:
     """The service with a rule for the card behind the switch."""
     rule = '[{"where":[{"field":"pci","equals":"0000:63:00.0"}],"count":2,"when_idle":"remove"}]'
     sh("ip addr flush dev ens31; ip link set ens31 up")
-    await service.start("nic", **SETTINGS, TOPOBUS_NIC__PARTITIONS__ON_DEMAND="true", TOPOBUS_NIC__PARTITIONS__VIRTUAL_FUNCTIONS=rule)
+    await service.start(
+        "nic", **SETTINGS, TOPOBUS_NIC__PARTITIONS__ON_DEMAND="true", TOPOBUS_NIC__PARTITIONS__VIRTUAL_FUNCTIONS=rule
+    )
     await service.device(_FUNCTION)
     yield
     await service.start("nic", **SETTINGS)
@@ -26,13 +30,20 @@ async def on_demand(service: Node) -> AsyncIterator[None]:
 
 
 async def hand_over(nic: Node) -> None:
-    """Prepare and attach. The function is there at once, its interface when a driver has taken it, and the inventory tells it a moment later."""
+    """Prepare and attach.
+
+    The function is there at once, its interface when a driver has taken it, and the
+    inventory tells it a moment later.
+    """
     for verb in ("prepare", "attach"):
         await nic.do(verb, _FUNCTION, waits_for="interface-changed")
 
 
 async def test_function_is_made_for_its_claim_and_goes_with_it(nic: Node, pod: str) -> None:
-    """Its driver comes a moment later: prepared is who has an interface. The card is nobody's as a whole meanwhile."""
+    """Its driver comes a moment later: prepared is who has an interface.
+
+    The card is nobody's as a whole meanwhile.
+    """
     before = state("ens31")
     assert number(_MADE) == 0
     await hand_over(nic)

@@ -1,4 +1,6 @@
-"""A card goes to VFIO, is opened as a virtual machine monitor opens it, and comes back to its driver."""
+"""A card goes to VFIO, is opened as a virtual machine monitor opens it, and comes back to its
+driver.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def opened(group: str) -> Iterator[None]:
 
 
 async def test_card_in_vfio_can_be_opened_and_comes_back(nic: Node) -> None:
-    """Its group also has the switch's port, which is no obstacle. While a program has the group open the card is not given back, and the program is named."""
-    # A driver that is bound anew makes a new interface: what was set on the old one is gone, and a host's network manager sets it.
+    """Its group also has the switch's port, which is no obstacle.
+
+    While a program has the group open the card is not given back, and the program is named.
+    """
+    # A driver that is bound anew makes a new interface: what was set on the old one is gone, and a
+    # host's network manager sets it.
     sh("ip addr flush dev ens31; ip link set ens31 mtu 1500 down")
     before = state("ens31")
     group = (PCI / _ADDRESS / "iommu_group").resolve().name

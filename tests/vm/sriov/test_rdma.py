@@ -1,4 +1,8 @@
-"""RDMA by netlink, beside the kernel's own tool. The device is software (rdma_rxe): its folder lies below no PCI function, so the nic class has no device of it."""
+"""RDMA by netlink, beside the kernel's own tool.
+
+The device is software (rdma_rxe): its folder lies below no PCI function, so the
+nic class has no device of it.
+"""
 
 from __future__ import annotations
 

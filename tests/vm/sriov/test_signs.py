@@ -1,4 +1,6 @@
-"""What happens to a card shows in the health of its devices, and does not hold up the pod that has it."""
+"""What happens to a card shows in the health of its devices, and does not hold up the pod that has
+it.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,11 @@ async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: No
 
 
 async def test_error_that_a_function_tells_is_its_devices_health(nic: Node, monitor: Monitor) -> None:
-    """By Advanced Error Reporting, through the root port and the kernel's count; nothing follows, so the device recovers. One corrected error before it is no sign.
+    """By Advanced Error Reporting, through the root port and the kernel's count.
 
-    A fatal one is not tried: the kernel does not read the function's status then, and counts it at no function (6.12: `type=Inaccessible`).
+    Nothing follows, so the device recovers. One corrected error before it is no sign. A fatal one
+    is not tried: the kernel does not read the function's status then, and counts it at no
+    function (6.12: `type=Inaccessible`).
     """
     counted = f"tail -n 1 {PCI}/0000:01:00.0/aer_dev_correctable"
     before = sh(counted).strip()
@@ -68,8 +72,13 @@ async def test_error_that_a_function_tells_is_its_devices_health(nic: Node, moni
 
 
 @pytest.mark.short
-async def test_card_that_is_taken_out_of_a_pod_is_given_up_and_another_life_begins(nic: Node, monitor: Monitor, pod: str) -> None:
-    """Off the bus at once; the claim ends all the same; the card that comes into the slot serves the next claim."""
+async def test_card_that_is_taken_out_of_a_pod_is_given_up_and_another_life_begins(
+    nic: Node, monitor: Monitor, pod: str
+) -> None:
+    """Off the bus at once; the claim ends all the same.
+
+    The card that comes into the slot serves the next claim.
+    """
     await nic.do("prepare", _CARD)
     await nic.do("attach", _CARD)
     monitor.unplug("nic3")
@@ -88,8 +97,13 @@ async def test_card_that_is_taken_out_of_a_pod_is_given_up_and_another_life_begi
     await nic.do("unprepare", _CARD, claim="next")
 
 
-async def test_physical_function_that_is_taken_out_takes_its_functions_from_their_pods(nic: Node, monitor: Monitor, pod: str) -> None:
-    """A virtual function in a pod goes with its card; its claim ends; functions are made anew when the card is back."""
+async def test_physical_function_that_is_taken_out_takes_its_functions_from_their_pods(
+    nic: Node, monitor: Monitor, pod: str
+) -> None:
+    """A virtual function in a pod goes with its card; its claim ends.
+
+    Functions are made anew when the card is back.
+    """
     await nic.do("prepare", _FUNCTION)
     await nic.do("attach", _FUNCTION)
     monitor.unplug("nic1")

@@ -1,7 +1,8 @@
-"""Inputs of the allocator's benchmarks: clusters, claims and hard puzzles, generated from a few numbers.
+"""Inputs of the allocator's benchmarks: clusters, claims and hard puzzles, generated from a few
+numbers.
 
-Every input is a Kubernetes object as `kubectl get -o yaml` shows it, so a case can be read, stored and tried elsewhere. Nothing is random: equal
-numbers give equal objects.
+Every input is a Kubernetes object as `kubectl get -o yaml` shows it, so a case can be read, stored
+and tried elsewhere. Nothing is random: equal numbers give equal objects.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ DRIVER = "gpu.example.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA = "resource.kubernetes.io/numaNode"
 
-# A card in the fashion of NVIDIA's MIG: how many partitions of each profile it offers, and what one takes of the card's 7 compute and 8 memory slices.
+# A card in the fashion of NVIDIA's MIG: how many partitions of each profile it offers, and what one
+# takes of the card's 7 compute and 8 memory slices.
 PROFILES = {"whole": (1, 7, 8), "3g": (2, 3, 4), "2g": (3, 2, 2), "1g": (7, 1, 1)}
 
 
@@ -37,12 +39,11 @@ PROFILES = {"whole": (1, 7, 8), "3g": (2, 3, 4), "2g": (3, 2, 2), "1g": (7, 1, 1
 class Cluster:
     """Nodes with cards.
 
-    nodes       how many
-    devices     cards a node; two neighbours share a PCIe root, four a NUMA node
-    kinds       in how many ways nodes differ: model, memory, and which cards share a root; every node's ids and addresses are its own in any case
-    partitions  each card is offered whole and in parts, by shared counters
-    is_plain    with partitions: the same devices without counters, to compare with
-    taken       share of each node's cards that is held already, scattered
+    nodes       how many devices     cards a node; two neighbours share a PCIe root, four a NUMA
+    node kinds       in how many ways nodes differ: model, memory, and which cards share a root;
+    every node's ids and addresses are its own in any case partitions  each card is offered whole
+    and in parts, by shared counters is_plain    with partitions: the same devices without counters,
+    to compare with taken       share of each node's cards that is held already, scattered
     """
 
     nodes: int
@@ -65,14 +66,20 @@ def device_class() -> dict[str, Any]:
 
 
 def slices(cluster: Cluster, index: int) -> Iterator[dict[str, Any]]:
-    """Publish one node's devices: four cards a slice where they come in parts (a slice may have 64 such devices), and one slice for the counters."""
+    """Publish one node's devices: four cards a slice where they come in parts (a slice may have 64
+    such devices), and one slice for the counters.
+    """
     node = node_name(index)
     with_counters = cluster.partitions and not cluster.is_plain
     step = 4 if cluster.partitions else cluster.devices
     starts = range(0, cluster.devices, step)
     pool = {"name": node, "generation": 1, "resourceSliceCount": len(starts) + with_counters}
     for start in starts:
-        devices = [offer for card in range(start, min(start + step, cluster.devices)) for offer in _offers(cluster, index, card)]
+        devices = [
+            offer
+            for card in range(start, min(start + step, cluster.devices))
+            for offer in _offers(cluster, index, card)
+        ]
         yield _slice(f"{node}-gpu-{start}", {"driver": DRIVER, "pool": pool, "nodeName": node, "devices": devices})
     if with_counters:
         amounts = {"compute": {"value": "7"}, "memory": {"value": "8"}}
@@ -81,12 +88,19 @@ def slices(cluster: Cluster, index: int) -> Iterator[dict[str, Any]]:
 
 
 def claim(number: int, *, count: int = 2, match: str | None = ROOT, where: str = "", uid: str = "") -> dict[str, Any]:
-    """Ask for devices, all with one value of an attribute unless `match` is None, `where` a CEL expression holds."""
+    """Ask for devices, all with one value of an attribute unless `match` is None, `where` a CEL
+    expression holds.
+    """
     selectors = [{"cel": {"expression": where}}] if where else []
     request = {"name": "gpus", "exactly": {"deviceClassName": "gpu", "count": count, "selectors": selectors}}
     constraints = [{"requests": ["gpus"], "matchAttribute": match}] if match else []
     name = f"claim-{number:06d}"
-    metadata = {"name": name, "namespace": "bench", "uid": uid or f"uid-{number:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    metadata = {
+        "name": name,
+        "namespace": "bench",
+        "uid": uid or f"uid-{number:06d}",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
     spec = {"devices": {"requests": [request], "constraints": constraints}}
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
 
@@ -100,7 +114,9 @@ def taken_devices(cluster: Cluster, index: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Claims for one node that are hard to refuse, or to serve: who tries all combinations does not come to an end."""
+    """Claims for one node that are hard to refuse, or to serve: who tries all combinations does not
+    come to an end.
+    """
 
     name: str
     claims: tuple[dict[str, Any], ...]
@@ -119,7 +135,11 @@ def puzzles(size: int) -> Iterator[Puzzle]:
         asked = [_ask(("r", wanted, "a"), match="side") for _ in range(3 + more)]
         yield _puzzle(f"{len(asked)} claims of {wanted} on a side each, 2 sides of {half}: {text}", sides, *asked)
     values = [_device(index, model="a", value=index % min(half, 31)) for index in range(size)]
-    yield _puzzle(f"{min(half, 31) + 1} different of {min(half, 31)} values", values, _ask(("r", min(half, 31) + 1, "a"), distinct="value"))
+    yield _puzzle(
+        f"{min(half, 31) + 1} different of {min(half, 31)} values",
+        values,
+        _ask(("r", min(half, 31) + 1, "a"), distinct="value"),
+    )
     mixed = [_device(index, model="ab"[index % 2], side=index // 2) for index in range(size)]
     count = min(half, 28)
     yield _puzzle(
@@ -137,13 +157,28 @@ def puzzles(size: int) -> Iterator[Puzzle]:
     )
     cards = [_device(index, model="ab"[index % 2], parts=1 + index % 2) for index in range(size)]
     yield _puzzle(
-        "small parts of a card, then more big ones than go in", cards, _ask(("a", min(half, 20), "a")), _ask(("b", min(half, 20), "b"))
+        "small parts of a card, then more big ones than go in",
+        cards,
+        _ask(("a", min(half, 20), "a")),
+        _ask(("b", min(half, 20), "b")),
     )
     chain = [_device(index, model="abc"[index % 3], side=index // 3, colour=index % 5) for index in range(size)]
-    yield _puzzle("6 of other colours, of which there are 5", chain, _ask(("a", 2, "a"), ("b", 2, "b"), ("c", 2, "c"), distinct="colour"))
+    yield _puzzle(
+        "6 of other colours, of which there are 5",
+        chain,
+        _ask(("a", 2, "a"), ("b", 2, "b"), ("c", 2, "c"), distinct="colour"),
+    )
     overlapping = [_device(index, model="ab"[index >= size - 4], near=[index, index + 1]) for index in range(size)]
-    yield _puzzle("a chain of 3 that share a value, which no 3 have", overlapping, _ask(("a", 5, "a")), _ask(("b", 3, "b"), match="near"))
-    unlike = [_device(index, model="ab"[index >= size - 3], side=index, near=[index // 2, index // 2 + 1]) for index in range(size)]
+    yield _puzzle(
+        "a chain of 3 that share a value, which no 3 have",
+        overlapping,
+        _ask(("a", 5, "a")),
+        _ask(("b", 3, "b"), match="near"),
+    )
+    unlike = [
+        _device(index, model="ab"[index >= size - 3], side=index, near=[index // 2, index // 2 + 1])
+        for index in range(size)
+    ]
     yield _puzzle(
         "6 unlike ones nobody minds, then 3 that cannot be had together",
         unlike,
@@ -158,7 +193,10 @@ def puzzles(size: int) -> Iterator[Puzzle]:
 
 
 def puzzle_slices(puzzle: Puzzle, node: str) -> Iterator[dict[str, Any]]:
-    """Publish a puzzle's devices; those that take counters share one card, in which half of what they would take goes in."""
+    """Publish a puzzle's devices.
+
+    Those that take counters share one card, in which half of what they would take goes in.
+    """
     chunks = [puzzle.devices[start : start + 64] for start in range(0, len(puzzle.devices), 64)]
     has_counters = any("consumesCounters" in device for device in puzzle.devices)
     pool = {"name": node, "generation": 1, "resourceSliceCount": len(chunks) + has_counters}
@@ -212,7 +250,9 @@ def _in_parts(count: int) -> list[int]:
 
 
 def _device(index: int, *, parts: int = 0, near: list[int] | None = None, **attributes: str | int) -> dict[str, Any]:
-    values: dict[str, Any] = {key: {"string" if isinstance(value, str) else "int": value} for key, value in attributes.items()}
+    values: dict[str, Any] = {
+        key: {"string" if isinstance(value, str) else "int": value} for key, value in attributes.items()
+    }
     if near is not None:
         values["near"] = {"ints": near}
     device: dict[str, Any] = {"name": f"dev-{index:03d}", "attributes": values}
@@ -221,14 +261,18 @@ def _device(index: int, *, parts: int = 0, near: list[int] | None = None, **attr
     return device
 
 
-def _ask(*wanted: tuple[str, int, str], match: str = "", distinct: str = "", only: tuple[str, ...] = ()) -> dict[str, Any]:
+def _ask(
+    *wanted: tuple[str, int, str], match: str = "", distinct: str = "", only: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Ask for counts of models (request, count, model); `only` these requests are to match."""
     requests = []
     for name, count, model in wanted:
         expression = f"device.attributes['{DRIVER}'].model == '{model}'"
         exactly = {"deviceClassName": "gpu", "count": count, "selectors": [{"cel": {"expression": expression}}]}
         requests.append({"name": name, "exactly": exactly})
-    constraints: list[dict[str, Any]] = [{"requests": list(only), "matchAttribute": f"{DRIVER}/{match}"}] if match else []
+    constraints: list[dict[str, Any]] = (
+        [{"requests": list(only), "matchAttribute": f"{DRIVER}/{match}"}] if match else []
+    )
     if distinct:
         constraints.append({"distinctAttribute": f"{DRIVER}/{distinct}"})
     return {"devices": {"requests": requests, "constraints": constraints}}

@@ -1,4 +1,6 @@
-"""Draws two curves as SVG without dependencies: the time for a claim against the number of nodes, and against the share of devices in use."""
+"""Draws two curves as SVG without dependencies: the time for a claim against the number of nodes,
+and against the share of devices in use.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,21 @@ _WIDTH, _HEIGHT, _TOP, _BOTTOM = 360, 300, 60, 50
 
 
 def draw_growth(nodes: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str, Any]]) -> str:
-    """Draw both plots side by side; both begin at zero, so that a straight line through the corner is linear growth."""
+    """Draw both plots side by side.
+
+    Both begin at zero, so that a straight line through the corner is linear growth.
+    """
     every, place = "judged on every node_ms", "placed on the first that fits_ms"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * _WIDTH + 40}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * _WIDTH + 40}" height="{_HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        *_plot(0, "a claim against nodes, half taken (ms)", [(node["nodes"], node[every], node[place]) for node in nodes], "nodes"),
+        *_plot(
+            0,
+            "a claim against nodes, half taken (ms)",
+            [(node["nodes"], node[every], node[place]) for node in nodes],
+            "nodes",
+        ),
         *_plot(
             _WIDTH + 40,
             f"a claim against what is taken, {taken[0]['nodes']} nodes (ms)",
@@ -53,8 +64,12 @@ def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], a
             continue
         last = x
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{point[0]:g}</text>')
-    parts.append(f'<text x="{(inner_left + inner_right) / 2:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">{axis}</text>')
-    for place, (colour, text) in enumerate((("#27c", "judged on every node"), ("#c52", "placed on the first that fits")), start=1):
+    parts.append(
+        f'<text x="{(inner_left + inner_right) / 2:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">{axis}</text>'
+    )
+    for place, (colour, text) in enumerate(
+        (("#27c", "judged on every node"), ("#c52", "placed on the first that fits")), start=1
+    ):
         spots = [at(point[0], point[place]) for point in points]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')

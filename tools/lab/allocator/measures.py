@@ -1,8 +1,10 @@
-"""The measurements of the allocator: fills a controller state with the objects of a case and allocates claims as the controller does.
+"""The measurements of the allocator: fills a controller state with the objects of a case and
+allocates claims as the controller does.
 
-A figure includes reading the claim, the search on each node that is tried, writing the allocation into the claim's status, and the update of the
-state for the new claim. It excludes writes to a store and requests to the node (`python -m lab.bench fleet` includes these). Times are processor times of this
-process, so other load on the machine changes them little.
+A figure includes reading the claim, the search on each node that is tried, writing the allocation
+into the claim's status, and the update of the state for the new claim. It excludes writes to a
+store and requests to the node (`python -m lab.bench fleet` includes these). Times are processor
+times of this process, so other load on the machine changes them little.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ class Bench:
         self.mode = mode
         self.compiler = CelCompiler()
         self.state = StandaloneState()
-        self.judgements = ResultCache(self.state.stock, self.state.nodes, lambda: self.state.classes, self.compiler, mode)
+        self.judgements = ResultCache(
+            self.state.stock, self.state.nodes, lambda: self.state.classes, self.compiler, mode
+        )
         self._revision = 0
         self._put(cases.device_class())
         for index in range(cluster.nodes):
@@ -101,7 +105,10 @@ class Bench:
         request_shape = self.judgements.shape([spec])
         nodes = self.state.nodes()
         if is_shared:
-            return [self.judgements.get_or_search(request_shape, node, partial(self._search, node, claim, spec)) for node in nodes]
+            return [
+                self.judgements.get_or_search(request_shape, node, partial(self._search, node, claim, spec))
+                for node in nodes
+            ]
         return [self._search(node, claim, spec) for node in nodes]
 
     def warm(self) -> None:
@@ -175,9 +182,14 @@ def median_ms(run: Callable[[int], object], *, rounds: int) -> float:
 def solve(puzzle: Puzzle, *, mode: Mode, step_budget: int, is_clever: bool = True) -> Solved:
     """Put a puzzle to one search."""
     node = cases.node_name(0)
-    slices = [Slice(raw["metadata"]["name"], read_as(raw["spec"], SliceSpec, where="slice")) for raw in cases.puzzle_slices(puzzle, node)]
+    slices = [
+        Slice(raw["metadata"]["name"], read_as(raw["spec"], SliceSpec, where="slice"))
+        for raw in cases.puzzle_slices(puzzle, node)
+    ]
     claims = [
-        ClaimToAllocate(f"bench/{index}", read_as(spec, ClaimSpec, where="claim"), is_one_of_several=len(puzzle.claims) > 1)
+        ClaimToAllocate(
+            f"bench/{index}", read_as(spec, ClaimSpec, where="claim"), is_one_of_several=len(puzzle.claims) > 1
+        )
         for index, spec in enumerate(puzzle.claims)
     ]
     bench = Bench(Cluster(nodes=0))

@@ -1,7 +1,9 @@
-"""Measures the allocator and prints the results: `python -m lab.bench allocate [--json] [--quick] [--plot FILE.svg]`.
+"""Measures the allocator and prints the results: `python -m lab.bench allocate [--json] [--quick]
+[--plot FILE.svg]`.
 
-Tables: one claim against many nodes, filling a cluster, partitions against plain devices, growth, equal devices and puzzles. A figure that has a
-target is printed beside it. The whole controller over NATS is measured by `python -m lab.bench fleet`. No test depends on these times.
+Tables: one claim against many nodes, filling a cluster, partitions against plain devices, growth,
+equal devices and puzzles. A figure that has a target is printed beside it. The whole controller
+over NATS is measured by `python -m lab.bench fleet`. No test depends on these times.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ __all__ = ["main"]
 
 Row = dict[str, Any]
 
-# Upstream's limit is 10 s; its steps take some ten microseconds, ours about as long without short cuts.
+# Upstream's limit is 10 s; its steps take some ten microseconds, ours
+# about as long without short cuts.
 _PLAIN_STEPS = 200_000
 _PUZZLE_STEPS = 100_000
 _NODES = 1000
@@ -37,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print; gives the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench allocate", description="Measure the allocator.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the nodes: whether it runs, not how fast it is")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the nodes: whether it runs, not how fast it is"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
     arguments = parser.parse_args(argv)
     scale = 10 if arguments.quick else 1
@@ -79,7 +84,8 @@ def latency(nodes: int) -> list[Row]:
                 "reading all slices_ms": _rounded(load_ms),
             }
         )
-        # The first claim of all, in a world that has only just been read; the controller warms it before it looks at a claim.
+        # The first claim of all, in a world that has only just been read; the controller warms
+        # it before it looks at a claim.
         fresh = Bench(Cluster(nodes=nodes, kinds=kinds, taken=taken))
         rows[-1]["warming_ms"] = _rounded(fresh.warming_ms())
         rows[-1]["the very first claim_ms"] = _rounded(fresh.judging_ms(_like, rounds=1))
@@ -96,7 +102,14 @@ def filling(nodes: int) -> list[Row]:
         bench = Bench(Cluster(nodes=nodes, kinds=4))
         done = fill(bench, make, most=nodes * 8 // count)
         rows.append(
-            {"nodes": nodes, "devices": nodes * 8, "claims of": text, "claims": done.claims, **_rates(done), "wanted a second": 500}
+            {
+                "nodes": nodes,
+                "devices": nodes * 8,
+                "claims of": text,
+                "claims": done.claims,
+                **_rates(done),
+                "wanted a second": 500,
+            }
         )
     return rows
 
@@ -107,7 +120,12 @@ def partitions(nodes: int) -> list[Row]:
     mixed = ("1g", "2g", "1g", "3g", "1g", "2g")
 
     def part(number: int) -> dict[str, Any]:
-        return claim(number, count=1, match=None, where=f"device.attributes['{DRIVER}'].profile == '{mixed[number % len(mixed)]}'")
+        return claim(
+            number,
+            count=1,
+            match=None,
+            where=f"device.attributes['{DRIVER}'].profile == '{mixed[number % len(mixed)]}'",
+        )
 
     for text, is_plain in (("plain", True), ("shared counters", False)):
         cluster = Cluster(nodes=nodes, partitions=True, is_plain=is_plain)
@@ -194,13 +212,25 @@ def puzzled(sizes: Sequence[int]) -> list[Row]:
     for size in sizes:
         for puzzle in puzzles(size):
             plain = solve(puzzle, mode=Mode.COMPATIBLE, step_budget=_PLAIN_STEPS, is_clever=False)
-            row: Row = {"devices": size, "puzzle": puzzle.name, "upstream's walk": _ended(plain.outcome), "its steps": plain.steps}
+            row: Row = {
+                "devices": size,
+                "puzzle": puzzle.name,
+                "upstream's walk": _ended(plain.outcome),
+                "its steps": plain.steps,
+            }
             for mode in Mode:
                 ours = solve(puzzle, mode=mode, step_budget=_PUZZLE_STEPS)
-                row |= {mode.value: _ended(ours.outcome), f"{mode.value} steps": ours.steps, f"{mode.value}_ms": _rounded(ours.elapsed_ms)}
+                row |= {
+                    mode.value: _ended(ours.outcome),
+                    f"{mode.value} steps": ours.steps,
+                    f"{mode.value}_ms": _rounded(ours.elapsed_ms),
+                }
             rows.append(row)
     hard = [each_row for each_row in rows if each_row["upstream's walk"] == "gave up"]
-    total: Row = {"devices": "all", "puzzle": f"{len(rows)} puzzles; upstream's walk gives up on {len(hard)} after {_PLAIN_STEPS} steps"}
+    total: Row = {
+        "devices": "all",
+        "puzzle": f"{len(rows)} puzzles; upstream's walk gives up on {len(hard)} after {_PLAIN_STEPS} steps",
+    }
     for mode in Mode:
         total[mode.value] = f"{sum(row[mode.value] != 'gave up' for row in hard)} of these solved"
     return [*rows, total]

@@ -1,9 +1,13 @@
-"""Measures the controller in a cluster: `python -m lab.bench cluster [--nodes N] [--claims N] [--kill] [--json]`.
+"""Measures the controller in a cluster: `python -m lab.bench cluster [--nodes N] [--claims N]
+[--kill] [--json]`.
 
-Real processes: nats-server, the controller with the cluster as its home, the API server simulator, and one process that plays all nodes (`cluster_fill`). Pods behind the
-gate come with a claim each, as fast as the API server takes them; a fill ends when the last gate is open and all pods are bound. All processes share the machine, so the
-rate is a property of all of them; processor time a claim of each process is the number to compare. The floor is measured in the same run. `--kill` runs two replicas, of
-which one is killed when half of the gates are open. In the end every claim has its devices and no device has two, or the benchmark fails.
+Real processes: nats-server, the controller with the cluster as its home, the API server simulator,
+and one process that plays all nodes (`cluster_fill`). Pods behind the gate come with a claim each,
+as fast as the API server takes them; a fill ends when the last gate is open and all pods are bound.
+All processes share the machine, so the rate is a property of all of them; processor time a claim of
+each process is the number to compare. The floor is measured in the same run. `--kill` runs two
+replicas, of which one is killed when half of the gates are open. In the end every claim has its
+devices and no device has two, or the benchmark fails.
 """
 
 from __future__ import annotations
@@ -80,18 +84,30 @@ class ClusterFigures(Struct, frozen=True, kw_only=True):
     conflicts: int
     """Writes of the controllers that lost against another writer."""
     left_at_nodes: int
-    """Devices that a node holds for a claim that went elsewhere, because it answered too late: its gateway would let go of them."""
+    """Devices that a node holds for a claim that went elsewhere, because it answered too late: its
+    gateway would let go of them."""
     faults: list[str]
     """What is wrong in the end; empty when nothing is."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status: 1 when a claim has no devices or a device has two claims."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench cluster", description="Measure the controller in a cluster.")
+    """Measure and print.
+
+    Gives the exit status: 1 when a claim has no devices or a device has two claims.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.bench cluster", description="Measure the controller in a cluster."
+    )
     parser.add_argument("--nodes", type=int, default=1000, metavar="N", help="nodes of eight GPUs (1000)")
-    parser.add_argument("--claims", type=int, default=5000, metavar="N", help="claims for one GPU, each of a gated pod (5000)")
-    parser.add_argument("--machine", default="dgx", metavar="NAME", help="the recorded machine that all nodes are (dgx)")
-    parser.add_argument("--kill", action="store_true", help="two replicas; one is killed when half of the gates are open")
+    parser.add_argument(
+        "--claims", type=int, default=5000, metavar="N", help="claims for one GPU, each of a gated pod (5000)"
+    )
+    parser.add_argument(
+        "--machine", default="dgx", metavar="NAME", help="the recorded machine that all nodes are (dgx)"
+    )
+    parser.add_argument(
+        "--kill", action="store_true", help="two replicas; one is killed when half of the gates are open"
+    )
     parser.add_argument("--limit", type=float, default=1200.0, metavar="S", help="give up after so many seconds (1200)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
@@ -104,7 +120,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         figures = asyncio.run(_measure_within(arguments))
     except TimeoutError:
-        sys.stderr.write(f"bench cluster: not done in {arguments.limit:g} s; fewer nodes and claims (--nodes, --claims) take less time\n")
+        sys.stderr.write(
+            f"bench cluster: not done in {arguments.limit:g} s; fewer nodes and claims (--nodes, --claims) "
+            "take less time\n"
+        )
         return 1
     if arguments.json:
         document = {"group": "cluster", "machine": facts, **structs.asdict(figures)}
@@ -134,24 +153,37 @@ def verbs_of(
 
 def draw(figures: ClusterFigures) -> str:
     """Draw the figures as lines of text."""
-    writes = sum(count for name, count in figures.requests_of_fill.items() if name.split()[0] in ("patch", "create", "update", "delete"))
+    writes = sum(
+        count
+        for name, count in figures.requests_of_fill.items()
+        if name.split()[0] in ("patch", "create", "update", "delete")
+    )
     lines = [
         f"{figures.claims} claims on {figures.nodes} nodes, {figures.replicas} controller(s)",
         f"ready after                {figures.ready_s:9.1f} s",
         f"filled in                  {figures.fill_s:9.1f} s   {figures.claims_a_second:.0f} claims a second",
-        f"a pod waited               {figures.wait_median_s:9.2f} s   in the median, {figures.wait_p99_s:.2f} s in the 99th percentile",
+        f"a pod waited               {figures.wait_median_s:9.2f} s   in the median, {figures.wait_p99_s:.2f} "
+        "s in the 99th percentile",
         f"floor, bare status patches {figures.floor_patches_a_second:9.0f} a second",
         f"writes of a claim          {writes / figures.claims:9.2f}     lost to another writer: {figures.conflicts}",
     ]
     if figures.left_at_nodes:
-        lines.append(f"left at nodes              {figures.left_at_nodes:9d}     devices of late answers, which gateways let go of")
+        lines.append(
+            f"left at nodes              {figures.left_at_nodes:9d}     devices of late answers, which "
+            "gateways let go of"
+        )
     if figures.pause_after_kill_s is not None:
         lines.append(f"after the kill             {figures.pause_after_kill_s:9.2f} s   until the next gate was open")
     lines.append(f"{'process':<16}{'until ready, s':>16}{'ms a claim':>12}{'resident MiB':>14}")
-    lines += [f"{use.name:<16}{use.until_ready_s:16.1f}{use.ms_a_claim:12.2f}{use.resident_mib:14.1f}" for use in figures.processes]
+    lines += [
+        f"{use.name:<16}{use.until_ready_s:16.1f}{use.ms_a_claim:12.2f}{use.resident_mib:14.1f}"
+        for use in figures.processes
+    ]
     for title, requests in (("until ready", figures.requests_until_ready), ("in the fill", figures.requests_of_fill)):
         lines.append(f"requests {title}: {', '.join(f'{name} {count}' for name, count in requests.items()) or 'none'}")
-    lines += [f"WRONG: {fault}" for fault in figures.faults] or ["every claim has its devices, and no device has two claims"]
+    lines += [f"WRONG: {fault}" for fault in figures.faults] or [
+        "every claim has its devices, and no device has two claims"
+    ]
     return "\n".join(lines)
 
 
@@ -165,7 +197,10 @@ async def _measure_within(arguments: argparse.Namespace) -> ClusterFigures:
 
 
 async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) -> ClusterFigures:
-    """Fill the nodes of a rig with claims; with `kills` by two replicas, of which one is killed half way."""
+    """Fill the nodes of a rig with claims.
+
+    With `kills` by two replicas, of which one is killed half way.
+    """
     patches = min(claims, _FLOOR_PATCHES)
     _say(f"the floor: {patches} bare patches")
     floor_s = await patch_statuses(rig.client, patches, _PARALLEL)
@@ -225,7 +260,9 @@ def _processes(
     return [
         ProcessFigures(
             name=name,
-            until_ready_s=round(at_ready[name].processor_s - (at_first[name].processor_s if name in at_first else 0.0), 2),
+            until_ready_s=round(
+                at_ready[name].processor_s - (at_first[name].processor_s if name in at_first else 0.0), 2
+            ),
             ms_a_claim=round((end.processor_s - at_ready[name].processor_s) * 1000 / claims, 3),
             resident_mib=round(end.resident_mib, 1),
         )
@@ -237,7 +274,9 @@ async def _claims(client: KubernetesClient) -> AsyncIterator[Object]:
     """List the claims of the fill, page by page."""
     params = {"limit": str(_PAGE)}
     while True:
-        answer = await client.ask("GET", object_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE), params=params)
+        answer = await client.ask(
+            "GET", object_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE), params=params
+        )
         if isinstance(answer, Rejected):
             raise PeerUnavailable(f"the claims cannot be listed: {answer.code} {answer.message}")
         for claim in answer["items"]:

@@ -1,7 +1,10 @@
-"""Figures of a benchmark that measures a floor in the same run: medians, 99th percentiles, processor time, and the ratios of both to the floor's.
+"""Figures of a benchmark that measures a floor in the same run: medians, 99th percentiles,
+processor time, and the ratios of both to the floor's.
 
-Flows in: seconds of single calls, and counts of processor time before and after. Flows out: `Figure`s and their lines. A machine's speed changes by a factor of four
-from one to another, and by two with what runs beside; a ratio of two measures that were taken in turns changes far less, so budgets are ratios where there is a floor.
+Flows in: seconds of single calls, and counts of processor time before and after. Flows out:
+`Figure`s and their lines. A machine's speed changes by a factor of four from one to another, and by
+two with what runs beside; a ratio of two measures that were taken in turns changes far less, so
+budgets are ratios where there is a floor.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ def figure(
     budget_ratio: float | None = None,
     budget_ratio_p99: float | None = None,
 ) -> Figure:
-    """Make a figure in ms of the seconds of single calls; `floor_s` are the floor's, taken in turns with them.
+    """Make a figure in ms of the seconds of single calls; `floor_s` are the floor's, taken in turns
+    with them.
 
     >>> made = figure("x", [0.004, 0.002, 0.003], floor_s=[0.001, 0.0015, 0.0015], budget_ratio=2.0)
     >>> made.value, made.p99, made.ratio, made.is_within
@@ -135,7 +139,9 @@ def draw_figure(shown: Figure) -> str:
     worst = f"p99 {shown.p99:9.3f}" if shown.p99 is not None else " " * 13
     parts = [f"{shown.case:<62} {shown.value:9.3f} {shown.unit:<8} {worst}"]
     if shown.ratio is not None and shown.ratio_p99 is not None:
-        parts.append(f"floor {shown.floor:.3f} / {shown.floor_p99:.3f}  ratio {shown.ratio:.2f} / {shown.ratio_p99:.2f}")
+        parts.append(
+            f"floor {shown.floor:.3f} / {shown.floor_p99:.3f}  ratio {shown.ratio:.2f} / {shown.ratio_p99:.2f}"
+        )
     budgets = _budgets("budget", shown.budget, shown.budget_p99) + _budgets(
         "budget of the ratio", shown.budget_ratio, shown.budget_ratio_p99
     )
@@ -145,7 +151,10 @@ def draw_figure(shown: Figure) -> str:
 
 
 def draw_processors(shown: Figure) -> list[str]:
-    """Write the processor time a call of a figure's processes and of its floor's, one line each; none were measured: nothing."""
+    """Write the processor time a call of a figure's processes and of its floor's, one line each.
+
+    None were measured: nothing.
+    """
     if not shown.processors:
         return []
     lines = [f"  processor, ms a call: {_sum(shown.processors)}"]

@@ -1,7 +1,10 @@
-"""Measures the real controller over a real nats-server with a whole fleet: `python -m lab.bench fleet [--nodes 1000] [--claims 2000] [--json]`.
+"""Measures the real controller over a real nats-server with a whole fleet: `python -m lab.bench
+fleet [--nodes 1000] [--claims 2000] [--json]`.
 
-One process plays all nodes from a recorded machine (`lab.fleet`). A figure includes three confirmed writes for each claim (attempt, the node's ledger, status),
-one ask and one event. All processes share this machine's processors, so processor times and parts of the floor are what to keep. At the end all claims and ledgers are compared.
+One process plays all nodes from a recorded machine (`lab.fleet`). A figure includes three confirmed
+writes for each claim (attempt, the node's ledger, status), one ask and one event. All processes
+share this machine's processors, so processor times and parts of the floor are what to keep. At the
+end all claims and ledgers are compared.
 """
 
 from __future__ import annotations
@@ -30,19 +33,36 @@ _CLASSES = "gpu,nic,fpga,cpu"
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench fleet", description="Measure the controller with a whole fleet.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.bench fleet", description="Measure the controller with a whole fleet."
+    )
     parser.add_argument("--nodes", type=int, default=1000, metavar="N", help="nodes of the fleet (1000)")
-    parser.add_argument("--claims", type=int, default=2000, metavar="N", help="claims that are stored when the controller starts (2000)")
-    parser.add_argument("--singles", type=int, default=100, metavar="N", help="claims one after the other after these (100)")
+    parser.add_argument(
+        "--claims", type=int, default=2000, metavar="N", help="claims that are stored when the controller starts (2000)"
+    )
+    parser.add_argument(
+        "--singles", type=int, default=100, metavar="N", help="claims one after the other after these (100)"
+    )
     parser.add_argument("--machine", default="dgx", metavar="NAME", help="the recorded machine (dgx)")
-    parser.add_argument("--classes", default=_CLASSES, metavar="A,B", help=f"the device classes of each node ({_CLASSES})")
+    parser.add_argument(
+        "--classes", default=_CLASSES, metavar="A,B", help=f"the device classes of each node ({_CLASSES})"
+    )
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="controllers (1)")
     parser.add_argument(
-        "--kill", type=int, default=0, metavar="N", help="kill a controller so often during the fill, and start another (0)"
+        "--kill",
+        type=int,
+        default=0,
+        metavar="N",
+        help="kill a controller so often during the fill, and start another (0)",
     )
-    parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="how long the fill may take (600)")
     parser.add_argument(
-        "--content", type=Path, metavar="FILE", help="keep what the recorded machine's services said here, or read it again"
+        "--limit", type=float, default=600.0, metavar="SECONDS", help="how long the fill may take (600)"
+    )
+    parser.add_argument(
+        "--content",
+        type=Path,
+        metavar="FILE",
+        help="keep what the recorded machine's services said here, or read it again",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
@@ -55,7 +75,10 @@ def main(argv: Sequence[str]) -> int:
         say(f"recording what the services of one node say on the machine {arguments.machine!r}")
     content = kept_content(arguments.content, arguments.machine)
     classes = frozenset(arguments.classes.split(","))
-    gpus = sum(len(inventory.devices) for inventory in node_template(content, classes & {"gpu"}).inventories) * arguments.nodes
+    gpus = (
+        sum(len(inventory.devices) for inventory in node_template(content, classes & {"gpu"}).inventories)
+        * arguments.nodes
+    )
     most = gpus * 4 // GPUS_OF_FOUR
     problems = [
         f"--{name} is {value}, wanted {wanted}"

@@ -1,8 +1,10 @@
 """Measures the gateway from kubelet's side: `python -m lab.bench gateway [--json] [--rounds N]`.
 
-Real processes (nats-server, discovery, device services, topology, gateway) on a recorded machine. The times are taken at kubelet's end of the
-sockets, so they include gRPC, NATS, the ledger's write and the disk. They also include the load of other processes; the load average is printed
-beside them. Allocate and prepare are measured in turns with a floor (`gateway_floor`), so the load hits both, and the ratio is the number to compare.
+Real processes (nats-server, discovery, device services, topology, gateway) on a recorded machine.
+The times are taken at kubelet's end of the sockets, so they include gRPC, NATS, the ledger's write
+and the disk. They also include the load of other processes; the load average is printed beside
+them. Allocate and prepare are measured in turns with a floor (`gateway_floor`), so the load hits
+both, and the ratio is the number to compare.
 """
 
 from __future__ import annotations
@@ -39,37 +41,49 @@ from topobus.values.idset import NodeSet
 
 __all__ = ["main"]
 
-# CPUs are the machine's one class with a device for each of a node's pods; a device plugin for them is for a measurement alone.
+# CPUs are the machine's one class with a device for each of a node's pods; a device plugin for
+# them is for a measurement alone.
 _MANY_DEVICES = {"TOPOBUS_GATEWAY__EXPOSURE": '{"cpu": "both"}'}
 _SERVICES = ("discovery", "gpu", "nic", "cpu", "topology", "gateway")
 _GROUPS = ("calls", "claims", "lists", "faults", "pods")
 _UNCOUNTED = 10
 """Calls of a case that come first and do not count."""
 _REST_S = 0.012
-"""After each call that is measured beside the floor: what follows an answer (the decision's event, the ledger's way to its readers) would fall into the floor's time."""
+"""After each call that is measured beside the floor: what follows an answer (the decision's event,
+the ledger's way to its readers) would fall into the floor's time."""
 _PODS = 110
 """kubelet's default of pods a node."""
 _STREAMS = 8
 _DEVICES = 1000
 _BULK = "bulk"
-"""A class of our own for the long list: the benchmark publishes its inventory, as a device service does."""
+"""A class of our own for the long list: the benchmark publishes its inventory, as a device service
+does."""
 _NATS_AWAY_S = 3.0
 _LOCAL = [("grpc.use_local_subchannel_pool", 1)]
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench gateway", description="Measure the gateway at kubelet's sockets.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.bench gateway", description="Measure the gateway at kubelet's sockets."
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="calls a case (300)")
-    parser.add_argument("--only", default=",".join(_GROUPS), metavar="A,B", help=f"groups of cases ({', '.join(_GROUPS)})")
+    parser.add_argument(
+        "--only", default=",".join(_GROUPS), metavar="A,B", help=f"groups of cases ({', '.join(_GROUPS)})"
+    )
     arguments = parser.parse_args(argv)
     groups = arguments.only.split(",")
     if unknown := sorted({*groups} - {*_GROUPS}):
         parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(_GROUPS)}")
     before = os.getloadavg()[0]
     figures = asyncio.run(_measure(max(10, arguments.rounds), groups))
-    facts = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(), "load_before": round(before, 2)}
+    facts = {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": round(before, 2),
+    }
     if arguments.json:
         rows = [measured.as_row() for measured in figures]
         print(json.dumps({"group": "gateway", "machine": facts, "cases": rows}, indent=2))
@@ -87,7 +101,9 @@ async def _measure(rounds: int, groups: Collection[str]) -> list[Figure]:
             for resource, count in (("gpu", 8), ("nic", 8)):
                 await node.kubelet.wait_for_resource(f"topobus.dev/{resource}", allocatable=count, timeout_s=30.0)
                 await node.kubelet.wait_for_driver(driver_name(resource))
-            figures.append(Figure(case="gateway resident when ready", unit="MiB", value=_mib(node, "gateway"), budget=60.0))
+            figures.append(
+                Figure(case="gateway resident when ready", unit="MiB", value=_mib(node, "gateway"), budget=60.0)
+            )
             if "calls" in groups:
                 figures += await _calls(node, rounds)
             if "claims" in groups:
@@ -114,7 +130,9 @@ async def _calls(node: BenchNode, rounds: int) -> list[Figure]:
 
         preferred = await _timed(prefer, rounds)
         allocated = await _allocations(node, "gpu", names, rounds, "Allocate of one GPU")
-        started = await _timed(lambda turn: stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=[names[turn % 8]])), rounds)
+        started = await _timed(
+            lambda turn: stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=[names[turn % 8]])), rounds
+        )
     return [
         figure("GetPreferredAllocation, 8 GPUs", preferred, budget_p99=50.0),
         allocated,
@@ -125,11 +143,18 @@ async def _calls(node: BenchNode, rounds: int) -> list[Figure]:
 async def _allocations(node: BenchNode, device_class: str, names: Sequence[str], rounds: int, case: str) -> Figure:
     async with _plugin(node, device_class) as stub:
         for name in names:
-            # What the ledger will have, so that the floor's value is as large; and each device once, as it would be asked for after a start.
+            # What the ledger will have, so that the floor's value is as large; and each device
+            # once, as it would be asked for after a start.
             await _allocate(stub, name)
         async with floor(node.folder / f"floor-{device_class}", await _ledger_bytes(node)) as bare:
             return await _beside_floor(
-                case, node, device_class, bare, lambda turn: clocked(_allocate(stub, names[turn % len(names)])), bare.allocate, rounds
+                case,
+                node,
+                device_class,
+                bare,
+                lambda turn: clocked(_allocate(stub, names[turn % len(names)])),
+                bare.allocate,
+                rounds,
             )
 
 
@@ -142,14 +167,19 @@ async def _beside_floor(
     call_floor: Callable[[], Awaitable[object]],
     rounds: int,
 ) -> Figure:
-    """Call in turns with the floor: whatever else the machine does meets both alike. `call` says what it took, in seconds."""
+    """Call in turns with the floor: whatever else the machine does meets both alike.
+
+    `call` says what it took, in seconds.
+    """
     pids = {"gateway": "gateway", "topology": "topology", "device": device_class}
     pids_of = {**{place: node.services[name].process.pid for place, name in pids.items()}, "nats-server": node.nats.pid}
     others = [service.process.pid for name, service in node.services.items() if name not in pids.values()]
 
     def used() -> tuple[dict[str, float], dict[str, float]]:
         own = {place: processor_s(pid) for place, pid in pids_of.items()}
-        return {**own, "others": sum(map(processor_s, others))}, {place: processor_s(pid) for place, pid in bare.pids.items()}
+        return {**own, "others": sum(map(processor_s, others))}, {
+            place: processor_s(pid) for place, pid in bare.pids.items()
+        }
 
     spent: list[float] = []
     spent_by_floor: list[float] = []
@@ -191,7 +221,9 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
             )
 
         prepare = call("NodePrepareResources", dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse)
-        unprepare = call("NodeUnprepareResources", dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse)
+        unprepare = call(
+            "NodeUnprepareResources", dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse
+        )
         present: list[dra.Claim] = []
 
         async def prepare_one(turn: int) -> float:
@@ -199,7 +231,9 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
             if present:
                 undone.append(await undo(present.pop()))
             name, uid = f"claim-{turn}", f"uid-{turn}"
-            await node.bus.put(OBJECT, _claim(name, uid, driver, names[turn % 8]), kind="resourceclaim", namespace="default", name=name)
+            await node.bus.put(
+                OBJECT, _claim(name, uid, driver, names[turn % 8]), kind="resourceclaim", namespace="default", name=name
+            )
             present.append(dra.Claim(namespace="default", name=name, uid=uid))
             began = time.perf_counter()
             answer = await prepare(dra.NodePrepareResourcesRequest(claims=present))
@@ -218,14 +252,20 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
         prepared = await _beside_floor("prepare of one claim", node, "nic", bare, prepare_one, bare.prepare, rounds)
         undone.append(await undo(present.pop()))
     # Its processor time is that of an unprepare, too, so it is not set against the floor's.
-    return [structs.replace(prepared, processors={}, floor_processors={}), figure("unprepare of one claim", undone[_UNCOUNTED:])]
+    return [
+        structs.replace(prepared, processors={}, floor_processors={}),
+        figure("unprepare of one claim", undone[_UNCOUNTED:]),
+    ]
 
 
 async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
     """From the inventory's write to the last stream's new list."""
-    devices = tuple(Device(name=f"bulk-{index:04d}", device_class=_BULK, numa_nodes=NodeSet(index % 2)) for index in range(_DEVICES))
+    devices = tuple(
+        Device(name=f"bulk-{index:04d}", device_class=_BULK, numa_nodes=NodeSet(index % 2)) for index in range(_DEVICES)
+    )
     sick = DeviceHealth(
-        state=HealthState.UNHEALTHY, conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="bench"),)
+        state=HealthState.UNHEALTHY,
+        conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="bench"),),
     )
     spent: list[float] = []
     generation = 1
@@ -240,9 +280,13 @@ async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
         streams = []
         for _ in range(_STREAMS - 1):
             # kubelet's own is the eighth.
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{node.plugin_socket(_BULK)}", options=_LOCAL))
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(f"unix:{node.plugin_socket(_BULK)}", options=_LOCAL)
+            )
             # Bytes, for what a client does with a list is not the gateway's time.
-            watch: Any = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch", request_serializer=pb.Empty.SerializeToString)
+            watch: Any = channel.unary_stream(
+                "/v1beta1.DevicePlugin/ListAndWatch", request_serializer=pb.Empty.SerializeToString
+            )
             streams.append(aiter(watch(pb.Empty())))
             await anext(streams[-1])
         for turn in range(rounds):
@@ -287,15 +331,29 @@ async def _frozen(node: BenchNode, rounds: int) -> list[Figure]:
     return [
         figure("Allocate of one NIC, all services well", before),
         figure("Allocate of one NIC, the gpu service frozen", during, budget_p99=50.0),
-        Figure(case="Allocate of the frozen class is refused after", unit="s", value=round(waited + sum(during), 2), budget=20.0),
+        Figure(
+            case="Allocate of the frozen class is refused after",
+            unit="s",
+            value=round(waited + sum(during), 2),
+            budget=20.0,
+        ),
     ]
 
 
 async def _nats_away(node: BenchNode) -> list[Figure]:
     """Stop and start NATS, and look at kubelet's lists all the while."""
     lost: set[tuple[str, str]] = set()
-    usual = {resource: set(node.kubelet.devices(resource)) for resource, capacity in node.kubelet.capacity().items() if capacity.capacity}
-    healthy = {(resource, name) for resource in usual for name, device in node.kubelet.devices(resource).items() if device.is_healthy}
+    usual = {
+        resource: set(node.kubelet.devices(resource))
+        for resource, capacity in node.kubelet.capacity().items()
+        if capacity.capacity
+    }
+    healthy = {
+        (resource, name)
+        for resource in usual
+        for name, device in node.kubelet.devices(resource).items()
+        if device.is_healthy
+    }
     closed = _closed(node)
 
     async def sample() -> None:
@@ -303,7 +361,9 @@ async def _nats_away(node: BenchNode) -> list[Figure]:
             for resource in usual:
                 now = node.kubelet.devices(resource)
                 lost.update(
-                    device for device in healthy if device[0] == resource and (device[1] not in now or not now[device[1]].is_healthy)
+                    device
+                    for device in healthy
+                    if device[0] == resource and (device[1] not in now or not now[device[1]].is_healthy)
                 )
             await asyncio.sleep(0.005)
 
@@ -324,8 +384,15 @@ async def _nats_away(node: BenchNode) -> list[Figure]:
     await asyncio.sleep(1.0)
     looking.cancel()
     return [
-        Figure(case=f"devices that kubelet saw vanish, NATS away for {_NATS_AWAY_S:g} s", unit="devices", value=len(lost), budget=0),
-        Figure(case="streams of kubelet's that ended meanwhile", unit="streams", value=_closed(node) - closed, budget=0),
+        Figure(
+            case=f"devices that kubelet saw vanish, NATS away for {_NATS_AWAY_S:g} s",
+            unit="devices",
+            value=len(lost),
+            budget=0,
+        ),
+        Figure(
+            case="streams of kubelet's that ended meanwhile", unit="streams", value=_closed(node) - closed, budget=0
+        ),
         Figure(case="first Allocate after NATS is back", unit="s", value=round(back, 2)),
     ]
 
@@ -335,7 +402,10 @@ def _closed(node: BenchNode) -> int:
 
 
 async def _pods(node: BenchNode, rounds: int) -> list[Figure]:
-    """Admit a node's pods one after another, as kubelet does: choice, Allocate, PreStartContainer; each keeps its device."""
+    """Admit a node's pods one after another, as kubelet does: choice, Allocate, PreStartContainer.
+
+    Each keeps its device.
+    """
     resource = "topobus.dev/cpu"
     await node.kubelet.wait_for_resource(resource, allocatable=224, timeout_s=30.0)
     spent: list[float] = []

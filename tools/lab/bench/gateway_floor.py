@@ -1,8 +1,11 @@
-"""The floor of the gateway's benchmark: what a call costs that goes the same way between processes and does nothing else.
+"""The floor of the gateway's benchmark: what a call costs that goes the same way between processes
+and does nothing else.
 
-Four processes as on a node: a nats-server of its own (provisioned as the node's is), one process in the gateway's place that serves gRPC on a unix socket, one in
-topology's that compares-and-sets a key of the ledger's bucket for each request, and one in the device service's that answers. They use nats-py and gRPC as they come,
-and nothing of Topobus but the function that writes synced files. Flows in: the calls of `Floor`. Flows out: an answer each; the caller measures.
+Four processes as on a node: a nats-server of its own (provisioned as the node's is), one process in
+the gateway's place that serves gRPC on a unix socket, one in topology's that compares-and-sets a
+key of the ledger's bucket for each request, and one in the device service's that answers. They use
+nats-py and gRPC as they come, and nothing of Topobus but the function that writes synced files.
+Flows in: the calls of `Floor`. Flows out: an answer each; the caller measures.
 """
 
 from __future__ import annotations
@@ -61,8 +64,13 @@ class Floor:
 
 
 @asynccontextmanager
-async def floor(folder: Path, ledger_bytes: int, environment: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[Floor]:
-    """Run the floor's processes until the block ends; the compared-and-set value has `ledger_bytes`."""
+async def floor(
+    folder: Path, ledger_bytes: int, environment: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Floor]:
+    """Run the floor's processes until the block ends.
+
+    The compared-and-set value has `ledger_bytes`.
+    """
     await asyncio.to_thread(folder.mkdir)
     socket = folder / "floor.sock"
     async with AsyncExitStack() as stack:
@@ -70,7 +78,11 @@ async def floor(folder: Path, ledger_bytes: int, environment: Mapping[str, str] 
         bus = await stack.enter_async_context(Bus.session(NatsSettings(url=server.url), name="bench"))
         await bus.provision()
         pids = {"nats-server": server.pid}
-        for place, arguments in (("topology", [str(ledger_bytes)]), ("device", []), ("gateway", [str(socket), str(folder / "files")])):
+        for place, arguments in (
+            ("topology", [str(ledger_bytes)]),
+            ("device", []),
+            ("gateway", [str(socket), str(folder / "files")]),
+        ):
             pids[place] = await stack.enter_async_context(_process(place, server.url, arguments, environment))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{socket}", options=_LOCAL))
         yield Floor(call=channel.unary_unary(_CALL), pids=pids)
@@ -79,7 +91,14 @@ async def floor(folder: Path, ledger_bytes: int, environment: Mapping[str, str] 
 @asynccontextmanager
 async def _process(place: str, url: str, arguments: list[str], environment: Mapping[str, str]) -> AsyncIterator[int]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, place, url, *arguments, env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        __name__,
+        place,
+        url,
+        *arguments,
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
@@ -114,7 +133,9 @@ async def _serve(client: Client, socket: Path, folder: Path) -> grpc.aio.Server:
             await asyncio.to_thread(write, folder, "begun", _BODY, mode=0o600)
         answer = await client.request("floor.device", _BODY, timeout=_LIMIT_S)
         if request == _FILES:
-            await asyncio.gather(*(asyncio.to_thread(write, folder, name, _BODY, mode=0o600) for name in ("cdi", "done")))
+            await asyncio.gather(
+                *(asyncio.to_thread(write, folder, name, _BODY, mode=0o600) for name in ("cdi", "done"))
+            )
         return answer.data
 
     server = grpc.aio.server()

@@ -1,6 +1,8 @@
-"""Chooses what to measure: the first word of `python -m lab.bench` names a group, and the rest are its options.
+"""Chooses what to measure: the first word of `python -m lab.bench` names a group, and the rest are
+its options.
 
-Flows in: words of the command line. Flows out: the exit status of the group's own command. Without a group, `merge` is measured.
+Flows in: words of the command line. Flows out: the exit status of the group's own command.
+Without a group, `merge` is measured.
 """
 
 from __future__ import annotations

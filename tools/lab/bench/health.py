@@ -1,8 +1,10 @@
 """Measures how long a fault takes to be known everywhere: `python -m lab.bench health [--json]`.
 
-Real processes (nats-server, discovery, all device services, topology, gateway) with their default settings on the machine of `device_faults`, a simulated kubelet and API server. Each
-recorded fault is struck by itself; the times run from the file's change to the health event at a subscriber, to kubelet's pod status, to the taint in the ResourceSlice, and to the
-metric. What is only degraded is still handed out, so kubelet and slices have nothing to tell of it.
+Real processes (nats-server, discovery, all device services, topology, gateway) with their default
+settings on the machine of `device_faults`, a simulated kubelet and API server. Each recorded fault
+is struck by itself; the times run from the file's change to the health event at a subscriber, to
+kubelet's pod status, to the taint in the ResourceSlice, and to the metric. What is only degraded is
+still handed out, so kubelet and slices have nothing to tell of it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ _KUBELETS_WORD = {HealthState.UNHEALTHY: "Unhealthy", HealthState.UNKNOWN: "Unkn
 
 
 class Taken(Struct, frozen=True, kw_only=True):
-    """What one fault took on each road, in milliseconds from the file's change; None: that road has nothing to tell of it."""
+    """What one fault took on each road, in milliseconds from the file's change.
+
+    None: that road has nothing to tell of it.
+    """
 
     code: str
     driver: str
@@ -58,7 +63,9 @@ class Taken(Struct, frozen=True, kw_only=True):
     @property
     def longest_ms(self) -> float:
         """The slowest road."""
-        return max(value for value in (self.event_ms, self.metric_ms, self.pod_status_ms, self.taint_ms) if value is not None)
+        return max(
+            value for value in (self.event_ms, self.metric_ms, self.pod_status_ms, self.taint_ms) if value is not None
+        )
 
 
 class _Listener:
@@ -76,14 +83,19 @@ class _Listener:
                 self._has_come.notify_all()
 
     async def arrival(self, devices: Sequence[str], reason: str, after: float) -> float:
-        """Wait until all these devices have an event with the reason; when the last of them came."""
+        """Wait until all these devices have an event with the reason.
+
+        When the last of them came.
+        """
 
         def first(device: str) -> float | None:
             return next(
                 (
                     at
                     for at, event in self._came
-                    if at > after and event.device == device and any(part.reason == reason for part in event.health.conditions)
+                    if at > after
+                    and event.device == device
+                    and any(part.reason == reason for part in event.health.conditions)
                 ),
                 None,
             )
@@ -95,17 +107,28 @@ class _Listener:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print; gives the exit status: 1 when a road took longer than 2 s."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench health", description="Measure from a fault to all who are told.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.bench health", description="Measure from a fault to all who are told."
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
     before = os.getloadavg()[0]
     rows = asyncio.run(_measure())
     longest = max(rows, key=lambda row: row.longest_ms)
-    facts = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(), "load_before": round(before, 2)}
+    facts = {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": round(before, 2),
+    }
     if arguments.json:
         cases = [{**structs.asdict(row), "longest_ms": row.longest_ms} for row in rows]
         summary = {"code": longest.code, "longest_ms": longest.longest_ms, "target_ms": _TARGET_S * 1000}
-        print(json.dumps({"group": "health", "unit": "ms", "machine": facts, "longest": summary, "cases": cases}, indent=2))
+        print(
+            json.dumps(
+                {"group": "health", "unit": "ms", "machine": facts, "longest": summary, "cases": cases}, indent=2
+            )
+        )
     else:
         print(" ".join(f"{key}={value}" for key, value in facts.items()))
         for row in rows:
@@ -113,7 +136,10 @@ def main(argv: Sequence[str]) -> int:
         for road in ("event_ms", "metric_ms", "pod_status_ms", "taint_ms"):
             values = [value for row in rows if (value := getattr(row, road)) is not None]
             print(f"{road:<16} median {statistics.median(values):7.0f}  largest {max(values):7.0f}  of {len(values)}")
-        print(f"largest of all: {longest.code} of {longest.driver}, {longest.longest_ms:.0f} ms (target {_TARGET_S * 1000:.0f})")
+        print(
+            f"largest of all: {longest.code} of {longest.driver}, {longest.longest_ms:.0f} ms (target "
+            f"{_TARGET_S * 1000:.0f})"
+        )
     return 0 if longest.longest_ms <= _TARGET_S * 1000 else 1
 
 
@@ -171,7 +197,7 @@ async def _until_published(server: ApiServerSimulator, device_class: str, names:
 async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulator, listener: _Listener) -> Taken:
     fault, names = placed.fault, placed.names
     service = node.services[fault.device_class]
-    metric = f'topobus_device_health_events_total{{class="{fault.device_class}",reason="{fault.code}",state="{fault.state}"}}'
+    metric = f'topobus_device_health_events_total{{class="{fault.device_class}",reason="{fault.code}",state="{fault.state}"}}'  # noqa: E501
     wanted = await _sample(service.port, metric) + len(names)
     word = _KUBELETS_WORD.get(fault.state)
     driver = driver_name(fault.device_class)
@@ -182,7 +208,9 @@ async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulat
 
     async def taint() -> None:
         await server.until(
-            lambda: all(_tainted_by_device(server, fault.device_class).get(name) for name in names), timeout_s=_LIMIT_S, what="all taints"
+            lambda: all(_tainted_by_device(server, fault.device_class).get(name) for name in names),
+            timeout_s=_LIMIT_S,
+            what="all taints",
         )
 
     async def counted() -> None:
@@ -259,9 +287,13 @@ def _tainted_by_device(server: ApiServerSimulator, device_class: str) -> dict[st
 
 def _line(row: Taken) -> str:
     roads = [
-        f"{'-' if value is None else format(value, '.0f'):>7}" for value in (row.event_ms, row.metric_ms, row.pod_status_ms, row.taint_ms)
+        f"{'-' if value is None else format(value, '.0f'):>7}"
+        for value in (row.event_ms, row.metric_ms, row.pod_status_ms, row.taint_ms)
     ]
-    return f"{row.code:<30} {row.driver:<12} {row.state:<10} event {roads[0]}  metric {roads[1]}  pod status {roads[2]}  taint {roads[3]}"
+    return (
+        f"{row.code:<30} {row.driver:<12} {row.state:<10} event {roads[0]}  metric {roads[1]}  pod status "
+        f"{roads[2]}  taint {roads[3]}"
+    )
 
 
 if __name__ == "__main__":

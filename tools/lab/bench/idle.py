@@ -1,9 +1,11 @@
 """Measures the cost of a node's idle services: `python -m lab.bench idle [--json] [--seconds N]`.
 
-Real processes (nats-server and the eight services, with a simulated kubelet) on a recorded machine with 224 CPUs. When all are ready and idle, the
-processor time, read calls, wake-ups and messages of each are counted for a while. A floor process runs beside them: Python with asyncio, a NATS
-client and the same heartbeats, and nothing else. Processor time is measured, not wall-clock time. Other work on the machine raises it by its use of
-the caches, so the ratio to the floor is the number to compare.
+Real processes (nats-server and the eight services, with a simulated kubelet) on a recorded
+machine with 224 CPUs. When all are ready and idle, the processor time, read calls, wake-ups and
+messages of each are counted for a while. A floor process runs beside them: Python with asyncio,
+a NATS client and the same heartbeats, and nothing else. Processor time is measured, not
+wall-clock time. Other work on the machine raises it by its use of the caches, so the ratio to
+the floor is the number to compare.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ __all__ = ["Budget", "budgets", "draw", "main", "total"]
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 FLOOR = "floor"
 NATS = "nats-server"
-# Registrations, first looks and what follows from them; the longest first wait is the gateway's list after its start.
+# Registrations, first looks and what follows from them; the longest first wait is the
+# gateway's list after its start.
 _REST_S = 15.0
-# The one that is not a node's: where each node has a server of its own, its messages are what the hub sees of a node at rest.
+# The one that is not a node's: where each node has a server of its own, its messages are what
+# the hub sees of a node at rest.
 _CONTROLLER = "controller"
 
 
@@ -57,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.bench idle", description="Measure a node's services at rest.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--seconds", type=float, default=30.0, metavar="N", help="how long to count (30)")
-    parser.add_argument("--machine", default="dgx", metavar="NAME", help="the recorded machine (dgx: 224 CPUs, 8 GPUs, 8 NICs)")
+    parser.add_argument(
+        "--machine", default="dgx", metavar="NAME", help="the recorded machine (dgx: 224 CPUs, 8 GPUs, 8 NICs)"
+    )
     arguments = parser.parse_args(argv)
     before = os.getloadavg()[0]
     uses = asyncio.run(_measure(max(1.0, arguments.seconds), arguments.machine))
@@ -71,7 +77,13 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         rows = [structs.asdict(use) for use in (*uses, total(uses))]
         kept = [{**structs.asdict(budget), "is_kept": budget.is_kept} for budget in budgets(uses)]
-        document = {"group": "idle", "machine": facts, "processes": rows, "times_floor": _times_floor(uses), "budgets": kept}
+        document = {
+            "group": "idle",
+            "machine": facts,
+            "processes": rows,
+            "times_floor": _times_floor(uses),
+            "budgets": kept,
+        }
         print(json.dumps(document, indent=2))
     else:
         print(" ".join(f"{key}={value}" for key, value in facts.items()))
@@ -89,7 +101,8 @@ def total(uses: Sequence[Use]) -> Use:
 def budgets(uses: Sequence[Use]) -> tuple[Budget, ...]:
     """Compare what was used with the budgets of a node at rest.
 
-    Shapes: uses — one a process; the resident memory of all but the controller is the node plane's, pages that they share counted for each.
+    Shapes: uses — one a process; the resident memory of all but the controller is the node plane's,
+    pages that they share counted for each.
     """
     services = [use for use in uses if use.name in SERVICES]
     hub = sum(use.sent_per_s + use.received_per_s for use in services if use.name == _CONTROLLER)
@@ -97,16 +110,33 @@ def budgets(uses: Sequence[Use]) -> tuple[Budget, ...]:
     largest = max(resident, key=lambda name: resident[name], default="")
     node_plane_mib = sum(mib for name, mib in resident.items() if name != _CONTROLLER)
     return (
-        Budget(name="processor time of all services", unit="% of a core", limit=1.0, used=total(uses).processor_percent),
+        Budget(
+            name="processor time of all services", unit="% of a core", limit=1.0, used=total(uses).processor_percent
+        ),
         Budget(name="messages on the hub (the controller's)", unit="messages/s", limit=3.0, used=hub),
-        Budget(name=f"resident memory of the largest service ({largest})", unit="MiB", limit=60.0, used=resident.get(largest, 0.0)),
+        Budget(
+            name=f"resident memory of the largest service ({largest})",
+            unit="MiB",
+            limit=60.0,
+            used=resident.get(largest, 0.0),
+        ),
         Budget(name="resident memory of the node plane", unit="MiB", limit=300.0, used=node_plane_mib),
     )
 
 
 def draw(uses: Sequence[Use]) -> str:
     """Draw the table, the sum, the ratio to the floor and the budgets, as lines of text."""
-    heads = ("process", "% of a core", "reads/s", "wake-ups/s", "sent/s", "received/s", "resident MiB", "own MiB", "threads")
+    heads = (
+        "process",
+        "% of a core",
+        "reads/s",
+        "wake-ups/s",
+        "sent/s",
+        "received/s",
+        "resident MiB",
+        "own MiB",
+        "threads",
+    )
     lines = [f"{heads[0]:<16}" + "".join(f"{head:>14}" for head in heads[1:])]
     for use in (*uses, total(uses)):
         numbers = (
@@ -122,7 +152,8 @@ def draw(uses: Sequence[Use]) -> str:
         lines.append(f"{use.name:<16}" + "".join(f"{number:>14}" for number in numbers))
     lines.append(f"processor time of the services: {_times_floor(uses):.1f} times the floor's of as many processes")
     lines += [
-        f"budget {'kept' if budget.is_kept else 'MISSED'}: {budget.name}: {budget.used:.2f} of {budget.limit:g} {budget.unit}"
+        f"budget {'kept' if budget.is_kept else 'MISSED'}: {budget.name}: {budget.used:.2f} of "
+        f"{budget.limit:g} {budget.unit}"
         for budget in budgets(uses)
     ]
     return "\n".join(lines)
@@ -135,7 +166,10 @@ def _times_floor(uses: Sequence[Use]) -> float:
 
 async def _measure(seconds: float, machine: str) -> list[Use]:
     port = free_port()
-    async with bench_node(SERVICES, machine=machine, nats_config=f'http: "127.0.0.1:{port}"') as node, _floor(node.nats.url) as floor:
+    async with (
+        bench_node(SERVICES, machine=machine, nats_config=f'http: "127.0.0.1:{port}"') as node,
+        _floor(node.nats.url) as floor,
+    ):
         pids = {name: service.process.pid for name, service in node.services.items()}
         pids |= {FLOOR: floor.pid, NATS: node.nats.pid}
         await asyncio.sleep(_REST_S)
@@ -172,7 +206,9 @@ def _check(node: BenchNode) -> None:
 
 @asynccontextmanager
 async def _floor(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "lab.bench.idle_floor", url, str(EVERY_S), str(CANARY_EVERY_S))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lab.bench.idle_floor", url, str(EVERY_S), str(CANARY_EVERY_S)
+    )
     try:
         yield process
     finally:

@@ -1,7 +1,8 @@
-"""The floor of the idle benchmark: a Python process with asyncio and a NATS client that sends the same heartbeats as a service, and does nothing else.
+"""The floor of the idle benchmark: a Python process with asyncio and a NATS client that sends the
+same heartbeats as a service, and does nothing else.
 
-`python -m lab.bench.idle_floor URL BEAT_S ECHO_S` runs until it is killed. It imports nothing of Topobus, so the ratio to it shows what
-the runtime costs, in memory as well.
+`python -m lab.bench.idle_floor URL BEAT_S ECHO_S` runs until it is killed. It imports nothing of
+Topobus, so the ratio to it shows what the runtime costs, in memory as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Measures a hub with many nodes that have servers of their own: `python -m lab.bench leaves [--nodes 1,100,300,1000] [--json] [--plot FILE.svg]`.
+"""Measures a hub with many nodes that have servers of their own: `python -m lab.bench leaves
+[--nodes 1,100,300,1000] [--json] [--plot FILE.svg]`.
 
-One real nats-server is the hub, with the configuration that we ship. Two processes hold the nodes: connections that speak nats-server's leaf protocol
-(`lab.leaves`), each of which says what a recorded machine's services said. A watcher reads the hub as a controller does, and a real controller runs for a while.
-The floor is measured beside it: the same messages put by one plain client. All share this machine's processors, so ratios are what to keep.
+One real nats-server is the hub, with the configuration that we ship. Two processes hold the nodes:
+connections that speak nats-server's leaf protocol (`lab.leaves`), each of which says what a
+recorded machine's services said. A watcher reads the hub as a controller does, and a real
+controller runs for a while. The floor is measured beside it: the same messages put by one plain
+client. All share this machine's processors, so ratios are what to keep.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from topobus.values.errors import ConfigError
 __all__ = ["main"]
 
 _NODES = "1,100,300,1000"
-# A node's connection has two ends, and the kernel counts each; the rest is streams, clients and files.
+# A node's connection has two ends, and the kernel counts each; the rest
+# is streams, clients and files.
 _FILES_A_NODE, _MORE_FILES = 2, 256
 
 
@@ -35,14 +39,26 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print; gives the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench leaves", description="Measure a hub with many nodes.")
     parser.add_argument("--nodes", default=_NODES, metavar="N,N", help=f"sizes of the fleet ({_NODES})")
-    parser.add_argument("--seconds", type=float, default=15.0, metavar="N", help="how long to count while nothing happens (15)")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, metavar="N", help="how long to count while nothing happens (15)"
+    )
     parser.add_argument("--machine", default="dgx", metavar="NAME", help="the recorded machine (dgx)")
-    parser.add_argument("--cluster", default="", metavar="NAME", help="a cluster name that all nodes' servers share (none)")
+    parser.add_argument(
+        "--cluster", default="", metavar="NAME", help="a cluster name that all nodes' servers share (none)"
+    )
     parser.add_argument("--no-controller", action="store_true", help="without the real controller")
     parser.add_argument(
-        "--content", type=Path, metavar="FILE", help="keep what the recorded machine's services said here, or read it again"
+        "--content",
+        type=Path,
+        metavar="FILE",
+        help="keep what the recorded machine's services said here, or read it again",
     )
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="keep the measured sizes here; those that it has are not measured again")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="keep the measured sizes here; those that it has are not measured again",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
     arguments = parser.parse_args(argv)
@@ -53,7 +69,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"bench leaves: {err}", file=sys.stderr)
         return 78
     except ValueError:
-        print(f"bench leaves: --nodes is {arguments.nodes!r}, wanted numbers above 0 with commas between them", file=sys.stderr)
+        print(
+            f"bench leaves: --nodes is {arguments.nodes!r}, wanted numbers above 0 with commas between them",
+            file=sys.stderr,
+        )
         return 64
     rows: list[dict[str, Any]] = (
         json.loads(arguments.rows.read_text(encoding="utf-8")) if arguments.rows and arguments.rows.exists() else []

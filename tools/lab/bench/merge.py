@@ -1,7 +1,8 @@
 """Measures the alignment engine: `python -m lab.bench merge [--json] [--plot FILE.svg]`.
 
-Each case builds its hints anew in every round, so generation counts, and reports median, 99th percentile and the budget, in milliseconds. No test times
-anything; this prints, and a person (or CI's log) compares. `--plot` draws how the worst merge grows with NUMA nodes and resources.
+Each case builds its hints anew in every round, so generation counts, and reports median, 99th
+percentile and the budget, in milliseconds. No test times anything; this prints, and a person (or
+CI's log) compares. `--plot` draws how the worst merge grows with NUMA nodes and resources.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     measured = [measure(case) for case in merge_cases()]
     if arguments.json:
-        rows = [{name: getattr(measurement, name) for name in measurement.__struct_fields__} for measurement in measured]
+        rows = [
+            {name: getattr(measurement, name) for name in measurement.__struct_fields__} for measurement in measured
+        ]
         print(json.dumps({"group": "merge", "unit": "ms", "cases": rows}, indent=2))
     else:
         for measurement in measured:
             budget = f"budget {measurement.budget_ms:g}" if measurement.budget_ms is not None else ""
-            print(f"{measurement.case:<58} median {measurement.median_ms:8.3f}  p99 {measurement.p99_ms:8.3f}  {budget}")
+            print(
+                f"{measurement.case:<58} median {measurement.median_ms:8.3f}  p99 {measurement.p99_ms:8.3f}  {budget}"
+            )
     if arguments.plot:
         arguments.plot.write_text(_plot(), encoding="utf-8")
     return 0
@@ -88,7 +93,11 @@ def measure(case: Case) -> Measured:
     spent.sort()
     worst = spent[min(len(spent) - 1, int(len(spent) * 0.99))]
     return Measured(
-        case=case.name, median_ms=round(statistics.median(spent), 4), p99_ms=round(worst, 4), rounds=len(spent), budget_ms=case.budget_ms
+        case=case.name,
+        median_ms=round(statistics.median(spent), 4),
+        p99_ms=round(worst, 4),
+        rounds=len(spent),
+        budget_ms=case.budget_ms,
     )
 
 
@@ -100,26 +109,40 @@ def merge_cases() -> tuple[Case, ...]:
     return (
         Case(name="merge 8 nodes x 4 resources, no preferred hint", run=worst_merge(8, 4), budget_ms=2.0),
         Case(name="merge 16 nodes x 5 resources, no preferred hint", run=worst_merge(16, 5), budget_ms=20.0),
-        Case(name="merge 16 nodes x 5 resources, no preferred, closest", run=worst_merge(16, 5, is_closest=True), budget_ms=20.0),
+        Case(
+            name="merge 16 nodes x 5 resources, no preferred, closest",
+            run=worst_merge(16, 5, is_closest=True),
+            budget_ms=20.0,
+        ),
         Case(name="merge 8 nodes x 4 resources, preferred hint", run=worst_merge(8, 4, is_busy=False)),
         Case(name="merge of listed hints, 8 nodes x 4 resources, no preferred", run=listed_merge(8, 4), budget_ms=2.0),
         Case(name="merge GB200-like, 36 nodes x 6 resources", run=gb200_merge(), budget_ms=5.0),
         Case(name="merge 8 nodes: CPUs, devices, memory, huge pages", run=memory_merge(8), budget_ms=2.0),
         Case(name="merge 16 nodes: CPUs, devices, memory, huge pages", run=memory_merge(16), budget_ms=20.0),
         Case(name="merge 64 nodes x 4 resources, no preferred hint", run=worst_merge(64, 4)),
-        Case(name="place 16 CPUs, 2 GPUs, 2 NICs on the 8-GPU machine", run=lambda: place(view, request), budget_ms=1.0),
+        Case(
+            name="place 16 CPUs, 2 GPUs, 2 NICs on the 8-GPU machine", run=lambda: place(view, request), budget_ms=1.0
+        ),
         *(
-            Case(name=f"choose {count} of 16 linked devices", run=partial(choose_devices, gpus, sites, count), budget_ms=5.0)
+            Case(
+                name=f"choose {count} of 16 linked devices",
+                run=partial(choose_devices, gpus, sites, count),
+                budget_ms=5.0,
+            )
             for count in (1, 2, 4, 8, 9, 12)
         ),
     )
 
 
 def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest: bool = False) -> Callable[[], object]:
-    """Hints for CPUs and device classes on a busy machine where every resource needs another width, so that nothing is preferred."""
+    """Hints for CPUs and device classes on a busy machine where every resource needs another width,
+    so that nothing is preferred.
+    """
     everything = NodeSet.of(range(nodes))
     cpus = {node: CpuSet.of(range(node * 28, node * 28 + 28)) for node in range(nodes)}
-    free = CpuSet.of(cpu for node in range(nodes) for cpu in range(node * 28, node * 28 + (4 + node * 7 % 20 if is_busy else 28)))
+    free = CpuSet.of(
+        cpu for node in range(nodes) for cpu in range(node * 28, node * 28 + (4 + node * 7 % 20 if is_busy else 28))
+    )
     classes = []
     for kind in range(resources - 1):
         per_node = 4 + kind
@@ -135,7 +158,9 @@ def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest:
             if not is_busy or place <= (node * 5 + kind) % per_node
         }
         classes.append((devices, names, 6 + 3 * kind if is_busy else 1))
-    distances = [[10 if index == other else 20 + abs(index - other) for other in range(nodes)] for index in range(nodes)]
+    distances = [
+        [10 if index == other else 20 + abs(index - other) for other in range(nodes)] for index in range(nodes)
+    ]
 
     def run() -> object:
         opinions: list[HintRule | None] = [cpu_rule(cpus, free, 40 if is_busy else 16)]
@@ -146,14 +171,19 @@ def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest:
 
 
 def listed_merge(nodes: int, resources: int) -> Callable[[], object]:
-    """Every mask of every resource as an explicit hint, none preferred: kubelet's own worst case (lists made beforehand)."""
+    """Every mask of every resource as an explicit hint, none preferred: kubelet's own worst case
+    (lists made beforehand).
+    """
     everything = NodeSet.of(range(nodes))
     hints = tuple(Hint(NodeSet.from_bits(mask), preferred=False) for mask in range(1, 1 << nodes))
     return lambda: merge_hints([hints] * resources, everything, Policy.BEST_EFFORT)
 
 
 def gb200_merge() -> Callable[[], object]:
-    """Two CPU nodes with four GPUs, and 34 memory-only nodes; CPUs, GPUs, NICs, memory and two sizes of huge pages."""
+    """Two CPU nodes with four GPUs, and 34 memory-only nodes.
+
+    CPUs, GPUs, NICs, memory and two sizes of huge pages.
+    """
     everything = NodeSet.of(range(36))
     cpus = {node: CpuSet.of(range(node * 72, node * 72 + 72)) for node in range(2)}
     devices = {
@@ -188,7 +218,9 @@ def gb200_merge() -> Callable[[], object]:
 
 
 def memory_merge(nodes: int) -> Callable[[], object]:
-    """CPUs, two device classes, memory and huge pages on a busy machine, some nodes of which serve alone or in a group already."""
+    """CPUs, two device classes, memory and huge pages on a busy machine, some nodes of which serve
+    alone or in a group already.
+    """
     everything = NodeSet.of(range(nodes))
     cpus = {node: CpuSet.of(range(node * 28, node * 28 + 28)) for node in range(nodes)}
     free = CpuSet.of(cpu for node in range(nodes) for cpu in range(node * 28, node * 28 + 4 + node * 7 % 20))
@@ -208,7 +240,12 @@ def memory_merge(nodes: int) -> Callable[[], object]:
 
     def run() -> object:
         memory = memory_rule(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
-        opinions = [cpu_rule(cpus, free, 40), device_rule(devices, {device.name for device in devices[1:]}, 2, everything), memory, memory]
+        opinions = [
+            cpu_rule(cpus, free, 40),
+            device_rule(devices, {device.name for device in devices[1:]}, 2, everything),
+            memory,
+            memory,
+        ]
         return merge_hints(opinions, everything, Policy.BEST_EFFORT)
 
     return run
@@ -216,7 +253,8 @@ def memory_merge(nodes: int) -> Callable[[], object]:
 
 def _dgx() -> NodeView:
     cores = tuple(
-        CoreView(cpus=CpuSet(core, core + 112), numa_node=core // 56, socket=core // 56, l3=core // 56 * 56) for core in range(112)
+        CoreView(cpus=CpuSet(core, core + 112), numa_node=core // 56, socket=core // 56, l3=core // 56 * 56)
+        for core in range(112)
     )
     devices = {
         name: tuple(
@@ -226,7 +264,9 @@ def _dgx() -> NodeView:
                 numa_nodes=NodeSet(index // 4),
                 pcie_root=f"pci0000:{index // 2}0",
                 pcie_switch=PciAddress(0, index // 2 * 16, 0, 0),
-                links=tuple(Link(peer=f"gpu-{peer}", bandwidth_gbps=900.0) for peer in range(8) if peer != index) if name == "gpu" else (),
+                links=tuple(Link(peer=f"gpu-{peer}", bandwidth_gbps=900.0) for peer in range(8) if peer != index)
+                if name == "gpu"
+                else (),
             )
             for index in range(8)
         )
@@ -265,7 +305,9 @@ def _gpu(place: int) -> Device:
 
 
 def _plot() -> str:
-    """Draw median against nodes, one line a number of resources, on a logarithmic scale, as an SVG without dependencies."""
+    """Draw median against nodes, one line a number of resources, on a logarithmic scale, as an SVG
+    without dependencies.
+    """
     sizes, lines = (2, 4, 8, 12, 16, 24, 32, 48, 64), (2, 4, 6)
     series = {many: [measure(Case(name="", run=worst_merge(size, many))).median_ms for size in sizes] for many in lines}
     width, height, left, top = 720, 400, 70, 30
@@ -278,8 +320,10 @@ def _plot() -> str:
         return top + (height - top - 50) * (high - math.log10(max(value, 0.01))) / (high - low)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="13">',
-        f'<text x="{left}" y="18">Worst merge (nothing preferred), median milliseconds, hint generation included</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        'font-size="13">',
+        f'<text x="{left}" y="18">Worst merge (nothing preferred), median milliseconds, hint generation '
+        "included</text>",
     ]
     for exponent in range(-2, 4):
         at = y(10.0**exponent)
@@ -291,5 +335,7 @@ def _plot() -> str:
     for many, colour in zip(lines, ("#2a7", "#27c", "#c52"), strict=True):
         points = " ".join(f"{x(position):.1f},{y(value):.1f}" for position, value in enumerate(series[many]))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{width - 112}" y="{y(series[many][-1]) + 4:.1f}" fill="{colour}">{many} resources</text>')
+        parts.append(
+            f'<text x="{width - 112}" y="{y(series[many][-1]) + 4:.1f}" fill="{colour}">{many} resources</text>'
+        )
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,6 +1,8 @@
-"""A node for benchmarks: nats-server and Topobus services as processes of their own on a recorded machine, with a simulated kubelet.
+"""A node for benchmarks: nats-server and Topobus services as processes of their own on a recorded
+machine, with a simulated kubelet.
 
-Flows in: a folder. Flows out: running processes that can be frozen and whose memory can be read. It measures nothing itself.
+Flows in: a folder. Flows out: running processes that can be frozen and whose memory can be
+read. It measures nothing itself.
 """
 
 from __future__ import annotations
@@ -83,7 +85,10 @@ class BenchNode:
 
     def plugin_socket(self, device_class: str) -> Path:
         """The gateway's present device plugin socket of a class."""
-        return max(self.kubelet.device_plugin_dir.glob(f"topobus-{device_class}-*.sock"), key=lambda path: path.stat().st_ctime_ns)
+        return max(
+            self.kubelet.device_plugin_dir.glob(f"topobus-{device_class}-*.sock"),
+            key=lambda path: path.stat().st_ctime_ns,
+        )
 
     def driver_socket(self, driver: str) -> Path:
         """The gateway's present DRA socket of a driver."""
@@ -101,7 +106,8 @@ async def bench_node(
 ) -> AsyncIterator[BenchNode]:
     """Run a nats-server, a kubelet and these services until the block ends; all are ready.
 
-    `make_machine` builds the machine of that name in a folder, `nats_config` is added to the server's configuration, `environment` to the services'.
+    `make_machine` builds the machine of that name in a folder, `nats_config` is added to the
+    server's configuration, `environment` to the services'.
     """
     # Short: a unix socket's path ends at 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="tb"))
@@ -112,7 +118,10 @@ async def bench_node(
             bus = await stack.enter_async_context(Bus.session(NatsSettings(url=nats.url), name="bench"))
             await bus.provision()
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
-            services = {name: await stack.enter_async_context(bench_service(name, nats.url, folder, environment)) for name in names}
+            services = {
+                name: await stack.enter_async_context(bench_service(name, nats.url, folder, environment))
+                for name in names
+            }
             await wait_ready(services.values())
             yield BenchNode(folder=folder, nats=nats, bus=bus, kubelet=kubelet, services=services)
     finally:
@@ -122,14 +131,16 @@ async def bench_node(
 async def wait_ready(services: Iterable[BenchService], *, limit_s: float = _START_LIMIT_S) -> None:
     """Wait until all are ready.
 
-    Errors: raises PeerUnavailable with the log of one that ended, TimeoutError when one is not ready in time.
+    Errors: raises PeerUnavailable with the log of one that ended, TimeoutError
+    when one is not ready in time.
     """
     async with asyncio.timeout(limit_s):
         for service in services:
             while not await service.is_ready():
                 if service.process.returncode is not None:
                     raise PeerUnavailable(
-                        f"{service.name} ended with {service.process.returncode}: {service.log.read_text(encoding='utf-8')[-2000:]}"
+                        f"{service.name} ended with {service.process.returncode}: "
+                        f"{service.log.read_text(encoding='utf-8')[-2000:]}"
                     )
                 await asyncio.sleep(0.05)
 

@@ -1,8 +1,10 @@
-"""Measures running processes: processor time, read calls, wake-ups, memory and threads from the kernel, and messages from nats-server.
+"""Measures running processes: processor time, read calls, wake-ups, memory and threads from the
+kernel, and messages from nats-server.
 
-Flows in: process ids, the text of /proc files, the document of nats-server's /connz. Flows out: counts that only grow (`Counts`), and the difference
-of two of them (`Use`).
-Source: proc(5), clock_getres(2) (the CPU-time clock of another process), nats-server's monitoring page /connz.
+Flows in: process ids, the text of /proc files, the document of nats-server's /connz. Flows out:
+counts that only grow (`Counts`), and the difference of two of them (`Use`).
+Source: proc(5), clock_getres(2) (the CPU-time clock of another process),
+nats-server's monitoring page /connz.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from msgspec import Struct
 
 __all__ = ["Counts", "Use", "count_messages", "parse_field", "processor_s", "read_counts", "use_between"]
 
-# clockid of a process's CPU time: include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED. It counts nanoseconds, where
-# /proc/PID/stat counts ticks of 10 ms: more than an idle process uses in ten seconds.
+# clockid of a process's CPU time: include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with
+# CPUCLOCK_SCHED. It counts nanoseconds, where /proc/PID/stat counts ticks of 10 ms: more than an
+# idle process uses in ten seconds.
 _CPUCLOCK_SCHED = 2
 _PAGE_KIB = 1024
 
@@ -53,7 +56,8 @@ class Use(Struct, frozen=True, kw_only=True):
 
 
 def read_counts(pid: int, *, sent: int = 0, received: int = 0) -> Counts:
-    """Read one process's counts; `sent` and `received` are its messages, which the kernel does not know.
+    """Read one process's counts; `sent` and `received` are its messages, which the kernel does not
+    know.
 
     Errors: raises OSError for a process that has ended or is another user's.
     """
@@ -96,7 +100,9 @@ def parse_field(text: str, name: str) -> int:
 
 
 def count_messages(connz: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Give each service's messages, sent and received, from nats-server's /connz; a connection `gpu-1a2b` is one of `gpu`.
+    """Give each service's messages, sent and received, from nats-server's /connz.
+
+    A connection `gpu-1a2b` is one of `gpu`.
 
     >>> count_messages({"connections": [{"name": "gpu-1a2b", "in_msgs": 3, "out_msgs": 5}, {"cid": 7}]})
     {'gpu': (3, 5)}

@@ -1,8 +1,11 @@
-"""Many operations on one node's ledger at full speed, under faults, with a history that is checked for linearizability.
+"""Many operations on one node's ledger at full speed, under faults, with a history that is checked
+for linearizability.
 
-Flows in: a seed, how many operations and workers. Flows out: counts, or the violation. A real topology process works on a real nats-server, both behind a proxy; no
-other service runs. Operations come in windows: between two of them nothing is under way, the ledger is read, and what stayed unknown is settled, so a run of any
-length takes the memory of one window. The seed gives the operations of each worker, the faults and the share of the operations at which each begins; what the
+Flows in: a seed, how many operations and workers. Flows out: counts, or the violation. A real
+topology process works on a real nats-server, both behind a proxy; no other service runs. Operations
+come in windows: between two of them nothing is under way, the ledger is read, and what stayed
+unknown is settled, so a run of any length takes the memory of one window. The seed gives the
+operations of each worker, the faults and the share of the operations at which each begins; what the
 machine makes of them in time differs from run to run.
 """
 
@@ -41,7 +44,8 @@ __all__ = ["BulkOptions", "BulkResult", "run_bulk"]
 
 _ASKS: dict[Verb, Ask[Any, Any]] = {Verb.PLACE: PLACE, Verb.ADOPT: ADOPT, Verb.COMMIT: COMMIT, Verb.RELEASE: RELEASE}
 _ASK_S = 1.0
-# A request is not followed when it is older than its asker's time and the difference that clocks may have (topobus.bus.asks.answerer).
+# A request is not followed when it is older than its asker's time and the difference that clocks
+# may have (topobus.bus.asks.answerer).
 _SETTLED_S = _ASK_S + 2.5
 _PAUSE_S = 0.02
 # The ledger keeps 256 answers: who asks again after so many others came may be answered anew.
@@ -50,8 +54,10 @@ _REPEATABLE = 120
 _STUCK_S = 180.0
 # Before the first operation a machine that has much else to do may take its time.
 _SET_UP_S = 60.0
-# While two topology services run, both take in each request, and the slower one may still decide it after the other one has told its answer. It finds that answer among
-# the 256 that the ledger keeps, as it does on a node that decides some operations a second; so each worker pauses, however fast the one and slow the other is.
+# While two topology services run, both take in each request, and the slower one may still decide it
+# after the other one has told its answer. It finds that answer among the 256 that the ledger keeps,
+# as it does on a node that decides some operations a second; so each worker pauses, however fast
+# the one and slow the other is.
 _TWIN_PAUSE_S = 0.2
 _NOBODY = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
 
@@ -93,12 +99,16 @@ class BulkResult:
 async def run_bulk(options: BulkOptions, folder: Path) -> BulkResult:
     """Run until all operations are done, the time is over or a violation was found."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(NatsServer(binary=options.nats_server, parent=folder, start_limit_s=_SET_UP_S))
+        server = await stack.enter_async_context(
+            NatsServer(binary=options.nats_server, parent=folder, start_limit_s=_SET_UP_S)
+        )
         proxy = await stack.enter_async_context(NatsProxy(server.port, options.seed))
         async with Bus.session(NatsSettings(url=proxy.url, timeout_s=_SET_UP_S), name="topobus-cli") as patient:
             await patient.provision()
             await publish_small_node(patient)
-        bus = await stack.enter_async_context(Bus.session(NatsSettings(url=proxy.url, timeout_s=_ASK_S), name="topobus-cli"))
+        bus = await stack.enter_async_context(
+            Bus.session(NatsSettings(url=proxy.url, timeout_s=_ASK_S), name="topobus-cli")
+        )
         environment = {**SETTINGS, "TOPOBUS_ALL__NATS__URL": proxy.url}
         topology = ServiceProcess("topology", environment, folder, program=options.program)
         twin = ServiceProcess("topology", environment, folder, label="topology-twin", program=options.program)
@@ -163,7 +173,9 @@ class _Troublemaker:
     def check_alive(self) -> None:
         """Say when the service has ended by itself."""
         if self.topology.status is not None:
-            raise InvariantError(f"topology ended by itself with status {self.topology.status}: {self.topology.read_log()}")
+            raise InvariantError(
+                f"topology ended by itself with status {self.topology.status}: {self.topology.read_log()}"
+            )
 
 
 class _BulkRun:
@@ -203,10 +215,17 @@ class _BulkRun:
         return result
 
     async def _run_window(self, window: int, workers: list[Iterator[Draft]], each: int) -> None:
-        """Have each worker do so many operations, beside the faults of this window; then let all come to rest and check."""
+        """Have each worker do so many operations, beside the faults of this window.
+
+        Then let all come to rest and check.
+        """
         self._in_window = 0
         planned = plan_faults(
-            f"{self._options.seed}/{window}", self._options.faults, BULK_FAULTS, ("topology",), most_s=self._options.most_s
+            f"{self._options.seed}/{window}",
+            self._options.faults,
+            BULK_FAULTS,
+            ("topology",),
+            most_s=self._options.most_s,
         )
         async with asyncio.TaskGroup() as group:
             faults = group.create_task(self._do_faults(planned, each * len(workers)))
@@ -233,12 +252,16 @@ class _BulkRun:
                 await asyncio.sleep(_TWIN_PAUSE_S)
 
     async def _settle(self) -> None:
-        """Come to rest: an answer now means that whatever is older has been followed, or never will be."""
+        """Come to rest: an answer now means that whatever is older has been followed, or never will
+        be.
+        """
         if self._histories.has_unknown:
             await asyncio.sleep(_SETTLED_S)
             await self._write_over()
         op_id = f"{self._options.seed}-rest-{next(self._numbers)}"
-        await self._perform(Draft(op_id=op_id, verb=Verb.COMMIT, owner=_NOBODY, request=CommitRequest(op_id=op_id, owner=_NOBODY)))
+        await self._perform(
+            Draft(op_id=op_id, verb=Verb.COMMIT, owner=_NOBODY, request=CommitRequest(op_id=op_id, owner=_NOBODY))
+        )
         await self._perform(Draft(op_id=op_id, verb=Verb.READ, owner=_NOBODY))
         began = time.monotonic()
         self._histories.settle_unknown()
@@ -247,12 +270,18 @@ class _BulkRun:
         self._result.violation = self._result.violation or self._histories.violation
 
     async def _write_over(self) -> None:
-        """Write the ledger twice: a write of a killed process that a slow server has not taken yet has lost its compare-and-set by then."""
+        """Write the ledger twice: a write of a killed process that a slow server has not taken yet
+        has lost its compare-and-set by then.
+        """
         op_id = f"{self._options.seed}-over-{next(self._numbers)}"
         pod = PodRequest(owner=_NOBODY, containers=(ContainerRequest(name="main"),))
-        await self._asked(Draft(op_id=op_id, verb=Verb.PLACE, owner=_NOBODY, request=PlaceRequest(op_id=op_id, pod=pod)))
+        await self._asked(
+            Draft(op_id=op_id, verb=Verb.PLACE, owner=_NOBODY, request=PlaceRequest(op_id=op_id, pod=pod))
+        )
         op_id += "-end"
-        await self._asked(Draft(op_id=op_id, verb=Verb.RELEASE, owner=_NOBODY, request=ReleaseRequest(op_id=op_id, owner=_NOBODY)))
+        await self._asked(
+            Draft(op_id=op_id, verb=Verb.RELEASE, owner=_NOBODY, request=ReleaseRequest(op_id=op_id, owner=_NOBODY))
+        )
 
     async def _perform(self, draft: Draft) -> None:
         operation = Operation(next(self._numbers), draft)
@@ -269,7 +298,10 @@ class _BulkRun:
         self._result.operations += 1
 
     async def _asked(self, draft: Draft) -> Any:
-        """Ask until there is an answer; None when there will be none that is sure to be the first one's."""
+        """Ask until there is an answer.
+
+        None when there will be none that is sure to be the first one's.
+        """
         done_before, began = self._result.operations, time.monotonic()
         is_sent = False
         # A fault is no reason to call the system stuck: the time counts from its end.
@@ -288,21 +320,28 @@ class _BulkRun:
         return None
 
     def _may_repeat(self, draft: Draft, done_before: int) -> bool:
-        """Say whether the ledger still keeps the first answer; of kubelet's own allocations, which kubelet never asks for again, it keeps the newest few only."""
+        """Say whether the ledger still keeps the first answer.
+
+        Of kubelet's own allocations, which kubelet never asks for
+        again, it keeps the newest few only.
+        """
         return draft.owner.kind is not OwnerKind.DEVICE_PLUGIN and self._result.operations - done_before <= _REPEATABLE
 
     async def _read(self) -> Holders:
         entry = await self._bus.get(LEDGER.read_as(Holders), node=NODE)
         ledger = entry.value if entry is not None else Holders(node=NODE)
         if double := double_holdings(ledger):
-            self._result.violation = self._result.violation or Violation(f"sequence {ledger.sequence} of the ledger: {'; '.join(double)}")
+            self._result.violation = self._result.violation or Violation(
+                f"sequence {ledger.sequence} of the ledger: {'; '.join(double)}"
+            )
         return ledger
 
     def _progress(self, window: int) -> str:
         result = self._result
         return (
             f"window {window + 1}: {result.operations} operations, {result.operations / result.seconds:.0f} a second, "
-            f"{result.outcomes['unknown']} of unknown outcome, {self._trouble.done.total()} faults, widest {result.widest}"
+            f"{result.outcomes['unknown']} of unknown outcome, {self._trouble.done.total()} faults, widest "
+            f"{result.widest}"
         )
 
 

@@ -32,7 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     library = arguments.libfaketime or find_libfaketime()
     possible = possible_faults(has_hub=arguments.leaf, can_move_clocks=library is not None)
     if impossible := sorted({*arguments.only}.difference(possible)):
-        needs = "libfaketime (--libfaketime)" if impossible[0] in CLOCK_FAULTS else "a node with a server of its own (--leaf)"
+        needs = (
+            "libfaketime (--libfaketime)"
+            if impossible[0] in CLOCK_FAULTS
+            else "a node with a server of its own (--leaf)"
+        )
         parser.error(f"--only: {', '.join(impossible)} cannot happen here: it needs {needs}")
     seed: int = arguments.seed if arguments.seed is not None else secrets.randbelow(_MOST)
     # What we ask through has its connection cut again and again: that is no news.
@@ -73,7 +77,8 @@ def _run_node(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
     if options.shape.is_leaf:
         _tell_counts((("at the hub", result.at_hub),))
     _say(
-        f"{result.steps} steps in {result.seconds:.0f} s: {result.granted} grants, {result.revisions} revisions of the ledger in "
+        f"{result.steps} steps in {result.seconds:.0f} s: {result.granted} grants, {result.revisions} "
+        "revisions of the ledger in "
         f"{result.epochs} epochs, well {result.well_after_s:.1f} s after the last fault"
     )
     for violation in result.violations:
@@ -96,7 +101,10 @@ def _run_bulk(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
     result = asyncio.run(run_bulk(options, folder))
     _tell_counts((("answers", result.outcomes), ("faults", result.faults), ("messages", result.messages)))
     rate = result.operations / result.seconds if result.seconds else 0.0
-    _say(f"{result.operations} operations in {result.seconds:.1f} s, {rate:.0f} a second; checked in {result.checked_s:.1f} s")
+    _say(
+        f"{result.operations} operations in {result.seconds:.1f} s, {rate:.0f} a second; checked in "
+        f"{result.checked_s:.1f} s"
+    )
     _say("NOT LINEARIZABLE: " + result.violation.what if result.violation is not None else "linearizable")
     return result.violation is None
 
@@ -113,7 +121,9 @@ def _say(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab.chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, help="of the schedule; a run that names it again has the same operations and faults")
+    parser.add_argument(
+        "--seed", type=int, help="of the schedule; a run that names it again has the same operations and faults"
+    )
     parser.add_argument("--steps", type=int, default=40, help="faults that a whole node goes through; 0: no such run")
     parser.add_argument(
         "--only",
@@ -124,20 +134,36 @@ def _parser() -> argparse.ArgumentParser:
         help="these faults of a whole node alone; those of a hub need --leaf",
     )
     parser.add_argument(
-        "--leaf", action="store_true", help="the node has a nats-server (2.10 or later) and a relay of its own, and a hub is behind it"
+        "--leaf",
+        action="store_true",
+        help="the node has a nats-server (2.10 or later) and a relay of its own, and a hub is behind it",
     )
     parser.add_argument("--controllers", type=int, default=2, help="how many controllers serve the node")
     parser.add_argument(
-        "--libfaketime", type=Path, help="libfaketimeMT.so.1, to move clocks; else where Debian's package has it, else none is moved"
+        "--libfaketime",
+        type=Path,
+        help="libfaketimeMT.so.1, to move clocks; else where Debian's package has it, else none is moved",
     )
     parser.add_argument("--operations", type=int, default=20_000, help="operations on the ledger alone; 0: no such run")
     parser.add_argument("--workers", type=int, default=8, help="how many ask at a time")
     parser.add_argument("--window", type=int, default=2500, help="operations between two rests")
     parser.add_argument("--faults", type=int, default=3, help="faults in each window")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no operation and no step begins after so long")
-    parser.add_argument("--nats-server", type=Path, help="the server's binary; else TOPOBUS_NATS_SERVER, else that on PATH")
     parser.add_argument(
-        "--program", nargs="+", default=(), help="a program of yours (FILE WORD…) in the place of a service: is its defect found?"
+        "--seconds", type=float, default=float("inf"), help="no operation and no step begins after so long"
     )
-    parser.add_argument("--in-place-of", default="topology", choices=SERVICES, help="of which service of a whole node it takes the place")
+    parser.add_argument(
+        "--nats-server", type=Path, help="the server's binary; else TOPOBUS_NATS_SERVER, else that on PATH"
+    )
+    parser.add_argument(
+        "--program",
+        nargs="+",
+        default=(),
+        help="a program of yours (FILE WORD…) in the place of a service: is its defect found?",
+    )
+    parser.add_argument(
+        "--in-place-of",
+        default="topology",
+        choices=SERVICES,
+        help="of which service of a whole node it takes the place",
+    )
     return parser

@@ -1,7 +1,7 @@
 """Which fault comes when: a schedule drawn from a seed.
 
-Flows in: a seed and a number of faults. Flows out: faults with the share of the operations at which each begins, and how long it lasts; the same ones for the same
-seed. It does nothing itself.
+Flows in: a seed and a number of faults. Flows out: faults with the share of the operations at which
+each begins, and how long it lasts; the same ones for the same seed. It does nothing itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from msgspec import Struct
 
 from lab.chaos.nats_proxy import Trouble
 
-__all__ = ["BULK_FAULTS", "CLOCK_FAULTS", "HUB_FAULTS", "NODE_FAULTS", "TROUBLES", "Fault", "Planned", "plan_faults", "possible_faults"]
+__all__ = [
+    "BULK_FAULTS",
+    "CLOCK_FAULTS",
+    "HUB_FAULTS",
+    "NODE_FAULTS",
+    "TROUBLES",
+    "Fault",
+    "Planned",
+    "plan_faults",
+    "possible_faults",
+]
 
 
 class Fault(StrEnum):
@@ -34,7 +44,8 @@ class Fault(StrEnum):
     """The server's store is put back from an older copy."""
     EMPTY_STORE = "empty-store"
     LOSE_LEDGER = "lose-ledger"
-    """The ledger's bucket is put back from an older copy while topology is down, too: nobody remembers what came since but kubelet and the gateway."""
+    """The ledger's bucket is put back from an older copy while topology is down, too: nobody
+    remembers what came since but kubelet and the gateway."""
     FILL_DISK = "fill-disk"
     RESTART_KUBELET = "restart-kubelet"
     CUT = "cut"
@@ -46,7 +57,8 @@ class Fault(StrEnum):
     """Writes happen, and nobody is told."""
     MIXED = "mixed"
     STEP_CLOCK = "step-clock"
-    """The machine's wall clock is set forward or back by hours, and stays so; the asker's, too, who are on the same machine."""
+    """The machine's wall clock is set forward or back by hours, and stays so; the asker's, too, who
+    are on the same machine."""
     SKEW_CLOCK = "skew-clock"
     """The wall clock of one process is hours away from the machine's for a while."""
     CUT_LINK = "cut-link"
@@ -79,7 +91,8 @@ BULK_FAULTS = (
     Fault.SWALLOW,
     Fault.MIXED,
 )
-"""What a ledger's history stays linearizable under. A store that is put back is not among them: until the ledger is written back, it shows old values."""
+"""What a ledger's history stays linearizable under. A store that is put back is not among them:
+until the ledger is written back, it shows old values."""
 
 
 NODE_FAULTS = (
@@ -109,9 +122,18 @@ NODE_FAULTS = (
 """What a whole node comes through."""
 
 CLOCK_FAULTS = (Fault.STEP_CLOCK, Fault.SKEW_CLOCK)
-"""What needs clocks that can be moved: where the services' cannot, moving the asker's alone would make requests of another time, which topology rightly refuses."""
+"""What needs clocks that can be moved: where the services' cannot, moving the asker's alone would
+make requests of another time, which topology rightly refuses."""
 
-HUB_FAULTS = (Fault.CUT_LINK, Fault.CUT_LINK, Fault.CUT_LINK, Fault.KILL_HUB, Fault.FREEZE_HUB, Fault.ROLL_BACK_HUB, Fault.EMPTY_HUB)
+HUB_FAULTS = (
+    Fault.CUT_LINK,
+    Fault.CUT_LINK,
+    Fault.CUT_LINK,
+    Fault.KILL_HUB,
+    Fault.FREEZE_HUB,
+    Fault.ROLL_BACK_HUB,
+    Fault.EMPTY_HUB,
+)
 """What comes on top where the node has a server of its own."""
 
 
@@ -120,7 +142,7 @@ def possible_faults(*, has_hub: bool, can_move_clocks: bool) -> tuple[Fault, ...
 
     >>> Fault.STEP_CLOCK in possible_faults(has_hub=False, can_move_clocks=False), Fault.CUT_LINK in possible_faults(has_hub=True, can_move_clocks=True)
     (False, True)
-    """
+    """  # noqa: E501
     kinds = (*NODE_FAULTS, *(HUB_FAULTS if has_hub else ()))
     return tuple(kind for kind in kinds if can_move_clocks or kind not in CLOCK_FAULTS)
 
@@ -137,20 +159,34 @@ class Planned(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What happens, to whom."""
-        is_of_service = self.fault in (Fault.KILL_SERVICE, Fault.RESTART_SERVICE, Fault.FREEZE_SERVICE, Fault.SKEW_CLOCK)
+        is_of_service = self.fault in (
+            Fault.KILL_SERVICE,
+            Fault.RESTART_SERVICE,
+            Fault.FREEZE_SERVICE,
+            Fault.SKEW_CLOCK,
+        )
         return f"{self.fault} {self.service}" if is_of_service else self.fault.value
 
     @property
     def moves_s(self) -> float:
-        """By how much a clock is moved: forward or back, by as many hours as the fault's length has seconds."""
+        """By how much a clock is moved: forward or back, by as many hours as the fault's length has
+        seconds.
+        """
         return random.Random(f"{self.lasts_s}").choice((-3600, 3600)) * self.lasts_s
 
 
-def plan_faults(seed: str, count: int, kinds: Sequence[Fault], services: Sequence[str], *, most_s: float) -> tuple[Planned, ...]:
+def plan_faults(
+    seed: str, count: int, kinds: Sequence[Fault], services: Sequence[str], *, most_s: float
+) -> tuple[Planned, ...]:
     """Draw a schedule, in the order of time."""
     chance = random.Random(seed)
     planned = [
-        Planned(at=chance.random(), fault=chance.choice(kinds), service=chance.choice(services), lasts_s=0.2 + chance.random() * most_s)
+        Planned(
+            at=chance.random(),
+            fault=chance.choice(kinds),
+            service=chance.choice(services),
+            lasts_s=0.2 + chance.random() * most_s,
+        )
         for _ in range(count)
     ]
     return tuple(sorted(planned, key=lambda each: each.at))

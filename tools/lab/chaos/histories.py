@@ -1,7 +1,9 @@
-"""Checks the histories of all devices and owners of one ledger while they grow, and says in words where one cannot have been.
+"""Checks the histories of all devices and owners of one ledger while they grow, and says in words
+where one cannot have been.
 
-Flows in: calls and returns of operations in the order in which they were seen. Flows out: violations. An operation is looked at once its outcome is known, so what
-waits is no more than what happened since the oldest operation that is still open.
+Flows in: calls and returns of operations in the order in which they were seen. Flows out:
+violations. An operation is looked at once its outcome is known, so what waits is no more than what
+happened since the oldest operation that is still open.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Violation:
 
 @dataclass(eq=False)
 class Operation:
-    """One operation under way: `effects` are set when its outcome is known, or known to stay unknown."""
+    """One operation under way: `effects` are set when its outcome is known, or known to stay
+    unknown.
+    """
 
     number: int
     draft: Draft
@@ -61,7 +65,9 @@ class Histories:
         self._events.append((False, operation))
 
     def settle_unknown(self) -> None:
-        """Whatever is of unknown outcome cannot happen any more: nobody has a request left that he would still follow."""
+        """Whatever is of unknown outcome cannot happen any more: nobody has a request left that he
+        would still follow.
+        """
         self.check()
         for operation in self._unknown:
             for key in _touched(operation.effects):
@@ -69,7 +75,9 @@ class Histories:
         self._unknown.clear()
 
     def check(self) -> None:
-        """Look at all events whose operation's outcome is known, up to the first of which it is not."""
+        """Look at all events whose operation's outcome is known, up to the first of which it is
+        not.
+        """
         while self._events and self.violation is None:
             is_call, operation = self._events[0]
             if operation.effects is None:
@@ -98,7 +106,8 @@ class Histories:
                 self.violation = Violation(
                     f"{key}: no order of operations explains {draft.verb} for {draft.owner.key}"
                     f"{' of ' + ', '.join(sorted(draft.names)) if draft.names else ''} (operation {draft.op_id}): "
-                    f"its answer means {action}, and before it the state can have been {' or '.join(before)}; the answer: {str(operation.answer)[:400]}"
+                    f"its answer means {action}, and before it the state can have been {' or '.join(before)}; "
+                    f"the answer: {str(operation.answer)[:400]}"
                 )
                 return
             self.widest = max(self.widest, history.width)

@@ -1,6 +1,8 @@
-"""What is behind a node that has a server of its own: the hub, its controller, the link, and a check of what the hub has of the node.
+"""What is behind a node that has a server of its own: the hub, its controller, the link, and a
+check of what the hub has of the node.
 
-Flows in: the node's server. Flows out: faults done on demand, and what the hub does not have, or has twice. It reads both servers past all proxies.
+Flows in: the node's server. Flows out: faults done on demand, and what the hub does not have, or
+has twice. It reads both servers past all proxies.
 """
 
 from __future__ import annotations
@@ -30,16 +32,19 @@ __all__ = ["LEAF_SETTINGS", "HubSide", "compare_events", "hub_side", "leaf_serve
 
 LEAF_SETTINGS = {
     "TOPOBUS_ALL__NATS__PROVISIONER": "topology",
-    # Two controllers run at this node's server, and the claims are its objects (docs/adr/0038): the gateway reads them there, as at a server for all.
+    # Two controllers run at this node's server, and the claims are its objects (docs/adr/0038): the
+    # gateway reads them there, as at a server for all.
     "TOPOBUS_GATEWAY__NATS__PROVISIONER": "controller",
     "TOPOBUS_RELAY__CHECK_S": "1",
     "TOPOBUS_RELAY__RETRY_S": "0.5",
 }
-"""Of the services of a node with a server of its own; the relay looks more often than as shipped (10 s), since a run must see it."""
+"""Of the services of a node with a server of its own; the relay looks more often than as shipped
+(10 s), since a run must see it."""
 
 _STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT)
 _EVENTS: tuple[Event[Any], ...] = (HEALTH, DECISION, DISAGREEMENT)
-# The id under which the hub stores an event has an ending of the relay's; this one crosses as it is.
+# The id under which the hub stores an event has an ending of the
+# relay's; this one crosses as it is.
 _EVENT_ID = "ce-id"
 _READ_S = 10.0
 
@@ -50,7 +55,8 @@ class HubSide:
     def __init__(self, node: str, hub: ShapedServer, link: Link, hub_bus: Bus, leaf_bus: Bus) -> None:
         self.server = hub
         self.losses = 0
-        """How often one of both stores was put back to an earlier time: then an event may be said again."""
+        """How often one of both stores was put back to an earlier time: then an event may be said
+        again."""
         self.counts: Counter[str] = Counter()
         """What was compared when all was well."""
         self._node = node
@@ -103,7 +109,10 @@ class HubSide:
             if differing:
                 said.append(f"the hub's copy is another one of {', '.join(differing)}")
             for event in _EVENTS:
-                stored, copied = await _event_ids(self._leaf_bus, event, self._node), await _event_ids(self._hub_bus, event, self._node)
+                stored, copied = (
+                    await _event_ids(self._leaf_bus, event, self._node),
+                    await _event_ids(self._hub_bus, event, self._node),
+                )
                 said += compare_events(event.name, stored, copied, may_repeat=self.losses > 0)
                 self.counts[f"{event.name} at the hub"] = len(copied)
                 self.counts[f"{event.name} said again"] = len(repeated(copied))
@@ -114,8 +123,9 @@ class HubSide:
 def compare_events(name: str, stored: Sequence[str], copied: Sequence[str], *, may_repeat: bool) -> list[str]:
     """Say what is wrong with the hub's copy of a node's events.
 
-    Shapes: stored, copied — the ids in the order of the node's stream and of the hub's; may_repeat — one of the stores was put back to an earlier time: what is said again then
-            has the id that it had. Ids that only the hub has are its own controller's, or older than what the node keeps.
+    Shapes: stored, copied — the ids in the order of the node's stream and of the hub's; may_repeat
+    — one of the stores was put back to an earlier time: what is said again then has the id that it
+    had. Ids that only the hub has are its own controller's, or older than what the node keeps.
 
     >>> compare_events("health", ["a", "b"], ["a", "x", "b"], may_repeat=False)
     []
@@ -169,11 +179,14 @@ def leaf_servers(node: str, folder: Path, binary: Path | None) -> tuple[ShapedSe
     version = version_of(binary)
     if version < (2, 10):
         got = ".".join(str(part) for part in version)
-        raise ConfigError(f"a node's own server is 2.10 or later, {binary} is {got}", next_step="name another one by --nats-server")
+        raise ConfigError(
+            f"a node's own server is 2.10 or later, {binary} is {got}", next_step="name another one by --nats-server"
+        )
     ports: tuple[int, ...] = ()
     while len(ports) < 2:
         ports = tuple(dict.fromkeys((*ports, free_port())))
-    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the leaf goes past the link that is cut.
+    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the
+    # leaf goes past the link that is cut.
     listen = f'"127.0.0.1:{ports[0]}"\n  advertise: "127.0.0.1:{ports[1]}"'
     text = render_hub(version).replace('"0.0.0.0:7422"', listen)
     hub = ShapedServer(binary=binary, text=text, environment={"TOPOBUS_HUB_NAME": "hub"}, parent=folder)

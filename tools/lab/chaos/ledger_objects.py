@@ -1,9 +1,12 @@
-"""A node's ledger as two families of sequential objects, and what each operation of an asker means to them.
+"""A node's ledger as two families of sequential objects, and what each operation of an asker means
+to them.
 
-Flows in: operations with their answers, and values of the ledger that were read. Flows out: for each object that an operation touches, an action, and the state
-that the object has after it. One object is a device: who holds it. The other is an owner: what it holds, and in which phase. An operation on several devices is
-projected on each of them and on its owner, so what is checked is that each device and each owner had a linear history; the owner's object holds the devices of
-one operation together.
+Flows in: operations with their answers, and values of the ledger that were read. Flows out: for
+each object that an operation touches, an action, and the state that the object has after it.
+One object is a device: who holds it. The other is an owner: what it holds, and in which phase.
+An operation on several devices is projected on each of them and on its owner, so what is
+checked is that each device and each owner had a linear history; the owner's object holds the
+devices of one operation together.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ ANY = frozenset({"?"})
 
 
 class Act(Enum):
-    """What an operation does to one object, by what its asker saw. Those with MAY are of operations whose answer was lost for good."""
+    """What an operation does to one object, by what its asker saw.
+
+    Those with MAY are of operations whose answer was lost for good.
+    """
 
     # a device
     TAKE = auto()
@@ -161,13 +167,17 @@ def _is_same(held: frozenset[str], seen: frozenset[str]) -> bool:
 
 def held_by_owner(ledger: Holders) -> dict[str, Held]:
     """Read what each owner holds."""
-    return {key: Held(allocation.phase.value, devices_of(names_of(allocation))) for key, allocation in ledger.allocations.items()}
+    return {
+        key: Held(allocation.phase.value, devices_of(names_of(allocation)))
+        for key, allocation in ledger.allocations.items()
+    }
 
 
 def double_holdings(ledger: Holders) -> tuple[str, ...]:
-    """Say which devices and CPUs are held by more than one owner, except by share; empty when a ledger is as it must be.
+    """Say which devices and CPUs are held by more than one owner, except by share.
 
-    It is written apart from the product's own check on purpose: a defect there must not hide here.
+    Empty when a ledger is as it must be. It is written apart from the product's own check on
+    purpose: a defect there must not hide here.
     """
     holders: dict[tuple[str, str], set[str]] = {}
     whole: set[tuple[str, str]] = set()
@@ -179,7 +189,9 @@ def double_holdings(ledger: Holders) -> tuple[str, ...]:
                 if unit[1] not in holding.shared.get(unit[0], ()):
                     whole.add(unit)
     return tuple(
-        f"{unit[1]} is held by {' and by '.join(sorted(keys))}" for unit, keys in sorted(holders.items()) if len(keys) > 1 and unit in whole
+        f"{unit[1]} is held by {' and by '.join(sorted(keys))}"
+        for unit, keys in sorted(holders.items())
+        if len(keys) > 1 and unit in whole
     )
 
 

@@ -1,13 +1,17 @@
-"""Decides whether a history of one object is linearizable: whether each operation may have happened at a single moment between its call and its return.
+"""Decides whether a history of one object is linearizable: whether each operation may have happened
+at a single moment between its call and its return.
 
-Flows in: calls and returns in the order in which they were seen, each with what the operation did and answered (its action). Flows out: whether an order of the
-operations exists that a sequential object would have answered alike. It keeps the set of all configurations that are still possible, a configuration being a state
-of the object and those open operations that have happened in it; so a history of any length is checked in the memory of its widest moment. An operation happens in
-a configuration no sooner than some return needs it to.
+Flows in: calls and returns in the order in which they were seen, each with what the operation did
+and answered (its action). Flows out: whether an order of the operations exists that a sequential
+object would have answered alike. It keeps the set of all configurations that are still possible, a
+configuration being a state of the object and those open operations that have happened in it; so a
+history of any length is checked in the memory of its widest moment. An operation happens in a
+configuration no sooner than some return needs it to.
 
-Source: Wing & Gong, "Testing and Verifying Concurrent Objects" (1993); Lowe, "Testing for Linearizability" (2017), the just-in-time search; Horn & Kroening,
-"Faster Linearizability Checking via P-Compositionality" (2015), by which a history is checked object by object. Maintained checkers exist for Go, Clojure and Rust; none
-for Python.
+Source: Wing & Gong, "Testing and Verifying Concurrent Objects" (1993); Lowe, "Testing for
+Linearizability" (2017), the just-in-time search; Horn & Kroening, "Faster Linearizability Checking
+via P-Compositionality" (2015), by which a history is checked object by object. Maintained checkers
+exist for Go, Clojure and Rust; none for Python.
 """
 
 from __future__ import annotations
@@ -24,12 +28,17 @@ A = TypeVar("A")
 class History(Generic[S, A]):
     """The history of one object, checked as it grows.
 
-    Shapes: step — the state after an action, None where a sequential object in this state would not have answered so; observes — says of which actions it is known
-    that they change no state. Actions that only observe happen as soon as a state allows it, which loses no order and keeps the search small.
-    Cost: O(configurations x open operations) a return; without operations whose outcome is unknown there are a few of them.
+    Shapes: step — the state after an action, None where a sequential object in this state
+    would not have answered so; observes — says of which actions it is known that they change
+    no state. Actions that only observe happen as soon as a state allows it, which loses no
+    order and keeps the search small.
+    Cost: O(configurations x open operations) a return; without operations whose outcome is
+    unknown there are a few of them.
     """
 
-    def __init__(self, initial: S, step: Callable[[S, A], S | None], observes: Callable[[A], bool] = lambda _: False) -> None:
+    def __init__(
+        self, initial: S, step: Callable[[S, A], S | None], observes: Callable[[A], bool] = lambda _: False
+    ) -> None:
         self._step = step
         self._observes = observes
         self._changing: dict[int, A] = {}
@@ -47,17 +56,24 @@ class History(Generic[S, A]):
         return len(self._possible)
 
     def call(self, number: int, action: A) -> None:
-        """An operation begins, of which the action tells how it will end; what never ends has an unknown outcome, and may happen at any later moment or never."""
+        """An operation begins, of which the action tells how it will end.
+
+        What never ends has an unknown outcome, and may happen at any later moment or never.
+        """
         if not self._observes(action):
             self._changing[number] = action
             return
         self._observing[number] = action
         self._possible = {
-            (state, happened | {number} if self._step(state, action) is not None else happened) for state, happened in self._possible
+            (state, happened | {number} if self._step(state, action) is not None else happened)
+            for state, happened in self._possible
         }
 
     def end(self, number: int) -> bool:
-        """An operation has returned; False: in no order can it have answered so, and the history is checked no further."""
+        """An operation has returned.
+
+        False: in no order can it have answered so, and the history is checked no further.
+        """
         possible: set[tuple[S, frozenset[int]]] = set()
         seen, stack = set(self._possible), list(self._possible)
         while stack:
@@ -84,7 +100,9 @@ class History(Generic[S, A]):
         self._observing.pop(number, None)
 
     def _close(self) -> None:
-        """Let whatever may have happened by now have happened: the set of configurations is complete for this moment."""
+        """Let whatever may have happened by now have happened: the set of configurations is
+        complete for this moment.
+        """
         stack = list(self._possible)
         while stack:
             for configuration in self._next(*stack.pop()):
@@ -102,5 +120,9 @@ class History(Generic[S, A]):
 
     def _observed(self, state: S, happened: frozenset[int]) -> frozenset[int]:
         """Add the open observations that this state allows."""
-        more = [number for number, action in self._observing.items() if number not in happened and self._step(state, action) is not None]
+        more = [
+            number
+            for number, action in self._observing.items()
+            if number not in happened and self._step(state, action) is not None
+        ]
         return happened.union(more) if more else happened

@@ -1,7 +1,9 @@
-"""A TCP proxy between clients and a nats-server that loses, doubles, delays and reorders single messages, and swallows the confirmations of writes.
+"""A TCP proxy between clients and a nats-server that loses, doubles, delays and reorders single
+messages, and swallows the confirmations of writes.
 
-Flows in: connections of clients. Flows out: the same protocol lines to the server and back, but for what the present trouble says. It reads the protocol only as far
-as it must to tell where a message begins and ends: PUB and HPUB from a client, MSG and HMSG from the server. All other lines pass.
+Flows in: connections of clients. Flows out: the same protocol lines to the server and back, but for
+what the present trouble says. It reads the protocol only as far as it must to tell where a message
+begins and ends: PUB and HPUB from a client, MSG and HMSG from the server. All other lines pass.
 Source: https://docs.nats.io/reference/reference-protocols/nats-protocol.
 """
 
@@ -38,7 +40,10 @@ class Trouble(Struct, frozen=True, kw_only=True):
 
 
 class NatsProxy:
-    """Listens at a port of its own. Use as `async with NatsProxy(server_port, seed) as proxy: …`; there is no port before."""
+    """Listens at a port of its own. Use as `async with NatsProxy(server_port, seed) as proxy: …`.
+
+    There is no port before.
+    """
 
     def __init__(self, server_port: int, seed: int) -> None:
         self.port = 0
@@ -78,7 +83,9 @@ class NatsProxy:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         try:
-            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port, limit=_LONGEST_LINE)
+            server_reader, server_writer = await asyncio.open_connection(
+                "127.0.0.1", self._server_port, limit=_LONGEST_LINE
+            )
         except OSError:
             writer.transport.abort()
             return
@@ -126,7 +133,9 @@ class _Link:
         self._client.transport.abort()
         self._server.transport.abort()
 
-    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pass_on: Callable[[list[bytes], bytes], bool]) -> None:
+    async def pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pass_on: Callable[[list[bytes], bytes], bool]
+    ) -> None:
         """Carry one direction, until it ends."""
         while True:
             line = await reader.readline()

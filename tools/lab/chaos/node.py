@@ -1,7 +1,8 @@
-"""A whole node as processes behind a proxy, with a simulated kubelet and a controller, and what can be done to it.
+"""A whole node as processes behind a proxy, with a simulated kubelet and a controller, and what can
+be done to it.
 
-Flows in: a folder, a seed. Flows out: a running system, faults done to it on demand. The proxy stands between all services and the nats-server; whoever observes goes
-past it.
+Flows in: a folder, a seed. Flows out: a running system, faults done to it on demand. The proxy
+stands between all services and the nats-server; whoever observes goes past it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class ChaosNode:
     _at_server: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def supervise(self) -> None:
-        """Start the server again, for ever, when it has ended by itself, as a supervisor does; what it said stays in its log."""
+        """Start the server again, for ever, when it has ended by itself, as a supervisor does.
+
+        What it said stays in its log.
+        """
         while True:
             await asyncio.sleep(_PAUSE_S)
             async with self._at_server:
@@ -150,7 +154,9 @@ class ChaosNode:
                 self.proxy.trouble = Trouble()
 
     async def _put_store_back(self, planned: Planned, observer: NodeObserver) -> None:
-        """Put the store back to what it was some seconds ago, or to nothing, while the topology service lives: what it has answered is written back."""
+        """Put the store back to what it was some seconds ago, or to nothing, while the topology
+        service lives: what it has answered is written back.
+        """
         async with asyncio.timeout(_READY_S):
             await self.services["topology"].until_ready()
         copy = self.folder / "older-store"
@@ -184,7 +190,9 @@ class ChaosNode:
         return copy
 
     async def put_ledger_back(self, copy: Path) -> None:
-        """Put the older bucket in the place of the present one while neither the server nor topology runs, and start both."""
+        """Put the older bucket in the place of the present one while neither the server nor
+        topology runs, and start both.
+        """
         self.done["lose-ledger"] += 1
         if self.hub is not None:
             self.hub.losses += 1
@@ -208,7 +216,10 @@ class ChaosNode:
             shutil.rmtree(copy)
 
     async def _fill_disk(self, lasts_s: float) -> None:
-        """Leave the server no byte for a while; an operator makes room, and starts the server again, as some versions need it."""
+        """Leave the server no byte for a while.
+
+        An operator makes room, and starts the server again, as some versions need it.
+        """
         if not self.has_small_disk:
             return
         filler = self.server.store / "filler"
@@ -274,7 +285,9 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
         hub = await stack.enter_async_context(hub_side(NODE, *behind)) if behind is not None else None
         proxy = await stack.enter_async_context(NatsProxy(server.port, seed))
         timings = KubeletTimings(pod_retry_s=1.0, reconcile_s=5.0, dra_s=20.0)
-        kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1), timings=timings))
+        kubelet = await stack.enter_async_context(
+            KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1), timings=timings)
+        )
         services: dict[str, ServiceProcess] = {}
         stack.callback(lambda: clocks.clean_up(frozenset(pid for service in services.values() for pid in service.pids)))
         settings = {**_settings(folder, proxy.url), **(LEAF_SETTINGS if shape.is_leaf else {})}
@@ -283,7 +296,9 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
             if hub is not None and label == HUB_CONTROLLER:
                 given = {**_settings(folder, hub.server.url)}
             program = shape.programs.get(name, ())
-            services[label] = ServiceProcess(name, {**given, **clocks.environment(label)}, folder, label=label, program=program)
+            services[label] = ServiceProcess(
+                name, {**given, **clocks.environment(label)}, folder, label=label, program=program
+            )
         for service in services.values():
             stack.push_async_callback(service.kill)
             await service.start()
@@ -291,7 +306,10 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
 
 
 def _mount(store: Path) -> bool:
-    """Give the store a small disk of its own; False where that takes rights that this process has not."""
+    """Give the store a small disk of its own.
+
+    False where that takes rights that this process has not.
+    """
     try:
         words = ["mount", "-t", "tmpfs", "-o", f"size={_STORE_MIB}m", "tmpfs", str(store)]
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
@@ -308,7 +326,8 @@ def _settings(folder: Path, url: str) -> dict[str, str]:
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
-        # A restarted kubelet lists no pods at first, so for a minute only what it has listed is let go of; a run must see the end of that.
+        # A restarted kubelet lists no pods at first, so for a minute only what it has listed is let
+        # go of; a run must see the end of that.
         "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "20",
         "TOPOBUS_GATEWAY__RUNTIME__SOCKET": "",
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),

@@ -1,6 +1,8 @@
-"""A whole node under faults: pods come and go through all three doors, and after the last fault all must be well again by itself.
+"""A whole node under faults: pods come and go through all three doors, and after the last fault all
+must be well again by itself.
 
-Flows in: a seed and a number of steps, each of which is a fault. Flows out: what was violated, and how long it took until all was well.
+Flows in: a seed and a number of steps, each of which is a fault. Flows out: what was violated, and
+how long it took until all was well.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
 class _NodeRun:
     """One run."""
 
-    def __init__(self, options: NodeOptions, node: ChaosNode, observer: NodeObserver, lives: Lives, outside: Bus) -> None:
+    def __init__(
+        self, options: NodeOptions, node: ChaosNode, observer: NodeObserver, lives: Lives, outside: Bus
+    ) -> None:
         self._options = options
         self._node = node
         self._observer = observer
@@ -111,7 +115,9 @@ class _NodeRun:
         self._is_over = False
 
     async def run(self, result: NodeResult) -> None:
-        """Come up, go through all steps with lives beside them, come to rest twice: with what is held then, and with nothing."""
+        """Come up, go through all steps with lives beside them, come to rest twice: with what is
+        held then, and with nothing.
+        """
         options = self._options
         await self._node.until_ready()
         for each in CLASSES:
@@ -144,8 +150,12 @@ class _NodeRun:
 
     async def _do_steps(self, result: NodeResult) -> None:
         options = self._options
-        kinds = options.only or possible_faults(has_hub=self._node.hub is not None, can_move_clocks=self._node.clocks.can_move)
-        planned = plan_faults(f"{options.seed}/node", options.steps, kinds, tuple(self._node.services), most_s=options.most_s)
+        kinds = options.only or possible_faults(
+            has_hub=self._node.hub is not None, can_move_clocks=self._node.clocks.can_move
+        )
+        planned = plan_faults(
+            f"{options.seed}/node", options.steps, kinds, tuple(self._node.services), most_s=options.most_s
+        )
         pauses = random.Random(f"{options.seed}/pauses")
         began = time.monotonic()
         for number, each in enumerate(planned, start=1):
@@ -153,7 +163,8 @@ class _NodeRun:
             if time.monotonic() - began >= options.seconds or self._observer.violations:
                 return
             options.tell(
-                f"step {number} of {len(planned)}: {_said(each)}; {self._observer.granted} grants, {self._observer.revisions} revisions"
+                f"step {number} of {len(planned)}: {_said(each)}; {self._observer.granted} grants, "
+                f"{self._observer.revisions} revisions"
             )
             if each.fault is Fault.LOSE_LEDGER:
                 await self._lose_ledger(each, number)
@@ -165,10 +176,13 @@ class _NodeRun:
             result.steps += 1
 
     async def _lose_ledger(self, planned: Planned, number: int) -> None:
-        """Have topology begin from an older ledger, and see that it learns again what kubelet and the gateway know.
+        """Have topology begin from an older ledger, and see that it learns again what kubelet and
+        the gateway know.
 
-        Until it has, it may give a device that it does not know to be held to somebody who asks for any: so nobody asks meanwhile. What has ended
-        since the copy is held again, and who ended it does so again: the ledger takes nothing from an owner that it knows because somebody else has the device.
+        Until it has, it may give a device that it does not know to be held to somebody who
+        asks for any: so nobody asks meanwhile. What has ended since the copy is held again,
+        and who ended it does so again: the ledger takes nothing from an owner that it knows
+        because somebody else has the device.
         """
         copy = await self._node.copy_ledger()
         ended = len(self._lives.ended)
@@ -178,11 +192,15 @@ class _NodeRun:
         await self._node.put_ledger_back(copy)
         for end_again in self._lives.ended[ended:]:
             await end_again(f"again-{number}")
-        self._lives.outcomes["placed pod lost with the ledger"] += await self._observer.until_recovered(self._options.well_s)
+        self._lives.outcomes["placed pod lost with the ledger"] += await self._observer.until_recovered(
+            self._options.well_s
+        )
         self._lives.go_on()
 
     async def _restore_objects(self) -> None:
-        """Do what users do whose stand-alone objects came back from an earlier time: classes are applied, and claims that nobody wants any more deleted, again."""
+        """Do what users do whose stand-alone objects came back from an earlier time: classes are
+        applied, and claims that nobody wants any more deleted, again.
+        """
         for each in CLASSES:
             await self._lives.apply(each, f"uid-{each.metadata['name']}")
         # What cannot be read in this moment is looked at again before all is called well.
@@ -220,11 +238,17 @@ class _NodeRun:
             if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
             for name in held[key].devices
         )
-        named = {key: each.devices for key, each in held.items() if ledger.allocations[key].owner.kind is not OwnerKind.DEVICE_PLUGIN}
+        named = {
+            key: each.devices
+            for key, each in held.items()
+            if ledger.allocations[key].owner.kind is not OwnerKind.DEVICE_PLUGIN
+        }
         wanted = {grant.key: grant.devices for grant in grants if grant.kind is not OwnerKind.DEVICE_PLUGIN}
         if named != wanted:
             problems.append(f"the ledger has {_listed(named)}, wanted {_listed(wanted)}")
-        wanted_plugin = frozenset(name for grant in grants if grant.kind is OwnerKind.DEVICE_PLUGIN for name in grant.devices)
+        wanted_plugin = frozenset(
+            name for grant in grants if grant.kind is OwnerKind.DEVICE_PLUGIN for name in grant.devices
+        )
         if plugin != wanted_plugin:
             problems.append(f"the ledger has {sorted(plugin)} as kubelet's, wanted {sorted(wanted_plugin)}")
         files = await asyncio.to_thread(cdi_devices, self._node.cdi_dir)
@@ -266,7 +290,10 @@ def _said(planned: Planned) -> str:
 
 def _missing(node: ChaosNode) -> str:
     """Say what faults cannot be done here."""
-    missing = (("disk of its own to fill", node.has_small_disk), ("clock to move (libfaketime is not installed)", node.clocks.can_move))
+    missing = (
+        ("disk of its own to fill", node.has_small_disk),
+        ("clock to move (libfaketime is not installed)", node.clocks.can_move),
+    )
     return "".join(f"; no {what}" for what, is_there in missing if not is_there)
 
 

@@ -1,7 +1,9 @@
-"""Watches a node from the outside: every revision of its ledger, its CDI files, and what the askers were told.
+"""Watches a node from the outside: every revision of its ledger, its CDI files, and what the askers
+were told.
 
-Flows in: the ledger by a connection of its own that no fault touches, the folder of CDI files, and what each asker says it was given and when it began to give it
-back. Flows out: violations. It knows no more of the product than its formats.
+Flows in: the ledger by a connection of its own that no fault touches, the folder of CDI files, and
+what each asker says it was given and when it began to give it back. Flows out: violations. It knows
+no more of the product than its formats.
 """
 
 from __future__ import annotations
@@ -28,19 +30,25 @@ _NAMED = re.compile(r"^TOPOBUS_(?:GPU|NIC|FPGA|CPU)_DEVICES=(.*)$")
 
 @dataclass(eq=False)
 class Grant:
-    """What one asker was told that it has: `name` for people, `kind` and `key` as the ledger names its owner (an allocation of kubelet's is known by its devices)."""
+    """What one asker was told that it has: `name` for people, `kind` and `key` as the ledger names
+    its owner (an allocation of kubelet's is known by its devices).
+    """
 
     name: str
     kind: OwnerKind
     key: str
     devices: frozenset[str]
     told_at: tuple[int, int] | None = None
-    """Epoch and sequence of a ledger that was read after the asker was told; None while it has not been read."""
+    """Epoch and sequence of a ledger that was read after the asker was told; None while it has not
+    been read."""
 
 
 @dataclass
 class NodeObserver:
-    """Checks what must hold at every moment. The first violations are kept, with when they were seen."""
+    """Checks what must hold at every moment.
+
+    The first violations are kept, with when they were seen.
+    """
 
     bus: Bus
     node: str
@@ -61,7 +69,9 @@ class NodeObserver:
             group.create_task(self._look_at_files())
 
     async def grant(self, grant: Grant) -> None:
-        """An asker has been told that it has these devices: nobody else may have been told so, and the ledger must say the same from now on."""
+        """An asker has been told that it has these devices: nobody else may have been told so, and
+        the ledger must say the same from now on.
+        """
         for other in self.grants:
             if both := other.devices & grant.devices:
                 self._tell(f"{grant.name} was given {', '.join(sorted(both))}, which {other.name} has")
@@ -84,7 +94,9 @@ class NodeObserver:
         return ledger.epoch, ledger.sequence
 
     async def until_written_back(self, before: tuple[int, int], limit_s: float) -> None:
-        """Wait until the ledger is as new again as it was before, and check that it has everything that askers were told."""
+        """Wait until the ledger is as new again as it was before, and check that it has everything
+        that askers were told.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 ledger = await self.read()
@@ -100,15 +112,19 @@ class NodeObserver:
             self._check_kept(grant, ledger)
 
     def ledger_is_lost(self) -> None:
-        """Topology is about to begin from an older ledger: from what it shows nothing follows until `until_recovered`."""
+        """Topology is about to begin from an older ledger: from what it shows nothing follows until
+        `until_recovered`.
+        """
         self.is_store_put_back = True
         for grant in self.grants:
             grant.told_at = None
 
     async def until_recovered(self, limit_s: float) -> int:
-        """Wait until a ledger that begins from an older copy has all again that somebody beside it knows; gives how many placed pods it has lost for good.
+        """Wait until a ledger that begins from an older copy has all again that somebody beside it
+        knows.
 
-        What kubelet lists and what the gateway has prepared is known to them. Of a pod that `place` placed since the copy only the ledger knew.
+        Gives how many placed pods it has lost for good. What kubelet lists and what the gateway has
+        prepared is known to them. Of a pod that `place` placed since the copy only the ledger knew.
         """
         recoverable = [grant for grant in self.grants if grant.kind is not OwnerKind.POD]
         ledger = await self.read()
@@ -119,9 +135,13 @@ class NodeObserver:
                     ledger = await self.read()
         except TimeoutError:
             lacking = sorted(
-                f"{grant.name}: {' '.join(sorted(missing))}" for grant in recoverable if (missing := grant.devices - _held(ledger, grant))
+                f"{grant.name}: {' '.join(sorted(missing))}"
+                for grant in recoverable
+                if (missing := grant.devices - _held(ledger, grant))
             )
-            self._tell(f"{limit_s:g} s after topology began from an older ledger, it does not have {'; '.join(lacking)}")
+            self._tell(
+                f"{limit_s:g} s after topology began from an older ledger, it does not have {'; '.join(lacking)}"
+            )
         lost = [grant for grant in self.grants if grant.kind is OwnerKind.POD and grant.devices - _held(ledger, grant)]
         self.grants.difference_update(lost)
         self.is_store_put_back = False
@@ -130,13 +150,20 @@ class NodeObserver:
         return len(lost)
 
     async def is_gone(self, key: str) -> bool:
-        """Say whether an owner holds nothing any more. While the store shows an earlier time nobody knows: what the service writes back may have the owner."""
+        """Say whether an owner holds nothing any more.
+
+        While the store shows an earlier time nobody knows: what the service
+        writes back may have the owner.
+        """
         was_put_back = self.is_store_put_back
         ledger = await self.read()
         return not was_put_back and not self.is_store_put_back and key not in ledger.allocations
 
     async def read(self) -> Holders:
-        """Read the ledger past all faults, as soon as the server lives; what the node's service is about to write back after the store was put back is not in it."""
+        """Read the ledger past all faults, as soon as the server lives.
+
+        What the node's service is about to write back after the store was put back is not in it.
+        """
         while True:
             try:
                 entry = await self.bus.get(LEDGER.read_as(Holders), node=self.node)
@@ -159,12 +186,16 @@ class NodeObserver:
                     self._check_kept(grant, ledger)
 
     def _check_kept(self, grant: Grant, ledger: Holders) -> None:
-        """What was acknowledged stands in every later ledger. A value of an earlier time (the store was put back) is none of those: it is written over."""
+        """What was acknowledged stands in every later ledger.
+
+        A value of an earlier time (the store was put back) is none of those: it is written over.
+        """
         if grant.told_at is None or (ledger.epoch, ledger.sequence) < grant.told_at:
             return
         if missing := grant.devices - _held(ledger, grant):
             self._tell(
-                f"{grant.name} was told at epoch {grant.told_at[0]}, sequence {grant.told_at[1]} that it has {', '.join(sorted(missing))}: "
+                f"{grant.name} was told at epoch {grant.told_at[0]}, sequence {grant.told_at[1]} that it has "
+                f"{', '.join(sorted(missing))}: "
                 f"gone at epoch {ledger.epoch}, sequence {ledger.sequence}"
             )
 
@@ -185,7 +216,10 @@ class NodeObserver:
 
 
 def _held(ledger: Holders, grant: Grant) -> frozenset[str]:
-    """Give what the ledger says that the asker has. Kubelet's Allocate names no pod, so its owners are one."""
+    """Give what the ledger says that the asker has.
+
+    Kubelet's Allocate names no pod, so its owners are one.
+    """
     held = held_by_owner(ledger)
     if grant.kind is not OwnerKind.DEVICE_PLUGIN:
         return held[grant.key].devices if grant.key in held else frozenset()
@@ -194,16 +228,23 @@ def _held(ledger: Holders, grant: Grant) -> frozenset[str]:
 
 
 def cdi_devices(folder: Path) -> dict[str, frozenset[str]]:
-    """Read which devices the CDI files of each claim hand out: claim uid to device names. A file that goes away meanwhile is none."""
+    """Read which devices the CDI files of each claim hand out: claim uid to device names.
+
+    A file that goes away meanwhile is none.
+    """
     claims: dict[str, set[str]] = {}
     for file in sorted(folder.glob("*.json")):
         try:
             spec = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError):
-            # Replaced in this moment; a file that stays unreadable is missed at the end, when files are compared with claims.
+            # Replaced in this moment; a file that stays unreadable is missed at the end, when
+            # files are compared with claims.
             continue
         uid = file.stem.rpartition("_")[2]
-        edits = [spec.get("containerEdits", {}), *(device.get("containerEdits", {}) for device in spec.get("devices", ()))]
+        edits = [
+            spec.get("containerEdits", {}),
+            *(device.get("containerEdits", {}) for device in spec.get("devices", ())),
+        ]
         for variable in (variable for edit in edits for variable in edit.get("env", ())):
             if match := _NAMED.match(variable):
                 claims.setdefault(uid, set()).update(name for name in match[1].split(",") if name)

@@ -1,7 +1,9 @@
-"""Pods that come through one of the three doors, hold devices for a while and go again, whatever happens to the system meanwhile.
+"""Pods that come through one of the three doors, hold devices for a while and go again, whatever
+happens to the system meanwhile.
 
-Flows in: a door and sizes from a seed. Flows out: what the asker was told, to the observer. An asker is patient: it asks again under the same operation id, or as
-kubelet and kubectl do, until it has an answer; who never gets one within minutes calls the system stuck.
+Flows in: a door and sizes from a seed. Flows out: what the asker was told, to the observer. An
+asker is patient: it asks again under the same operation id, or as kubelet and kubectl do, until it
+has an answer; who never gets one within minutes calls the system stuck.
 """
 
 from __future__ import annotations
@@ -72,11 +74,16 @@ class Plan:
     @property
     def devices(self) -> tuple[tuple[str, int], ...]:
         """Pair each class that it wants with a number."""
-        return tuple((name, size) for name, size in (("gpu", self.gpus), ("nic", self.nics), ("fpga", self.fpgas)) if size)
+        return tuple(
+            (name, size) for name, size in (("gpu", self.gpus), ("nic", self.nics), ("fpga", self.fpgas)) if size
+        )
 
 
 def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
-    """Draw the lives that one worker leads one after the other, for ever; the same ones for the same seed."""
+    """Draw the lives that one worker leads one after the other, for ever.
+
+    The same ones for the same seed.
+    """
     chance = random.Random(f"{seed}/lives/{worker}")
     for number in count(1):
         door = chance.choice(list(Door))
@@ -94,7 +101,9 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
 def _class_object(device_class: str) -> ApiObject:
     selector = {"cel": {"expression": f'device.driver == "{device_class}.topobus.dev"'}}
     metadata = {"name": f"{device_class}.topobus.dev"}
-    return ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata=metadata, spec={"selectors": [selector]})
+    return ApiObject(
+        api_version="resource.k8s.io/v1", kind="DeviceClass", metadata=metadata, spec={"selectors": [selector]}
+    )
 
 
 CLASSES = tuple(_class_object(device_class) for device_class in _CLASSES)
@@ -114,7 +123,8 @@ class Lives:
         self.store_losses = 0
         """How often the store was emptied or put back to an earlier time."""
         self.ended: list[Callable[[str], Awaitable[None]]] = []
-        """Of each placed pod and claim that has come to its end, in that order: what ends it again, under an operation id that begins so."""
+        """Of each placed pod and claim that has come to its end, in that order: what ends it again,
+        under an operation id that begins so."""
         self._rest = asyncio.Event()
         self._rest.set()
         self._begins = asyncio.Event()
@@ -130,7 +140,10 @@ class Lives:
         self._rest.set()
 
     async def stand_still(self, workers: int) -> None:
-        """Let nobody begin and nobody give back, until `go_on`; returns when each of so many workers waits."""
+        """Let nobody begin and nobody give back, until `go_on`.
+
+        Returns when each of so many workers waits.
+        """
         self._begins.clear()
         self._rest.clear()
         try:
@@ -148,7 +161,9 @@ class Lives:
     async def release_place(self, owner: Owner, op_id: str) -> None:
         """Ask for the end of a placed pod's holding."""
         release = ReleaseRequest(op_id=op_id, owner=owner)
-        await self._until(f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node))
+        await self._until(
+            f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node)
+        )
 
     async def _wait(self, event: asyncio.Event) -> None:
         self._waiting += 1
@@ -177,10 +192,14 @@ class Lives:
     async def _place(self, plan: Plan) -> Life:
         owner = Owner(kind=OwnerKind.POD, name=plan.name, uid=f"uid-{plan.name}")
         container = ContainerRequest(
-            name="main", cpus=plan.cpus, devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in plan.devices)
+            name="main",
+            cpus=plan.cpus,
+            devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in plan.devices),
         )
         request = PlaceRequest(op_id=f"place-{plan.name}", pod=PodRequest(owner=owner, containers=(container,)))
-        reply = await self._until(f"{plan.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node))
+        reply = await self._until(
+            f"{plan.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node)
+        )
         outcome = Life.REFUSED
         if isinstance(reply.result, Placement):
             outcome = Life.LIVED
@@ -205,11 +224,17 @@ class Lives:
 
     async def _by_claim(self, plan: Plan) -> Life:
         requests = [
-            {"name": name, "exactly": {"deviceClassName": f"{name}.topobus.dev", "allocationMode": "ExactCount", "count": size}}
+            {
+                "name": name,
+                "exactly": {"deviceClassName": f"{name}.topobus.dev", "allocationMode": "ExactCount", "count": size},
+            }
             for name, size in plan.devices
         ]
         claim = ApiObject(
-            api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": plan.name}, spec={"devices": {"requests": requests}}
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaim",
+            metadata={"name": plan.name},
+            spec={"devices": {"requests": requests}},
         )
         uid = f"uid-{plan.name}"
         losses_before = self.store_losses
@@ -242,7 +267,10 @@ class Lives:
         return outcome
 
     async def _end_again(self, claim: ApiObject, owner: Owner) -> None:
-        """Restore and delete a claim that an older ledger holds again, until it does no more; who deletes at once may be faster than the controller has seen it."""
+        """Restore and delete a claim that an older ledger holds again, until it does no more.
+
+        Who deletes at once may be faster than the controller has seen it.
+        """
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while owner.key in (await self._observer.read()).allocations:
@@ -252,13 +280,15 @@ class Lives:
                     await asyncio.sleep(_PAUSE_S)
         except TimeoutError as err:
             raise Stuck(
-                f"{owner.key}, which an older ledger holds again, is not released {_PATIENCE_S:g} s after it was restored and deleted"
+                f"{owner.key}, which an older ledger holds again, is not released {_PATIENCE_S:g} s after it "
+                "was restored and deleted"
             ) from err
 
     async def _end_claim(self, claim: ApiObject, owner: Owner, losses_before: int) -> None:
         """Delete a claim, and see that its devices are let go of.
 
-        An object that was lost with the store is no evidence that nobody uses its devices, so they stay held. Its owner restores it, under its uid, and deletes it.
+        An object that was lost with the store is no evidence that nobody uses its devices, so they
+        stay held. Its owner restores it, under its uid, and deletes it.
         """
         async with asyncio.timeout(_PATIENCE_S):
             while True:
@@ -279,7 +309,9 @@ class Lives:
                 # The store was put back to a time before it: its maker writes it again.
                 await self.apply(claim, f"uid-{claim.metadata['name']}")
                 continue
-            results: list[dict[str, object]] = entry.value.status.get("allocation", {}).get("devices", {}).get("results", [])
+            results: list[dict[str, object]] = (
+                entry.value.status.get("allocation", {}).get("devices", {}).get("results", [])
+            )
             if results:
                 return results
         return []

@@ -1,4 +1,6 @@
-"""Services of Topobus as processes that can be killed, frozen and started again on the same settings."""
+"""Services of Topobus as processes that can be killed, frozen and started again on the same
+settings.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ _STOP_LIMIT_S = 20.0
 class ServiceProcess:
     """One service, whichever process runs it at present. Its log goes on over restarts."""
 
-    def __init__(self, name: str, settings: Mapping[str, str], folder: Path, *, label: str = "", program: Sequence[str] = ()) -> None:
-        """Prepare a service; `program` are the words that the interpreter runs instead of the service's own module."""
+    def __init__(
+        self, name: str, settings: Mapping[str, str], folder: Path, *, label: str = "", program: Sequence[str] = ()
+    ) -> None:
+        """Prepare a service; `program` are the words that the interpreter runs instead of the
+        service's own module.
+        """
         self.name = name
         self._program = tuple(program) or ("-m", f"topobus.{name}.main")
         self.label = label or name
@@ -40,7 +46,10 @@ class ServiceProcess:
 
     @property
     def status(self) -> int | None:
-        """The exit status of a process that ended by itself; None while it runs, or when we ended it."""
+        """The exit status of a process that ended by itself.
+
+        None while it runs, or when we ended it.
+        """
         return self._process.returncode if self._process is not None else None
 
     @property

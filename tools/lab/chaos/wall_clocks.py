@@ -1,7 +1,11 @@
-"""The wall clocks of the processes under test, which can be moved while these run; their monotonic clocks stay as they are.
+"""The wall clocks of the processes under test, which can be moved while these run.
 
-Flows in: a folder. Flows out: environment variables for each process, by which libfaketime gives it a wall clock of its own, and a clock for whoever asks from the same
-machine. Without libfaketime (Debian: `libfaketime`) there are none, and the harness says so. A nats-server reads the time past the C library: its clock is never moved.
+Their monotonic clocks stay as they are.
+
+Flows in: a folder. Flows out: environment variables for each process, by which libfaketime gives it
+a wall clock of its own, and a clock for whoever asks from the same machine. Without libfaketime
+(Debian: `libfaketime`) there are none, and the harness says so. A nats-server reads the time past
+the C library: its clock is never moved.
 Source: https://github.com/wolfcw/libfaketime.
 """
 
@@ -22,7 +26,9 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 def find_libfaketime() -> Path | None:
     """Find the library where packages put it; None: it is not installed."""
-    paths = (path for folder in _FOLDERS for path in (folder / _LIBRARY, *sorted(folder.glob(f"*-linux-gnu*/{_LIBRARY}"))))
+    paths = (
+        path for folder in _FOLDERS for path in (folder / _LIBRARY, *sorted(folder.glob(f"*-linux-gnu*/{_LIBRARY}")))
+    )
     return next((path for path in paths if path.exists()), None)
 
 
@@ -69,7 +75,10 @@ class WallClocks:
         }
 
     def step(self, by_s: float) -> None:
-        """Set the machine's clock forward or back, for all of its processes; where theirs cannot be moved, nobody's is."""
+        """Set the machine's clock forward or back, for all of its processes.
+
+        Where theirs cannot be moved, nobody's is.
+        """
         if not self.can_move:
             return
         self.machine.ahead_s += by_s

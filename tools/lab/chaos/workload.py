@@ -1,7 +1,9 @@
-"""Operations on a node's ledger, drawn from a seed, and what their answers say about each object of the ledger.
+"""Operations on a node's ledger, drawn from a seed, and what their answers say about each object of
+the ledger.
 
-Flows in: a seed and a worker's number. Flows out: the same operations each time, whatever is answered; and for an operation with its answer the actions on devices
-and owners (`ledger_objects`). Several workers share owners, so that they place, keep and release the same ones at the same time.
+Flows in: a seed and a worker's number. Flows out: the same operations each time, whatever is
+answered; and for an operation with its answer the actions on devices and owners (`ledger_objects`).
+Several workers share owners, so that they place, keep and release the same ones at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +30,19 @@ from topobus.values.ledger import AllocationPhase, Holders
 from topobus.values.outcome import Placement, Refusal
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["CPUS", "DEVICES", "GPUS", "NICS", "Draft", "Effects", "Verb", "effects_of", "operations", "owner_keys", "unknown_effects"]
+__all__ = [
+    "CPUS",
+    "DEVICES",
+    "GPUS",
+    "NICS",
+    "Draft",
+    "Effects",
+    "Verb",
+    "effects_of",
+    "operations",
+    "owner_keys",
+    "unknown_effects",
+]
 
 GPUS = tuple(f"gpu-{number}" for number in range(12))
 NICS = tuple(f"nic-{number}" for number in range(4))
@@ -51,12 +65,16 @@ class Verb(StrEnum):
     READ = "read"
 
 
-# Of a hundred operations. Devices are scarce on purpose: about every second one that wants some meets another owner.
+# Of a hundred operations. Devices are scarce on purpose: about every second one that
+# wants some meets another owner.
 _SHARES = ((Verb.READ, 30), (Verb.PLACE, 16), (Verb.ADOPT, 14), (Verb.COMMIT, 4), (Verb.RELEASE, 36))
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """One operation before it is sent. A read has no request; a placement without `names` lets the node choose."""
+    """One operation before it is sent. A read has no request.
+
+    A placement without `names` lets the node choose.
+    """
 
     op_id: str
     verb: Verb
@@ -133,7 +151,9 @@ def _draw_place(chance: random.Random, op_id: str, private: tuple[Owner, ...]) -
         container = ContainerRequest(
             name="main", devices=(DeviceRequest(device_class="gpu", count=len(names), names=tuple(sorted(names))),)
         )
-    request = PlaceRequest(op_id=op_id, pod=PodRequest(owner=owner, containers=(container,)), is_reservation=is_reservation)
+    request = PlaceRequest(
+        op_id=op_id, pod=PodRequest(owner=owner, containers=(container,)), is_reservation=is_reservation
+    )
     return Draft(op_id=op_id, verb=Verb.PLACE, owner=owner, names=names, request=request)
 
 
@@ -148,7 +168,10 @@ def _private(worker: int) -> tuple[Owner, ...]:
 
 
 def effects_of(draft: Draft, reply: object, owners: Iterable[str]) -> Effects:
-    """Say what an answered operation means to each object; a read's reply is the ledger, which is about all `owners`."""
+    """Say what an answered operation means to each object.
+
+    A read's reply is the ledger, which is about all `owners`.
+    """
     match reply:
         case Holders():
             return _read(reply, owners)
@@ -192,7 +215,8 @@ def _placed(draft: Draft, reply: PlaceReply) -> Effects:
             for name in (*devices_of(container.devices), *(cpu_name(cpu) for cpu in container.cpus))
         )
         return Effects(
-            devices={name: DeviceAction(Act.TAKE, key) for name in placed}, owners={key: OwnerAction(Act.PLACE, placed, _phase(draft))}
+            devices={name: DeviceAction(Act.TAKE, key) for name in placed},
+            owners={key: OwnerAction(Act.PLACE, placed, _phase(draft))},
         )
     codes = _codes(reply.result)
     if "released-since" in codes:
@@ -229,8 +253,15 @@ def _adopted(draft: Draft, reply: AdoptReply) -> Effects:
         }
         return Effects(devices=seen)
     displaces = _displaced_by(draft.owner)
-    devices = {name: DeviceAction(Act.TAKE, key, displaces) if name in draft.names else DeviceAction(Act.DROP, key) for name in DEVICES}
-    lost = {} if isinstance(result, Refusal) else {owner.key: OwnerAction(Act.LOSE, draft.names) for owner in result.displaced}
+    devices = {
+        name: DeviceAction(Act.TAKE, key, displaces) if name in draft.names else DeviceAction(Act.DROP, key)
+        for name in DEVICES
+    }
+    lost = (
+        {}
+        if isinstance(result, Refusal)
+        else {owner.key: OwnerAction(Act.LOSE, draft.names) for owner in result.displaced}
+    )
     return Effects(devices=devices, owners={key: OwnerAction(Act.ADOPT, draft.names), **lost})
 
 
@@ -252,7 +283,10 @@ def unknown_effects(draft: Draft) -> Effects:
         case Verb.COMMIT:
             return Effects(owners={key: OwnerAction(Act.MAY_COMMIT)})
         case Verb.RELEASE:
-            return Effects(devices={name: DeviceAction(Act.MAY_DROP, key) for name in DEVICES}, owners={key: OwnerAction(Act.MAY_RELEASE)})
+            return Effects(
+                devices={name: DeviceAction(Act.MAY_DROP, key) for name in DEVICES},
+                owners={key: OwnerAction(Act.MAY_RELEASE)},
+            )
         case Verb.PLACE:
             return Effects(
                 devices={name: DeviceAction(Act.MAY_TAKE, key) for name in draft.names or DEVICES},
@@ -261,7 +295,9 @@ def unknown_effects(draft: Draft) -> Effects:
         case Verb.ADOPT:
             displaces = _displaced_by(draft.owner)
             devices = {
-                name: DeviceAction(Act.MAY_TAKE, key, displaces) if name in draft.names else DeviceAction(Act.MAY_DROP, key)
+                name: DeviceAction(Act.MAY_TAKE, key, displaces)
+                if name in draft.names
+                else DeviceAction(Act.MAY_DROP, key)
                 for name in DEVICES
             }
             lost = {other: OwnerAction(Act.MAY_LOSE, draft.names) for other in displaces}

@@ -1,6 +1,8 @@
-"""What a fill must have come to, whatever died meanwhile: every claim has its devices, the nodes' ledgers hold them for it, and no device is in two claims.
+"""What a fill must have come to, whatever died meanwhile: every claim has its devices, the nodes'
+ledgers hold them for it, and no device is in two claims.
 
-Flows in: the claims as the API server has them, the nodes' ledgers. Flows out: what is wrong, in words; nothing when all is well. Pure.
+Flows in: the claims as the API server has them, the nodes' ledgers. Flows out: what is wrong, in
+words; nothing when all is well. Pure.
 """
 
 from __future__ import annotations
@@ -35,9 +37,17 @@ def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
         elif len(status.get("reservedFor") or ()) != 1:
             unreserved.append(name)
         for result in results:
-            holders.setdefault((result["pool"], class_of_driver(result["driver"]) or "", result["device"]), []).append(name)
-    doubles = [f"{'/'.join(device)} ({', '.join(names)})" for device, names in sorted(holders.items()) if len(names) > 1]
-    unheld = [f"{'/'.join(device)} of {names[0]}" for device, names in sorted(holders.items()) if held.get(device) != uids[names[0]]]
+            holders.setdefault((result["pool"], class_of_driver(result["driver"]) or "", result["device"]), []).append(
+                name
+            )
+    doubles = [
+        f"{'/'.join(device)} ({', '.join(names)})" for device, names in sorted(holders.items()) if len(names) > 1
+    ]
+    unheld = [
+        f"{'/'.join(device)} of {names[0]}"
+        for device, names in sorted(holders.items())
+        if held.get(device) != uids[names[0]]
+    ]
     named = {
         "claims without devices": without,
         "claims that are not reserved for one pod": unreserved,
@@ -48,7 +58,9 @@ def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
 
 
 def left_at_nodes(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
-    """Name devices that a ledger holds and no claim has: a node that answered too late held them for a claim that went elsewhere. Its gateway lets go of them; here is none."""
+    """Name devices that a ledger holds and no claim has: a node that answered too late held them
+    for a claim that went elsewhere. Its gateway lets go of them; here is none.
+    """
     results = [
         result
         for claim in claims

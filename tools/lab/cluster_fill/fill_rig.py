@@ -1,7 +1,9 @@
-"""The processes of a fill: nats-server, the API server simulator, the nodes, and replicas of the controller, each a process of its own.
+"""The processes of a fill: nats-server, the API server simulator, the nodes, and replicas of the
+controller, each a process of its own.
 
-Flows in: how many nodes, and of which recorded machine. Flows out: running processes whose memory and processor time can be read, and clients of the two servers. All of
-them have ended, and their folder is gone, when the block ends.
+Flows in: how many nodes, and of which recorded machine. Flows out: running processes whose memory
+and processor time can be read, and clients of the two servers. All of them have ended, and their
+folder is gone, when the block ends.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ async def fill_rig(record: NodeRecord, nodes: int) -> AsyncIterator[FillRig]:
             url = await _line(server)
             (folder / "record").write_bytes(encode(record))
             player = await stack.enter_async_context(
-                _process("lab.cluster_fill.played_nodes", nats.url, str(folder / _NODES), str(nodes), str(folder / "record"))
+                _process(
+                    "lab.cluster_fill.played_nodes", nats.url, str(folder / _NODES), str(nodes), str(folder / "record")
+                )
             )
             while await _line(player) != READY:
                 pass
@@ -120,7 +124,9 @@ async def fill_rig(record: NodeRecord, nodes: int) -> AsyncIterator[FillRig]:
 
 @asynccontextmanager
 async def _process(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     try:
         yield process
     finally:
@@ -130,7 +136,8 @@ async def _process(module: str, *arguments: str) -> AsyncIterator[asyncio.subpro
 async def _line(process: asyncio.subprocess.Process) -> str:
     """Read a line that a process prints.
 
-    Errors: raises PeerUnavailable when it ends before, TimeoutError when it prints none in ten minutes.
+    Errors: raises PeerUnavailable when it ends before, TimeoutError when
+    it prints none in ten minutes.
     """
     assert process.stdout is not None
     async with asyncio.timeout(_LINE_LIMIT_S):
@@ -164,7 +171,10 @@ def _read_requests(url: str) -> dict[RequestKind, int]:
             labels = sample.labels
             part = f"/{labels['subresource']}" if labels["subresource"] else ""
             kind = RequestKind(
-                user=labels["user"], verb=labels["verb"].lower(), resource=labels["resource"] + part, code=int(labels["code"])
+                user=labels["user"],
+                verb=labels["verb"].lower(),
+                resource=labels["resource"] + part,
+                code=int(labels["code"]),
             )
             counts[kind] = int(sample.value)
     return counts

@@ -1,7 +1,8 @@
-"""The pods of a fill, and as much scheduler as they need: creates pods behind the gate with a claim each, notes when their gates open, and binds them.
+"""The pods of a fill, and as much scheduler as they need: creates pods behind the gate with a claim
+each, notes when their gates open, and binds them.
 
-Flows in: how many. Flows out: pods and claims at the API server, and for each pod the seconds from its creation until its gate was open. Watches, no lists: one of pods, one
-of claims.
+Flows in: how many. Flows out: pods and claims at the API server, and for each pod the seconds from
+its creation until its gate was open. Watches, no lists: one of pods, one of claims.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def claim_object(number: int, *, devices: int = 1) -> Object:
 
 def pod_object(number: int) -> Object:
     """Make a pod behind the gate that uses the claim of its number."""
-    container = {"name": "main", "image": "example.com/train", "resources": {"requests": {"cpu": "1"}, "claims": [{"name": "gpus"}]}}
+    container = {
+        "name": "main",
+        "image": "example.com/train",
+        "resources": {"requests": {"cpu": "1"}, "claims": [{"name": "gpus"}]},
+    }
     spec = {
         "schedulingGates": [{"name": GATE}],
         "containers": [container],
@@ -63,7 +68,8 @@ class Crowd:
         """Claim to its pod, of those that wait to be bound."""
         self._moved = asyncio.Event()
         self.waited_s: dict[str, float] = {}
-        """Pod to the seconds from its creation until its gate was open, of those whose gate is open."""
+        """Pod to the seconds from its creation until its gate was open, of those whose gate is
+        open."""
         self.bound = 0
         self.began_s = 0.0
         self.last_open_s = 0.0
@@ -110,7 +116,9 @@ class Crowd:
             await self._moved.wait()
 
     async def _follow(self, path: str, take: Callable[[Object], None]) -> None:
-        """Follow a kind for ever: where the server ends a watch in order, the next one goes on from there."""
+        """Follow a kind for ever: where the server ends a watch in order, the next one goes on from
+        there.
+        """
         version = "0"
         while True:
             async with aclosing(self._client.watch(path, version)) as events:
@@ -137,7 +145,9 @@ class Crowd:
             self._bind_open(group)
 
     def _bind_open(self, group: asyncio.TaskGroup) -> None:
-        """Bind what is open and has a known node: the two watches may bring their halves in any order."""
+        """Bind what is open and has a known node: the two watches may bring their halves in any
+        order.
+        """
         for claim in self._open.keys() & self._nodes.keys():
             group.create_task(self._bind(self._open.pop(claim), self._nodes.pop(claim)))
 
@@ -146,9 +156,16 @@ class Crowd:
 
         Errors: raises PeerUnavailable for a refusal, too.
         """
-        body = {"kind": "Binding", "apiVersion": "v1", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+        body = {
+            "kind": "Binding",
+            "apiVersion": "v1",
+            "metadata": {"name": pod},
+            "target": {"kind": "Node", "name": node},
+        }
         async with self._binding:
-            answer = await self._client.ask("POST", object_path("v1", "pods", namespace=NAMESPACE, name=pod, part="binding"), body=body)
+            answer = await self._client.ask(
+                "POST", object_path("v1", "pods", namespace=NAMESPACE, name=pod, part="binding"), body=body
+            )
         if isinstance(answer, Rejected):
             raise PeerUnavailable(f"pod {pod} could not be bound: {answer.code} {answer.message}")
         self.bound += 1

@@ -1,6 +1,8 @@
-"""What one node of the fill says of itself: machine and inventories as real services read them from a recorded machine.
+"""What one node of the fill says of itself: machine and inventories as real services read them from
+a recorded machine.
 
-Flows in: the name of a recorded machine. Flows out: the values that discovery and the device services wrote, which other nodes repeat under their own names.
+Flows in: the name of a recorded machine. Flows out: the values that discovery and the device
+services wrote, which other nodes repeat under their own names.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
 
 
 async def record_node(machine: str) -> NodeRecord:
-    """Run discovery and the device services on a recorded machine until they are ready, and read what they wrote.  Cost: some seconds.
+    """Run discovery and the device services on a recorded machine until they are ready, and read
+    what they wrote.  Cost: some seconds.
 
     Errors: raises PeerUnavailable when one of them ends or has written nothing.
     """
@@ -45,8 +48,12 @@ async def record_node(machine: str) -> NodeRecord:
         read = await node.bus.get(catalogue.MACHINE, node=NODE)
         inventories = [await node.bus.get(catalogue.INVENTORY, node=NODE, device_class=name) for name in CLASSES]
         if read is None or any(entry is None for entry in inventories):
-            raise PeerUnavailable(f"recorded machine {machine}: its services are ready and have not published machine and inventories")
-        return NodeRecord(machine=read.value, inventories=tuple(entry.value for entry in inventories if entry is not None))
+            raise PeerUnavailable(
+                f"recorded machine {machine}: its services are ready and have not published machine and inventories"
+            )
+        return NodeRecord(
+            machine=read.value, inventories=tuple(entry.value for entry in inventories if entry is not None)
+        )
 
 
 def node_name(index: int) -> str:
@@ -62,7 +69,12 @@ def class_object(device_class: str) -> Object:
     """Make the DeviceClass of a class of ours."""
     driver = driver_name(device_class)
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": [selector]}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": driver},
+        "spec": {"selectors": [selector]},
+    }
 
 
 def node_object(record: NodeRecord) -> Object:
@@ -79,7 +91,9 @@ def node_object(record: NodeRecord) -> Object:
 
 
 def slice_objects(record: NodeRecord, node_uid: str) -> list[Object]:
-    """Make a node's ResourceSlices, as its gateway would: one pool a class, owned by the Node object."""
+    """Make a node's ResourceSlices, as its gateway would: one pool a class, owned by the Node
+    object.
+    """
     name = record.machine.node
     owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid, "controller": True}
     slices: list[Object] = []
@@ -95,5 +109,7 @@ def slice_objects(record: NodeRecord, node_uid: str) -> list[Object]:
                 "devices": devices[start : start + DEVICES_PER_SLICE],
             }
             metadata = {"name": f"{name}-{inventory.device_class}-{number}", "ownerReferences": [owner]}
-            slices.append({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec})
+            slices.append(
+                {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+            )
     return slices

@@ -1,7 +1,9 @@
-"""The floor of a fill: bare status patches of claims by a plain client, as many under way as a controller has.
+"""The floor of a fill: bare status patches of claims by a plain client, as many under way as a
+controller has.
 
-Flows in: a client, how many patches, how many at a time. Flows out: the seconds that they took, the floor under what any controller can do with this API server on this
-machine: one that writes three times for each claim serves a third as many claims a second at most.
+Flows in: a client, how many patches, how many at a time. Flows out: the seconds that they took, the
+floor under what any controller can do with this API server on this machine: one that writes three
+times for each claim serves a third as many claims a second at most.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _DRIVER = "floor.example.com"
 
 
 async def patch_statuses(client: KubernetesClient, count: int, parallel: int) -> float:
-    """Make claims, patch the status of each once, and delete them; gives the seconds that the patches took.
+    """Make claims, patch the status of each once, and delete them.
+
+    Gives the seconds that the patches took.
 
     Errors: raises PeerUnavailable.
     """
@@ -35,7 +39,11 @@ async def patch_statuses(client: KubernetesClient, count: int, parallel: int) ->
             exactly = {"deviceClassName": _DRIVER, "allocationMode": "ExactCount", "count": 1}
             spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
             metadata = {"name": name, "namespace": _NAMESPACE}
-            await create(client, "resourceclaims", {"apiVersion": _DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": spec})
+            await create(
+                client,
+                "resourceclaims",
+                {"apiVersion": _DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": spec},
+            )
 
     async def patch(name: str) -> None:
         async with slots:
@@ -55,6 +63,8 @@ async def patch_statuses(client: KubernetesClient, count: int, parallel: int) ->
 
 
 async def _ask(client: KubernetesClient, method: str, name: str, part: str, body: object) -> None:
-    answer = await client.ask(method, object_path(_DRA, "resourceclaims", namespace=_NAMESPACE, name=name, part=part), body=body)
+    answer = await client.ask(
+        method, object_path(_DRA, "resourceclaims", namespace=_NAMESPACE, name=name, part=part), body=body
+    )
     if isinstance(answer, Rejected):
         raise PeerUnavailable(f"{method} {name}: {answer.code} {answer.message}")

@@ -1,8 +1,12 @@
-"""Plays the nodes' side of a fill in one process: `python -m lab.cluster_fill.played_nodes NATS_URL KUBECONFIG COUNT RECORD`.
+"""Plays the nodes' side of a fill in one process: `python -m lab.cluster_fill.played_nodes NATS_URL
+KUBECONFIG COUNT RECORD`.
 
-Each node publishes machine and inventories on the bus, its Node object and ResourceSlices at the API server, and answers PLACE and RELEASE with a ledger that it alone
-writes, by the rules of `topobus.engine.ledger`: its answers are those of its topology service. Prints `ready` when all are there.
-Flows in: a file with a NodeRecord as JSON. Flows out: nodes 0 to COUNT - 1, which differ by their names.
+Each node publishes machine and inventories on the bus, its Node object and ResourceSlices
+at the API server, and answers PLACE and RELEASE with a ledger that it alone writes, by
+the rules of `topobus.engine.ledger`: its answers are those of its topology service.
+Prints `ready` when all are there.
+Flows in: a file with a NodeRecord as JSON. Flows out: nodes 0 to COUNT -
+1, which differ by their names.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from topobus.values.view import AlignmentOptions, NodeView
 __all__ = ["READY", "PlayedNode", "create", "open_client", "publish_nodes"]
 
 READY = "ready"
-# Nodes that come up at the same time: as many requests as one client has under way at an API server.
+# Nodes that come up at the same time: as many requests as one client
+# has under way at an API server.
 _PARALLEL = 16
 _DRA = "resource.k8s.io/v1"
 
@@ -65,7 +70,9 @@ class PlayedNode:
 def open_client(kubeconfig: str) -> KubernetesClient:
     """Open a plain client of the API server."""
     return KubernetesClient.open(
-        AccessSettings(kubeconfig=kubeconfig, call_s=60.0, setting="bench cluster", next_step="none: it is the bench's own")
+        AccessSettings(
+            kubeconfig=kubeconfig, call_s=60.0, setting="bench cluster", next_step="none: it is the bench's own"
+        )
     )
 
 
@@ -74,15 +81,22 @@ async def create(client: KubernetesClient, plural: str, api_object: Object) -> O
 
     Errors: raises PeerUnavailable for a refusal, too.
     """
-    path = object_path(str(api_object["apiVersion"]), plural, namespace=str(api_object["metadata"].get("namespace", "")))
+    path = object_path(
+        str(api_object["apiVersion"]), plural, namespace=str(api_object["metadata"].get("namespace", ""))
+    )
     made = await client.ask("POST", path, body=api_object)
     if isinstance(made, Rejected):
         raise PeerUnavailable(f"{plural} {api_object['metadata']['name']}: {made.code} {made.message}")
     return made
 
 
-async def publish_nodes(bus: Bus, client: KubernetesClient, record: NodeRecord, names: Sequence[str]) -> list[PlayedNode]:
-    """Bring nodes up: on the bus first, for slices of a node without inventory count for nothing; then the classes and the nodes' objects."""
+async def publish_nodes(
+    bus: Bus, client: KubernetesClient, record: NodeRecord, names: Sequence[str]
+) -> list[PlayedNode]:
+    """Bring nodes up: on the bus first, for slices of a node without inventory count for nothing.
+
+    Then the classes and the nodes' objects.
+    """
     slots = asyncio.Semaphore(_PARALLEL)
 
     async def publish(node: PlayedNode) -> None:

@@ -1,6 +1,7 @@
 """Checks of kubelet's recorded answers: merged hints, hints of devices, of CPUs and of memory.
 
-Flows in: a case of a file, as recorded. Flows out: what kubelet answered and what ours does, both in the shape of the file; equal means passed.
+Flows in: a case of a file, as recorded. Flows out: what kubelet answered and what ours does, both
+in the shape of the file; equal means passed.
 """
 
 from __future__ import annotations
@@ -42,17 +43,30 @@ def check_merge(case: dict[str, Any]) -> tuple[Any, Any]:
         prefer_closest=case["preferClosest"],
     )
     hint = merged.hint
-    got = {"nodes": None if hint.nodes is None else list(hint.nodes), "preferred": hint.preferred, "admit": merged.is_admitted}
+    got = {
+        "nodes": None if hint.nodes is None else list(hint.nodes),
+        "preferred": hint.preferred,
+        "admit": merged.is_admitted,
+    }
     return case["expect"], got
 
 
 def check_device_hints(case: dict[str, Any]) -> tuple[Any, Any]:
-    """Kind `device-hints`: the hints and the three buckets; a nil list reads as an empty one in these files."""
+    """Kind `device-hints`: the hints and the three buckets.
+
+    A nil list reads as an empty one in these files.
+    """
     devices = [
-        Device(name=device["id"], device_class="device", numa_nodes=None if device["numa"] is None else NodeSet.of(device["numa"]))
+        Device(
+            name=device["id"],
+            device_class="device",
+            numa_nodes=None if device["numa"] is None else NodeSet.of(device["numa"]),
+        )
         for device in case["devices"]
     ]
-    hints = device_hints(devices, case["available"], case["request"], NodeSet.of(case["nodes"]), reusable=case["reusable"])
+    hints = device_hints(
+        devices, case["available"], case["request"], NodeSet.of(case["nodes"]), reusable=case["reusable"]
+    )
     free = [device for device in devices if device.name in set(case["available"])]
     split = split_by_affinity(free, None if case["affinity"] is None else NodeSet.of(case["affinity"]))
     expected = {key: case["expect"][key] or [] for key in ("hints", "aligned", "unaligned", "noAffinity")}
@@ -66,8 +80,13 @@ def check_device_hints(case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def check_cpus(case: dict[str, Any]) -> tuple[Any, Any]:
-    """Kind `cpu-static-policy`: the hints, and the very CPUs taken (None where kubelet fails; its words are not compared)."""
-    topology = CpuTopology(CpuPlace(cpu["cpu"], cpu["core"], cpu["socket"], cpu["numa"], cpu["l3"]) for cpu in case["cpus"])
+    """Kind `cpu-static-policy`: the hints, and the very CPUs taken (None where kubelet fails.
+
+    Its words are not compared).
+    """
+    topology = CpuTopology(
+        CpuPlace(cpu["cpu"], cpu["core"], cpu["socket"], cpu["numa"], cpu["l3"]) for cpu in case["cpus"]
+    )
     options = CpuOptions(**{name.replace("-", "_"): True for name, value in case["options"].items() if value == "true"})
     available, reusable = CpuSet.parse(case["available"]), CpuSet.parse(case["reusable"])
     hints = cpu_hints(
@@ -80,7 +99,10 @@ def check_cpus(case: dict[str, Any]) -> tuple[Any, Any]:
     affinity = None if case["affinity"] is None else NodeSet.of(case["affinity"])
     assigned = assign_cpus(topology, available | reusable, case["request"], affinity, options)
     expected = {"hints": case["expect"]["hints"] or [], "assigned": case["expect"]["assigned"]}
-    return expected, {"hints": [_plain(hint) for hint in hints or ()], "assigned": None if assigned is None else str(assigned)}
+    return expected, {
+        "hints": [_plain(hint) for hint in hints or ()],
+        "assigned": None if assigned is None else str(assigned),
+    }
 
 
 def check_memory(case: dict[str, Any]) -> tuple[Any, Any]:
@@ -90,12 +112,17 @@ def check_memory(case: dict[str, Any]) -> tuple[Any, Any]:
             id=node["id"],
             assignments=node["assignments"],
             group=NodeSet.of(node["cells"]),
-            amounts={name: MemoryAmount(allocatable=amount["allocatable"], free=amount["free"]) for name, amount in node["memory"].items()},
+            amounts={
+                name: MemoryAmount(allocatable=amount["allocatable"], free=amount["free"])
+                for name, amount in node["memory"].items()
+            },
         )
         for node in case["nodes"]
     ]
     hints = memory_hints(nodes, case["request"])
-    return case["expect"]["hints"], {resource: [_plain(hint) for hint in found_hints] for resource, found_hints in hints.items()}
+    return case["expect"]["hints"], {
+        resource: [_plain(hint) for hint in found_hints] for resource, found_hints in hints.items()
+    }
 
 
 def _hint(raw: Mapping[str, Any]) -> Hint:

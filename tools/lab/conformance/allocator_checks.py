@@ -1,9 +1,10 @@
 """Answers conformance cases: runs the allocator, or one selector, on a case. JSON in, JSON out.
 
-For `lab.conformance` and for the tests. A case has a node, classes, slices, claims, allocated devices and features; an
-answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE". A case of a selector is an expression over the
-device of the file's first line; compared are whether it is refused, its verdict or that there is an error, and whether an API server would refuse it
-for its cost.
+For `lab.conformance` and for the tests. A case has a node, classes, slices, claims, allocated
+devices and features; an answer is `{"outcome": ..., "results": [...], "steps": n, "reasons":
+[...]}` with share ids as "SHARE". A case of a selector is an expression over the device of the
+file's first line; compared are whether it is refused, its verdict or that there is an error, and
+whether an API server would refuse it for its cost.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ _STEPS = 1_000_000
 
 
 def check_allocation(case: dict[str, Any]) -> tuple[Any, Any]:
-    """Kind `structured-allocation` of `python -m lab.conformance`: outcome and results as expected, and as we have them."""
+    """Kind `structured-allocation` of `python -m lab.conformance`: outcome and results as expected,
+    and as we have them.
+    """
     expect = case["expect"]
     wanted = {"outcome": expect["outcome"], "results": expect.get("results")}
     try:
@@ -63,7 +66,9 @@ def check_allocation(case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 class CelSelectors:
-    """Kind `cel-selectors` of `python -m lab.conformance`: expressions over one device, as Kubernetes' own compiler and evaluator answer."""
+    """Kind `cel-selectors` of `python -m lab.conformance`: expressions over one device, as
+    Kubernetes' own compiler and evaluator answer.
+    """
 
     def __init__(self) -> None:
         self._device: DeviceFacts | None = None
@@ -96,19 +101,31 @@ class CelSelectors:
         refused = {"outcome": "refused"}
         wanted: dict[str, Any] = refused
         if "refused" not in expect:
-            wanted = {"outcome": "error" if "error" in expect else expect["match"], "is_too_dear": expect["maxCost"] > COST_LIMIT}
+            wanted = {
+                "outcome": "error" if "error" in expect else expect["match"],
+                "is_too_dear": expect["maxCost"] > COST_LIMIT,
+            }
         if isinstance(selector, SelectorError):
             return wanted, refused
         verdict, cost = selector.evaluate(self._device)
-        got = {"outcome": "error" if isinstance(verdict, SelectorError) else verdict, "is_too_dear": selector.objection is not None}
+        got = {
+            "outcome": "error" if isinstance(verdict, SelectorError) else verdict,
+            "is_too_dear": selector.objection is not None,
+        }
         if "refused" not in expect:
             self._count("estimates", expect["maxCost"], selector.max_cost)
             if "cost" in expect:
-                self._count("costs of a run that failed" if "error" in expect else "costs of a run", expect["cost"], cost)
+                self._count(
+                    "costs of a run that failed" if "error" in expect else "costs of a run", expect["cost"], cost
+                )
         return wanted, got
 
     def remarks(self) -> list[str]:
-        """Tell how many estimates and costs are Kubernetes' own numbers, and how many are above or below; no case fails by them."""
+        """Tell how many estimates and costs are Kubernetes' own numbers, and how many are above or
+        below.
+
+        No case fails by them.
+        """
         return [
             f"{what}: " + ", ".join(f"{self._counts[what, how]} {how}" for how in ("equal", "cheaper", "dearer"))
             for what in ("estimates", "costs of a run", "costs of a run that failed")
@@ -168,7 +185,9 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
     return AllocationInput(
         node=Node(node.get("name") or "", node.get("labels") or {}),
         claims=tuple(
-            ClaimToAllocate(_name(claim), read_as(claim.get("spec") or {}, ClaimSpec, where=_name(claim)), len(claims) > 1)
+            ClaimToAllocate(
+                _name(claim), read_as(claim.get("spec") or {}, ClaimSpec, where=_name(claim)), len(claims) > 1
+            )
             for claim in claims
         ),
         classes={
@@ -178,7 +197,10 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
             for device_class in case.get("classes") or ()
         },
         slices=tuple(
-            Slice(resource_slice["metadata"]["name"], read_as(resource_slice["spec"], SliceSpec, where=resource_slice["metadata"]["name"]))
+            Slice(
+                resource_slice["metadata"]["name"],
+                read_as(resource_slice["spec"], SliceSpec, where=resource_slice["metadata"]["name"]),
+            )
             for resource_slice in case.get("slices") or ()
         ),
         usage=Usage(
@@ -204,7 +226,11 @@ def answer(outcome: Outcome) -> dict[str, Any]:
                         device["shareID"] = "SHARE"
             return {"outcome": "allocated", "results": results, "steps": outcome.steps}
         case NoFit():
-            return {"outcome": "no-fit", "steps": outcome.steps, "reasons": [reason.message for reason in outcome.reasons]}
+            return {
+                "outcome": "no-fit",
+                "steps": outcome.steps,
+                "reasons": [reason.message for reason in outcome.reasons],
+            }
         case Fault():
             kind = "node-error" if outcome.is_local else "error"
             return {"outcome": kind, "steps": outcome.steps, "reasons": [outcome.reason.message]}

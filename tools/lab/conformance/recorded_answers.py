@@ -1,9 +1,10 @@
 """Runs recorded answers of Kubernetes' own code against ours: `python -m lab.conformance FILE...`.
 
-The kind of a file is recognised by the beginning of its name (`topology-merge…`, `device-hints…`, `cpu-static-policy…`, `memory-hints…`,
-`structured-allocation…`, `cel-selectors…`); it is JSON Lines, plain or gzip. A kind may want a first line that is no case (the device of
-`cel-selectors…`). One line a file tells what passed; what the kind remarks besides and the first differing cases follow. Exit status: 0 all passed,
-1 something differs, 2 a file cannot be used.
+The kind of a file is recognised by the beginning of its name (`topology-merge…`, `device-hints…`,
+`cpu-static-policy…`, `memory-hints…`, `structured-allocation…`, `cel-selectors…`); it is JSON
+Lines, plain or gzip. A kind may want a first line that is no case (the device of `cel-selectors…`).
+One line a file tells what passed; what the kind remarks besides and the first differing cases
+follow. Exit status: 0 all passed, 1 something differs, 2 a file cannot be used.
 """
 
 from __future__ import annotations
@@ -48,14 +49,21 @@ _SHOWN = 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the files named on the command line; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m lab.conformance", description="Check recorded answers against ours.")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON Lines, plain or gzip; the name begins with the kind")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.conformance", description="Check recorded answers against ours."
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="JSON Lines, plain or gzip; the name begins with the kind"
+    )
     known_kinds = kinds()
     status = 0
     for file in parser.parse_args(argv).files:
         kind = next((key for key in sorted(known_kinds, key=len, reverse=True) if file.name.startswith(key)), None)
         if kind is None:
-            print(f"{file.name}: unknown kind, wanted a name that begins with one of {', '.join(sorted(known_kinds))}", file=sys.stderr)
+            print(
+                f"{file.name}: unknown kind, wanted a name that begins with one of {', '.join(sorted(known_kinds))}",
+                file=sys.stderr,
+            )
             status = 2
             continue
         try:
@@ -69,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def kinds() -> dict[str, Check]:
-    """All kinds, by the beginning of a file's name; a check with a first line is another one each time, so that each run has its own."""
+    """All kinds, by the beginning of a file's name.
+
+    A check with a first line is another one each time, so that each run has its own.
+    """
     return {
         "cel-selectors": CelSelectors(),
         "cpu-static-policy": check_cpus,
@@ -83,7 +94,8 @@ def kinds() -> dict[str, Check]:
 def run_file(file: Path, check: Check) -> Iterator[tuple[str, Any, Any]]:
     """Give (case id, expected, got) for each case of a file.
 
-    Errors: raises ValueError with the number of a line that is no case, or where a first line is wanted and missing.
+    Errors: raises ValueError with the number of a line that is no case, or where a
+    first line is wanted and missing.
     """
     wants_header = isinstance(check, HeadedCheck)
     with gzip.open(file, "rt", encoding="utf-8") if _is_gzip(file) else file.open(encoding="utf-8") as lines:

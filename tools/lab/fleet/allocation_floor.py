@@ -1,7 +1,9 @@
-"""The floor of an allocation: the bare messages that the write protocol needs, without any decision.
+"""The floor of an allocation: the bare messages that the write protocol needs, without any
+decision.
 
-For each claim: two compare-and-sets of an object, one ask that its node answers without work, one event; so many at a time as the controller has asks under way. Measured on
-the same server, beside the same nodes, in the same run.
+For each claim: two compare-and-sets of an object, one ask that its node answers without work, one
+event; so many at a time as the controller has asks under way. Measured on the same server, beside
+the same nodes, in the same run.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ async def measure_floor(bus: Bus, node: str, device_class: str, claims: int) -> 
     began = time.perf_counter()
     await asyncio.gather(*(send(number) for number in range(claims)))
     elapsed_s = time.perf_counter() - began
-    await asyncio.gather(*(bus.delete(catalogue.OBJECT, **object_parts(fleet_claim(number))) for number in range(claims)))
+    await asyncio.gather(
+        *(bus.delete(catalogue.OBJECT, **object_parts(fleet_claim(number))) for number in range(claims))
+    )
     return claims / elapsed_s
 
 

@@ -1,6 +1,8 @@
-"""Checks a fleet after a run, from what is stored alone: each claim has its devices, its node's ledger holds exactly those, and no device has two holders.
+"""Checks a fleet after a run, from what is stored alone: each claim has its devices, its node's
+ledger holds exactly those, and no device has two holders.
 
-Flows in: all claims and ledgers. Flows out: what is wrong, one sentence each; nothing when all is well. It uses none of the controller's code.
+Flows in: all claims and ledgers. Flows out: what is wrong, one sentence each; nothing when all is
+well. It uses none of the controller's code.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def find_faults(claims: Iterable[ApiObject], ledgers: Iterable[Ledger]) -> list[
                         before = holders.setdefault(device, allocation.owner.uid)
                         if before != allocation.owner.uid:
                             faults.append(
-                                f"ledger of {ledger.node}: {device_class} {name} is held by {before} and by {allocation.owner.uid}"
+                                f"ledger of {ledger.node}: {device_class} {name} is held by {before} and by "
+                                f"{allocation.owner.uid}"
                             )
     given: dict[_Device, str] = {}
     uids: set[str] = set()
@@ -57,8 +60,12 @@ def find_faults(claims: Iterable[ApiObject], ledgers: Iterable[Ledger]) -> list[
             if given.setdefault(device, name) != name
         ]
         if devices != held_by.get(uid, set()):
-            faults.append(f"claim {name} was given {sorted(devices)}, and ledgers hold {sorted(held_by.get(uid, set()))} for it")
+            faults.append(
+                f"claim {name} was given {sorted(devices)}, and ledgers hold {sorted(held_by.get(uid, set()))} for it"
+            )
     faults += [
-        f"ledgers hold {sorted(devices)} for {uid}, which is no claim" for uid, devices in sorted(held_by.items()) if uid not in uids
+        f"ledgers hold {sorted(devices)} for {uid}, which is no claim"
+        for uid, devices in sorted(held_by.items())
+        if uid not in uids
     ]
     return faults

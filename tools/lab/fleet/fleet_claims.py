@@ -1,6 +1,8 @@
-"""The claims of the fleet benchmark: what teams ask for, in a fixed mixture, so that every run asks for the same.
+"""The claims of the fleet benchmark: what teams ask for, in a fixed mixture, so that every run asks
+for the same.
 
-Of four claims two want a pair of GPUs under one PCIe root, one a GPU and a NIC under one PCIe root, one a single GPU that a CEL selector names by its memory.
+Of four claims two want a pair of GPUs under one PCIe root, one a GPU and a NIC under one PCIe root,
+one a single GPU that a CEL selector names by its memory.
 """
 
 from __future__ import annotations
@@ -36,8 +38,18 @@ def fleet_claim(number: int) -> ApiObject:
     ['gpu', 'nic']
     """
     name = claim_name(number)
-    metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{number:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    raw = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": {"devices": _devices(number % 4)}}
+    metadata = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "uid": f"uid-{number:06d}",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    raw = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": metadata,
+        "spec": {"devices": _devices(number % 4)},
+    }
     return decode(encode(raw), ApiObject, where=name)
 
 
@@ -54,4 +66,7 @@ def _devices(kind: int) -> dict[str, Any]:
 
 def _request(name: str, device_class: str, count: int, selector: str = "") -> dict[str, Any]:
     selectors = [{"cel": {"expression": selector}}] if selector else []
-    return {"name": name, "exactly": {"deviceClassName": f"{device_class}.topobus.dev", "count": count, "selectors": selectors}}
+    return {
+        "name": name,
+        "exactly": {"deviceClassName": f"{device_class}.topobus.dev", "count": count, "selectors": selectors},
+    }

@@ -1,7 +1,10 @@
-"""One simulated node of a fleet: its machine and devices as recorded, and a ledger that it alone writes.
+"""One simulated node of a fleet: its machine and devices as recorded, and a ledger that it alone
+writes.
 
-Flows in: what a recorded machine's services said (`NodeTemplate`), and asks of the bus. Flows out: machine, inventories and alignment of the node, answers to `hints`, and what
-`PlayedLedger` answers. Its uuids, serial numbers and times are its own, as on a real fleet, so a reader that keeps equal values once gains no more here than there.
+Flows in: what a recorded machine's services said (`NodeTemplate`), and asks of the bus. Flows out:
+machine, inventories and alignment of the node, answers to `hints`, and what `PlayedLedger` answers.
+Its uuids, serial numbers and times are its own, as on a real fleet, so a reader that keeps equal
+values once gains no more here than there.
 """
 
 from __future__ import annotations
@@ -43,8 +46,10 @@ class NodeTemplate(Struct, frozen=True, kw_only=True):
 def node_template(content: NodeContent, classes: frozenset[str] | None = None) -> NodeTemplate:
     """Read what a recorded machine's services said.
 
-    Shapes: classes — the device classes that the fleet's nodes have; None for all that were recorded.
-    Errors: raises ContractError for bytes that no contract accepts, ValueError for a content without a machine.
+    Shapes: classes — the device classes that the fleet's nodes have;
+    None for all that were recorded.
+    Errors: raises ContractError for bytes that no contract accepts, ValueError
+    for a content without a machine.
     """
     machine: Machine | None = None
     inventories: list[Inventory] = []
@@ -58,7 +63,9 @@ def node_template(content: NodeContent, classes: frozenset[str] | None = None) -
             inventories.append(from_stored(catalogue.INVENTORY, saying.data, where=saying.noun))
     if machine is None:
         raise ValueError(f"{content.node}: nothing was recorded of its machine")
-    options, reserved = (alignment.options, alignment.reserved_cpus) if alignment is not None else (AlignmentOptions(), CpuSet())
+    options, reserved = (
+        (alignment.options, alignment.reserved_cpus) if alignment is not None else (AlignmentOptions(), CpuSet())
+    )
     view = node_view(machine, {inventory.device_class: inventory for inventory in inventories}, None, options, reserved)
     return NodeTemplate(machine=machine, inventories=tuple(inventories), alignment=alignment, view=view)
 
@@ -90,7 +97,9 @@ class FleetNode:
         template = self._template
         await self._bus.put(catalogue.MACHINE, structs.replace(template.machine, node=self.name), node=self.name)
         if template.alignment is not None:
-            await self._bus.put(catalogue.ALIGNMENT, structs.replace(template.alignment, node=self.name), node=self.name)
+            await self._bus.put(
+                catalogue.ALIGNMENT, structs.replace(template.alignment, node=self.name), node=self.name
+            )
         for inventory in template.inventories:
             own = self._own_inventory(inventory)
             await self._bus.put(catalogue.INVENTORY, own, node=self.name, device_class=own.device_class)
@@ -99,7 +108,9 @@ class FleetNode:
 
     def _own_inventory(self, inventory: Inventory) -> Inventory:
         """Give the node its own uuids, serial numbers and times."""
-        return structs.replace(inventory, node=self.name, devices=tuple(self._own_device(device) for device in inventory.devices))
+        return structs.replace(
+            inventory, node=self.name, devices=tuple(self._own_device(device) for device in inventory.devices)
+        )
 
     def _own_device(self, device: Device) -> Device:
         health = structs.replace(device.health, since=self._started)

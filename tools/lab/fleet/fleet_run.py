@@ -1,6 +1,8 @@
-"""One run of the fleet benchmark: nodes come, claims are stored, the real controller allocates them, and what is stored at the end is checked.
+"""One run of the fleet benchmark: nodes come, claims are stored, the real controller allocates
+them, and what is stored at the end is checked.
 
-Flows in: the size of the fleet. Flows out: one flat record of figures; each name says its unit. All processes are real but the nodes, which one process plays; all have ended at the end.
+Flows in: the size of the fleet. Flows out: one flat record of figures; each name says its unit. All
+processes are real but the nodes, which one process plays; all have ended at the end.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class FleetRun(Struct, frozen=True, kw_only=True):
 async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
     """Measure one run.
 
-    Errors: raises PeerUnavailable when a process ends by itself or the fill takes too long; RuntimeError names what the check at the end found.
+    Errors: raises PeerUnavailable when a process ends by itself or the fill takes too long;
+    RuntimeError names what the check at the end found.
     """
     folder = Path(tempfile.mkdtemp(prefix="topobus-fleet-"))
     store_mib = max(_LEAST_STORE_MIB, run.nodes * _STORE_MIB_A_NODE)
@@ -85,13 +88,17 @@ async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
             row: dict[str, Any] = {
                 "nodes": run.nodes,
                 "claims": run.claims,
-                "a node's devices": sum(len(inventory.devices) for inventory in node_template(run.content, run.classes).inventories),
+                "a node's devices": sum(
+                    len(inventory.devices) for inventory in node_template(run.content, run.classes).inventories
+                ),
                 "all nodes have come_s": time.monotonic() - began,
             }
             say("measuring the floor: bare messages")
             watched = {"nats-server": server.pid, "nodes": player.pid}
             spent = _processors(watched)
-            row["floor: claims a second"] = await measure_floor(bus, node_name(0), min(run.classes), min(run.claims, _FLOOR_CLAIMS))
+            row["floor: claims a second"] = await measure_floor(
+                bus, node_name(0), min(run.classes), min(run.claims, _FLOOR_CLAIMS)
+            )
             floor_ms = processor_ms(spent, _processors(watched), min(run.claims, _FLOOR_CLAIMS))
             row |= {f"floor: processor_ms a claim, {name}": value for name, value in floor_ms.items()}
             fill = _Fill(run, bus, server, player.pid, folder, store_mib, say)
@@ -108,7 +115,9 @@ async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
 class _Fill:
     """Stores claims, runs controllers, and waits until each claim is allocated."""
 
-    def __init__(self, run: FleetRun, bus: Bus, server: NatsServer, player_pid: int, folder: Path, store_mib: int, say: Say) -> None:
+    def __init__(
+        self, run: FleetRun, bus: Bus, server: NatsServer, player_pid: int, folder: Path, store_mib: int, say: Say
+    ) -> None:
         self._run = run
         self._bus = bus
         self._url = server.url
@@ -165,7 +174,9 @@ class _Fill:
             f"processor_ms a claim, {name}": value
             for name, value in processor_ms({name: spent[name] for name in common}, common, count).items()
         }
-        await wait_ready((service for service in self._controllers if service.process.returncode is None), limit_s=run.limit_s)
+        await wait_ready(
+            (service for service in self._controllers if service.process.returncode is None), limit_s=run.limit_s
+        )
         row |= await self._singles()
         row |= {
             f"resident_mib, {service.name}": read_counts(service.process.pid).resident_mib
@@ -213,7 +224,8 @@ class _Fill:
     async def _reached(self, count: int, *, limit_s: float) -> None:
         """Wait until so many claims are allocated.
 
-        Errors: raises PeerUnavailable when that takes too long, with what a waiting claim says and the end of each controller's log.
+        Errors: raises PeerUnavailable when that takes too long, with what a waiting claim says and
+        the end of each controller's log.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -224,10 +236,15 @@ class _Fill:
             logs = "\n".join(service.log.read_text(encoding="utf-8")[-2000:] for service in self._controllers)
             name, why = min(self._waiting.items(), default=("", ""))
             waiting = f"; claim {name} says: {why}" if why else ""
-            raise PeerUnavailable(f"{len(self._allocated)} of {count} claims are allocated after {limit_s:g} s{waiting}\n{logs}") from err
+            raise PeerUnavailable(
+                f"{len(self._allocated)} of {count} claims are allocated after {limit_s:g} s{waiting}\n{logs}"
+            ) from err
 
     async def _kill(self, stack: AsyncExitStack, turn: int) -> float:
-        """Kill a controller when its part of the claims is allocated, and start another; gives the longest pause between two allocations that follow, 0 for none."""
+        """Kill a controller when its part of the claims is allocated, and start another.
+
+        Gives the longest pause between two allocations that follow, 0 for none.
+        """
         await self._reached(self._run.claims * (turn + 1) // (self._run.kills + 1), limit_s=self._run.limit_s)
         doomed = next(service for service in self._controllers if service.process.returncode is None)
         doomed.process.kill()
@@ -248,9 +265,13 @@ class _Fill:
 
     def _processors(self) -> dict[str, float]:
         running = [service for service in self._controllers if service.process.returncode is None]
-        # One that was killed, and who came for it, are two processes: neither has a time for all claims.
+        # One that was killed, and who came for it, are two processes:
+        # neither has a time for all claims.
         is_single = len(self._controllers) == 1
-        controllers = {"controller" if is_single else f"controller {service.process.pid}": service.process.pid for service in running}
+        controllers = {
+            "controller" if is_single else f"controller {service.process.pid}": service.process.pid
+            for service in running
+        }
         return _processors({**controllers, **self._pids}) | {"benchmark": time.process_time()}
 
 
@@ -259,7 +280,9 @@ async def _check(bus: Bus) -> None:
 
     Errors: raises RuntimeError with what is wrong.
     """
-    claims = [entry.value for entry in await bus.list(catalogue.OBJECT) if entry.value.metadata.get("namespace") == NAMESPACE]
+    claims = [
+        entry.value for entry in await bus.list(catalogue.OBJECT) if entry.value.metadata.get("namespace") == NAMESPACE
+    ]
     ledgers = [entry.value for entry in await bus.list(catalogue.LEDGER)]
     faults = find_faults(claims, ledgers)
     if faults:
@@ -290,7 +313,8 @@ async def _player(run: FleetRun, url: str, folder: Path, say: Say) -> AsyncItera
             while (line := (await process.stdout.readline()).decode().strip()) != READY:
                 if not line:
                     raise PeerUnavailable(
-                        f"the process that plays the nodes ended with status {await process.wait()}; its errors stand above"
+                        f"the process that plays the nodes ended with status {await process.wait()}; its "
+                        "errors stand above"
                     )
                 say(f"{line} of {run.nodes} nodes have come")
         yield process

@@ -1,7 +1,10 @@
-"""The process that answers for all nodes of a fleet: `python -m lab.fleet.player URL NODES CONTENT_FILE [CLASS,CLASS]`.
+"""The process that answers for all nodes of a fleet: `python -m lab.fleet.player URL NODES
+CONTENT_FILE [CLASS,CLASS]`.
 
-Flows in: a NATS server's address, the number of nodes, what a recorded machine's services said. Flows out: a line for each hundred nodes that have come, the last one says
-`ready`; then it answers until it is ended. It shares the machine with the controller that is measured, so its own processor time is part of the figures.
+Flows in: a NATS server's address, the number of nodes, what a recorded machine's services said.
+Flows out: a line for each hundred nodes that have come, the last one says `ready`; then it
+answers until it is ended. It shares the machine with the controller that is measured, so its own
+processor time is part of the figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The processes that hold the simulated nodes of a benchmark, and the orders to them.
 
-Flows in: the hub's leaf port and what a node says. Flows out: reports. Each process holds every second node: one alone would be the bottleneck that is measured.
+Flows in: the hub's leaf port and what a node says. Flows out: reports. Each process holds every
+second node: one alone would be the bottleneck that is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _LONGEST_REPORT = 64 * 1024 * 1024
 class Crowd:
     """Use as `async with Crowd(…) as crowd`."""
 
-    def __init__(self, port: int, content: NodeContent, folder: Path, *, cluster: str = "", processes: int = _PROCESSES) -> None:
+    def __init__(
+        self, port: int, content: NodeContent, folder: Path, *, cluster: str = "", processes: int = _PROCESSES
+    ) -> None:
         self._port = port
         self._content = content
         self._file = folder / "content.json"
@@ -41,7 +44,11 @@ class Crowd:
         Errors: raises RuntimeError with what one of them said.
         """
         shares = [
-            structs.replace(order, first=order.first + order.count * place // self._count, count=_share(order.count, place, self._count))
+            structs.replace(
+                order,
+                first=order.first + order.count * place // self._count,
+                count=_share(order.count, place, self._count),
+            )
             for place in range(self._count)
         ]
         return list(await asyncio.gather(*map(self._tell, self._processes, shares)))
@@ -71,7 +78,8 @@ class Crowd:
     async def __aexit__(self, *_: object) -> None:
         for process in self._processes:
             if process.stdin is not None:
-                # Before it is killed: its own end of a pipe that is still open would be an error that nobody awaits.
+                # Before it is killed: its own end of a pipe that is still open would
+                # be an error that nobody awaits.
                 process.stdin.close()
             if process.returncode is None:
                 process.kill()
@@ -83,7 +91,9 @@ class Crowd:
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         async with asyncio.timeout(_LIMIT_S):
             line = await process.stdout.readline()
-        report = msgspec.json.decode(line, type=Report) if line else Report(error="the process that holds the nodes ended")
+        report = (
+            msgspec.json.decode(line, type=Report) if line else Report(error="the process that holds the nodes ended")
+        )
         if report.error:
             raise RuntimeError(f"{order.do}: {report.error}")
         return report

@@ -1,6 +1,8 @@
-"""The hub of a benchmark: a real nats-server with the configuration that we ship, on free ports of this machine, and what it says of itself.
+"""The hub of a benchmark: a real nats-server with the configuration that we ship, on free ports of
+this machine, and what it says of itself.
 
-Flows in: a nats-server's version. Flows out: a running hub with its leaf port, and counts of its monitoring pages.
+Flows in: a nats-server's version. Flows out: a running hub with its leaf port, and
+counts of its monitoring pages.
 Source: nats-server's /varz and /leafz.
 """
 
@@ -25,7 +27,8 @@ from topobus.simulation.nats_server import NatsServer, free_port
 __all__ = ["Hub", "HubCounts", "HubUse", "hub_use", "server_version"]
 
 
-# From the newest: a server takes the configuration of the newest version that is not newer than itself. One before 2.10 is no hub of ours; the tests run on it, too.
+# From the newest: a server takes the configuration of the newest version that is not newer than
+# itself. One before 2.10 is no hub of ours; the tests run on it, too.
 _RENDERED = ((2, 14), (2, 12), (2, 10), (0, 0))
 
 
@@ -71,7 +74,9 @@ class Hub(NatsServer):
         self.monitor_port = free_port()
 
     def write_config(self) -> Path:
-        """Write the configuration that we ship, with this hub's ports, folder and name, and room for any fleet."""
+        """Write the configuration that we ship, with this hub's ports, folder and name, and room
+        for any fleet.
+        """
         text = render_hub(next(version for version in _RENDERED if version <= self.version[:2]))
         for shipped, own in (
             ("$TOPOBUS_HUB_NAME", "hub"),
@@ -115,7 +120,9 @@ class Hub(NatsServer):
 def hub_use(before: HubCounts, after: HubCounts) -> HubUse:
     """Give what the hub used and carried between two counts."""
     elapsed_s = max(after.at - before.at, 1e-9)
-    leaf_messages = after.leaf_messages_in + after.leaf_messages_out - before.leaf_messages_in - before.leaf_messages_out
+    leaf_messages = (
+        after.leaf_messages_in + after.leaf_messages_out - before.leaf_messages_in - before.leaf_messages_out
+    )
     return HubUse(
         elapsed_s=elapsed_s,
         processor_percent=(after.processor_s - before.processor_s) / elapsed_s * 100,

@@ -1,4 +1,6 @@
-"""Draws how a hub grows with its nodes as SVG without dependencies: memory, times and idle messages, side by side."""
+"""Draws how a hub grows with its nodes as SVG without dependencies: memory, times and idle
+messages, side by side.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,16 @@ _PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
 
 
 def draw_growth(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Draw three panels; both axes begin at zero, so that a straight line through the corner is linear growth.
+    """Draw three panels.
+
+    Both axes begin at zero, so that a straight line through the corner is linear growth.
 
     Shapes: rows — one a size of the fleet; a figure that a row lacks is left out of its line.
     """
     width = len(_PANELS) * (_WIDTH + _GAP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}" font-family="sans-serif" '
+        'font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for place, (title, lines) in enumerate(_PANELS):
@@ -64,7 +69,9 @@ def draw_growth(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _panel(left: int, title: str, lines: Sequence[_Line], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    series = [(line, [(float(row["nodes"]), float(row[line.figure])) for row in rows if line.figure in row]) for line in lines]
+    series = [
+        (line, [(float(row["nodes"]), float(row[line.figure])) for row in rows if line.figure in row]) for line in lines
+    ]
     inner_left, inner_right = left + 50, left + _WIDTH - 10
     most_x = max((float(row["nodes"]) for row in rows), default=1.0)
     most_y = _round_up(max((y for _, points in series for _, y in points), default=1.0))
@@ -80,7 +87,8 @@ def _panel(left: int, title: str, lines: Sequence[_Line], rows: Sequence[Mapping
         parts.append(f'<line x1="{inner_left}" y1="{y:.1f}" x2="{inner_right}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{inner_left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,g}</text>')
     last = math.inf
-    # From the right: sizes stand close to each other on the left, and the largest is the one that is asked for.
+    # From the right: sizes stand close to each other on the left, and the
+    # largest is the one that is asked for.
     for row in reversed(rows):
         x, _ = at(float(row["nodes"]), 0)
         if last - x >= _LABEL_WIDTH:
@@ -92,7 +100,9 @@ def _panel(left: int, title: str, lines: Sequence[_Line], rows: Sequence[Mapping
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.colour}"/>' for x, y in spots]
-        parts.append(f'<text x="{inner_left + 4}" y="{36 + place * _LINE_HEIGHT}" fill="{line.colour}">{line.text}</text>')
+        parts.append(
+            f'<text x="{inner_left + 4}" y="{36 + place * _LINE_HEIGHT}" fill="{line.colour}">{line.text}</text>'
+        )
     return parts
 
 

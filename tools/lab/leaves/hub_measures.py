@@ -1,6 +1,7 @@
 """The steps of the leaf benchmark at one size of the fleet, and the figures that come of them.
 
-Flows in: the number of nodes and what each says. Flows out: one flat record of figures; each name says its unit. Everything runs on this machine and has ended at the end.
+Flows in: the number of nodes and what each says. Flows out: one flat record of figures; each name
+says its unit. Everything runs on this machine and has ended at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ __all__ = ["Fleet", "measure_fleet"]
 
 _NEW_NODES = 20
 _ASKS = 200
-# A process is at rest that uses less than this part of a core; one that is not after so long is measured as it is.
+# A process is at rest that uses less than this part of a core; one that is not
+# after so long is measured as it is.
 _REST_PART = 0.03
 _REST_LIMIT_S = 120.0
 _READY_LIMIT_S = 600.0
@@ -55,9 +57,11 @@ class Fleet(Struct, frozen=True, kw_only=True):
     has_controller: bool = True
     change_s: float = 5.0
     parent: Path | None = None
-    """Where the hub's folder is made; None: the system's temporary folder. The disk there is what bounds a hub that syncs each write."""
+    """Where the hub's folder is made; None: the system's temporary folder. The disk there is what
+    bounds a hub that syncs each write."""
     settle_s: float = 3.0
-    """Pause before a count: what came of the step before has ended by then (acknowledgements, the hub's own work, garbage of both)."""
+    """Pause before a count: what came of the step before has ended by then (acknowledgements, the
+    hub's own work, garbage of both)."""
 
 
 async def measure_fleet(fleet: Fleet) -> dict[str, Any]:
@@ -102,8 +106,12 @@ async def _measure_floor(fleet: Fleet, folder: Path) -> dict[str, Any]:
         spent = read_counts(hub.pid).processor_s
         count, all_s = await bare_puts(hub.port, messages, window=_FLOOR_WINDOW)
         spent = read_counts(hub.pid).processor_s - spent
-        ledger = next(message for message in messages if message[0] == bucket_subject(LEDGER, LEDGER.key(node=node_name(0))))
-        ledgers, ledgers_s = await bare_puts(hub.port, [ledger] * max(2000, fleet.nodes), window=min(fleet.nodes, _FLOOR_WINDOW))
+        ledger = next(
+            message for message in messages if message[0] == bucket_subject(LEDGER, LEDGER.key(node=node_name(0)))
+        )
+        ledgers, ledgers_s = await bare_puts(
+            hub.port, [ledger] * max(2000, fleet.nodes), window=min(fleet.nodes, _FLOOR_WINDOW)
+        )
     return {
         "floor: all of a fleet put_s": all_s * fleet.nodes / nodes,
         "floor: puts_per_s": count / all_s,
@@ -156,7 +164,10 @@ async def _new_nodes(crowd: Crowd, watcher: Watcher, fleet: Fleet) -> dict[str, 
         report = await crowd.order_one(Order(do="join", first=number, count=1))
         seen_at = await watcher.wait_for([node_name(number)])
         times_s.append(seen_at[0] - report.began_at)
-    return {"new node is known_p50_ms": _part(times_s, 0.5) * 1000, "new node is known_p99_ms": _part(times_s, 0.99) * 1000}
+    return {
+        "new node is known_p50_ms": _part(times_s, 0.5) * 1000,
+        "new node is known_p99_ms": _part(times_s, 0.99) * 1000,
+    }
 
 
 async def _ask(hub: Hub, bus: Bus, fleet: Fleet) -> dict[str, Any]:
@@ -211,13 +222,17 @@ async def _controller(hub: Hub, fleet: Fleet, folder: Path) -> dict[str, Any]:
         "controller: until at rest_s": rested_s,
         "controller: processor until at rest_s": before.processor_s,
         "controller_mib": after.resident_mib,
-        "controller: idle, processor_%": (after.processor_s - before.processor_s) / (fleet.rest_s + fleet.settle_s) * 100,
+        "controller: idle, processor_%": (after.processor_s - before.processor_s)
+        / (fleet.rest_s + fleet.settle_s)
+        * 100,
         **figures,
     }
 
 
 async def _until_rested(pid: int, fleet: Fleet) -> None:
-    """Wait until a process has done what its start brings: it reads, compiles and frees memory for a while after it is ready."""
+    """Wait until a process has done what its start brings: it reads, compiles and frees memory for
+    a while after it is ready.
+    """
     ends_at = time.monotonic() + _REST_LIMIT_S
     used_s = read_counts(pid).processor_s
     while time.monotonic() < ends_at:
@@ -242,7 +257,8 @@ async def _restart(hub: Hub, crowd: Crowd, fleet: Fleet) -> dict[str, Any]:
     return {
         "restart: hub stops and reads its store_s": up_at - stopped_at,
         "restart: all linked again_s": back_at - up_at,
-        "restart: all compared with the hub_s": max(each.ended_at for each in compared) - min(each.began_at for each in compared),
+        "restart: all compared with the hub_s": max(each.ended_at for each in compared)
+        - min(each.began_at for each in compared),
         "restart: hub's processor_s": counts.processor_s,
         "restart: hub_mib": counts.resident_mib,
     }

@@ -1,7 +1,11 @@
-"""One simulated leaf's connection to a hub: interest, messages with their acknowledgement, and pings; nothing of a server's routing.
+"""One simulated leaf's connection to a hub: interest, messages with their acknowledgement, and
+pings.
 
-Flows in: what the node behind it says and listens to. Flows out: the hub's messages to its listeners, what the hub listens to (`interest`), and counts of all frames.
-It does not come back by itself: whoever simulates a node decides when.
+Nothing of a server's routing.
+
+Flows in: what the node behind it says and listens to. Flows out: the hub's messages to its
+listeners, what the hub listens to (`interest`), and counts of all frames. It does not come back by
+itself: whoever simulates a node decides when.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ _LOOP_PREFIX = "$LDS."
 
 
 class NoAnswer(PeerUnavailable):
-    """The hub said nothing in time, or the connection ended meanwhile: what was sent may have been taken or not."""
+    """The hub said nothing in time, or the connection ended meanwhile: what was sent may have been
+    taken or not.
+    """
 
 
 class LeafConnection(asyncio.Protocol):
@@ -43,7 +49,8 @@ class LeafConnection(asyncio.Protocol):
         self.interest: set[str] = set()
         """Subjects at which somebody listens behind the hub, as far as this leaf may speak there."""
         self.counts: Counter[str] = Counter()
-        """Frames and bytes since the connection began: `Message in`, `Message out`, `Interest in`, `bytes in`, …"""
+        """Frames and bytes since the connection began: `Message in`, `Message out`, `Interest in`,
+        `bytes in`, …"""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when the connection has ended, with the hub's last word."""
         self._parser = LeafParser()
@@ -75,7 +82,8 @@ class LeafConnection(asyncio.Protocol):
     ) -> LeafConnection:
         """Connect to a hub's leaf port; returns when the hub has accepted the leaf.
 
-        Errors: raises PeerUnavailable when nobody listens there, when the hub refuses or when it says nothing in time.
+        Errors: raises PeerUnavailable when nobody listens there, when the hub refuses
+        or when it says nothing in time.
         """
         connection = cls(name)
         server_id = f"N{secrets.token_hex(27).upper()}"
@@ -111,7 +119,9 @@ class LeafConnection(asyncio.Protocol):
         return connection
 
     def listen(self, subject: str, listener: Callable[[Message], None]) -> None:
-        """Tell the hub that somebody listens here; `listener` is called with each message of exactly this subject."""
+        """Tell the hub that somebody listens here; `listener` is called with each message of
+        exactly this subject.
+        """
         self._listeners[subject] = listener
         self._send(interest_line(subject), "Interest")
 

@@ -1,8 +1,10 @@
 """Reads and writes nats-server's leaf protocol, as the side that connects to a hub.
 
-Flows in: bytes as they come from the hub, in any pieces. Flows out: frames (information, interest, messages, pings, errors), and the lines to send. It does no I/O.
-Source: nats-server, server/parser.go and server/leafnode.go (processLeafSub, processLeafMsgArgs, processLeafHeaderMsgArgs, leafConnectInfo); the lines are the same from
-2.2 to 2.15. A hub that offers compression in its INFO takes a leaf that does not ask for it.
+Flows in: bytes as they come from the hub, in any pieces. Flows out: frames (information, interest,
+messages, pings, errors), and the lines to send. It does no I/O.
+Source: nats-server, server/parser.go and server/leafnode.go (processLeafSub, processLeafMsgArgs,
+processLeafHeaderMsgArgs, leafConnectInfo); the lines are the same from 2.2 to 2.15. A hub that
+offers compression in its INFO takes a leaf that does not ask for it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _LONGEST_LINE = 64 * 1024
 
 
 class HubInfo(Struct, frozen=True):
-    """What the hub says of itself: first when a connection begins, and again once it has accepted it."""
+    """What the hub says of itself: first when a connection begins, and again once it has accepted
+    it.
+    """
 
     server_name: str = ""
     version: str = ""
@@ -85,7 +89,7 @@ class LeafParser:
     [Ping()]
     >>> list(parser.feed(b"ine\r\nLMSG a.b 2\r\nhi\r\n"))
     [Interest(subject='up.*.machine', queue='', is_wanted=True), Message(subject='a.b', reply='', headers=b'', data=b'hi')]
-    """
+    """  # noqa: E501
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -128,13 +132,16 @@ class LeafParser:
         end = start + total_bytes
         if len(self._buffer) < end + len(_END):
             return None
-        # With queue groups the reply has a mark before it: `+ reply queue…`, or `| queue…` where there is none.
+        # With queue groups the reply has a mark before it: `+ reply queue…`, or
+        # `| queue…` where there is none.
         reply = ""
         if len(names) > 1 and names[1] != "|":
             reply = names[2] if names[1] == "+" else names[1]
         self._read = end + len(_END)
         body = start + headers_bytes
-        return Message(subject=subject, reply=reply, headers=bytes(self._buffer[start:body]), data=bytes(self._buffer[body:end]))
+        return Message(
+            subject=subject, reply=reply, headers=bytes(self._buffer[start:body]), data=bytes(self._buffer[body:end])
+        )
 
 
 def connect_line(
@@ -150,8 +157,10 @@ def connect_line(
 ) -> bytes:
     """Build the line that a leaf begins with.
 
-    Shapes: name — the leaf's server name; server_id — one of its own for each connection that may exist at the same time; account — the leaf's own account;
-            cluster — leaves of one cluster are not told of each other's listeners; denied — what the leaf does not take from the hub (`deny_imports`).
+    Shapes: name — the leaf's server name; server_id — one of its own for each connection
+    that may exist at the same time; account — the leaf's own account; cluster — leaves of
+    one cluster are not told of each other's listeners; denied — what the leaf does not take
+    from the hub (`deny_imports`).
     """
     said: dict[str, object] = {
         "version": "2.10.27",
@@ -177,12 +186,18 @@ def interest_line(subject: str, *, is_wanted: bool = True) -> bytes:
 
 
 def message_bytes(subject: str, data: bytes, *, reply: str = "", headers: bytes = b"") -> bytes:
-    r"""Build one message for the hub; `headers` as NATS writes them, with their first line and the empty one at the end.
+    r"""Build one message for the hub; `headers` as NATS writes them, with their first line and the
+    empty one at the end.
 
     >>> message_bytes("a", b"hi", reply="b")
     b'LMSG a b 2\r\nhi\r\n'
     """
-    words = [subject, *([reply] if reply else []), *([str(len(headers))] if headers else []), str(len(headers) + len(data))]
+    words = [
+        subject,
+        *([reply] if reply else []),
+        *([str(len(headers))] if headers else []),
+        str(len(headers) + len(data)),
+    ]
     return b"".join((b"HMSG " if headers else b"LMSG ", " ".join(words).encode(), _END, headers, data, _END))
 
 

@@ -1,8 +1,10 @@
-"""What one simulated node says of itself: the values and events that real services wrote for one node, with the names of other nodes put in.
+"""What one simulated node says of itself: the values and events that real services wrote for one
+node, with the names of other nodes put in.
 
-Flows in: a node of the benchmarks (`lab.bench.node_processes`) on a recorded machine, with some pods placed. Flows out: the up subject's tokens after the node, and the
-bytes, of each value and event, as a node's relay would send them. Each simulated node says the same, so a hub that kept equal bytes once would be measured too small:
-nats-server keeps every message by itself.
+Flows in: a node of the benchmarks (`lab.bench.node_processes`) on a recorded machine, with some
+pods placed. Flows out: the up subject's tokens after the node, and the bytes, of each value and
+event, as a node's relay would send them. Each simulated node says the same, so a hub that kept
+equal bytes once would be measured too small: nats-server keeps every message by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _PODS = 4
 
 
 class Saying(Struct, frozen=True):
-    """One message of a node: the noun, the other parts of its key or subject, the value, and the headers of an event."""
+    """One message of a node: the noun, the other parts of its key or subject, the value, and the
+    headers of an event.
+    """
 
     noun: str
     parts: dict[str, str]
@@ -115,7 +119,8 @@ async def _read_event(bus: Bus, event: Event[Any], node: str) -> list[Saying]:
     sayings: list[Saying] = []
     async with aclosing(bus.follow(event, start=Start.PRESENT, node=node)) as received_events:
         async for received in received_events:
-            # The headers of topobus.bus.streams.events, as far as they have a size: each of them is stored with the event.
+            # The headers of topobus.bus.streams.events, as far as they have a size: each of
+            # them is stored with the event.
             event_id = f"{node}-{event.name}-{received.sequence}"
             headers = {
                 "Nats-Msg-Id": event_id,
@@ -139,6 +144,8 @@ def _without_node(parts: dict[str, str]) -> dict[str, str]:
 
 def _pod(number: int) -> PlaceRequest:
     devices = tuple(DeviceRequest(device_class=name, count=2) for name in ("gpu", "nic"))
-    owner = Owner(kind=OwnerKind.POD, name=f"training-{number}", namespace="default", uid=f"00000000-0000-0000-0000-{number:012d}")
+    owner = Owner(
+        kind=OwnerKind.POD, name=f"training-{number}", namespace="default", uid=f"00000000-0000-0000-0000-{number:012d}"
+    )
     pod = PodRequest(owner=owner, containers=(ContainerRequest(name="main", cpus=16, devices=devices),))
     return PlaceRequest(op_id=f"place-{owner.uid}", pod=pod)

@@ -1,4 +1,6 @@
-"""Raises this process's limit of open files to what the system lets it have, and says when a benchmark needs more."""
+"""Raises this process's limit of open files to what the system lets it have, and says when a
+benchmark needs more.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ __all__ = ["check_open_files", "raise_open_files"]
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit to the hard one, for this process and those that it starts; gives what holds now."""
+    """Raise the soft limit to the hard one, for this process and those that it starts.
+
+    Gives what holds now.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -25,6 +30,8 @@ def check_open_files(wanted: int, limit: int) -> None:
     """
     if 0 <= limit < wanted:
         raise ConfigError(
-            f"open files: this process may have {limit}, wanted {wanted} (a connection each, at the hub and at the nodes)",
-            next_step=f"ulimit -n {wanted}, as root or after raising the hard limit (/etc/security/limits.conf), or fewer nodes (--nodes)",
+            f"open files: this process may have {limit}, wanted {wanted} (a connection each, at the hub and "
+            "at the nodes)",
+            next_step=f"ulimit -n {wanted}, as root or after raising the hard limit (/etc/security/limits.conf), or "
+            "fewer nodes (--nodes)",
         )

@@ -1,6 +1,8 @@
-"""The floor of the leaf benchmark: the same messages put by one plain client of the hub, without leaves and without a client library.
+"""The floor of the leaf benchmark: the same messages put by one plain client of the hub, without
+leaves and without a client library.
 
-Flows in: subjects, headers and bytes, as the hub stores them. Flows out: how long it took until all were acknowledged. So many wait for their acknowledgement at most.
+Flows in: subjects, headers and bytes, as the hub stores them. Flows out: how long it took until all
+were acknowledged. So many wait for their acknowledgement at most.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _LIMIT_S = 600.0
 
 
 async def bare_puts(port: int, messages: Iterable[tuple[str, bytes, bytes]], *, window: int) -> tuple[int, float]:
-    """Put messages (subject, headers, data) and wait for each acknowledgement; gives how many there were, and the seconds.
+    """Put messages (subject, headers, data) and wait for each acknowledgement.
+
+    Gives how many there were, and the seconds.
 
     Errors: raises PeerUnavailable when the server refuses one.
     """

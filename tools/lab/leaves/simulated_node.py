@@ -1,7 +1,10 @@
-"""One simulated node of a fleet: it says what a node's relay says to the hub, is acknowledged, answers the hub's asks, and otherwise is silent.
+"""One simulated node of a fleet: it says what a node's relay says to the hub, is acknowledged,
+answers the hub's asks, and otherwise is silent.
 
-Flows in: a hub's address, the node's content. Flows out: the up subjects of its states and events, answers, and times. A node whose connection ended comes back as a
-leaf server does: at once, then after a second and up to a second more each time (nats-server: leafnodes `reconnect: 1` and its jitter).
+Flows in: a hub's address, the node's content. Flows out: the up subjects of its states and
+events, answers, and times. A node whose connection ended comes back as a leaf server does: at
+once, then after a second and up to a second more each time (nats-server: leafnodes
+`reconnect: 1` and its jitter).
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class SimulatedNode:
     """Make one, then `join`; `leave` at the end."""
 
     def __init__(self, name: str, content: NodeContent, host: str, port: int, *, cluster: str = "") -> None:
-        """Prepare a node; `cluster`: the name that the leaves of a fleet share, so that a hub before 2.12 does not tell each of the listeners of all others."""
+        """Prepare a node; `cluster`: the name that the leaves of a fleet share, so that a hub
+        before 2.12 does not tell each of the listeners of all others.
+        """
         self.name = name
         self._cluster = cluster
         self._sayings = content.for_node(name)
@@ -49,7 +54,9 @@ class SimulatedNode:
         """How often the link ended while something was said."""
         self._answers = {
             PREFER.subject(node=name): encode(PreferReply(devices=())),
-            PLACE.subject(node=name): encode(PlaceReply(decision_id=f"simulated-{name}", node=name, result=_refusal(name))),
+            PLACE.subject(node=name): encode(
+                PlaceReply(decision_id=f"simulated-{name}", node=name, result=_refusal(name))
+            ),
         }
 
     @property
@@ -65,9 +72,16 @@ class SimulatedNode:
         Errors: raises PeerUnavailable.
         """
         connection = await LeafConnection.open(
-            self._host, self._port, name=self.name, domain=domain_of(self.name), cluster=self._cluster, denied=DENIED_IMPORTS
+            self._host,
+            self._port,
+            name=self.name,
+            domain=domain_of(self.name),
+            cluster=self._cluster,
+            denied=DENIED_IMPORTS,
         )
-        device_classes = sorted({saying.parts["device_class"] for saying in self._sayings if "device_class" in saying.parts})
+        device_classes = sorted(
+            {saying.parts["device_class"] for saying in self._sayings if "device_class" in saying.parts}
+        )
         for subject in asked_subjects(self.name, device_classes):
             connection.listen(subject, lambda message: self._answer(connection, message))
         await connection.barrier()
@@ -79,7 +93,11 @@ class SimulatedNode:
         return await self.persist()
 
     async def persist(self) -> int:
-        """Join, as often as it takes: a hub that is busy with all the others refuses who is not done in time; gives the number of attempts."""
+        """Join, as often as it takes: a hub that is busy with all the others refuses who is not
+        done in time.
+
+        Gives the number of attempts.
+        """
         attempts = 0
         while True:
             attempts += 1
@@ -95,9 +113,10 @@ class SimulatedNode:
             self._connection.close()
 
     async def say_all(self) -> list[float]:
-        """Say each state and event and await its acknowledgement, one after the other; gives the times until it came, in milliseconds.
+        """Say each state and event and await its acknowledgement, one after the other.
 
-        A link that ends meanwhile is made again (`losses` counts that), and what was not acknowledged is said again.
+        Gives the times until it came, in milliseconds. A link that ends meanwhile is made again
+        (`losses` counts that), and what was not acknowledged is said again.
         Errors: raises NoAnswer when the hub refuses one.
         """
         times_ms: list[float] = []
@@ -114,21 +133,28 @@ class SimulatedNode:
         return times_ms
 
     async def say(self, saying: Saying) -> float:
-        """Say one state or event; gives the milliseconds until the hub's stream has acknowledged it.
+        """Say one state or event.
+
+        Gives the milliseconds until the hub's stream has acknowledged it.
 
         Errors: raises NoAnswer when the hub's stream said nothing in time, or refused it.
         """
         subject = up_subject(_NOUNS[saying.noun], node=self.name, **saying.parts)
         began = time.monotonic()
         answer = await self.connection.request(
-            subject, saying.data, headers=write_headers(saying.headers) if saying.headers else b"", timeout_s=_SAY_LIMIT_S
+            subject,
+            saying.data,
+            headers=write_headers(saying.headers) if saying.headers else b"",
+            timeout_s=_SAY_LIMIT_S,
         )
         if b'"stream"' not in answer.data or b'"error"' in answer.data:
             raise NoAnswer(f"{self.name}: the hub did not store {subject}: {(answer.data or answer.headers)[:300]!r}")
         return (time.monotonic() - began) * 1000
 
     async def change(self, noun: str, until: float) -> list[float]:
-        """Say one state again and again, each time when the one before is acknowledged, until the monotonic clock says `until`; at least once."""
+        """Say one state again and again, each time when the one before is acknowledged, until the
+        monotonic clock says `until`; at least once.
+        """
         saying = next(saying for saying in self._sayings if saying.noun == noun)
         times_ms = [await self.say(saying)]
         while time.monotonic() < until:
@@ -136,7 +162,9 @@ class SimulatedNode:
         return times_ms
 
     async def compare(self) -> list[float]:
-        """Ask the hub for what it has of each state, as a relay does after a cut; gives the times until the answers, in milliseconds.
+        """Ask the hub for what it has of each state, as a relay does after a cut.
+
+        Gives the times until the answers, in milliseconds.
 
         Errors: raises NoAnswer.
         """
@@ -145,7 +173,9 @@ class SimulatedNode:
             noun = _NOUNS[saying.noun]
             if isinstance(noun, State):
                 began = time.monotonic()
-                await self.connection.request(up_stored_subject(noun, node=self.name, **saying.parts), b"", timeout_s=_SAY_LIMIT_S)
+                await self.connection.request(
+                    up_stored_subject(noun, node=self.name, **saying.parts), b"", timeout_s=_SAY_LIMIT_S
+                )
                 times_ms.append((time.monotonic() - began) * 1000)
         return times_ms
 
@@ -171,7 +201,8 @@ def stored_messages(node: str, content: NodeContent) -> list[tuple[str, bytes, b
 
 
 def asked_subjects(node: str, device_classes: Iterable[str]) -> tuple[str, ...]:
-    """List the subjects of one node's asks: what its leaf tells the hub when topology, gateway and device services listen behind it.
+    """List the subjects of one node's asks: what its leaf tells the hub when topology, gateway and
+    device services listen behind it.
 
     >>> len(asked_subjects("n1", ["gpu", "nic"]))
     22

@@ -1,7 +1,9 @@
-"""Many simulated nodes in one process, told what to do by lines of JSON: `python -m lab.leaves.swarm PORT CONTENT_FILE [CLUSTER]`.
+"""Many simulated nodes in one process, told what to do by lines of JSON: `python -m
+lab.leaves.swarm PORT CONTENT_FILE [CLUSTER]`.
 
-Flows in: one order a line on standard input. Flows out: one report a line on standard output, with times by the monotonic clock, which all processes of a machine share.
-Orders: join (nodes from a number on, all at once), change, compare, rejoin, counts.
+Flows in: one order a line on standard input. Flows out: one report a line on standard output, with
+times by the monotonic clock, which all processes of a machine share. Orders: join (nodes from a
+number on, all at once), change, compare, rejoin, counts.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ class _Swarm:
                 for times in await asyncio.gather(*(node.compare() for node in self._nodes.values())):
                     times_ms += times
             case "rejoin":
-                times_ms = [float(attempts) for attempts in await asyncio.gather(*(node.rejoin() for node in self._nodes.values()))]
+                times_ms = [
+                    float(attempts)
+                    for attempts in await asyncio.gather(*(node.rejoin() for node in self._nodes.values()))
+                ]
             case "counts":
                 pass
             case _:

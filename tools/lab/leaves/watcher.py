@@ -1,6 +1,7 @@
 """Reads the hub as a controller does, and remembers when each node was first known whole.
 
-Flows in: changes of the node's buckets. Flows out: for each node the moment at which each of its states had been read, by the monotonic clock.
+Flows in: changes of the node's buckets. Flows out: for each node the moment at which each of its
+states had been read, by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Watcher:
         self._bus = bus
         self._states: list[State[Any]] = [noun for noun in up_nouns() if isinstance(noun, State)]
         names = {state.name for state in self._states}
-        self._whole = {(saying.noun, saying.parts.get("device_class", "")) for saying in content.sayings if saying.noun in names}
+        self._whole = {
+            (saying.noun, saying.parts.get("device_class", "")) for saying in content.sayings if saying.noun in names
+        }
         self._known: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         self._whole_at: dict[str, float] = {}
         self._changed = asyncio.Condition()
@@ -43,7 +46,9 @@ class Watcher:
 
     async def __aenter__(self) -> Self:
         begun = [asyncio.Event() for _ in self._states]
-        self._tasks = [asyncio.create_task(self._follow(state, event)) for state, event in zip(self._states, begun, strict=True)]
+        self._tasks = [
+            asyncio.create_task(self._follow(state, event)) for state, event in zip(self._states, begun, strict=True)
+        ]
         for event in begun:
             await event.wait()
         return self

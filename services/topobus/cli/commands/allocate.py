@@ -1,7 +1,7 @@
 """`topobus allocate --dry-run`: where claims would be allocated, or why not, without any write.
 
-The controller's engine answers in a process of its own, which needs neither NATS nor a running controller, because only the controller has a CEL
-evaluator.
+The controller's engine answers in a process of its own, which needs neither NATS nor a running
+controller, because only the controller has a CEL evaluator.
 """
 
 from __future__ import annotations
@@ -44,33 +44,50 @@ def allocate(
         tuple[Path, ...],
         Parameter(
             name=("--file", "-f", "--pods"),
-            help="A manifest or a folder of them, or several; - reads standard input. Pods of Deployments and the like are taken, too.",
+            help="A manifest or a folder of them, or several; - reads standard input. Pods of Deployments and the "
+            "like are taken, too.",
             negative="",
             allow_leading_hyphen=True,
         ),
     ] = (),
-    dry_run: Annotated[bool, Parameter(negative="", help="Implied: this command writes nothing, `topobus apply` allocates.")] = False,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Implied: this command writes nothing, `topobus apply` allocates.")
+    ] = False,
     slices: Annotated[
         tuple[Path, ...],
-        Parameter(negative="", help="ResourceSlices, DeviceClasses, allocated claims and Nodes, as `kubectl get -o yaml` writes them."),
+        Parameter(
+            negative="",
+            help="ResourceSlices, DeviceClasses, allocated claims and Nodes, as `kubectl get -o yaml` writes them.",
+        ),
     ] = (),
     cluster: Annotated[bool, Parameter(negative="", help="Take them from the cluster of a kubeconfig.")] = False,
-    kubeconfig: Annotated[Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")] = None,
-    kube_context: Annotated[str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")] = "",
+    kubeconfig: Annotated[
+        Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")
+    ] = None,
+    kube_context: Annotated[
+        str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
+    ] = "",
     mode: Annotated[
-        Literal["corrected", "compatible"], Parameter(help="Where kube-scheduler has a defect: answer right, or as it does.")
+        Literal["corrected", "compatible"],
+        Parameter(help="Where kube-scheduler has a defect: answer right, or as it does."),
     ] = "corrected",
     output_form: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Say where claims and pods of a manifest would be allocated, or why not and what would fit; without --slices and --cluster, in the running system."""
+    """Say where claims and pods of a manifest would be allocated, or why not and what would fit.
+
+    Without --slices and --cluster, in the running system.
+    """
     del dry_run  # it says what is so anyway
     if not file:
         raise UsageError(
-            "say what to allocate: -f FILE or -f FOLDER", next_step="topobus allocate --help; examples/claims has manifests to start from"
+            "say what to allocate: -f FILE or -f FOLDER",
+            next_step="topobus allocate --help; examples/claims has manifests to start from",
         )
     if slices and cluster:
-        raise UsageError("say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server")
+        raise UsageError(
+            "say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server"
+        )
     output = Output(is_json=options.json or output_form == "json")
     objects = read_wanted("allocate", file, output.note)
     return asyncio.run(_allocate(objects, slices, cluster, kubeconfig, kube_context, mode, output, options))
@@ -113,16 +130,22 @@ async def _allocate(
 
 
 async def answers_of_system(bus: Bus, objects: Sequence[ApiObject]) -> list[dict[str, Any]]:
-    """Say where claims, and pods with claims, would be allocated in a running system if they were stored.
+    """Say where claims, and pods with claims, would be allocated in a running system if they were
+    stored.
 
     Errors: as `ask_dry_run`.
     """
     others = [api_object for api_object in objects if api_object.kind not in _ASKED]
-    return _shown(await ask_dry_run({"wanted": objects, "mode": "corrected", **await _as_it_runs(bus, objects, others)}))
+    return _shown(
+        await ask_dry_run({"wanted": objects, "mode": "corrected", **await _as_it_runs(bus, objects, others)})
+    )
 
 
 async def _as_it_runs(bus: Bus, objects: Sequence[ApiObject], others: Sequence[ApiObject]) -> dict[str, Any]:
-    """Collect what a dry run is to know of a running system; what is asked about counts as it is in the manifest."""
+    """Collect what a dry run is to know of a running system.
+
+    What is asked about counts as it is in the manifest.
+    """
     given = [object_parts(api_object) for api_object in objects]
     inventories = [entry.value for entry in await bus.list(INVENTORY)]
     return {
@@ -160,8 +183,16 @@ def show_answer(output: Output, claim_result: dict[str, Any]) -> None:
         for claim, allocation in claim_result.get("allocations", {}).items():
             for result in allocation["devices"]["results"]:
                 of = f"{claim} " if len(claim_result["allocations"]) > 1 else ""
-                takes = "".join(f", takes {name} {amount}" for name, amount in sorted((result.get("consumedCapacity") or {}).items()))
-                output.show(Text(f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool {result['pool']}{takes})"))
+                takes = "".join(
+                    f", takes {name} {amount}"
+                    for name, amount in sorted((result.get("consumedCapacity") or {}).items())
+                )
+                output.show(
+                    Text(
+                        f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool "
+                        f"{result['pool']}{takes})"
+                    )
+                )
         return
     output.show(Text.assemble(name, (f" would wait: {claim_result['condition']}", "fail")))
     output.show(*reason_lines(msgspec.convert(claim_result.get("reasons", []), list[Reason])))

@@ -33,7 +33,8 @@ def apply(
     *,
     file: Annotated[Path, Parameter(name=("--file", "-f"), help="A manifest; - reads standard input.")],
     waits: Annotated[
-        bool, Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object.")
+        bool,
+        Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object."),
     ] = True,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
@@ -61,7 +62,10 @@ def delete(
     file: Annotated[Path | None, Parameter(name=("--file", "-f"), help="All objects of a manifest.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Delete objects; a claim that holds devices lets go of them first: `topobus delete claim NAME`."""
+    """Delete objects.
+
+    A claim that holds devices lets go of them first: `topobus delete claim NAME`.
+    """
     if (name is None) == (file is None):
         raise UsageError("say what to delete: either NAMESPACE/NAME or -f FILE")
     places = (
@@ -76,7 +80,11 @@ async def _get(name: str | None, lister: Lister, options: BusOptions) -> int:
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:
-            objects = [await find_object(bus, _place(name))] if name is not None else [entry.value for entry in await bus.list(OBJECT)]
+            objects = (
+                [await find_object(bus, _place(name))]
+                if name is not None
+                else [entry.value for entry in await bus.list(OBJECT)]
+            )
             return [claims_listing(objects)]
 
         if lister.options.watch:

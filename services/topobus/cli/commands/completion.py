@@ -1,4 +1,6 @@
-"""`topobus completion`: the script by which a shell completes commands, options, and names of what runs."""
+"""`topobus completion`: the script by which a shell completes commands, options, and names of what
+runs.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ if [[ $funcstack[1] == _topobus ]]; then
 elif (( $+functions[compdef] )); then
     compdef _topobus topobus
 fi
-"""
+"""  # noqa: E501
 
 _FISH = r"""# fish completion of topobus. Now: topobus completion fish | source. For good: write this into ~/.config/fish/completions/topobus.fish.
 function __topobus_complete
@@ -63,12 +65,14 @@ function __topobus_complete
     end
 end
 complete -c topobus -f -a '(__topobus_complete)'
-"""
+"""  # noqa: E501
 
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell that will read it.")], /) -> int:
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell that will read it.")], /
+) -> int:
     """Print the script by which a shell completes commands, options and names."""
     sys.stdout.write(_SCRIPTS[shell])
     return ExitCode.OK

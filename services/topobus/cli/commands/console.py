@@ -1,6 +1,8 @@
-"""`topobus console`: becomes the console's service, for this user's browser, with the login that other commands find.
+"""`topobus console`: becomes the console's service, for this user's browser, with the login that
+other commands find.
 
-This process is the service from then on: whoever ends it, by whatever signal, ends the page, and nothing is left behind that holds the port and the password.
+This process is the service from then on: whoever ends it, by whatever signal, ends the page, and
+nothing is left behind that holds the port and the password.
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ _DEFAULT_PORT = 8765
 def console(
     *,
     port: Annotated[
-        int, Parameter(help="The port on this machine's loopback interface; 0: a free one.", validator=validators.Number(gte=0, lte=65535))
+        int,
+        Parameter(
+            help="The port on this machine's loopback interface; 0: a free one.",
+            validator=validators.Number(gte=0, lte=65535),
+        ),
     ] = _DEFAULT_PORT,
     options: BusOptions = BUS_DEFAULTS,
 ) -> NoReturn:
-    """Show the fleet live in a browser, at an address that is printed and that nobody else knows. Ctrl-C ends it."""
+    """Show the fleet live in a browser, at an address that is printed and that nobody else knows.
+
+    Ctrl-C ends it.
+    """
     target = options.target()
     _check_free(port)
     asyncio.run(check_listening(target))
@@ -41,15 +50,18 @@ def console(
 
 
 def console_environment(settings: CliSettings, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell the service where NATS is and who it is there; what the environment says of the console itself stands.
+    """Tell the service where NATS is and who it is there.
 
-    Where commands log in as `cli` with a file of a folder of passwords, the console logs in as itself with its own of that folder: it may only read.
+    What the environment says of the console itself stands. Where commands log in as `cli`
+    with a file of a folder of passwords, the console logs in as itself with its own of
+    that folder: it may only read.
     """
     nats = settings.nats
     said = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone}
     own_file = Path(nats.password_file).parent.parent / "console" / "password" if nats.password_file else None
     if nats.user == "cli" and own_file is not None and own_file.exists():
-        # Such a folder is of a server with accounts, where the console's has no streams, however the CLI came in: it is where the streams are, and need not know.
+        # Such a folder is of a server with accounts, where the console's has no streams, however
+        # the CLI came in: it is where the streams are, and need not know.
         said |= {"USER": "console", "PASSWORD_FILE": str(own_file), "ZONE": nats.zone or "core"}
     given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in said.items() if value}
     page = {"TOPOBUS_CONSOLE__PAGE__HOST": _HOST, "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
@@ -57,12 +69,15 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
         page["TOPOBUS_CONSOLE__PAGE__HAS_LINK"] = "true"
     # Whoever started a command reads its lines, also those that go through a pipe.
     log = {"LEVEL": "warning", "FORMAT": "console"}
-    own_log = {f"TOPOBUS_CONSOLE__LOG__{key}": value for key, value in log.items() if f"TOPOBUS_ALL__LOG__{key}" not in environ}
+    own_log = {
+        f"TOPOBUS_CONSOLE__LOG__{key}": value for key, value in log.items() if f"TOPOBUS_ALL__LOG__{key}" not in environ
+    }
     return {**own_log, **given, **environ, **page}
 
 
 def _check_free(port: int) -> None:
-    """Look whether the port can be had: the service would name the setting that it reads, and not the option.
+    """Look whether the port can be had: the service would name the setting that it reads, and not
+    the option.
 
     Errors: raises ConfigError.
     """

@@ -46,7 +46,9 @@ def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
         output.document({"contexts": [_fields(context, selected, listening.get(context.name)) for context in contexts]})
         return ExitCode.OK
     if not contexts:
-        output.note("there are no contexts: `topobus up` makes one, `topobus context add` names a system that runs elsewhere")
+        output.note(
+            "there are no contexts: `topobus up` makes one, `topobus context add` names a system that runs elsewhere"
+        )
         return ExitCode.OK
     rows = [
         Row(
@@ -72,7 +74,9 @@ def use(
     name: Annotated[str | None, Parameter(help="The context that commands use from now on.")] = None,
     /,
     *,
-    none: Annotated[bool, Parameter(name="--none", negative="", help="Select none: commands go to nats://127.0.0.1:4222.")] = False,
+    none: Annotated[
+        bool, Parameter(name="--none", negative="", help="Select none: commands go to nats://127.0.0.1:4222.")
+    ] = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Select a context for all commands of this user."""
@@ -101,7 +105,9 @@ def show(
     folder = ContextFolder()
     selected = folder.selected()
     if name is None and not selected:
-        raise NotFoundError("no context is selected", next_step="topobus context use NAME, or name one: topobus context show NAME")
+        raise NotFoundError(
+            "no context is selected", next_step="topobus context use NAME, or name one: topobus context show NAME"
+        )
     _say(options.output(), _known(folder, name or selected), selected)
     return ExitCode.OK
 
@@ -113,13 +119,18 @@ def add(
     *,
     nats: Annotated[str, Parameter(name="--nats", help="URL of the system's NATS server.")],
     user: Annotated[str, Parameter(name="--user", help="NATS user, mostly `cli`.")] = "",
-    password_file: Annotated[Path | None, Parameter(name="--password-file", help="File with that user's password.")] = None,
+    password_file: Annotated[
+        Path | None, Parameter(name="--password-file", help="File with that user's password.")
+    ] = None,
     tls_ca_file: Annotated[
         Path | None, Parameter(name="--tls-ca-file", help="Authority that signed the server's certificate, PEM.")
     ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Name a system that this user did not start with `topobus up`; the selection stays, but the first context is selected."""
+    """Name a system that this user did not start with `topobus up`.
+
+    The selection stays, but the first context is selected.
+    """
     folder = ContextFolder()
     check_name(name)
     check_server_url(nats)
@@ -129,7 +140,9 @@ def add(
         raise UsageError("--user and --password-file belong together", next_step="give both, or neither")
     before = folder.get(name)
     if before is not None and before.state is not ContextState.ADDED:
-        raise UsageError(f"context {name} is that of a `topobus up` in {before.state_dir}", next_step="choose another name")
+        raise UsageError(
+            f"context {name} is that of a `topobus up` in {before.state_dir}", next_step="choose another name"
+        )
     context = Context(
         name=name,
         nats=nats,
@@ -165,12 +178,17 @@ def _known(folder: ContextFolder, name: str) -> Context:
     context = folder.get(name)
     if context is None:
         names = ", ".join(known_context.name for known_context in folder.all())
-        raise NotFoundError(f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one")
+        raise NotFoundError(
+            f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one"
+        )
     return context
 
 
 def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
-    """Say of the contexts whose `topobus up` runs whether their NATS server listens; those that were added may be far away, and are not asked."""
+    """Say of the contexts whose `topobus up` runs whether their NATS server listens.
+
+    Those that were added may be far away, and are not asked.
+    """
 
     async def look() -> dict[str, bool]:
         running = [context for context in contexts if context.state is ContextState.RUNNING]

@@ -31,7 +31,9 @@ __all__ = ["decision_listing", "decisions"]
 def decisions(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many, the newest.", validator=validators.Number(gte=1, lte=4096))] = 20,
+    limit: Annotated[
+        int, Parameter(help="At most so many, the newest.", validator=validators.Number(gte=1, lte=4096))
+    ] = 20,
     follow: Annotated[bool, Parameter(negative="", help="Then go on with each new one; the same as -w.")] = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
@@ -48,7 +50,12 @@ async def _decisions(node: str | None, limit: int, is_following: bool, lister: L
         if not is_following:
             events = [received_event.value for received_event in recent]
             listing = decision_listing(events, await _users(bus, events))
-            lister.show([listing], lambda rows: {"decisions": [row.document for row in rows]}, empty="no decision yet", thing="decision")
+            lister.show(
+                [listing],
+                lambda rows: {"decisions": [row.document for row in rows]},
+                empty="no decision yet",
+                thing="decision",
+            )
             return ExitCode.OK
         me = asyncio.current_task()
         assert me is not None
@@ -78,12 +85,15 @@ def _show_new(lister: Lister, event: DecisionEvent) -> None:
     if not lister.is_text:
         lister.show_row(lister.output(), row)
         return
-    head = Text.assemble((f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {event.text} at {event.node}: ")
+    head = Text.assemble(
+        (f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {event.text} at {event.node}: "
+    )
     lister.output().show(head + _answer(event))
 
 
 def decision_listing(events: Iterable[DecisionEvent], users: Mapping[str, Owner]) -> Listing:
-    """List decisions in their order; `users` are the pods behind what kubelet allocated, by decision.
+    """List decisions in their order; `users` are the pods behind what kubelet allocated, by
+    decision.
 
     An operator's wish has one row: what became of it, once that is decided.
     """
@@ -123,7 +133,9 @@ def _row(event: DecisionEvent, who: Owner) -> Row:
 
 
 async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
-    """Find the pods of what kubelet has allocated and still holds, by decision: the event is older than the pod's name is known."""
+    """Find the pods of what kubelet has allocated and still holds, by decision: the event is older
+    than the pod's name is known.
+    """
     owners: dict[str, Owner] = {}
     for node in sorted({event.node for event in events if event.owner.kind is OwnerKind.DEVICE_PLUGIN}):
         ledger = await bus.get(LEDGER.read_as(Holders), node=node)

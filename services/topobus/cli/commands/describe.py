@@ -1,4 +1,6 @@
-"""`topobus describe`: one object with its devices, its users, its decisions, and the reason why it waits."""
+"""`topobus describe`: one object with its devices, its users, its decisions, and the reason why it
+waits.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,21 @@ _LOOKED_THROUGH = 2000
 
 
 def describe(
-    *target: Annotated[str, Parameter(name="KIND NAME", help="Such as claim fast, pod trainer, deviceclass gpu.example.com.")],
+    *target: Annotated[
+        str, Parameter(name="KIND NAME", help="Such as claim fast, pod trainer, deviceclass gpu.example.com.")
+    ],
     namespace: Namespace = "default",
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Show all about one object: state, devices with NUMA node and health, users, decisions, and why a claim or pod waits."""
+    """Show all about one object: state, devices with NUMA node and health, users, decisions, and
+    why a claim or pod waits.
+    """
     kinds, names = read_target(target, verb="describe")
     if len(kinds) != 1 or len(names) != 1:
-        raise UsageError("say which one to describe", next_step=f"write `topobus describe {plural_of(kinds[0])[:-1]} NAME`")
+        raise UsageError(
+            "say which one to describe", next_step=f"write `topobus describe {plural_of(kinds[0])[:-1]} NAME`"
+        )
     return asyncio.run(_describe(kinds[0], namespace, names[0], options, is_json=options.json or output == "json"))
 
 
@@ -50,14 +58,20 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
         try:
             api_object = await find_object(bus, parts)
         except NotFoundError:
-            held = allocations_of_pod((await read_ledgers(bus)).values(), parts["namespace"], parts["name"]) if kind == "Pod" else []
+            held = (
+                allocations_of_pod((await read_ledgers(bus)).values(), parts["namespace"], parts["name"])
+                if kind == "Pod"
+                else []
+            )
             if not held:
                 raise
             return _describe_unstored(held, parts, Output(is_json=is_json))
         plain = plain_object(api_object)
         claims = await _claims_of(bus, api_object) if kind == "Pod" else {}
         nodes = {device.pool for device in put_together(api_object, plain, (), (), (), claims).devices}
-        inventories = await as_of_now(bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes])
+        inventories = await as_of_now(
+            bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes]
+        )
         ledgers = [entry.value for entry in await bus.list(LEDGER)]
         events: list[DecisionEvent] = [received.value for received in await bus.last(DECISION, limit=_LOOKED_THROUGH)]
     description = put_together(api_object, plain, inventories, ledgers, events, claims)
@@ -81,13 +95,20 @@ async def _claims_of(bus: Bus, pod: ApiObject) -> dict[str, ApiObject]:
 
 
 def _describe_unstored(held: list[tuple[str, Allocation]], parts: dict[str, str], output: Output) -> int:
-    """Show what a pod holds of which no object is stored: `topobus place` placed it, or kubelet knows it."""
+    """Show what a pod holds of which no object is stored: `topobus place` placed it, or kubelet
+    knows it.
+    """
     if output.is_json:
-        output.document({"stored": False, "holders": [{"node": node, "allocation": allocation} for node, allocation in held]})
+        output.document(
+            {"stored": False, "holders": [{"node": node, "allocation": allocation} for node, allocation in held]}
+        )
         return ExitCode.OK
     name = f"{parts['namespace']}/{parts['name']}"
     is_placed = any(allocation.owner.kind is OwnerKind.POD for _, allocation in held)
-    output.show(f"pod {name}: {'placed by `topobus place`' if is_placed else 'run by kubelet'}, not stored", holder_listing(held))
+    output.show(
+        f"pod {name}: {'placed by `topobus place`' if is_placed else 'run by kubelet'}, not stored",
+        holder_listing(held),
+    )
     if is_placed:
         output.note(f"`topobus release pod {name}` lets go of it")
     return ExitCode.OK

@@ -1,4 +1,8 @@
-"""`topobus device`: work on single devices: keep them back, give them back, forgive their faults, reset them; and list what is kept back."""
+"""`topobus device`: work on single devices: keep them back, give them back, forgive their faults,
+reset them.
+
+And list what is kept back.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +56,12 @@ Where = Annotated[
 ]
 Why = Annotated[str, Parameter(help="The reason, for whoever finds the device like that.")]
 Who = Annotated[str | None, Parameter(help="Who says so. Default: user@host.")]
-Operation = Annotated[str | None, Parameter(help="Operation id of an earlier try whose answer got lost; what it did is not done twice.")]
-Drain = Annotated[bool, Parameter(negative="", help="Pods that have the device by a claim shall leave it: its taint evicts.")]
+Operation = Annotated[
+    str | None, Parameter(help="Operation id of an earlier try whose answer got lost; what it did is not done twice.")
+]
+Drain = Annotated[
+    bool, Parameter(negative="", help="Pods that have the device by a claim shall leave it: its taint evicts.")
+]
 
 
 class DeviceAnswer(Struct, frozen=True, kw_only=True):
@@ -79,7 +87,10 @@ def maintain(
     operation: Operation = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Keep devices back: nobody new gets them, whoever has them keeps them. `topobus device return` ends it."""
+    """Keep devices back: nobody new gets them, whoever has them keeps them.
+
+    `topobus device return` ends it.
+    """
     selection = Selection(names=names, node=node, device_class=device_class, where=where)
     return asyncio.run(_operate(DeviceVerb.MAINTAIN, selection, why, who, operation, options, is_draining=drain))
 
@@ -96,7 +107,10 @@ def exclude(
     operation: Operation = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Treat devices for everybody new as if they were not there. `topobus device return` ends it."""
+    """Treat devices for everybody new as if they were not there.
+
+    `topobus device return` ends it.
+    """
     selection = Selection(names=names, node=node, device_class=device_class, where=where)
     return asyncio.run(_operate(DeviceVerb.EXCLUDE, selection, why, who, operation, options, is_draining=drain))
 
@@ -175,13 +189,16 @@ async def _operate(
         if not text.isprintable():
             # A node would refuse it device by device, with its own words for what is written here.
             raise UsageError(
-                f"{option} is {text!r}: it stands in lists, and takes one line of text", next_step="leave line breaks and the like out"
+                f"{option} is {text!r}: it stands in lists, and takes one line of text",
+                next_step="leave line breaks and the like out",
             )
     output, op_id = options.output(), operation or str(uuid.uuid4())
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
         if not inventories:
-            raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
+            raise PeerUnavailable(
+                "no device service has published an inventory", next_step="`topobus doctor` tells what is missing"
+            )
         kept_back = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []
         chosen = choose_devices(selection, inventories, kept_back)
         turns = asyncio.Semaphore(_AT_A_TIME)
@@ -195,11 +212,17 @@ async def _operate(
 
         async def ask(device: ChosenDevice) -> DeviceAnswer:
             wanted = DeviceOperation(
-                device_class=device.device_class, device=device.device, verb=verb, why=why, who=who or _who(), is_draining=is_draining
+                device_class=device.device_class,
+                device=device.device,
+                verb=verb,
+                why=why,
+                who=who or _who(),
+                is_draining=is_draining,
             )
             service = (device.node, device.device_class)
             async with turns:
-                # All devices of a service that hangs, one after the other, would take minutes; whoever waited once knows.
+                # All devices of a service that hangs, one after the other, would take
+                # minutes; whoever waited once knows.
                 answer = (
                     _unknown(device, f"not asked any more: {silent[service]}")
                     if service in silent
@@ -217,8 +240,10 @@ async def _operate(
     unknown = [answer for answer in answers if answer.reply is None]
     if unknown:
         raise PeerUnavailable(
-            f"whether it was done is not known of {', '.join(answer.device for answer in unknown[:10])}: {unknown[0].error}",
-            next_step=f"ask again with --operation {op_id}: what is done is not done twice; `topobus doctor` tells who is missing",
+            f"whether it was done is not known of {', '.join(answer.device for answer in unknown[:10])}: "
+            f"{unknown[0].error}",
+            next_step=f"ask again with --operation {op_id}: what is done is not done twice; `topobus doctor` tells who "
+            "is missing",
         )
     return ExitCode.NO if any(_refusal(answer) is not None for answer in answers) else ExitCode.OK
 
@@ -238,7 +263,9 @@ def _unknown(device: ChosenDevice, error: str) -> DeviceAnswer:
 
 
 def _op_id(operation: str, device: ChosenDevice) -> str:
-    """Give each device of one command an operation of its own, the same when the command is given again."""
+    """Give each device of one command an operation of its own, the same when the command is given
+    again.
+    """
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{operation} {device.node} {device.device_class} {device.device}"))
 
 
@@ -297,7 +324,9 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
                 if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
             ]
             ledgers = (
-                {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)} if any(each.devices for each in kept_back) else {}
+                {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
+                if any(each.devices for each in kept_back)
+                else {}
             )
             return [kept_back_listing(kept_back, ledgers)]
 
@@ -306,7 +335,10 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
             return ExitCode.OK
         listings = await collect()
     lister.show(
-        listings, lambda rows: {"devices": [row.document for row in rows]}, empty="no device is kept back", thing="device that is kept back"
+        listings,
+        lambda rows: {"devices": [row.document for row in rows]},
+        empty="no device is kept back",
+        thing="device that is kept back",
     )
     return ExitCode.OK
 
@@ -325,12 +357,16 @@ def kept_back_listing(kept_back: Sequence[ClassMaintenance], ledgers: Mapping[st
             Column(title="class", fit=Fit.NAME, is_wide=True),
         ),
         rows=tuple(
-            _kept_back_row(each, name, maintenance, ledgers) for each in kept_back for name, maintenance in sorted(each.devices.items())
+            _kept_back_row(each, name, maintenance, ledgers)
+            for each in kept_back
+            for name, maintenance in sorted(each.devices.items())
         ),
     )
 
 
-def _kept_back_row(kept_back: ClassMaintenance, name: str, maintenance: Maintenance, ledgers: Mapping[str, Ledger]) -> Row:
+def _kept_back_row(
+    kept_back: ClassMaintenance, name: str, maintenance: Maintenance, ledgers: Mapping[str, Ledger]
+) -> Row:
     node, device_class = kept_back.node, kept_back.device_class
     holder = holders_of(ledgers.get(node)).by_device.get((device_class, name))
     return Row(
@@ -346,5 +382,11 @@ def _kept_back_row(kept_back: ClassMaintenance, name: str, maintenance: Maintena
             device_class,
         ),
         document={"node": node, "device_class": device_class, "device": name, "maintenance": maintenance},
-        labels={"node": node, "class": device_class, "name": name, "verb": maintenance.verb.value, "who": maintenance.who},
+        labels={
+            "node": node,
+            "class": device_class,
+            "name": name,
+            "verb": maintenance.verb.value,
+            "who": maintenance.who,
+        },
     )

@@ -1,4 +1,7 @@
-"""`topobus diff`: what `topobus apply` of the same manifests would change, as a unified diff; it writes nothing."""
+"""`topobus diff`: what `topobus apply` of the same manifests would change, as a unified diff.
+
+It writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +57,20 @@ async def _diff(objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...
 
 
 def difference(applied: Applied) -> list[str]:
-    """Compare an object as it is stored with what apply would store, without its status; no lines where they are equal."""
+    """Compare an object as it is stored with what apply would store, without its status.
+
+    No lines where they are equal.
+    """
     name = name_of(applied.stored)
     before = _written(applied.previous) if applied.previous is not None else []
     after = _written(applied.stored, is_new=applied.previous is None)
     return list(
         difflib.unified_diff(
-            before, after, fromfile=f"stored: {name}" if before else "stored: nothing", tofile=f"applied: {name}", lineterm=""
+            before,
+            after,
+            fromfile=f"stored: {name}" if before else "stored: nothing",
+            tofile=f"applied: {name}",
+            lineterm="",
         )
     )
 

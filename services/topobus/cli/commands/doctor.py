@@ -1,4 +1,6 @@
-"""`topobus doctor`: checks a deployment from the outside, changes nothing, and gives a next step for each finding."""
+"""`topobus doctor`: checks a deployment from the outside, changes nothing, and gives a next step
+for each finding.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ __all__ = ["check_folders", "doctor"]
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # An asker's patience for a sign of life; the services' own budgets are far below.
 _ALIVE_S = 2.0
-# The shipped manifests keep CPUs for kubelet's own manager (gateway.exposure), so they alone promise no socket.
+# The shipped manifests keep CPUs for kubelet's own manager (gateway.exposure),
+# so they alone promise no socket.
 _SELDOM_OFFERED = frozenset({"cpu"})
 
 
@@ -87,13 +90,17 @@ def doctor(
         Path | None,
         Parameter(
             name="--dir",
-            help="State folder of a `topobus up --dir`: its sockets are looked at, instead of asking each gateway what kubelet knows of it.",
+            help="State folder of a `topobus up --dir`: its sockets are looked at, instead of asking each gateway "
+            "what kubelet knows of it.",
         ),
     ] = None,
     problems: Annotated[bool, Parameter(name="--problems", negative="", help="Only what warns or fails.")] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Check a deployment: NATS, streams, services, generations, what kubelet knows. Exits with 1 when a check fails."""
+    """Check a deployment: NATS, streams, services, generations, what kubelet knows.
+
+    Exits with 1 when a check fails.
+    """
     output = options.output()
     nodes: list[str] = []
     findings = asyncio.run(_check_bus(node, options, nodes, asks_gateways=directory is None))
@@ -118,7 +125,9 @@ def doctor(
     return ExitCode.NO if counts[Level.FAIL] else ExitCode.OK
 
 
-async def _check_bus(node: str | None, options: BusOptions, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
+async def _check_bus(
+    node: str | None, options: BusOptions, checked: list[str], *, asks_gateways: bool
+) -> list[Finding]:
     """Look at the server, its streams and the services; `checked` gets the names of the nodes."""
     try:
         async with open_bus(options, NamesSystem.NEVER) as bus:
@@ -150,7 +159,8 @@ async def _check_bus(node: str | None, options: BusOptions, checked: list[str], 
                         level=Level.FAIL,
                         what="jetstream",
                         found=err.message,
-                        next_step=err.next_step or "see the NATS server's log, and whether its disk or its store is full",
+                        next_step=err.next_step
+                        or "see the NATS server's log, and whether its disk or its store is full",
                     ),
                 ]
     except PeerUnavailable as err:
@@ -179,8 +189,15 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
         nodes = [one_of("node", node, nodes)]
     checked += nodes
     hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
-    findings = [*([hub] if hub is not None else []), *check_clock_here(bus.clock_ahead_s), *check_rejected(rejected), *check_unread(unread)]
-    findings += check_holders(ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT})
+    findings = [
+        *([hub] if hub is not None else []),
+        *check_clock_here(bus.clock_ahead_s),
+        *check_rejected(rejected),
+        *check_unread(unread),
+    ]
+    findings += check_holders(
+        ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT}
+    )
     # Of all nodes, whichever are looked at: a class that another node serves is served.
     unserved = unserved_drivers(inventory.device_class for inventory in inventories)
     findings += check_unserved_drivers((driver.name, driver.device_class, driver.next_step) for driver in unserved)
@@ -199,57 +216,86 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
 
     async def check(node_name: str) -> list[Finding]:
         own = [entry.value for entry in entries_of.get(node_name, ())]
-        signs = await _signs_of_life(bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
+        signs = await _signs_of_life(
+            bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)})
+        )
         silent = {service: text for service, sign in signs.items() if (text := silence_text(sign))}
         of_node = [*check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)]
         releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
-        # These answer nothing: what they wrote says their release, where they are new enough to say it.
+        # These answer nothing: what they wrote says their release, where
+        # they are new enough to say it.
         written = {"discovery": machine_entries.get(node_name), "relay": relays.get(node_name)}
-        releases |= {service: entry.origin.release for service, entry in written.items() if entry is not None and entry.origin.release}
+        releases |= {
+            service: entry.origin.release
+            for service, entry in written.items()
+            if entry is not None and entry.origin.release
+        }
         of_node += check_releases(node_name, releases, bus.release)
         topology = signs["topology"]
         if isinstance(topology, Answered):
             of_node += check_clock(node_name, topology.clock_ahead_s, bus.clock_ahead_s)
         else:
-            entries = (machine_entries.get(node_name), ledger_entries.get(node_name), relays.get(node_name), *entries_of.get(node_name, ()))
+            entries = (
+                machine_entries.get(node_name),
+                ledger_entries.get(node_name),
+                relays.get(node_name),
+                *entries_of.get(node_name, ()),
+            )
             of_node += check_stored_clock(node_name, [entry.origin for entry in entries if entry is not None])
         if asks_gateways:
             has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
             ledger = ledgers.get(node_name)
             is_missed = ledger is not None and any(
-                allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM) for allocation in ledger.allocations.values()
+                allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM)
+                for allocation in ledger.allocations.values()
             )
             of_node += await _check_gateway(bus, node_name, has_devices=has_devices, is_missed=is_missed)
         return of_node
 
     findings += [finding for of_node in await side_by_side(nodes, check) for finding in of_node]
-    return [*findings, *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in objects))]
+    return [
+        *findings,
+        *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in objects)),
+    ]
 
 
 async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str, Answered | Silent]:
     """Look which services of a node are there."""
     services = [*classes, "topology"]
     answers = await asyncio.gather(
-        *(sign_of_life(bus, HINT, node=node, device_class=device_class) for device_class in classes), sign_of_life(bus, PREFER, node=node)
+        *(sign_of_life(bus, HINT, node=node, device_class=device_class) for device_class in classes),
+        sign_of_life(bus, PREFER, node=node),
     )
     return dict(zip(services, answers, strict=True))
 
 
 def _level(err: PeerUnavailable, *, is_missed: bool) -> Level:
-    """Judge a service that does not answer: one that nobody started and nothing waits for may be meant so."""
+    """Judge a service that does not answer: one that nobody started and nothing waits for may be
+    meant so.
+    """
     return Level.WARN if isinstance(err, NobodyThere) and not is_missed else Level.FAIL
 
 
 async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
-    """Look for a controller; without one a failure where objects wait for it (`is_missed`), else what it would be good for."""
+    """Look for a controller.
+
+    Without one a failure where objects wait for it (`is_missed`), else what it would be good for.
+    """
     # A dry run on a node that cannot exist: nobody is asked further and nothing is written.
-    nobody = PodRequest(owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=())
+    nobody = PodRequest(
+        owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=()
+    )
     try:
         await bus.ask(
-            PLAN, PlanRequest(op_id="doctor", pod=nobody, node="doctor.invalid", is_dry_run=True), timeout_s=_ALIVE_S, node=CLUSTER
+            PLAN,
+            PlanRequest(op_id="doctor", pod=nobody, node="doctor.invalid", is_dry_run=True),
+            timeout_s=_ALIVE_S,
+            node=CLUSTER,
         )
     except PeerUnavailable as err:
-        step = "start topobus-controller for claims and stored pods; without it `topobus place --node NODE` places a pod"
+        step = (
+            "start topobus-controller for claims and stored pods; without it `topobus place --node NODE` places a pod"
+        )
         return [Finding(level=_level(err, is_missed=is_missed), what="controller", found=err.message, next_step=step)]
     except TopobusError:
         # Whoever complains is alive.
@@ -260,7 +306,9 @@ async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
 
 
 async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: bool) -> list[Finding]:
-    """Ask a node's gateway what kubelet knows of it: its sockets may be in a container or on another machine, and those here somebody else's."""
+    """Ask a node's gateway what kubelet knows of it: its sockets may be in a container or on
+    another machine, and those here somebody else's.
+    """
     what = f"{node}: gateway"
     try:
         pods = await bus.ask(PODS, PodsRequest(), timeout_s=_ALIVE_S, node=node)
@@ -329,12 +377,20 @@ def _plugin_findings(device_plugins: Path, plugins: Path, *, has_devices: bool) 
         if not sockets and not has_devices:
             # The gateway registers a class with kubelet when it has a device to offer.
             findings.append(
-                Finding(level=Level.OK, what=f"{what} sockets", found=f"none below {folder}: this node has no devices to offer")
+                Finding(
+                    level=Level.OK,
+                    what=f"{what} sockets",
+                    found=f"none below {folder}: this node has no devices to offer",
+                )
             )
         elif not sockets:
             step = "is topobus-gateway running on this machine, with this kubelet folder?"
-            findings.append(Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {folder}", next_step=step))
-        findings += [_socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets]
+            findings.append(
+                Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {folder}", next_step=step)
+            )
+        findings += [
+            _socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets
+        ]
     return findings
 
 

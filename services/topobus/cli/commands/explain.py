@@ -38,25 +38,34 @@ _SEARCHED = 4096
 
 def explain(
     decision: Annotated[
-        str | None, Parameter(name="DECISION", help="The decision's id, as `topobus place` and `topobus decisions` print it.")
+        str | None,
+        Parameter(name="DECISION", help="The decision's id, as `topobus place` and `topobus decisions` print it."),
     ] = None,
     /,
     *,
     file: Annotated[Path | None, Parameter(help="A decision event as JSON, instead of asking the bus.")] = None,
     output: Annotated[
-        Literal["table", "wide", "json"], Parameter(name=("--output", "-o"), help="How to print; wide: the facts behind each reason, too.")
+        Literal["table", "wide", "json"],
+        Parameter(name=("--output", "-o"), help="How to print; wide: the facts behind each reason, too."),
     ] = "table",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Take a decision apart: inputs, hints, merge, picks, reasons; and replay it offline: is the answer the same?"""
+    """Take a decision apart: inputs, hints, merge, picks, reasons.
+
+    And replay it offline: is the answer the same?
+    """
     if (decision is None) == (file is None):
-        raise UsageError("say which decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids")
+        raise UsageError(
+            "say which decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids"
+        )
     event = _read(file) if file is not None else asyncio.run(_fetch(str(decision), options))
     out = Output(is_json=options.json or output == "json")
     again = replay(event)
     is_same = again is None or again == event.outcome
     if out.is_json:
-        out.document({"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}})
+        out.document(
+            {"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}}
+        )
     for part in explanation(event, again, has_facts=output == "wide"):
         out.show(part)
     return ExitCode.OK if is_same else ExitCode.NO
@@ -67,7 +76,9 @@ def replay(event: DecisionEvent) -> Placement | Refusal | None:
     return place(event.view, event.request) if event.view is not None and event.request is not None else None
 
 
-def explanation(event: DecisionEvent, again: Placement | Refusal | None, *, has_facts: bool = False) -> list[RenderableType]:
+def explanation(
+    event: DecisionEvent, again: Placement | Refusal | None, *, has_facts: bool = False
+) -> list[RenderableType]:
     """Lay a decision out for people; with `has_facts` each reason with the facts behind it."""
     parts: list[RenderableType] = [_facts(event)]
     if event.request is not None and event.view is not None:
@@ -89,13 +100,21 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None, *, has_
             ]
     elif isinstance(event.outcome, Refusal) and (conflict := conflict_of(event)) is not None:
         parts += [
-            Rule(f"hints of {f'container {conflict.demand.name}' if conflict.demand.name else 'claim'}", align="left", style="faint"),
+            Rule(
+                f"hints of {f'container {conflict.demand.name}' if conflict.demand.name else 'claim'}",
+                align="left",
+                style="faint",
+            ),
             hint_table(resource_hints.record() for resource_hints in conflict.lists),
         ]
         if conflict.merged is not None:
             hint, policy = conflict.merged.hint, conflict.policy
             merged = f"merged to {hint_text(hint)}, which policy {policy} does not admit"
-            parts.append(Text(f"  {merged if hint.nodes is not None else f'no merge of these is one that policy {policy} admits'}"))
+            parts.append(
+                Text(
+                    f"  {merged if hint.nodes is not None else f'no merge of these is one that policy {policy} admits'}"
+                )
+            )
     if event.outcome is not None:
         parts.append(
             Panel(
@@ -111,12 +130,20 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None, *, has_
         parts.append(Text("replayed offline from the event's inputs: the same answer", "ok"))
     else:
         parts.append(Text(f"replayed offline from the event's inputs: another answer: {summary(again)}", "fail"))
-        parts.append(Text("this program and the service that decided are of different versions, or one of them has a defect", "faint"))
+        parts.append(
+            Text(
+                "this program and the service that decided are of different versions, or one of them has a defect",
+                "faint",
+            )
+        )
     return parts
 
 
 def conflict_of(event: DecisionEvent) -> Conflict | None:
-    """Find the container whose hints could not be merged, by planning again; None for a refusal that has another cause, as too few devices."""
+    """Find the container whose hints could not be merged, by planning again.
+
+    None for a refusal that has another cause, as too few devices.
+    """
     if event.view is None or event.request is None:
         return None
     tried = plan(event.view, event.request)
@@ -140,14 +167,20 @@ async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
             metadata, kind = metadata_of(stored[0]), {"ResourceClaim": "claim", "Pod": "pod"}[stored[0].kind]
             raise NotFoundError(
                 f"{wanted} is no decision's id but the name of a stored {kind}",
-                next_step=f"`topobus describe {kind} {metadata.name} -n {metadata.namespace or 'default'}` says how it stands with it, and why it waits",
+                next_step=f"`topobus describe {kind} {metadata.name} -n {metadata.namespace or 'default'}` says how it "
+                "stands with it, and why it waits",
             )
-        raise NotFoundError(f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids")
+        raise NotFoundError(
+            f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids"
+        )
 
 
 def _is_named(api_object: ApiObject, wanted: str) -> bool:
     metadata = metadata_of(api_object)
-    return api_object.kind in ("ResourceClaim", "Pod") and wanted in (metadata.name, f"{metadata.namespace or 'default'}/{metadata.name}")
+    return api_object.kind in ("ResourceClaim", "Pod") and wanted in (
+        metadata.name,
+        f"{metadata.namespace or 'default'}/{metadata.name}",
+    )
 
 
 def _facts(event: DecisionEvent) -> Table:
@@ -155,7 +188,8 @@ def _facts(event: DecisionEvent) -> Table:
     grid.add_row("decision", Text(event.id, "name"))
     grid.add_row(
         "what",
-        f"{event.operation.text if event.operation is not None else f'{event.verb} for {event.owner}'} at {event.node}{' (dry run)' if event.is_dry_run else ''}",
+        f"{event.operation.text if event.operation is not None else f'{event.verb} for {event.owner}'} at "
+        f"{event.node}{' (dry run)' if event.is_dry_run else ''}",
     )
     grid.add_row("when", event.time)
     grid.add_row("operation", event.op_id)
@@ -172,8 +206,13 @@ def _request_table(request: PodRequest) -> Table:
         if container.cpus:
             wants.append(f"{container.cpus} exclusive cpus")
         grid.add_row(f"{container.kind} {container.name}" if container.name else "claim", ", ".join(wants) or "nothing")
-    # A claim's devices were chosen before the node was asked to hold them: no policy has a part in that.
-    wishes = (("policy", request.policy), ("scope", request.scope)) if any(container.name for container in request.containers) else ()
+    # A claim's devices were chosen before the node was asked to hold
+    # them: no policy has a part in that.
+    wishes = (
+        (("policy", request.policy), ("scope", request.scope))
+        if any(container.name for container in request.containers)
+        else ()
+    )
     own = [f"{what} {wish}" for what, wish in wishes if wish is not None]
     own += [f"locality {locality}" for locality in request.locality]
     if own:
@@ -185,12 +224,21 @@ def _view_table(view: NodeView) -> Table:
     grid = _grid()
     options = view.options
     grid.add_row(
-        "policy", f"{options.policy}, scope {options.scope}" + (", prefer-closest-numa-nodes" if options.prefer_closest_numa_nodes else "")
+        "policy",
+        f"{options.policy}, scope {options.scope}"
+        + (", prefer-closest-numa-nodes" if options.prefer_closest_numa_nodes else ""),
     )
-    grid.add_row("mode", options.mode.value + (f", {options.search_steps} steps" if options.mode is PlanMode.CORRECTED else ""))
+    grid.add_row(
+        "mode", options.mode.value + (f", {options.search_steps} steps" if options.mode is PlanMode.CORRECTED else "")
+    )
     grid.add_row(
         "generations",
-        ", ".join([f"machine {view.machine_generation}", *(f"{key} {value}" for key, value in sorted(view.inventory_generations.items()))]),
+        ", ".join(
+            [
+                f"machine {view.machine_generation}",
+                *(f"{key} {value}" for key, value in sorted(view.inventory_generations.items())),
+            ]
+        ),
     )
     grid.add_row("NUMA nodes", str(view.numa_nodes))
     for device_class, devices in sorted(view.devices.items()):
@@ -200,7 +248,8 @@ def _view_table(view: NodeView) -> Table:
     held_cpus = sum(len(cpus) for cpus in view.held_cpus.values())
     grid.add_row(
         "cpus",
-        f"{sum(len(core.cpus) for core in view.cores)} in {len(view.cores)} cores, {held_cpus} held, reserved {view.reserved_cpus or 'none'}",
+        f"{sum(len(core.cpus) for core in view.cores)} in {len(view.cores)} cores, {held_cpus} held, reserved "
+        f"{view.reserved_cpus or 'none'}",
     )
     if view.silent_classes:
         grid.add_row("silent", Text(f"{', '.join(view.silent_classes)} gave no opinion in time", "warn"))

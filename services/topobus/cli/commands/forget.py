@@ -38,19 +38,29 @@ def forget_node(
     *nodes: Annotated[str, Parameter(name="NODE", help="The node; several may be named.")],
     without_machine: Annotated[
         bool,
-        Parameter(negative="", help="All nodes that have inventories and no machine: discovery never ran there, or somebody made them up."),
+        Parameter(
+            negative="",
+            help="All nodes that have inventories and no machine: discovery never ran there, or somebody made them up.",
+        ),
     ] = False,
-    is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Say what would be removed; remove nothing.")] = False,
+    is_dry_run: Annotated[
+        bool, Parameter(name="--dry-run", negative="", help="Say what would be removed; remove nothing.")
+    ] = False,
     force: Annotated[
         bool,
         Parameter(
             negative="",
-            help="Also where its ledger says that somebody holds something there, or an operator keeps devices back: all of that is lost.",
+            help="Also where its ledger says that somebody holds something there, or an operator keeps devices "
+            "back: all of that is lost.",
         ),
     ] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Remove machine, inventories, ledger and all else that names a node, once its services have ended; what holds devices there is asked about first."""
+    """Remove machine, inventories, ledger and all else that names a node, once its services have
+    ended.
+
+    What holds devices there is asked about first.
+    """
     if bool(nodes) == without_machine:
         raise UsageError(
             "say which nodes: NODE, or --without-machine for all that have no machine",
@@ -73,8 +83,14 @@ async def _forget(nodes: list[str], *, is_dry_run: bool, is_forced: bool, option
         output.document({"forgotten": replies} | ({"dry_run": True} if is_dry_run else {}))
     outcomes = {key.outcome for reply in replies for key in reply.keys}
     if KeyOutcome.UNKNOWN in outcomes:
-        raise PeerUnavailable("NATS did not confirm all of it", next_step="give the same command again: it removes what is still there")
-    return ExitCode.NO if KeyOutcome.KEPT in outcomes or any(reply.refusal is not None for reply in replies) else ExitCode.OK
+        raise PeerUnavailable(
+            "NATS did not confirm all of it", next_step="give the same command again: it removes what is still there"
+        )
+    return (
+        ExitCode.NO
+        if KeyOutcome.KEPT in outcomes or any(reply.refusal is not None for reply in replies)
+        else ExitCode.OK
+    )
 
 
 async def _ask(bus: Bus, request: ForgetRequest) -> ForgetReply:
@@ -87,7 +103,9 @@ async def _ask(bus: Bus, request: ForgetRequest) -> ForgetReply:
         ) from err
     except PeerUnavailable as err:
         next_step = "nothing is removed twice: give the same command again"
-        raise PeerUnavailable(f"{err.message}; what was removed of node {request.node} is not known", next_step=next_step) from err
+        raise PeerUnavailable(
+            f"{err.message}; what was removed of node {request.node} is not known", next_step=next_step
+        ) from err
 
 
 def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
@@ -106,7 +124,11 @@ def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
         keys = " ".join(key.key for key in reply.keys if (key.bucket, key.outcome, key.why) == (bucket, outcome, why))
         verb = "would be removed" if is_dry_run and not is_refused else _VERBS[outcome]
         output.show(
-            Text.assemble(f"  {bucket}  ", (keys if count < 8 else f"{count} keys", "faint"), f"  {verb}{f': {why}' if why else ''}")
+            Text.assemble(
+                f"  {bucket}  ",
+                (keys if count < 8 else f"{count} keys", "faint"),
+                f"  {verb}{f': {why}' if why else ''}",
+            )
         )
     for stream, count in events.items():
         verb = "ended" if is_done else "would be ended" if not is_refused else "stands"
@@ -115,7 +137,9 @@ def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
         output.show(*reason_lines(reply.refusal.reasons))
         if all(reason.code != "node-alive" for reason in reply.refusal.reasons):
             output.note(
-                "release what is held (`topobus holders --node " + reply.node + "`), or say --force: what is named above is lost then"
+                "release what is held (`topobus holders --node "
+                + reply.node
+                + "`), or say --force: what is named above is lost then"
             )
         else:
             output.note(f"end the services of {reply.node} first: what they write comes back within seconds")

@@ -29,7 +29,10 @@ __all__ = ["get"]
 
 def get(
     *target: Annotated[
-        str, Parameter(name="KIND [NAME...]", help="Such as claims, pods, deviceclasses, claim/fast; several kinds with commas.")
+        str,
+        Parameter(
+            name="KIND [NAME...]", help="Such as claims, pods, deviceclasses, claim/fast; several kinds with commas."
+        ),
     ],
     namespace: Namespace = "default",
     all_namespaces: AllNamespaces = False,
@@ -48,7 +51,9 @@ def get(
     return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, lister, options))
 
 
-async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions) -> int:
+async def _get(
+    kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions
+) -> int:
     unread: set[str] = set()
     async with open_bus(options) as bus:
 
@@ -69,7 +74,11 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, l
             await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
             return ExitCode.OK
         listings = await collect()
-        unstored = await _count_unstored_pods(bus, listings[kinds.index("Pod")], namespace) if "Pod" in kinds and not names else 0
+        unstored = (
+            await _count_unstored_pods(bus, listings[kinds.index("Pod")], namespace)
+            if "Pod" in kinds and not names
+            else 0
+        )
     where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
     what = " and no ".join(map(plural_of, kinds))
     empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
@@ -96,7 +105,9 @@ async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int
         (allocation.owner.namespace, allocation.owner.name)
         for ledger in await bus.list(LEDGER)
         for allocation in ledger.value.allocations.values()
-        if allocation.owner.kind is OwnerKind.POD and namespace in ("", allocation.owner.namespace) and _holds_something(allocation)
+        if allocation.owner.kind is OwnerKind.POD
+        and namespace in ("", allocation.owner.namespace)
+        and _holds_something(allocation)
     }
     metadata = [metadata_of(row.document) for row in stored.rows]
     return len(owners - {(each.namespace or "default", each.name) for each in metadata})
@@ -110,7 +121,10 @@ async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str, 
     """Read objects; the keys of those that nobody can read are added to `unread`."""
     if names:
         return [await find_object(bus, parts_of(kind, namespace or "default", name)) for name in names]
-    stored = [entry.value for entry in await bus.list(OBJECT, on_rejected=lambda key, _: unread.add(key), **_parts(kind, namespace))]
+    stored = [
+        entry.value
+        for entry in await bus.list(OBJECT, on_rejected=lambda key, _: unread.add(key), **_parts(kind, namespace))
+    ]
     stored_names = {metadata_of(each).name for each in stored}
     built_in = [each for each in await built_in_classes(bus, kind) if metadata_of(each).name not in stored_names]
     return sorted([*stored, *built_in], key=lambda each: metadata_of(each).name) if built_in else stored

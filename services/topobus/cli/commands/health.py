@@ -1,4 +1,6 @@
-"""`topobus health`: the present health of devices, and `topobus health watch`: its changes from now on."""
+"""`topobus health`: the present health of devices, and `topobus health watch`: its changes from now
+on.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def health(
 
 @health_app.command(name="watch")
 def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS) -> int:
-    """Follow health: first the present state of each device, then every change, nothing twice and nothing lost."""
+    """Follow health: first the present state of each device, then every change, nothing twice and
+    nothing lost.
+    """
     return asyncio.run(_watch(node, device_class, options))
 
 
@@ -89,7 +93,13 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, list
 
     def document(rows: Sequence[Row]) -> Any:
         # A service that is silent is one row for people, and all its devices for programs.
-        return {"devices": [device for row in rows for device in (row.document if isinstance(row.document, list) else [row.document])]}
+        return {
+            "devices": [
+                device
+                for row in rows
+                for device in (row.document if isinstance(row.document, list) else [row.document])
+            ]
+        }
 
     rest.show(listings, document, thing="device", empty=unmatched)
     if lister.is_text and not is_all and not lister.options.no_headers and not unmatched:
@@ -116,10 +126,14 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
         await check_known(bus, node=node, device_class=device_class)
         gaps = Gaps(output, "changes", is_stored=True)
         with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):
-            following = bus.follow(HEALTH, start=Start.PRESENT, on_waiting=note_once, on_replaced=gaps.note_replaced, **parts)
+            following = bus.follow(
+                HEALTH, start=Start.PRESENT, on_waiting=note_once, on_replaced=gaps.note_replaced, **parts
+            )
             async with contextlib.aclosing(following) as events:
                 async for received in events:
-                    watched = WatchedEvent(sequence=received.sequence, is_present_state=received.is_replay, event=received.value)
+                    watched = WatchedEvent(
+                        sequence=received.sequence, is_present_state=received.is_replay, event=received.value
+                    )
                     if output.is_json:
                         output.line(watched)
                     else:

@@ -1,4 +1,7 @@
-"""`topobus help`: the same as COMMAND --help. What is a command is answered before this runs (`topobus.cli.help.quick`)."""
+"""`topobus help`: the same as COMMAND --help.
+
+What is a command is answered before this runs (`topobus.cli.help.quick`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from topobus.cli.help.command_data import read_commands
 __all__ = ["show_help"]
 
 
-def show_help(*words: Annotated[str, Parameter(name="COMMAND", help="The command, with the one below it: keys make.")]) -> int:
+def show_help(
+    *words: Annotated[str, Parameter(name="COMMAND", help="The command, with the one below it: keys make.")],
+) -> int:
     """Print help for a command.
 
     Errors: raises UsageError, for it runs only where there is no such command.
@@ -21,5 +26,6 @@ def show_help(*words: Annotated[str, Parameter(name="COMMAND", help="The command
     wanted = " ".join(words)
     near = get_close_matches(wanted, [command for command in read_commands() if command], n=1)
     raise UsageError(
-        f"there is no command {wanted!r}", next_step=f"did you mean {near[0]}? topobus help {near[0]}" if near else "topobus help"
+        f"there is no command {wanted!r}",
+        next_step=f"did you mean {near[0]}? topobus help {near[0]}" if near else "topobus help",
     )

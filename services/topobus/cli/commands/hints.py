@@ -27,10 +27,14 @@ hints_app = App(name="hints", help="Which NUMA nodes device services and topolog
 def watch(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    device_class: Annotated[str | None, Parameter(name="--class", help="Only this class; memory and hugepages are class memory.")] = None,
+    device_class: Annotated[
+        str | None, Parameter(name="--class", help="Only this class; memory and hugepages are class memory.")
+    ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Follow hints from now on: nobody stores them, so what was said before is in the decisions alone, and a line says where some were missed."""
+    """Follow hints from now on: nobody stores them, so what was said before is in the decisions
+    alone, and a line says where some were missed.
+    """
     return asyncio.run(_watch(node, device_class, options))
 
 
@@ -57,7 +61,9 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
 
 def hints_lines(given: HintsEvent) -> list[Text]:
     """Write one notice: who gave hints for what, and a line for each list."""
-    head = Text.assemble((f"{short_time(given.time)}  ", "faint"), (f"{given.node}/{given.device_class}", "name"), f"  by {given.by}")
+    head = Text.assemble(
+        (f"{short_time(given.time)}  ", "faint"), (f"{given.node}/{given.device_class}", "name"), f"  by {given.by}"
+    )
     if given.owner is not None:
         head.append(f"  for {given.owner}")
     if given.op_id:

@@ -1,4 +1,6 @@
-"""`topobus holders`: who holds which devices and CPUs, over all nodes, whatever way they were given out."""
+"""`topobus holders`: who holds which devices and CPUs, over all nodes, whatever way they were given
+out.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ __all__ = ["allocations_of_pod", "holder_listing", "holders"]
 def holders(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    namespace: Annotated[str, Parameter(name=("--namespace", "-n"), help="Only holders of this namespace. Default: all.")] = "",
+    namespace: Annotated[
+        str, Parameter(name=("--namespace", "-n"), help="Only holders of this namespace. Default: all.")
+    ] = "",
     all_namespaces: AllNamespaces = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List who holds what: pods, claims, and what kubelet gave out, stored or not."""
-    return asyncio.run(_holders(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options))
+    return asyncio.run(
+        _holders(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options)
+    )
 
 
 async def _holders(node: str | None, namespace: str, lister: Lister, options: BusOptions) -> int:
@@ -45,19 +51,39 @@ async def _holders(node: str | None, namespace: str, lister: Lister, options: Bu
             if node is not None:
                 one_of("node", node, ledgers)
             shown = [ledgers[name] for name in sorted(ledgers) if node in (None, name)]
-            return [holder_listing(pair for ledger in shown for pair in _allocations(ledger) if namespace in ("", pair[1].shown.namespace))]
+            return [
+                holder_listing(
+                    pair
+                    for ledger in shown
+                    for pair in _allocations(ledger)
+                    if namespace in ("", pair[1].shown.namespace)
+                )
+            ]
 
         if lister.options.watch:
-            await lister.follow(bus, [(LEDGER, {"node": node} if node is not None else {}), (OBJECT, {"kind": "resourceclaim"})], collect)
+            await lister.follow(
+                bus,
+                [(LEDGER, {"node": node} if node is not None else {}), (OBJECT, {"kind": "resourceclaim"})],
+                collect,
+            )
             return ExitCode.OK
         listings = await collect()
-    lister.show(listings, lambda rows: {"holders": [row.document for row in rows]}, empty="nobody holds anything", thing="holder")
+    lister.show(
+        listings,
+        lambda rows: {"holders": [row.document for row in rows]},
+        empty="nobody holds anything",
+        thing="holder",
+    )
     return ExitCode.OK
 
 
 async def _with_users(bus: Bus, ledgers: dict[str, Ledger]) -> dict[str, Ledger]:
-    """Add the pods that stored claims are reserved for, where a node's ledger names none: there is no kubelet that would."""
-    has_unknown = any(_is_without_pods(allocation) for ledger in ledgers.values() for allocation in ledger.allocations.values())
+    """Add the pods that stored claims are reserved for, where a node's ledger names none: there is
+    no kubelet that would.
+    """
+    has_unknown = any(
+        _is_without_pods(allocation) for ledger in ledgers.values() for allocation in ledger.allocations.values()
+    )
     claims = [entry.value for entry in await bus.list(OBJECT, kind="resourceclaim")] if has_unknown else []
     users = {str(claim.metadata.get("uid")): _users_of(claim) for claim in claims}
 
@@ -89,13 +115,16 @@ def _users_of(claim: ApiObject) -> tuple[Owner, ...]:
 
 
 def allocations_of_pod(ledgers: Iterable[Ledger], namespace: str, name: str) -> list[tuple[str, Allocation]]:
-    """Find what a pod holds or uses, by node: placed by `topobus place`, given by kubelet, or by its claims."""
+    """Find what a pod holds or uses, by node: placed by `topobus place`, given by kubelet, or by
+    its claims.
+    """
     return [
         (node, allocation)
         for ledger in ledgers
         for node, allocation in _allocations(ledger)
         if any(
-            (owner.kind, owner.namespace, owner.name) == (OwnerKind.POD, namespace, name) for owner in (allocation.owner, *allocation.pods)
+            (owner.kind, owner.namespace, owner.name) == (OwnerKind.POD, namespace, name)
+            for owner in (allocation.owner, *allocation.pods)
         )
     ]
 
@@ -116,7 +145,9 @@ def holder_listing(held: Iterable[tuple[str, Allocation]]) -> Listing:
 
 
 def _allocations(ledger: Ledger) -> list[tuple[str, Allocation]]:
-    return sorted(((ledger.node, allocation) for allocation in ledger.allocations.values()), key=lambda pair: str(pair[1].shown))
+    return sorted(
+        ((ledger.node, allocation) for allocation in ledger.allocations.values()), key=lambda pair: str(pair[1].shown)
+    )
 
 
 def _row(node: str, allocation: Allocation) -> Row:
@@ -127,11 +158,15 @@ def _row(node: str, allocation: Allocation) -> Row:
             devices.setdefault(device_class, []).extend(names)
     cpus = CpuSet.of(cpu for holding in allocation.holdings for cpu in holding.cpus)
     memory_bytes = sum(holding.memory_bytes for holding in allocation.holdings)
-    parts = [f"{len(names)} {device_class}: {' '.join(sorted(names))}" for device_class, names in sorted(devices.items())]
+    parts = [
+        f"{len(names)} {device_class}: {' '.join(sorted(names))}" for device_class, names in sorted(devices.items())
+    ]
     parts += [f"{len(cpus)} cpu: {cpus}"] if cpus else []
     parts += [f"{memory_bytes / 1024**3:.3g} GiB of memory"] if memory_bytes else []
     phase = " (reserved)" if allocation.phase is AllocationPhase.RESERVED else ""
-    way = {OwnerKind.POD: "place", OwnerKind.CLAIM: "claim", OwnerKind.DEVICE_PLUGIN: "device plugin"}.get(allocation.owner.kind, "kubelet")
+    way = {OwnerKind.POD: "place", OwnerKind.CLAIM: "claim", OwnerKind.DEVICE_PLUGIN: "device plugin"}.get(
+        allocation.owner.kind, "kubelet"
+    )
     return Row(
         name=str(owner),
         cells=(

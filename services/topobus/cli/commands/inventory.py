@@ -34,7 +34,9 @@ def inventory(
     ] = None,
     /,
     *,
-    of_class: Annotated[str | None, Parameter(name="--class", help="The same as CLASS, as `topobus health` has it.")] = None,
+    of_class: Annotated[
+        str | None, Parameter(name="--class", help="The same as CLASS, as `topobus health` has it.")
+    ] = None,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
@@ -57,7 +59,9 @@ async def read_inventories(bus: Bus, node: str | None, device_class: str | None)
         Output().note(f"{unread_text(unread)}; `--node` shows one")
     inventories = [entry.value for entry in entries]
     if not inventories:
-        raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
+        raise PeerUnavailable(
+            "no device service has published an inventory", next_step="`topobus doctor` tells what is missing"
+        )
     if node is not None:
         one_of("node", node, (each_inventory.node for each_inventory in inventories))
     if device_class is not None:
@@ -87,7 +91,9 @@ def selected(lister: Lister, inventory: Inventory, ledger: Ledger | None) -> Inv
 
 def no_device(lister: Lister, inventories: Sequence[Inventory], ledgers: Mapping[str, Ledger]) -> str:
     """Say that the selector means no device of all these."""
-    return lister.no_match("device", (labels for each in inventories for _, labels in _labelled(each, ledgers.get(each.node))))
+    return lister.no_match(
+        "device", (labels for each in inventories for _, labels in _labelled(each, ledgers.get(each.node)))
+    )
 
 
 def _labelled(inventory: Inventory, ledger: Ledger | None) -> Iterable[tuple[Device, dict[str, str]]]:

@@ -1,6 +1,7 @@
 """What all commands on NATS' users share: a user's name is checked, and a password is shown.
 
-Flows in: what a person typed, and who there is. Flows out: the name, or an error that lists the names; a password on the terminal or as a document.
+Flows in: what a person typed, and who there is. Flows out: the name, or an error that lists the
+names; a password on the terminal or as a document.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`topobus keys`: the passwords of NATS' users, and certificates of NATS servers, in files: made once, shown to their owner, made anew on demand."""
+"""`topobus keys`: the passwords of NATS' users, and certificates of NATS servers, in files: made
+once, shown to their owner, made anew on demand.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,32 @@ __all__ = ["keys_app"]
 
 keys_app = App(name="keys", help="Passwords of NATS' users, and certificates of NATS servers.")
 # By its path: the client of the API server is loaded for these commands alone.
-keys_app.command("topobus.cli.commands.keys_secrets:secrets_app", name="secrets", help="The same as Secrets of a Kubernetes cluster.")
+keys_app.command(
+    "topobus.cli.commands.keys_secrets:secrets_app", name="secrets", help="The same as Secrets of a Kubernetes cluster."
+)
 
 _CHANGED = "changed"
 
 Folder = Annotated[
-    Path, Parameter(help="Where the passwords are: FOLDER/USER/password. In a state folder of `topobus up` it is nats-users.")
+    Path,
+    Parameter(
+        help="Where the passwords are: FOLDER/USER/password. In a state folder of `topobus up` it is nats-users."
+    ),
 ]
 ForGroup = Annotated[
-    bool, Parameter(name="--for-group", negative="", help="Let the group of this process read them: services that run as another user.")
+    bool,
+    Parameter(
+        name="--for-group",
+        negative="",
+        help="Let the group of this process read them: services that run as another user.",
+    ),
 ]
 ServerFile = Annotated[
     Path | None,
     Parameter(
         name="--server-file",
-        help="Write the users with passwords and rights for nats-server's `include` here. The server reads it again at SIGHUP.",
+        help="Write the users with passwords and rights for nats-server's `include` here. The server reads it "
+        "again at SIGHUP.",
     ),
 ]
 HasAccounts = Annotated[
@@ -61,14 +74,16 @@ HasAccounts = Annotated[
     Parameter(
         name="--accounts",
         negative="--one-account",
-        help="Whether device services and subscribers have accounts of their own (services then need nats.zone), or all share one. "
+        help="Whether device services and subscribers have accounts of their own (services then need nats.zone), "
+        "or all share one. "
         "Default: as the server file is; accounts in a new one.",
     ),
 ]
 ServerShape = Annotated[
     Shape | None,
     Parameter(
-        help="For which server: the only one, a node's own (leaf), or the hub of those. Default: as the server file is; central in a new one."
+        help="For which server: the only one, a node's own (leaf), or the hub of those. Default: as the server "
+        "file is; central in a new one."
     ),
 ]
 Nodes = Annotated[
@@ -76,13 +91,18 @@ Nodes = Annotated[
     Parameter(
         name="--node",
         negative="",
-        help="A node whose processes are users of their own (gpu-NODE, at a hub leaf-NODE), besides those of the server file. At a leaf: whose server it is. "
+        help="A node whose processes are users of their own (gpu-NODE, at a hub leaf-NODE), besides those of the "
+        "server file. At a leaf: whose server it is. "
         "Default: each kind of process is one user, for any node.",
     ),
 ]
 LeftOut = Annotated[
     list[str] | None,
-    Parameter(name="--without-node", negative="", help="A node of the server file whose user goes. Its password stays in FOLDER."),
+    Parameter(
+        name="--without-node",
+        negative="",
+        help="A node of the server file whose user goes. Its password stays in FOLDER.",
+    ),
 ]
 
 Classes = Annotated[
@@ -90,7 +110,8 @@ Classes = Annotated[
     Parameter(
         name="--class",
         negative="",
-        help="A device class of your own, which topobus-device serves: it gets a user, too. Besides those of the server file.",
+        help="A device class of your own, which topobus-device serves: it gets a user, too. Besides those of the "
+        "server file.",
     ),
 ]
 
@@ -110,7 +131,12 @@ def make(
 ) -> int:
     """Make the passwords that are missing; those that are there stay."""
     form = changed_form(
-        server_file, shape=shape, has_accounts=has_accounts, nodes=nodes or (), left_out=left_out or (), classes=classes or ()
+        server_file,
+        shape=shape,
+        has_accounts=has_accounts,
+        nodes=nodes or (),
+        left_out=left_out or (),
+        classes=classes or (),
     )
     passwords = make_passwords(folder, user_names(form), is_for_group=is_for_group)
     if server_file is not None:
@@ -130,20 +156,29 @@ def rotate(
         Parameter(
             name="--overlap",
             negative="",
-            help="Let those of before count, too, until `topobus keys forget`: services change over by themselves, and nothing that they ask fails. "
+            help="Let those of before count, too, until `topobus keys forget`: services change over by "
+            "themselves, and nothing that they ask fails. "
             "Not for `user` and nodes' servers.",
         ),
     ] = False,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make passwords anew. The server ends these users' connections when it reads its file again, and they come back with what stands in theirs."""
+    """Make passwords anew.
+
+    The server ends these users' connections when it reads its file again, and they come
+    back with what stands in theirs.
+    """
     form = changed_form(server_file)
     names = user_names(form)
-    changed = [known_user(user, names) for user in users or names if users or not is_overlapping or takes_second_name(user)]
+    changed = [
+        known_user(user, names) for user in users or names if users or not is_overlapping or takes_second_name(user)
+    ]
     others = [user for user in changed if not takes_second_name(user)]
     if is_overlapping and others:
-        raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
+        raise UsageError(
+            f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap"
+        )
     make_passwords(folder, names, is_for_group=is_for_group)
     for user in changed:
         change_password(folder, user, is_overlapping=is_overlapping, is_for_group=is_for_group)
@@ -152,22 +187,36 @@ def rotate(
 
 @keys_app.command(name="forget")
 def forget(
-    folder: Folder, *, server_file: ServerFile = None, is_for_group: ForGroup = False, options: OutputOptions = OUTPUT_DEFAULTS
+    folder: Folder,
+    *,
+    server_file: ServerFile = None,
+    is_for_group: ForGroup = False,
+    options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Let passwords from before a `rotate --overlap` count no more. Whoever still uses one is cut off when the server reads its file again."""
+    """Let passwords from before a `rotate --overlap` count no more.
+
+    Whoever still uses one is cut off when the server reads its file again.
+    """
     form = changed_form(server_file)
     changed = [user for user in user_names(form) if forget_previous(folder, user)]
     return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
 
 
 def _write_and_tell(
-    options: OutputOptions, folder: Path, server_file: Path | None, form: UsersForm, changed: list[str], *, is_for_group: bool
+    options: OutputOptions,
+    folder: Path,
+    server_file: Path | None,
+    form: UsersForm,
+    changed: list[str],
+    *,
+    is_for_group: bool,
 ) -> int:
     """Tell the server's file, whoever listens, and the caller what has changed."""
     if server_file is not None:
         write_users(server_file, form, make_passwords(folder, user_names(form), is_for_group=is_for_group))
     if os.access(folder, os.W_OK):
-        # A `topobus up` listens in this folder, and not in each user's own. Where each user has a volume the folder itself cannot be written.
+        # A `topobus up` listens in this folder, and not in each user's own. Where each user has a
+        # volume the folder itself cannot be written.
         write_whole(folder / _CHANGED, f"{', '.join(changed)}\n", is_for_group=is_for_group)
     _tell(options, folder, server_file, changed)
     return ExitCode.OK
@@ -178,7 +227,8 @@ def certify_server(
     folder: Annotated[
         Path,
         Parameter(
-            help=f"Where the server finds {CERTIFICATE_FILE}, tls.key and {AUTHORITY_FILE}. What somebody else put there (cert-manager) stays."
+            help=f"Where the server finds {CERTIFICATE_FILE}, tls.key and {AUTHORITY_FILE}. What somebody else put "
+            "there (cert-manager) stays."
         ),
     ],
     *,
@@ -187,12 +237,16 @@ def certify_server(
         Parameter(
             name="--name",
             negative="",
-            help="A host name or address by which clients reach the server; give it as often as needed. Default: those that it has.",
+            help="A host name or address by which clients reach the server; give it as often as needed. Default: "
+            "those that it has.",
         ),
     ] = None,
     authority: Annotated[
         Path | None,
-        Parameter(help="Folder of the authority (CA) that signs; made when it is missing. Default: the folder `authority` beside FOLDER."),
+        Parameter(
+            help="Folder of the authority (CA) that signs; made when it is missing. Default: the folder "
+            "`authority` beside FOLDER."
+        ),
     ] = None,
     is_renewal: Annotated[
         bool,
@@ -207,16 +261,23 @@ def certify_server(
         Parameter(
             name="--new-authority",
             negative="",
-            help=f"Put another authority beside the present one into {AUTHORITY_FILE}, and change nothing else: first the clients, then --renew.",
+            help=f"Put another authority beside the present one into {AUTHORITY_FILE}, and change nothing else: "
+            "first the clients, then --renew.",
         ),
     ] = False,
     drops_old: Annotated[
-        bool, Parameter(name="--drop-old-authorities", negative="", help=f"Leave the newest authority alone in {AUTHORITY_FILE}.")
+        bool,
+        Parameter(
+            name="--drop-old-authorities", negative="", help=f"Leave the newest authority alone in {AUTHORITY_FILE}."
+        ),
     ] = False,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make a NATS server's certificate, and the authority that signs it; what is there and good stays."""
+    """Make a NATS server's certificate, and the authority that signs it.
+
+    What is there and good stays.
+    """
     if is_renewal + is_new_authority + drops_old > 1:
         raise UsageError(
             "--renew, --new-authority and --drop-old-authorities exclude each other",
@@ -228,7 +289,9 @@ def certify_server(
     elif drops_old:
         drop_old_authorities(folder, authority=authority)
     else:
-        made = certify(folder, names or [], authority=authority, now=_now(), is_for_group=is_for_group, is_renewal=is_renewal)
+        made = certify(
+            folder, names or [], authority=authority, now=_now(), is_for_group=is_for_group, is_renewal=is_renewal
+        )
         _show_certificates(options, folder, made)
         return ExitCode.OK
     _show_certificates(options, folder)
@@ -239,16 +302,21 @@ def certify_server(
 def show(
     folder: Annotated[Path, Parameter(help="Where the passwords are, or a server's certificate.")],
     user: Annotated[
-        str | None, Parameter(help="Whose password. Default: show the certificates in FOLDER, and until when they are good.")
+        str | None,
+        Parameter(help="Whose password. Default: show the certificates in FOLDER, and until when they are good."),
     ] = None,
     *,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Print the password of a user, for a file or a URL; or until when a server's certificate is good."""
+    """Print the password of a user, for a file or a URL.
+
+    Or until when a server's certificate is good.
+    """
     if user is None:
         if not (folder / CERTIFICATE_FILE).exists():
             raise UsageError(
-                f"{folder} has no {CERTIFICATE_FILE}", next_step="name the user whose password is wanted, or the folder of a certificate"
+                f"{folder} has no {CERTIFICATE_FILE}",
+                next_step="name the user whose password is wanted, or the folder of a certificate",
             )
         _show_certificates(options, folder)
         return ExitCode.OK
@@ -264,12 +332,18 @@ def _users_in(folder: Path) -> tuple[str, ...]:
 def _tell(options: OutputOptions, folder: Path, server_file: Path | None, users: list[str]) -> None:
     output = options.output()
     if output.is_json:
-        output.document({"folder": str(folder), "server_file": str(server_file) if server_file else None, "users": users})
+        output.document(
+            {"folder": str(folder), "server_file": str(server_file) if server_file else None, "users": users}
+        )
         return
     output.show(Text(f"{folder}: passwords of {', '.join(users)}"))
     if server_file is not None:
         output.show(
-            Text(f"{server_file}: for nats-server; it reads it at its start and at SIGHUP, of which a new class or node needs two", "faint")
+            Text(
+                f"{server_file}: for nats-server; it reads it at its start and at SIGHUP, of which a new "
+                "class or node needs two",
+                "faint",
+            )
         )
 
 
@@ -288,10 +362,19 @@ def _show_certificates(options: OutputOptions, folder: Path, made: ServerCertifi
             }
         )
         return
-    output.show(Text(f"{folder / CERTIFICATE_FILE}: for {', '.join(server.names)}; good until {day(server.not_after)}{_ends(server)}"))
+    output.show(
+        Text(
+            f"{folder / CERTIFICATE_FILE}: for {', '.join(server.names)}; good until "
+            f"{day(server.not_after)}{_ends(server)}"
+        )
+    )
     for facts in trusted:
         signs = "signs it" if facts.subject == server.issuer else "does not sign it"
-        output.show(Text(f"{folder / AUTHORITY_FILE}: {facts.subject}, {signs}; good until {day(facts.not_after)}{_ends(facts)}"))
+        output.show(
+            Text(
+                f"{folder / AUTHORITY_FILE}: {facts.subject}, {signs}; good until {day(facts.not_after)}{_ends(facts)}"
+            )
+        )
     if made is not None and made.why_new:
         output.show(Text(f"made: {made.why_new}; a server that runs reads it at SIGHUP", "faint"))
     elif made is not None and not made.is_ours:

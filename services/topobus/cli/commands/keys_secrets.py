@@ -1,4 +1,6 @@
-"""`topobus keys secrets`: the passwords of NATS' users, and the server's certificate, as Secrets of a cluster. deploy/kubernetes runs `make` in a Job."""
+"""`topobus keys secrets`: the passwords of NATS' users, and the server's certificate, as Secrets of
+a cluster. deploy/kubernetes runs `make` in a Job.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,12 @@ from topobus.process.logging import setup_logging
 
 __all__ = ["secrets_app"]
 
-secrets_app = App(name="secrets", help="Passwords of NATS' users, and the server's certificate, as Secrets of a Kubernetes cluster.")
+secrets_app = App(
+    name="secrets", help="Passwords of NATS' users, and the server's certificate, as Secrets of a Kubernetes cluster."
+)
 
-# kubelet looks at mounted Secrets once a minute (syncFrequency); where it does not watch them its copy may be a minute old besides (configMapAndSecretChangeDetectionStrategy).
+# kubelet looks at mounted Secrets once a minute (syncFrequency); where it does not watch them its
+# copy may be a minute old besides (configMapAndSecretChangeDetectionStrategy).
 _SERVER_AFTER_S = 120.0
 
 Namespace = Annotated[str, Parameter(help="Where Topobus runs: topobus, in deploy/kubernetes.")]
@@ -66,14 +71,19 @@ def make(
     classes: Annotated[
         list[str] | None,
         Parameter(
-            name="--class", negative="", help="A device class of your own, which topobus-device serves: it gets a user, and keeps it."
+            name="--class",
+            negative="",
+            help="A device class of your own, which topobus-device serves: it gets a user, and keeps it.",
         ),
     ] = None,
     has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server gets a certificate, too.")] = True,
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make the Secrets that are missing, and the server's from them; those that are there stay. A certificate of ours is made anew when a third of its life is left."""
+    """Make the Secrets that are missing, and the server's from them; those that are there stay.
+
+    A certificate of ours is made anew when a third of its life is left.
+    """
     own_classes = extra_classes(classes or ())
 
     async def work() -> list[str]:
@@ -88,12 +98,20 @@ def make(
 
 
 @secrets_app.command(name="renew")
-def renew(namespace: Namespace, *, names: Names = None, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+def renew(
+    namespace: Namespace,
+    *,
+    names: Names = None,
+    kubeconfig: Kubeconfig = None,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
     """Make the server's certificate anew, by the same authority: clients need not know."""
 
     async def work() -> list[str]:
         async with _opened(kubeconfig, namespace) as objects:
-            await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC), is_renewal=True)
+            await make_certificate(
+                objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC), is_renewal=True
+            )
             return objects.written
 
     _tell(options, namespace, asyncio.run(work()))
@@ -111,7 +129,8 @@ def rotate(
         Parameter(
             name="--overlap",
             negative="",
-            help="Let those of before count, too, until `topobus keys secrets forget`: services change over by themselves, and nothing that they ask fails. "
+            help="Let those of before count, too, until `topobus keys secrets forget`: services change over by "
+            "themselves, and nothing that they ask fails. "
             "Not for `user` and nodes' servers.",
         ),
     ] = False,
@@ -119,18 +138,25 @@ def rotate(
         float | None,
         Parameter(
             name="--server-after",
-            help=f"Seconds after which the server is told: by then pods have their new passwords. Default: {_SERVER_AFTER_S:g}, with --overlap 0.",
+            help="Seconds after which the server is told: by then pods have their new passwords. Default: "
+            f"{_SERVER_AFTER_S:g}, with --overlap 0.",
         ),
     ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Make passwords anew: first those of the users, then the server's file of them."""
-    changed = [known_user(user, users_of(has_leaves=True, classes=tuple(filter(has_own_service, users or ())))) for user in users or ()]
+    changed = [
+        known_user(user, users_of(has_leaves=True, classes=tuple(filter(has_own_service, users or ()))))
+        for user in users or ()
+    ]
     others = [user for user in changed if not takes_second_name(user)]
     if is_overlapping and others:
-        raise UsageError(f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap")
+        raise UsageError(
+            f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap"
+        )
     if server_after_s is None:
-        # Both count: who has the new one before the server stays with the old one until it is taken.
+        # Both count: who has the new one before the server stays with
+        # the old one until it is taken.
         server_after_s = 0.0 if is_overlapping else _SERVER_AFTER_S
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
@@ -147,7 +173,10 @@ def rotate(
 
 @secrets_app.command(name="forget")
 def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
-    """Let passwords from before a `rotate --overlap` count no more. Give pods two minutes to have the newer ones before; who still uses an old one is cut off."""
+    """Let passwords from before a `rotate --overlap` count no more.
+
+    Give pods two minutes to have the newer ones before; who still uses an old one is cut off.
+    """
 
     async def work() -> list[str]:
         async with _opened(kubeconfig, namespace) as objects:

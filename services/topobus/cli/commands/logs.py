@@ -25,11 +25,13 @@ from topobus.local_system.system import Layout
 __all__ = ["log_folder", "logs"]
 
 _ELSEWHERE = (
-    "in a cluster `kubectl logs -n topobus PODS`, in compose `docker compose logs SERVICE`, else the log of each machine's services"
+    "in a cluster `kubectl logs -n topobus PODS`, in compose `docker compose logs SERVICE`, else the log of each "
+    "machine's services"
 )
 _SPAN = re.compile(r"([0-9]{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-# A person who follows a log sees a line at once with this, and an idle system costs nothing that one would measure.
+# A person who follows a log sees a line at once with this, and an idle system costs
+# nothing that one would measure.
 _BETWEEN_LOOKS_S = 0.2
 _WIDEST_NAME = 10
 _STYLES = {"warning": "warn", "error": "fail", "critical": "fail"}
@@ -37,21 +39,29 @@ _STYLES = {"warning": "warn", "error": "fail", "critical": "fail"}
 
 def logs(
     services: Annotated[
-        list[str] | None, Parameter(name="SERVICE", negative="", help="Of these alone, such as gpu or nats. Default: of all.")
+        list[str] | None,
+        Parameter(name="SERVICE", negative="", help="Of these alone, such as gpu or nats. Default: of all."),
     ] = None,
     /,
     *,
-    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", help="Then go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, Parameter(name=("--follow", "-f"), negative="", help="Then go on with what comes, until Ctrl-C.")
+    ] = False,
     since: Annotated[str, Parameter(help="Only of the last 30s, 10m, 2h or 1d.")] = "",
     tail: Annotated[int | None, Parameter(help="Only so many lines, the newest.")] = None,
     output: Annotated[
-        Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print: json is each line as it was written.")
+        Literal["text", "json"],
+        Parameter(name=("--output", "-o"), help="How to print: json is each line as it was written."),
     ] = "text",
     context: Annotated[
-        str | None, Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one.")
+        str | None,
+        Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one."),
     ] = None,
 ) -> int:
-    """Show what the programs of a `topobus up` log, those of all services in the order of time. Also of one that has ended, while its folder is there."""
+    """Show what the programs of a `topobus up` log, those of all services in the order of time.
+
+    Also of one that has ended, while its folder is there.
+    """
     after = datetime.now(UTC) - _span(since) if since else None
     if tail is not None and tail < 0:
         raise UsageError(f"--tail: got {tail}, wanted 0 or more", next_step="leave it out for all lines")
@@ -71,24 +81,31 @@ def logs(
 def log_folder(context: str | None) -> Path:
     """Find where the system of a context, or the selected one, writes its logs.
 
-    Errors: raises UsageError when no context is meant, NotFoundError when there is none of the name, when its system runs elsewhere, and when the folder is gone.
+    Errors: raises UsageError when no context is meant, NotFoundError when there is none of the
+    name, when its system runs elsewhere, and when the folder is gone.
     """
     folder = ContextFolder()
     name = context or os.environ.get(VARIABLE, "") or folder.selected()
     if not name:
         raise UsageError(
-            "no context is selected, so no `topobus up` is meant", next_step=f"--context NAME (`topobus context ls`); {_ELSEWHERE}"
+            "no context is selected, so no `topobus up` is meant",
+            next_step=f"--context NAME (`topobus context ls`); {_ELSEWHERE}",
         )
     chosen: Context | None = folder.get(name)
     if chosen is None:
         names = ", ".join(each.name for each in folder.all())
-        raise NotFoundError(f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one")
+        raise NotFoundError(
+            f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one"
+        )
     if not chosen.state_dir:
-        raise NotFoundError(f"context {name} is no `topobus up` of this machine: its services log where they run", next_step=_ELSEWHERE)
+        raise NotFoundError(
+            f"context {name} is no `topobus up` of this machine: its services log where they run", next_step=_ELSEWHERE
+        )
     logs = Layout(state=Path(chosen.state_dir)).logs
     if not logs.is_dir():
         raise NotFoundError(
-            f"the logs of context {name} are gone: there is no folder {logs}", next_step="`topobus up --dir` keeps them after the end"
+            f"the logs of context {name} are gone: there is no folder {logs}",
+            next_step="`topobus up --dir` keeps them after the end",
         )
     return logs
 
@@ -97,14 +114,18 @@ def _files(folder: Path, services: list[str]) -> dict[str, LogFile]:
     files = {path.stem: LogFile(path) for path in sorted(folder.glob("*.log"))}
     unknown = [service for service in services if service not in files]
     if unknown:
-        raise NotFoundError(f"{folder} has no log of {', '.join(unknown)}", next_step=f"known are {', '.join(files) or 'none'}")
+        raise NotFoundError(
+            f"{folder} has no log of {', '.join(unknown)}", next_step=f"known are {', '.join(files) or 'none'}"
+        )
     return {name: file for name, file in files.items() if not services or name in services}
 
 
 def _span(text: str) -> timedelta:
     match = _SPAN.fullmatch(text)
     if match is None:
-        raise UsageError(f"--since: got {text!r}, wanted a number and s, m, h or d", next_step="for example --since 10m")
+        raise UsageError(
+            f"--since: got {text!r}, wanted a number and s, m, h or d", next_step="for example --since 10m"
+        )
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
@@ -117,7 +138,9 @@ def _show(output: Output, lines: Iterable[LogLine]) -> None:
             print(line.text, flush=True)
         else:
             # Whoever reads JSON gets JSON: nats-server and tracebacks write none.
-            output.line({"ts": line.time.isoformat().replace("+00:00", "Z"), "service": line.program, "event": line.text})
+            output.line(
+                {"ts": line.time.isoformat().replace("+00:00", "Z"), "service": line.program, "event": line.text}
+            )
 
 
 def _line_text(line: LogLine) -> Text:

@@ -1,4 +1,6 @@
-"""`topobus machine`: one machine as a drawing or as JSON, read from the bus or straight from a hardware tree."""
+"""`topobus machine`: one machine as a drawing or as JSON, read from the bus or straight from a
+hardware tree.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def machine(
         Path | None,
         Parameter(
             name=("--root", "--machine"),
-            help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus; or a profile, an archive, JSON, as for simulate.",
+            help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus; or "
+            "a profile, an archive, JSON, as for simulate.",
         ),
     ] = None,
     node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
@@ -56,14 +59,19 @@ def machine(
     names.update(models.items())
     output.show(draw_machine(description, inventories, ledger, width=output.console.width, names=names))
     if svg is not None:
-        picture = recording_console(max(output.console.width, DRAWING_WIDTH) if output.console.is_terminal else DRAWING_WIDTH)
+        picture = recording_console(
+            max(output.console.width, DRAWING_WIDTH) if output.console.is_terminal else DRAWING_WIDTH
+        )
         picture.print(draw_machine(description, inventories, ledger, width=picture.width, names=names))
         save_picture(picture, svg, title=f"topobus machine --node {description.node}")
     return ExitCode.OK
 
 
 def names_in(root: Path, description: Machine) -> dict[PciAddress, tuple[str, ...]]:
-    """Read what the kernel calls what is behind a tree's functions; nothing of what is no folder."""
+    """Read what the kernel calls what is behind a tree's functions.
+
+    Nothing of what is no folder.
+    """
     if not (root / "sys").is_dir():
         return {}
     functions = [function.address for function in description.pci_devices if not function.is_bridge]
@@ -71,7 +79,10 @@ def names_in(root: Path, description: Machine) -> dict[PciAddress, tuple[str, ..
 
 
 def _read(root: Path) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
-    """Read a folder as it is; of a profile, an archive or a snapshot what the drivers find there as well."""
+    """Read a folder as it is.
+
+    Of a profile, an archive or a snapshot what the drivers find there as well.
+    """
     if root.is_dir():
         return read_tree(root), (), None
     from topobus.cli.simulation.node import open_machine  # all drivers: a drawing of a folder needs none
@@ -86,9 +97,13 @@ def read_tree(root: Path) -> Machine:
     Errors: raises InputError when there is no such folder.
     """
     if not (root / "sys").is_dir():
-        raise InputError(f"{root} has no folder sys in it", next_step="give the folder that holds sys and proc, such as / for this machine")
+        raise InputError(
+            f"{root} has no folder sys in it",
+            next_step="give the folder that holds sys and proc, such as / for this machine",
+        )
     return read_machine(
-        Tree(HardwareSettings(root=str(root))), node=socket.gethostname().lower() if str(root) == "/" else root.absolute().name
+        Tree(HardwareSettings(root=str(root))),
+        node=socket.gethostname().lower() if str(root) == "/" else root.absolute().name,
     )
 
 

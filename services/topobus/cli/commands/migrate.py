@@ -1,4 +1,6 @@
-"""`topobus migrate`: turns classic DRA manifests into structured ones, and lists on stderr what has no counterpart."""
+"""`topobus migrate`: turns classic DRA manifests into structured ones, and lists on stderr what has
+no counterpart.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def migrate(
     ],
     /,
     *,
-    is_json: Annotated[bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")] = False,
+    is_json: Annotated[
+        bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")
+    ] = False,
 ) -> int:
     """Turn classic DRA objects into structured ones; exits with 1 when something was lost."""
     output = Output(is_json=is_json)
@@ -54,7 +58,8 @@ def migrate(
     done = migrate_objects(objects)
     if output.is_json:
         notes = [
-            {"object": note.object, "path": note.path, "severity": note.severity.value, "message": note.message} for note in done.notes
+            {"object": note.object, "path": note.path, "severity": note.severity.value, "message": note.message}
+            for note in done.notes
         ]
         output.document({"objects": list(done.objects), "notes": notes, "isComplete": done.is_complete})
     elif done.objects:
@@ -66,21 +71,30 @@ def migrate(
 
 
 def as_yaml(done: Migration) -> str:
-    """Write the objects as documents of one manifest, in Kubernetes' order of fields; an expression stays on one line."""
-    return "---\n".join(yaml.safe_dump(api_object, sort_keys=False, allow_unicode=True, width=1 << 20) for api_object in done.objects)
+    """Write the objects as documents of one manifest, in Kubernetes' order of fields.
+
+    An expression stays on one line.
+    """
+    return "---\n".join(
+        yaml.safe_dump(api_object, sort_keys=False, allow_unicode=True, width=1 << 20) for api_object in done.objects
+    )
 
 
 def _read(file: Path) -> tuple[ApiObject | dict[str, Any], ...]:
     """Read a manifest: classic objects strictly, others as they are.
 
-    Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
+    Errors: raises InputError for a file that cannot be read,
+    ContractError for one that is no manifest.
     """
     text = read_text(file, limit_bytes=MANIFEST_BYTES, next_step="give manifests with classic DRA objects")
     return parse_some(text, where=shown_name(file), choose=_choose)
 
 
 def _choose(value: dict[str, Any]) -> dict[str, Any] | None:
-    """Take classic objects and parameters to be read strictly; an older version of the same shape counts as the one that we read."""
+    """Take classic objects and parameters to be read strictly.
+
+    An older version of the same shape counts as the one that we read.
+    """
     kind, version = str(value.get("kind")), str(value.get("apiVersion"))
     if kind in CLASSIC_VERSIONS and version in CLASSIC_VERSION_TEXTS:
         return value | {"apiVersion": CLASSIC_VERSIONS[kind]}

@@ -1,7 +1,9 @@
-"""`topobus move-ledger`: copies a node's ledger from one NATS server to another, before the node's services switch to that.
+"""`topobus move-ledger`: copies a node's ledger from one NATS server to another, before the node's
+services switch to that.
 
-Flows in: the ledger of the server that the node's services used. Flows out: the same value at the server that they will use. Nothing is written over: a server that has
-another ledger of the node keeps it, and the command says so. The source stays as it is.
+Flows in: the ledger of the server that the node's services used. Flows out: the same value at the
+server that they will use. Nothing is written over: a server that has another ledger of the node
+keeps it, and the command says so. The source stays as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ def move_ledger(
     node: Annotated[str, Parameter(name="NODE", help="The node whose ledger moves. Its services must be stopped.")],
     /,
     *,
-    to: Annotated[str, Parameter(help="The NATS server that the node's services will use, as its own user topology where it has users.")],
+    to: Annotated[
+        str,
+        Parameter(
+            help="The NATS server that the node's services will use, as its own user topology where it has users."
+        ),
+    ],
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Copy a node's ledger to another NATS server, while the node's services are stopped."""
@@ -45,7 +52,8 @@ async def _move(node: str, to: str, options: BusOptions) -> int:
         entry = await source.get(LEDGER, node=node)
         if entry is None:
             raise PeerUnavailable(
-                f"the server has no ledger of node {node}", next_step="name the server that the node's services used with --nats"
+                f"the server has no ledger of node {node}",
+                next_step="name the server that the node's services used with --nats",
             )
         async with asyncio.timeout(settings.connect_timeout_s), Bus.session(target_settings, name="topology") as target:
             await target.provision()
@@ -59,12 +67,17 @@ async def _move(node: str, to: str, options: BusOptions) -> int:
         )
     if again is None or again.revision != entry.revision:
         raise PeerUnavailable(
-            f"the ledger of node {node} changed meanwhile", next_step="stop topobus-topology on the node, and delete the copy"
+            f"the ledger of node {node} changed meanwhile",
+            next_step="stop topobus-topology on the node, and delete the copy",
         )
     if output.is_json:
-        output.document({"node": node, "to": to, "sequence": entry.value.sequence, "owners": len(entry.value.allocations)})
+        output.document(
+            {"node": node, "to": to, "sequence": entry.value.sequence, "owners": len(entry.value.allocations)}
+        )
     done = "was there already" if isinstance(outcome, Conflict) else "copied"
-    output.show(f"ledger of node {node}: {done}, {len(entry.value.allocations)} owners (sequence {entry.value.sequence})")
+    output.show(
+        f"ledger of node {node}: {done}, {len(entry.value.allocations)} owners (sequence {entry.value.sequence})"
+    )
     return ExitCode.OK
 
 

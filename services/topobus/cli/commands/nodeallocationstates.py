@@ -1,4 +1,6 @@
-"""`topobus nodeallocationstates`: allocatable, allocated and prepared devices of each node, in the form that classic DRA drivers kept."""
+"""`topobus nodeallocationstates`: allocatable, allocated and prepared devices of each node, in the
+form that classic DRA drivers kept.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def nodeallocationstates(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Show the node allocation state: what each node has, what claims hold of it, and what is prepared."""
+    """Show the node allocation state: what each node has, what claims hold of it, and what is
+    prepared.
+    """
     return asyncio.run(show_states((node,) if node is not None else (), listing.lister(is_json=options.json), options))
 
 
@@ -56,7 +60,11 @@ async def show_states(names: tuple[str, ...], lister: Lister, options: BusOption
 async def _states(bus: Bus, names: tuple[str, ...]) -> list[dict[str, Any]]:
     inventories = [entry.value for entry in (await list_inventories(bus))[0]]
     ledgers = {entry.value.node: entry.value for entry in await bus.list(LEDGER)}
-    nodes = sorted({entry.value.node for entry in await bus.list(MACHINE)} | {inventory.node for inventory in inventories} | ledgers.keys())
+    nodes = sorted(
+        {entry.value.node for entry in await bus.list(MACHINE)}
+        | {inventory.node for inventory in inventories}
+        | ledgers.keys()
+    )
     if not nodes:
         raise PeerUnavailable("no node reports anything", next_step="`topobus doctor` tells what is missing")
     chosen = [one_of("node", name, nodes) for name in names] or nodes
@@ -103,7 +111,8 @@ def _row(node_state: dict[str, Any]) -> Row:
 
 def _claims(claims: dict[str, Any]) -> str:
     lines = [
-        f"{claim['namespace']}/{claim['name']}: {', '.join(name for names in claim['devices'].values() for name in names)}"
+        f"{claim['namespace']}/{claim['name']}: "
+        f"{', '.join(name for names in claim['devices'].values() for name in names)}"
         for claim in claims.values()
     ]
     return "\n".join(lines) or "-"

@@ -52,16 +52,23 @@ def apply(
     file: Files = (),
     kustomize: Kustomization = None,
     is_recursive: Recursive = False,
-    is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Check and say what would change; store nothing.")] = False,
+    is_dry_run: Annotated[
+        bool, Parameter(name="--dry-run", negative="", help="Check and say what would change; store nothing.")
+    ] = False,
     waits: Annotated[
-        bool, Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object.")
+        bool,
+        Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object."),
     ] = True,
     profiles: Profiles = (),
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
+    """Create or replace the objects of manifests, all or none of them, and say what the controller
+    says of them.
+    """
     objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
-    return asyncio.run(apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles))
+    return asyncio.run(
+        apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles)
+    )
 
 
 def delete(
@@ -69,12 +76,16 @@ def delete(
     file: Files = (),
     kustomize: Kustomization = None,
     is_recursive: Recursive = False,
-    is_dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Say what would be deleted; delete nothing.")] = False,
+    is_dry_run: Annotated[
+        bool, Parameter(name="--dry-run", negative="", help="Say what would be deleted; delete nothing.")
+    ] = False,
     namespace: Namespace = "default",
     force: Annotated[
         bool,
         Parameter(
-            negative="", help="Remove objects past their finalizers. Their devices stay in quarantine until the node has let go of them."
+            negative="",
+            help="Remove objects past their finalizers. Their devices stay in quarantine until the node has let "
+            "go of them.",
         ),
     ] = False,
     options: BusOptions = BUS_DEFAULTS,
@@ -82,21 +93,31 @@ def delete(
     """Delete objects; what holds devices lets go of them first."""
     is_of_manifests = bool(file) or kustomize is not None
     if bool(target) == is_of_manifests:
-        raise UsageError("say what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`")
+        raise UsageError(
+            "say what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`"
+        )
     if is_of_manifests:
-        # What names others goes before what is named: the reverse of the order in which a manifest lists them.
+        # What names others goes before what is named: the reverse of the order
+        # in which a manifest lists them.
         objects = read_sources("delete", file, kustomize, options.output().note, is_recursive=is_recursive)
         places = [object_parts(api_object) for api_object in reversed(objects)]
     else:
         kinds, names = read_target(target, verb="delete")
         if len(kinds) != 1 or not names:
-            raise UsageError("say which one to delete", next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`")
+            raise UsageError(
+                "say which one to delete", next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`"
+            )
         places = [parts_of(kinds[0], namespace, name) for name in names]
     return asyncio.run(delete_places(places, options, is_forced=force, is_dry_run=is_dry_run))
 
 
 async def apply_and_show(
-    objects: Sequence[ApiObject], options: BusOptions, *, waits: bool, is_dry_run: bool = False, profiles: tuple[VendorProfile, ...] = ()
+    objects: Sequence[ApiObject],
+    options: BusOptions,
+    *,
+    waits: bool,
+    is_dry_run: bool = False,
+    profiles: tuple[VendorProfile, ...] = (),
 ) -> int:
     """Apply objects and print what came of it."""
     output = options.output()
@@ -106,7 +127,9 @@ async def apply_and_show(
         answers = await _would_fit(bus, applied, output) if is_dry_run else []
         async with asyncio.TaskGroup() as group:
             waits_for = [
-                group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S)) for applied_object in applied if waits
+                group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S))
+                for applied_object in applied
+                if waits
             ]
     heard = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
     if output.is_json:
@@ -125,12 +148,19 @@ async def apply_and_show(
 
 
 async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> list[dict[str, Any]]:
-    """Say where what is new or changed would be allocated, as `topobus allocate` does; nothing where its engine is not installed."""
+    """Say where what is new or changed would be allocated, as `topobus allocate` does.
+
+    Nothing where its engine is not installed.
+    """
     changed = [
         applied_object.stored
         for applied_object in applied
         if applied_object.verb != "unchanged"
-        and not (is_classic(applied_object.stored) or is_allocated(applied_object.stored) or is_scheduled(applied_object.stored))
+        and not (
+            is_classic(applied_object.stored)
+            or is_allocated(applied_object.stored)
+            or is_scheduled(applied_object.stored)
+        )
     ]
     if not any(api_object.kind in ("ResourceClaim", "Pod") for api_object in changed):
         return []
@@ -144,15 +174,22 @@ async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> li
         return []
 
 
-async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False) -> int:
-    """Delete objects by their places; those that are not there are told after the others are done."""
+async def delete_places(
+    places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False
+) -> int:
+    """Delete objects by their places.
+
+    Those that are not there are told after the others are done.
+    """
     output = options.output()
     gone: list[ApiObject] = []
     missing: list[NotFoundError] = []
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         for parts in places:
             try:
-                gone.append(await (find_object(bus, parts) if is_dry_run else delete_object(bus, parts, is_forced=is_forced)))
+                gone.append(
+                    await (find_object(bus, parts) if is_dry_run else delete_object(bus, parts, is_forced=is_forced))
+                )
             except NotFoundError as err:
                 missing.append(err)
     if output.is_json:
@@ -165,9 +202,15 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
         verb = "deletion asked" if holds and not is_forced else "deleted by force" if holds else "deleted"
         output.show(Text.assemble((name_of(api_object), "name"), f" {verb}"))
         if not api_object.api_version:
-            output.note(f"{name_of(api_object)}: nobody could read it; `topobus machine` shows what it holds, `topobus release` ends that")
+            output.note(
+                f"{name_of(api_object)}: nobody could read it; `topobus machine` shows what it holds, "
+                "`topobus release` ends that"
+            )
         if holds and is_forced:
-            output.note(f"{name_of(api_object)}: what it holds stays in quarantine until its node has let go; `topobus decisions` tells")
+            output.note(
+                f"{name_of(api_object)}: what it holds stays in quarantine until its node has let go; "
+                "`topobus decisions` tells"
+            )
     for error in missing:
         output.error(error)
     return ExitCode.NO if missing else ExitCode.OK
@@ -181,13 +224,16 @@ def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: boo
     if condition is None:
         if waits and now.kind in CONDITIONS and not is_classic(now):
             output.note(
-                f"{name}: no word from the controller within {_CONDITION_S:g} s; is it running? `topobus get {now.kind.lower()}` shows it later"
+                f"{name}: no word from the controller within {_CONDITION_S:g} s; is it running? `topobus get "
+                f"{now.kind.lower()}` shows it later"
             )
         return ExitCode.OK
     if condition.get("reason") in WRONG:
         output.show(Text.assemble("  ", (str(condition.get("reason")), "fail")))
         way = (
-            "correct the manifest and apply it again" if now.kind == "DeviceClass" else "delete it, correct the manifest and apply it again"
+            "correct the manifest and apply it again"
+            if now.kind == "DeviceClass"
+            else "delete it, correct the manifest and apply it again"
         )
         output.error(NotFoundError(f"{name} cannot be used: {condition.get('message')}", next_step=way))
         return ExitCode.NO

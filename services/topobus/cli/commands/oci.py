@@ -1,4 +1,6 @@
-"""`topobus oci`: merges a container's devices into its OCI spec, as kubelet and a container runtime would."""
+"""`topobus oci`: merges a container's devices into its OCI spec, as kubelet and a container runtime
+would.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ __all__ = ["oci", "oci_app"]
 oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
 
 _VENDOR = "topobus.dev"
-# A spec with which a runtime would begin: what is merged shows against it, and --spec brings a real one.
+# A spec with which a runtime would begin: what is merged shows against
+# it, and --spec brings a real one.
 _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts": [], "linux": {}}
 
 
@@ -49,33 +52,51 @@ _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts
 def oci(
     *,
     claim: Annotated[
-        str | None, Parameter(name="--claim", help="NAMESPACE/NAME of an allocated claim, of the stand-alone store or of a cluster.")
+        str | None,
+        Parameter(
+            name="--claim", help="NAMESPACE/NAME of an allocated claim, of the stand-alone store or of a cluster."
+        ),
     ] = None,
     pod: Annotated[
-        str | None, Parameter(name="--pod", help="NAMESPACE/NAME of a pod, placed by `topobus place` or run by kubelet, with its claims.")
+        str | None,
+        Parameter(
+            name="--pod", help="NAMESPACE/NAME of a pod, placed by `topobus place` or run by kubelet, with its claims."
+        ),
     ] = None,
-    container: Annotated[str | None, Parameter(name="--container", help="Which container of the pod; needed when it has several.")] = None,
-    spec: Annotated[Path | None, Parameter(name="--spec", help="The config.json to merge into. Default: an empty one.")] = None,
+    container: Annotated[
+        str | None, Parameter(name="--container", help="Which container of the pod; needed when it has several.")
+    ] = None,
+    spec: Annotated[
+        Path | None, Parameter(name="--spec", help="The config.json to merge into. Default: an empty one.")
+    ] = None,
     cdi_dir: Annotated[
-        tuple[Path, ...], Parameter(name="--cdi-dir", help="Folders of CDI files, the last one wins. Default: /etc/cdi, /var/run/cdi.")
+        tuple[Path, ...],
+        Parameter(name="--cdi-dir", help="Folders of CDI files, the last one wins. Default: /etc/cdi, /var/run/cdi."),
     ] = (),
     undo: Annotated[
         bool,
-        Parameter(name="--undo", negative="", help="Undo what was prepared for that spec, once its container has ended; prints nothing."),
+        Parameter(
+            name="--undo",
+            negative="",
+            help="Undo what was prepared for that spec, once its container has ended; prints nothing.",
+        ),
     ] = False,
     node: Annotated[str | None, Parameter(help="The node, when there are several.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Print a container's OCI spec with the devices of a pod or claim; conflicts and missing device nodes go to standard error.
+    """Print a container's OCI spec with the devices of a pod or claim.
 
-    Devices that are not prepared yet are prepared, as for any container: `--undo` gives them back.
+    Conflicts and missing device nodes go to standard error. Devices that are not prepared yet are
+    prepared, as for any container: `--undo` gives them back.
     """
     if (claim is None) == (pod is None):
         raise UsageError("say whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
     if undo:
         return asyncio.run(_undo(claim, pod, container, node, options))
     base = _read_spec(spec)
-    return asyncio.run(_oci(claim, pod, container, base, cdi_dir or (Path("/etc/cdi"), Path("/var/run/cdi")), node, options))
+    return asyncio.run(
+        _oci(claim, pod, container, base, cdi_dir or (Path("/etc/cdi"), Path("/var/run/cdi")), node, options)
+    )
 
 
 async def _oci(
@@ -110,9 +131,13 @@ async def _oci(
     for problem in problems:
         output.note(f"left out: {problem}")
     nodes = await asyncio.to_thread(look_up, device_paths(answers, devices, files))
-    merged = oci_spec(base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(cpus), memory_nodes=memory)
+    merged = oci_spec(
+        base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(cpus), memory_nodes=memory
+    )
     if isinstance(merged, Refusal):
-        raise ContractError(f"a container runtime would refuse this: {'; '.join(reason.message for reason in merged.reasons)}")
+        raise ContractError(
+            f"a container runtime would refuse this: {'; '.join(reason.message for reason in merged.reasons)}"
+        )
     for conflict in merged.conflicts:
         output.note(f"conflict: {conflict}")
     if merged.missing:
@@ -124,7 +149,9 @@ async def _oci(
     return ExitCode.NO if merged.missing else ExitCode.OK
 
 
-async def _undo(claim: str | None, pod: str | None, container: str | None, wanted_node: str | None, options: BusOptions) -> int:
+async def _undo(
+    claim: str | None, pod: str | None, container: str | None, wanted_node: str | None, options: BusOptions
+) -> int:
     async with open_bus(options) as bus:
         node = await the_node(bus, wanted_node)
         claims = [parse_namespaced(claim)] if claim is not None else []
@@ -141,7 +168,10 @@ async def _undo(claim: str | None, pod: str | None, container: str | None, wante
             reply = await bus.ask(UNPREPARE, request, node=node, device_class=device_class)
             if reply.refusal is not None:
                 why = "; ".join(reason.message for reason in reply.refusal.reasons)
-                raise PeerUnavailable(f"the {device_class} service cannot undo: {why}", next_step="end what uses the device, and try again")
+                raise PeerUnavailable(
+                    f"the {device_class} service cannot undo: {why}",
+                    next_step="end what uses the device, and try again",
+                )
             options.output().note(f"undone: {device_class} {', '.join(names)}")
     return ExitCode.OK
 
@@ -157,14 +187,17 @@ class _Found(Struct, frozen=True, kw_only=True):
 
 
 async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> _Found:
-    """Find what a pod's container holds, and the claims that it uses: by the ledger and the stand-alone store, else by kubelet's word."""
+    """Find what a pod's container holds, and the claims that it uses: by the ledger and the
+    stand-alone store, else by kubelet's word.
+    """
     ledger = await bus.get(LEDGER, node=node)
     allocations = ledger.value.allocations.values() if ledger else ()
     allocation = next(
         (
             each_allocation
             for each_allocation in allocations
-            if (each_allocation.owner.kind, each_allocation.owner.namespace, each_allocation.owner.name) == (OwnerKind.POD, namespace, name)
+            if (each_allocation.owner.kind, each_allocation.owner.namespace, each_allocation.owner.name)
+            == (OwnerKind.POD, namespace, name)
         ),
         None,
     )
@@ -189,7 +222,9 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
         reply = await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
         why = reply.why
         container_devices = [
-            each_container for each_container in reply.containers if (each_container.namespace, each_container.pod) == (namespace, name)
+            each_container
+            for each_container in reply.containers
+            if (each_container.namespace, each_container.pod) == (namespace, name)
         ]
     except PeerUnavailable as err:
         container_devices, why = [], str(err)
@@ -201,7 +236,11 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
         )
     chosen = _choose(
         f"{namespace}/{name}",
-        {other_container_devices.container for other_container_devices in container_devices if other_container_devices.container},
+        {
+            other_container_devices.container
+            for other_container_devices in container_devices
+            if other_container_devices.container
+        },
         container,
     )
     ledger = await bus.get(LEDGER, node=node)
@@ -211,7 +250,9 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
     memory: tuple[MemoryBlock, ...] = ()
     claims: dict[tuple[str, str], None] = {}
     for entry in (
-        other_container_devices for other_container_devices in container_devices if other_container_devices.container in (chosen, "")
+        other_container_devices
+        for other_container_devices in container_devices
+        if other_container_devices.container in (chosen, "")
     ):
         if entry.claim:
             claims[parse_namespaced(entry.claim)] = None
@@ -223,9 +264,14 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
             for device in entry.devices:
                 owner = holders.get((entry.device_class, device.name))
                 if owner is None:
-                    text = f"kubelet says that {namespace}/{name} has {entry.device_class} {device.name}, and the ledger gives it to nobody"
+                    text = (
+                        f"kubelet says that {namespace}/{name} has {entry.device_class} {device.name}, and the "
+                        "ledger gives it to nobody"
+                    )
                     raise PeerUnavailable(text, next_step="the gateway adopts it within seconds; try again")
-                devices.setdefault((owner.key, entry.device_class), (owner, entry.device_class, []))[2].append(device.name)
+                devices.setdefault((owner.key, entry.device_class), (owner, entry.device_class, []))[2].append(
+                    device.name
+                )
     return _Found(
         holding=Holding(container=chosen, cpus=CpuSet.parse(",".join(cpus)), memory=memory),
         devices=tuple((owner, device_class, tuple(sorted(names))) for owner, device_class, names in devices.values()),
@@ -238,7 +284,8 @@ def _choose(pod: str, names: Iterable[str], container: str | None) -> str:
     known_names = sorted(names)
     if container is None and len(known_names) != 1:
         raise UsageError(
-            f"pod {pod} has {len(known_names)} containers", next_step=f"say which one with --container: {', '.join(known_names)}"
+            f"pod {pod} has {len(known_names)} containers",
+            next_step=f"say which one with --container: {', '.join(known_names)}",
         )
     return one_of("container", container or known_names[0], known_names)
 
@@ -252,8 +299,13 @@ def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
     }
 
 
-async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]) -> tuple[list[CdiFile], CpuSet]:
-    """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write; and its exclusive CPUs."""
+async def _claim(
+    bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]
+) -> tuple[list[CdiFile], CpuSet]:
+    """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write.
+
+    And its exclusive CPUs.
+    """
     owner, held, stored = await _claim_devices(bus, node, namespace, name)
     uid = owner.uid
     cpus = CpuSet.of(cpu for each_name in held.get(CPU_CLASS, ()) if (cpu := cpu_of_name(each_name)) is not None)
@@ -263,11 +315,17 @@ async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable
         if written:
             cdi_files += written
             continue
-        config = {name: tuple(_parameters(stored, driver_name(device_class), name)) for name in names} if stored is not None else {}
+        config = (
+            {name: tuple(_parameters(stored, driver_name(device_class), name)) for name in names}
+            if stored is not None
+            else {}
+        )
         prepared = await _prepare(bus, node, owner, device_class, names, config)
         hooks = await _hooks(bus, node, device_class, prepared, config)
         devices = tuple(
-            CdiDevice(name=f"claim-{uid}-{key}", edits=structs.replace(edits, hooks=(*edits.hooks, *hooks.get(key, ()))))
+            CdiDevice(
+                name=f"claim-{uid}-{key}", edits=structs.replace(edits, hooks=(*edits.hooks, *hooks.get(key, ())))
+            )
             for key, edits in sorted({**dict.fromkeys(hooks, ContainerEdits()), **prepared.edits}.items())
         )
         shown = CdiSpec(vendor=_VENDOR, device_class=device_class, devices=devices, common=prepared.common)
@@ -276,7 +334,11 @@ async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable
 
 
 async def _nodes_of(bus: Bus, node: str, cpus: CpuSet) -> NodeSet:
-    """Find the NUMA nodes whose memory belongs to these CPUs: exclusive CPUs have theirs beside them. None for no CPU, and where a CPU has none."""
+    """Find the NUMA nodes whose memory belongs to these CPUs: exclusive CPUs have theirs beside
+    them.
+
+    None for no CPU, and where a CPU has none.
+    """
     machine = await bus.get(MACHINE, node=node) if cpus else None
     near = [cpu.numa_node for cpu in machine.value.cpus if cpu.id in cpus] if machine is not None else []
     return NodeSet.of(numa_node for numa_node in near if numa_node is not None)
@@ -285,14 +347,17 @@ async def _nodes_of(bus: Bus, node: str, cpus: CpuSet) -> NodeSet:
 async def _hooks(
     bus: Bus, node: str, device_class: str, prepared: Prepared, config: Mapping[str, tuple[dict[str, Any], ...]]
 ) -> dict[str, tuple[Hook, ...]]:
-    """Make hooks for devices that must be in the container before it starts: what the gateway does through NRI, a runtime alone does by hooks.
+    """Make hooks for devices that must be in the container before it starts: what the gateway does
+    through NRI, a runtime alone does by hooks.
 
-    Errors: raises ContractError for a device that is no interface or that its service adjusts each container for, and for a claim whose configuration is not known here.
+    Errors: raises ContractError for a device that is no interface or that its service adjusts each
+    container for, and for a claim whose configuration is not known here.
     """
     if prepared.to_adjust:
         devices = ", ".join(prepared.to_adjust)
         raise ContractError(
-            f"{device_class} {devices}: its service says for each container what it gets, and the gateway alone asks it (NRI)"
+            f"{device_class} {devices}: its service says for each container what it gets, and the gateway "
+            "alone asks it (NRI)"
         )
     if not prepared.to_attach:
         return {}
@@ -309,7 +374,9 @@ async def _hooks(
 
 
 def _parameters(claim: ApiObject, driver: str, device: str) -> list[dict[str, Any]]:
-    """Collect the opaque configurations of one device: classes' before the claim's, as they stand in the allocation."""
+    """Collect the opaque configurations of one device: classes' before the claim's, as they stand
+    in the allocation.
+    """
     devices = (shown(claim).status.get("allocation") or {}).get("devices") or {}
     requests = {str(result.get("request")) for result in devices.get("results") or () if result.get("device") == device}
     wanted = requests | {request.partition("/")[0] for request in requests}
@@ -321,24 +388,41 @@ def _parameters(claim: ApiObject, driver: str, device: str) -> list[dict[str, An
     ]
 
 
-async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tuple[Owner, dict[str, set[str]], ApiObject | None]:
-    """Find a claim's devices here: by the stand-alone store, which has the claim itself, else by what the gateway adopted for a claim of a cluster."""
+async def _claim_devices(
+    bus: Bus, node: str, namespace: str, name: str
+) -> tuple[Owner, dict[str, set[str]], ApiObject | None]:
+    """Find a claim's devices here: by the stand-alone store, which has the claim itself, else by
+    what the gateway adopted for a claim of a cluster.
+    """
     entry = await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
     if entry is not None:
-        owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=str(entry.value.metadata.get("uid", "")))
+        owner = Owner(
+            kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=str(entry.value.metadata.get("uid", ""))
+        )
         held = _held(entry.value, node)
         if not held:
             raise NotFoundError(
-                f"claim {namespace}/{name} has no devices on node {node}", next_step="`topobus claim get` tells why it waits"
+                f"claim {namespace}/{name} has no devices on node {node}",
+                next_step="`topobus claim get` tells why it waits",
             )
         return owner, held, entry.value
     ledger = await bus.get(LEDGER, node=node)
     for allocation in ledger.value.allocations.values() if ledger else ():
-        if (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (OwnerKind.CLAIM, namespace, name):
-            return allocation.owner, {device_class: set(names) for device_class, names in names_of(allocation).items()}, None
+        if (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (
+            OwnerKind.CLAIM,
+            namespace,
+            name,
+        ):
+            return (
+                allocation.owner,
+                {device_class: set(names) for device_class, names in names_of(allocation).items()},
+                None,
+            )
     raise NotFoundError(
-        f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for one of a cluster",
-        next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to prepare it",
+        f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for "
+        "one of a cluster",
+        next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to "
+        "prepare it",
     )
 
 
@@ -350,19 +434,32 @@ async def _prepare(
     names: Iterable[str],
     config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
 ) -> Prepared:
-    """Ask the device service what a container needs; for devices that their owner holds this changes nothing that kubelet would not change."""
-    request = PrepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)), device_config=dict(config))
+    """Ask the device service what a container needs.
+
+    For devices that their owner holds this changes nothing that kubelet would not change.
+    """
+    request = PrepareRequest(
+        op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)), device_config=dict(config)
+    )
     reply = await bus.ask(PREPARE, request, node=node, device_class=device_class)
     if isinstance(reply.result, Refusal):
-        raise PeerUnavailable(f"the {device_class} service cannot prepare: {'; '.join(reason.message for reason in reply.result.reasons)}")
+        raise PeerUnavailable(
+            f"the {device_class} service cannot prepare: {'; '.join(reason.message for reason in reply.result.reasons)}"
+        )
     if isinstance(reply.result, Accepted):
-        raise PeerUnavailable(f"the {device_class} service is still at work: {reply.result.what}", retry_after_s=reply.result.retry_after_s)
+        raise PeerUnavailable(
+            f"the {device_class} service is still at work: {reply.result.what}",
+            retry_after_s=reply.result.retry_after_s,
+        )
     return reply.result
 
 
 def _answers(device_class: str, prepared: Prepared) -> list[PluginAnswer]:
     """Show a class's answer part by part, so that a conflict names the device."""
-    parts: list[tuple[str, ContainerEdits]] = [(f"{_VENDOR}/{device_class}", prepared.common), *sorted(prepared.edits.items())]
+    parts: list[tuple[str, ContainerEdits]] = [
+        (f"{_VENDOR}/{device_class}", prepared.common),
+        *sorted(prepared.edits.items()),
+    ]
     return [PluginAnswer(resource=name, edits=edits) for name, edits in parts]
 
 
@@ -382,7 +479,9 @@ def _containers(pod: ApiObject) -> dict[str, list[str]]:
     """Container to the pod's own names of the claims that it uses."""
     every = [*(pod.spec.get("initContainers") or ()), *(pod.spec.get("containers") or ())]
     return {
-        str(container.get("name")): [str(it.get("name")) for it in (container.get("resources") or {}).get("claims") or ()]
+        str(container.get("name")): [
+            str(it.get("name")) for it in (container.get("resources") or {}).get("claims") or ()
+        ]
         for container in every
     }
 
@@ -394,9 +493,13 @@ def _claims_of(pod: ApiObject, container: str) -> list[str]:
         for resource_claim_status in pod.status.get("resourceClaimStatuses") or ()
     }
     given = {
-        str(resource_claim.get("name")): resource_claim.get("resourceClaimName") for resource_claim in pod.spec.get("resourceClaims") or ()
+        str(resource_claim.get("name")): resource_claim.get("resourceClaimName")
+        for resource_claim in pod.spec.get("resourceClaims") or ()
     }
-    names = [made.get(other_container) or given.get(other_container) for other_container in _containers(pod).get(container, ())]
+    names = [
+        made.get(other_container) or given.get(other_container)
+        for other_container in _containers(pod).get(container, ())
+    ]
     return [str(name) for name in dict.fromkeys(names) if name]
 
 
@@ -408,7 +511,9 @@ def _read_spec(path: Path | None) -> dict[str, Any]:
     if path is None:
         return _EMPTY
     try:
-        document = json.loads(read_bytes(path, limit_bytes=DOCUMENT_BYTES, next_step="`runc spec` writes one to start from"))
+        document = json.loads(
+            read_bytes(path, limit_bytes=DOCUMENT_BYTES, next_step="`runc spec` writes one to start from")
+        )
     except ValueError as err:
         raise ContractError(f"{path}: no JSON: {err}", next_step="give the config.json of an OCI bundle") from err
     if not isinstance(document, dict):

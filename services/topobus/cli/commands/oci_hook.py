@@ -1,4 +1,6 @@
-"""The OCI hooks of an interface: `topobus-nic-hook`, which the container runtime runs, puts it into the container and takes it back."""
+"""The OCI hooks of an interface: `topobus-nic-hook`, which the container runtime runs, puts it into
+the container and takes it back.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ __all__ = ["interface_hooks"]
 _TIMEOUT_S = 30
 
 
-def interface_hooks(interface: str, parameters: list[dict[str, Any]], *, state_dir: Path | None = None) -> tuple[Hook, ...]:
-    """Make the two hooks of one interface: the nic service's program, by the interpreter that runs now."""
+def interface_hooks(
+    interface: str, parameters: list[dict[str, Any]], *, state_dir: Path | None = None
+) -> tuple[Hook, ...]:
+    """Make the two hooks of one interface: the nic service's program, by the interpreter that runs
+    now.
+    """
     shared = ["--interface", interface, *(["--state-dir", str(state_dir)] if state_dir is not None else [])]
     begin = (sys.executable, "-m", "topobus.nic.oci_hook")
     given = json.dumps(parameters, separators=(",", ":"), sort_keys=True)

@@ -41,7 +41,8 @@ _SHOWN_NODES = 5
 _CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocate -f FILE` says where they would go"
 
 release_app = App(
-    name="release", help="Let go of what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`."
+    name="release",
+    help="Let go of what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`.",
 )
 
 
@@ -64,10 +65,15 @@ class _Answer:
 def place(
     *manifest: Annotated[
         Path,
-        Parameter(name="POD.YAML", help="Manifests or folders of them: pods, and workloads, whose pods are placed one after the other."),
+        Parameter(
+            name="POD.YAML",
+            help="Manifests or folders of them: pods, and workloads, whose pods are placed one after the other.",
+        ),
     ],
     file: Files = (),
-    node: Annotated[str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")] = None,
+    node: Annotated[
+        str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")
+    ] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Say where it would go; hold nothing.")] = False,
     profiles: Profiles = (),
     operation: Annotated[
@@ -77,7 +83,9 @@ def place(
 ) -> int:
     """Place a pod and say where and why, or why not and what would have to be freed."""
     if not (manifest or file):
-        raise UsageError("say what to place: POD.YAML or -f FILE", next_step="examples/pods has manifests to start from")
+        raise UsageError(
+            "say what to place: POD.YAML or -f FILE", next_step="examples/pods has manifests to start from"
+        )
     objects = read_wanted("place", (*manifest, *file), options.output().note, kinds=("Pod",))
     pods = [api_object for api_object in objects if api_object.kind == "Pod"]
     return asyncio.run(_place(pods, node, dry_run, profiles, operation or str(uuid.uuid4()), options))
@@ -108,7 +116,9 @@ async def _place(
             pods = await by_our_names(bus, pods, profiles, node, output.note)
             try:
                 for number, pod in enumerate(pods):
-                    asking = _ask(bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run)
+                    asking = _ask(
+                        bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run
+                    )
                     asked = CONTROLLER if node is None else topology_on(node)
                     answers.append(await tell_waiting(bus, asking, [asked], output.note))
             except PeerUnavailable:
@@ -117,7 +127,11 @@ async def _place(
                 raise
     for manifest in by_claims:
         output.show(
-            Text.assemble((name_of(manifest), "name"), (" is not placed: ", "fail"), f"all that it asks for are its claims. {_CLAIMS_NEXT}")
+            Text.assemble(
+                (name_of(manifest), "name"),
+                (" is not placed: ", "fail"),
+                f"all that it asks for are its claims. {_CLAIMS_NEXT}",
+            )
         )
     if not manifests and not by_claims:
         output.show(Text("0 pods: nothing is placed", "faint"))
@@ -147,7 +161,8 @@ def is_by_claims(manifest: ApiObject) -> bool:
     """Say whether a pod has claims, and asks for nothing else that a node would hold for it."""
     request = request_of(manifest)
     return bool(manifest.spec.get("resourceClaims")) and not any(
-        container.devices or container.cpus or container.memory_bytes or container.hugepages for container in request.containers
+        container.devices or container.cpus or container.memory_bytes or container.hugepages
+        for container in request.containers
     )
 
 
@@ -160,18 +175,27 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
     except NobodyThere as err:
         if node is not None:
             raise PeerUnavailable(
-                f"nothing was placed: no topology service answers on {node}", next_step=f"start topobus-topology on {node}"
+                f"nothing was placed: no topology service answers on {node}",
+                next_step=f"start topobus-topology on {node}",
             ) from err
         nodes = sorted(entry.parts["node"] for entry in await bus.list(LEDGER))
         raise PeerUnavailable(
             "nothing was placed: no controller runs, which chooses among the nodes",
             next_step=f"`topobus place … --node {nodes[0] if len(nodes) == 1 else 'NODE'}` asks a node itself"
-            + (f" (nodes: {', '.join(nodes[:_SHOWN_NODES])}{', …' if len(nodes) > _SHOWN_NODES else ''})" if len(nodes) > 1 else ""),
+            + (
+                f" (nodes: {', '.join(nodes[:_SHOWN_NODES])}{', …' if len(nodes) > _SHOWN_NODES else ''})"
+                if len(nodes) > 1
+                else ""
+            ),
         ) from err
     except PeerUnavailable as err:
         if is_dry_run:
-            raise PeerUnavailable(err.message, next_step="a dry run holds nothing: ask again, or see what `topobus doctor` says") from err
-        next_step = f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
+            raise PeerUnavailable(
+                err.message, next_step="a dry run holds nothing: ask again, or see what `topobus doctor` says"
+            ) from err
+        next_step = (
+            f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
+        )
         raise PeerUnavailable(err.message, next_step=next_step) from err
     if plan.retry_after_s > 0:
         raise PeerUnavailable(
@@ -183,9 +207,12 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
 
 
 async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRequest:
-    """Read what a pod asks. A dry run asks for the stored pod of that name; beside it nobody else may hold under the name.
+    """Read what a pod asks. A dry run asks for the stored pod of that name.
 
-    Errors: raises UsageError for a name that is stored: the controller schedules that pod, and two owners of one name could not be told apart.
+    Beside it nobody else may hold under the name.
+
+    Errors: raises UsageError for a name that is stored: the controller schedules that pod, and two
+    owners of one name could not be told apart.
     """
     entry = await bus.get(OBJECT, **object_parts(manifest))
     if entry is None:
@@ -195,17 +222,25 @@ async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRe
         place_ = f"{metadata.namespace or 'default'}/{metadata.name}"
         raise UsageError(
             f"pod {place_} is stored, and the controller schedules it: `place` would make a second owner of that name",
-            next_step=f"`topobus delete pod {metadata.name} -n {metadata.namespace or 'default'}` first, or choose another name",
+            next_step=f"`topobus delete pod {metadata.name} -n {metadata.namespace or 'default'}` first, or choose "
+            "another name",
         )
     return pod_request(manifest, uid=metadata.uid) if metadata.uid else request_of(manifest)
 
 
-def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False, has_claims_alone: bool = False) -> RenderableType:
-    """Show a node's answer to `place`; of a pod that asks for its claims alone nothing but they is held."""
+def reply_view(
+    pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False, has_claims_alone: bool = False
+) -> RenderableType:
+    """Show a node's answer to `place`.
+
+    Of a pod that asks for its claims alone nothing but they is held.
+    """
     is_placed = isinstance(reply.result, Placement)
     verdict = ("would go to" if is_dry_run else "placed on") if is_placed else "refused by"
     return Panel(
-        Text("nothing of its own: it has what its claims have") if has_claims_alone and is_placed else answer_view(reply.result),
+        Text("nothing of its own: it has what its claims have")
+        if has_claims_alone and is_placed
+        else answer_view(reply.result),
         title=Text(f"{pod.owner} {verdict} {reply.node}"),
         title_align="left",
         border_style="ok" if is_placed else "fail",
@@ -251,7 +286,10 @@ def release_claim(
     node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Let go of all that a claim holds whose object is not stored any more; a node refuses while a container may be using it."""
+    """Let go of all that a claim holds whose object is not stored any more.
+
+    A node refuses while a container may be using it.
+    """
     return asyncio.run(_release_claim(*parse_namespaced(name), node, options))
 
 
@@ -261,7 +299,8 @@ async def _release_claim(namespace: str, name: str, node: str | None, options: B
         stored = await bus.get_or_last(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
         if isinstance(stored, Unreadable):
             output.note(
-                f"what is stored of claim {namespace}/{name} cannot be read; `topobus delete claim {name} -n {namespace}` removes it"
+                f"what is stored of claim {namespace}/{name} cannot be read; `topobus delete claim {name} -n "
+                f"{namespace}` removes it"
             )
             stored = stored.last
         uid = metadata_of(stored.value).uid if stored is not None else ""
@@ -269,12 +308,15 @@ async def _release_claim(namespace: str, name: str, node: str | None, options: B
         others = [(where, owner) for where, owner in held if owner.uid != uid]
         if held and not others:
             raise UsageError(
-                f"claim {namespace}/{name} is stored: letting go of its devices alone would leave it allocated with nothing there",
+                f"claim {namespace}/{name} is stored: letting go of its devices alone would leave it "
+                "allocated with nothing there",
                 next_step=f"`topobus delete claim {name} -n {namespace}` lets go of all that it has",
             )
         if not others:
             where = f" on {node}" if node else ""
-            raise NotFoundError(f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what")
+            raise NotFoundError(
+                f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what"
+            )
         return await _let_go(bus, others, output)
 
 
@@ -283,21 +325,31 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         stored = await bus.get_or_last(OBJECT, kind="pod", namespace=namespace, name=name)
         if isinstance(stored, Unreadable):
-            # Its devices are let go of by what the ledger says: the controller may wait for ever to.
-            output.note(f"what is stored of pod {namespace}/{name} cannot be read; `topobus delete pod {name} -n {namespace}` removes it")
+            # Its devices are let go of by what the ledger says: the
+            # controller may wait for ever to.
+            output.note(
+                f"what is stored of pod {namespace}/{name} cannot be read; `topobus delete pod {name} -n "
+                f"{namespace}` removes it"
+            )
             stored = None
         held = await _holdings_of(bus, OwnerKind.POD, namespace, name, node)
-        # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a pod that was deleted by force.
-        others = [(where, owner) for where, owner in held if stored is None or owner.uid != metadata_of(stored.value).uid]
+        # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a
+        # pod that was deleted by force.
+        others = [
+            (where, owner) for where, owner in held if stored is None or owner.uid != metadata_of(stored.value).uid
+        ]
         held = others or held
         if stored is not None and not others and is_scheduled(stored.value):
             raise UsageError(
-                f"pod {namespace}/{name} is stored and scheduled: letting go of its devices alone would leave it with a node and nothing there",
+                f"pod {namespace}/{name} is stored and scheduled: letting go of its devices alone would leave "
+                "it with a node and nothing there",
                 next_step=f"`topobus delete pod {name} -n {namespace}` lets go of all that it has",
             )
         if not held:
             where = f" on {node}" if node else ""
-            raise NotFoundError(f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what")
+            raise NotFoundError(
+                f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what"
+            )
         return await _let_go(bus, held, output)
 
 
@@ -308,7 +360,9 @@ async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -
     for where, owner in held:
         answer = bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
         reply = await tell_waiting(bus, answer, [topology_on(where)], output.note)
-        released.append({"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence})
+        released.append(
+            {"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence}
+        )
         if reply.refusal is not None:
             is_refused = True
             why = "; ".join(reason.message for reason in reply.refusal.reasons)
@@ -321,7 +375,9 @@ async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -
     return ExitCode.NO if is_refused else ExitCode.OK
 
 
-async def _holdings_of(bus: Bus, kind: OwnerKind, namespace: str, name: str, node: str | None) -> list[tuple[str, Owner]]:
+async def _holdings_of(
+    bus: Bus, kind: OwnerKind, namespace: str, name: str, node: str | None
+) -> list[tuple[str, Owner]]:
     """Find the owner in the ledgers: its uid is known only there."""
     return [
         (entry.parts["node"], allocation.owner)

@@ -1,4 +1,6 @@
-"""`topobus pods`: the devices of each container as the node's kubelet lists them, and where the ledger differs."""
+"""`topobus pods`: the devices of each container as the node's kubelet lists them, and where the
+ledger differs.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ _CPU_CLASS = "cpu"
 def pods(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    namespace: Annotated[str, Parameter(name=("--namespace", "-n"), help="Only pods of this namespace. Default: all.")] = "",
+    namespace: Annotated[
+        str, Parameter(name=("--namespace", "-n"), help="Only pods of this namespace. Default: all.")
+    ] = "",
     all_namespaces: AllNamespaces = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """List pods with their devices. Exit code 1 when kubelet and the ledger disagree about a device."""
+    """List pods with their devices.
+
+    Exit code 1 when kubelet and the ledger disagree about a device.
+    """
     return asyncio.run(_pods(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options))
 
 
@@ -43,10 +50,15 @@ async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOp
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:
-            return [pods_listing(name, reply) for name, reply in (await _replies(bus, node, namespace)).items() if not reply.why]
+            return [
+                pods_listing(name, reply)
+                for name, reply in (await _replies(bus, node, namespace)).items()
+                if not reply.why
+            ]
 
         if lister.options.watch:
-            # Kubelet tells nobody of changes: it is asked again whenever a ledger or an inventory changed.
+            # Kubelet tells nobody of changes: it is asked again whenever a
+            # ledger or an inventory changed.
             await lister.follow(bus, [(LEDGER, {}), (INVENTORY, {})], collect)
             return ExitCode.OK
         replies = await _replies(bus, node, namespace)
@@ -63,7 +75,11 @@ async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOp
             output.show(Text(f"{name}: {reply.why}", "warn"))
         for disagreement in reply.disagreements:
             output.show(
-                Text(f"{name}: {disagreement.device}: kubelet says {disagreement.kubelet}; the ledger says {disagreement.ledger}", "fail")
+                Text(
+                    f"{name}: {disagreement.device}: kubelet says {disagreement.kubelet}; the ledger says "
+                    f"{disagreement.ledger}",
+                    "fail",
+                )
             )
     return ExitCode.NO if any(reply.disagreements for reply in replies.values()) else ExitCode.OK
 
@@ -86,7 +102,10 @@ def _regrouped(replies: Mapping[str, PodsReply], rows: Sequence[Row]) -> dict[st
     for row in rows:
         held = row.document
         containers.setdefault(held["node"], {})[held["place"]] = held["container"]
-    return {node: structs.replace(reply, containers=tuple(containers.get(node, {}).values())) for node, reply in replies.items()}
+    return {
+        node: structs.replace(reply, containers=tuple(containers.get(node, {}).values()))
+        for node, reply in replies.items()
+    }
 
 
 async def _ask(bus: Bus, node: str, namespace: str) -> PodsReply:
@@ -137,7 +156,8 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
         )
 
     if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
-        # What kubelet's CPU and memory managers gave: a line for all CPUs, one for each kind of memory.
+        # What kubelet's CPU and memory managers gave: a line for all
+        # CPUs, one for each kind of memory.
         if container.devices:
             yield row(container.container or "(all)", origin, *_cpus(container.devices))
         for block in container.memory:
@@ -150,7 +170,9 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
 
 
 def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:
-    """Give a container's exclusive CPUs as one line: the list, the NUMA nodes, and how the worst of them is."""
+    """Give a container's exclusive CPUs as one line: the list, the NUMA nodes, and how the worst of
+    them is.
+    """
     cpus = CpuSet.of(int(device.name.removeprefix("cpu-")) for device in devices)
     nodes = NodeSet.of(node for device in devices for node in device.numa_nodes or ())
     sick = [device for device in devices if device.health is not HealthState.HEALTHY]

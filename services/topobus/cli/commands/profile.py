@@ -19,7 +19,10 @@ __all__ = ["profile_app"]
 
 profile_app = App(name="profile", help="Recorded machines: list, build, break and play them.")
 
-Folder = Annotated[Path, Parameter(help="The machine's folder, as `topobus profile build` or `topobus up --dir` made it (there: machine).")]
+Folder = Annotated[
+    Path,
+    Parameter(help="The machine's folder, as `topobus profile build` or `topobus up --dir` made it (there: machine)."),
+]
 Address = Annotated[str, Parameter(help="A PCI address, 0000:18:00.0; all below it goes with it.")]
 Cpu = Annotated[int, Parameter(help="The CPU's number.")]
 
@@ -43,7 +46,12 @@ def build_machine(
     folder: Annotated[Path, Parameter(help="Where its tree is written; a new folder.")],
     *,
     has_device_nodes: Annotated[
-        bool, Parameter(name="--device-nodes", negative="", help="Make real device nodes below dev, for a container runtime (as root).")
+        bool,
+        Parameter(
+            name="--device-nodes",
+            negative="",
+            help="Make real device nodes below dev, for a container runtime (as root).",
+        ),
     ] = False,
     is_if_absent: Annotated[
         bool, Parameter(name="--if-absent", negative="", help="Leave a machine that is there already as it is.")
@@ -100,7 +108,9 @@ def restore(folder: Folder, address: Address, *, options: OutputOptions = OUTPUT
 @profile_app.command(name="offline")
 def offline(folder: Folder, cpu: Cpu, *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """Take a CPU offline."""
-    return _change(options, folder, f"CPU {cpu} is offline", lambda machine: machine.set_cpu_online(cpu, is_online=False))
+    return _change(
+        options, folder, f"CPU {cpu} is offline", lambda machine: machine.set_cpu_online(cpu, is_online=False)
+    )
 
 
 @profile_app.command(name="online")

@@ -27,24 +27,32 @@ _SHOWN_UNREADABLE = 5
 def record_machine(
     folder: Annotated[Path, Parameter(help="An empty folder, or one that does not exist yet.")],
     *,
-    root: Annotated[Path, Parameter(help="The hardware tree to record: a folder with sys and proc; / is this machine.")] = Path("/"),
+    root: Annotated[
+        Path, Parameter(help="The hardware tree to record: a folder with sys and proc; / is this machine.")
+    ] = Path("/"),
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Copy what Topobus reads of this machine into FOLDER, which every service and `up --root` can then read as if it were the machine."""
+    """Copy what Topobus reads of this machine into FOLDER, which every service and `up --root` can
+    then read as if it were the machine.
+    """
     output = options.output()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is there already and not empty", next_step="give a folder that does not exist yet")
     if folder.exists():
         objection = objection_to_folder(folder.stat())
         if objection:
-            raise InputError(f"{folder} {objection}", next_step="give a folder that does not exist yet, in one of yours")
+            raise InputError(
+                f"{folder} {objection}", next_step="give a folder that does not exist yet, in one of yours"
+            )
     source = Tree(HardwareSettings(root=str(root), honours_cpuset=False))
     try:
         done = _record(source, folder, output)
         original = read_machine(source, node="recorded")
         copy_names(original.pci_devices, root, folder)
     except OSError as err:
-        raise InputError(f"cannot write {err.filename or folder}: {err.strerror}", next_step="give a folder of yours") from err
+        raise InputError(
+            f"cannot write {err.filename or folder}: {err.strerror}", next_step="give a folder of yours"
+        ) from err
     copy = read_machine(Tree(HardwareSettings(root=str(folder), honours_cpuset=False)), node="recorded")
     different = _differences(original, copy)
     _report(output, folder, done, different)
@@ -59,7 +67,10 @@ def _record(source: Tree, folder: Path, output: Output) -> Recording:
 
 
 def _differences(original: Machine, copy: Machine) -> list[str]:
-    """Name what the copy tells otherwise; free memory may have moved meanwhile and is no part of a machine."""
+    """Name what the copy tells otherwise.
+
+    Free memory may have moved meanwhile and is no part of a machine.
+    """
     return [name for name in original.__struct_fields__ if getattr(original, name) != getattr(copy, name)]
 
 
@@ -89,7 +100,11 @@ def _report(output: Output, folder: Path, done: Recording, different: list[str])
     output.show(Text(f"{folder}: {done.files} files and {done.links} links, {_size_text(done.size_bytes)}"))
     if different:
         output.show(
-            Text(f"the copy reads otherwise than the original in: {', '.join(different)}; did the machine change meanwhile?", "fail")
+            Text(
+                f"the copy reads otherwise than the original in: {', '.join(different)}; did the machine "
+                "change meanwhile?",
+                "fail",
+            )
         )
     else:
         output.show(Text("the copy reads like the original", "ok"))

@@ -36,14 +36,16 @@ def simulate(
         str,
         Parameter(
             name=("--machine", "--root"),
-            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or JSON saved by --save.",
+            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or "
+            "JSON saved by --save.",
         ),
     ],
     pods: Annotated[
         tuple[Path, ...],
         Parameter(
             name=("--pods", "--file", "-f"),
-            help="A folder of manifests, planned in the order of file names; or a manifest, or several. Pods of Deployments and the like are taken, too.",
+            help="A folder of manifests, planned in the order of file names; or a manifest, or several. Pods of "
+            "Deployments and the like are taken, too.",
             negative="",
             allow_leading_hyphen=True,
         ),
@@ -57,19 +59,29 @@ def simulate(
     profiles: Annotated[
         tuple[VendorProfile, ...],
         Parameter(
-            negative="", help="Also offer devices by the names of a vendor's device plugin, nvidia.com/gpu, as a gateway with that profile."
+            negative="",
+            help="Also offer devices by the names of a vendor's device plugin, nvidia.com/gpu, as a gateway with "
+            "that profile.",
         ),
     ] = (),
     reserved_cpus: Annotated[str, Parameter(help="CPUs never handed out, as a cpulist.")] = "",
     prefer_closest: Annotated[bool, Parameter(negative="", help="kubelet's option prefer-closest-numa-nodes.")] = False,
     align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
-    decisions: Annotated[Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")] = None,
-    save: Annotated[Path | None, Parameter(help="Also save the machine and its devices as JSON, to simulate elsewhere.")] = None,
+    decisions: Annotated[
+        Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")
+    ] = None,
+    save: Annotated[
+        Path | None, Parameter(help="Also save the machine and its devices as JSON, to simulate elsewhere.")
+    ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Plan pods, with their claims, on a recorded machine as its services would: placements and refusals with reasons, and the machine drawn afterwards."""
+    """Plan pods, with their claims, on a recorded machine as its services would: placements and
+    refusals with reasons, and the machine drawn afterwards.
+    """
     if search_steps < 0:
-        raise UsageError(f"--search-steps is {search_steps}, wanted 0 or more", next_step="leave it out for the default")
+        raise UsageError(
+            f"--search-steps is {search_steps}, wanted 0 or more", next_step="leave it out for the default"
+        )
     try:
         reserved = CpuSet.parse(reserved_cpus)
     except ValueError as err:
@@ -93,7 +105,8 @@ def simulate(
         claims = ClaimSimulation(simulation, objects)
         for api_object in claims.left_out:
             output.note(
-                f"{name_of(api_object)} is left out: classic DRA is answered by running drivers alone (`topobus migrate` turns it into today's)"
+                f"{name_of(api_object)} is left out: classic DRA is answered by running drivers alone "
+                "(`topobus migrate` turns it into today's)"
             )
         answers: list[ClaimAnswer] = []
         hint: set[str] = set()
@@ -103,19 +116,26 @@ def simulate(
             decision = simulation.decisions[-1]
             if decisions is not None:
                 _write(decisions / f"{number:03d}-{metadata_of(pod).name}.json", encode(decision))
-            reply = PlaceReply(decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence)
+            reply = PlaceReply(
+                decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence
+            )
             output.show(reply_view(request_of(pod), reply, has_claims_alone=is_by_claims(pod)))
             if answer is not None:
                 answers.append(answer)
-                output.show(*(Text(f"  {line}") for line in (claim_lines(answer) if isinstance(result, Placement) else ())))
+                output.show(
+                    *(Text(f"  {line}") for line in (claim_lines(answer) if isinstance(result, Placement) else ()))
+                )
         for answer in claims.rest():
             answers.append(answer)
-            verdict = f"would be allocated on {answer.node}" if answer.is_allocated else f"would wait: {answer.condition}"
+            verdict = (
+                f"would be allocated on {answer.node}" if answer.is_allocated else f"would wait: {answer.condition}"
+            )
             output.show(Text(f"{answer.name} {verdict}", "ok" if answer.is_allocated else "fail"))
             output.show(*(Text(f"  {line}") for line in claim_lines(answer)), *reason_lines(answer.reasons))
     if hint:
         output.note(
-            f"{', '.join(sorted(hint))}: a vendor's device plugin has such names; `--profiles` plans with them as a gateway that stands in for it"
+            f"{', '.join(sorted(hint))}: a vendor's device plugin has such names; `--profiles` plans with "
+            "them as a gateway that stands in for it"
         )
     return _finish(simulation, answers, output)
 
@@ -123,7 +143,9 @@ def simulate(
 def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Output) -> int:
     refused = sum(not isinstance(decision.outcome, Placement) for decision in simulation.decisions)
     placed = len(simulation.decisions) - refused
-    waiting = sum(not claim_answer.is_allocated for claim_answer in answers if claim_answer.name.startswith("ResourceClaim"))
+    waiting = sum(
+        not claim_answer.is_allocated for claim_answer in answers if claim_answer.name.startswith("ResourceClaim")
+    )
     if output.is_json:
         claims = [
             {
@@ -134,7 +156,12 @@ def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Outp
             }
             for claim_answer in answers
         ]
-        document = {"placed": placed, "refused": refused, "decisions": simulation.decisions, "ledger": simulation.ledger}
+        document = {
+            "placed": placed,
+            "refused": refused,
+            "decisions": simulation.decisions,
+            "ledger": simulation.ledger,
+        }
         output.document({**document, "claims": claims})
     width = min(output.console.width, DRAWING_WIDTH)
     output.show(draw_machine(simulation.machine, simulation.inventories, simulation.ledger, width=width))
@@ -148,4 +175,6 @@ def _write(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data + b"\n")
     except OSError as err:
-        raise InputError(f"cannot write {path}: {err.strerror}", next_step="choose a place that this user may write to") from err
+        raise InputError(
+            f"cannot write {path}: {err.strerror}", next_step="choose a place that this user may write to"
+        ) from err

@@ -1,7 +1,9 @@
-"""`topobus top`: a fleet as a table and each node as a drawing, live: what is in use, what is not well, who holds what, and the newest events.
+"""`topobus top`: a fleet as a table and each node as a drawing, live: what is in use, what is not
+well, who holds what, and the newest events.
 
-State comes from watches and events from streams, so a change is on the screen when it happened, and nothing is read twice. Of a node that is drawn all is read, of the others what
-a row needs. Only whether services of the drawn node still answer is asked now and then: silence writes nothing.
+State comes from watches and events from streams, so a change is on the screen when it happened, and
+nothing is read twice. Of a node that is drawn all is read, of the others what a row needs. Only
+whether services of the drawn node still answer is asked now and then: silence writes nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ _FIRST_EVENTS = 20
 _BETWEEN_DRAWINGS_S = 0.1
 # Long beside the second that topology waits for a service, short beside a person's patience.
 _BETWEEN_SIGNS_S = 5.0
-# Nodes that have a key of a machine and no inventory are looked at one by one, for the key may be that of a machine that is gone; so many are in doubt at most.
+# Nodes that have a key of a machine and no inventory are looked at one by one, for the key may be
+# that of a machine that is gone; so many are in doubt at most.
 _MOST_LOOKS = 64
 
 
@@ -62,7 +65,11 @@ def top(
     node: Annotated[str | None, Parameter(help="The node to begin with; Esc shows all.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Show all nodes live as a table, sick ones first, and draw one: holders, health and the newest events. Without a terminal it prints once."""
+    """Show all nodes live as a table, sick ones first, and draw one: holders, health and the newest
+    events.
+
+    Without a terminal it prints once.
+    """
     return asyncio.run(_top(node, options))
 
 
@@ -88,13 +95,19 @@ def _why_once(output: Output) -> str:
         return "stdout is no terminal"
     if not sys.stdin.isatty():
         return "stdin is no terminal, and keys come from there"
-    return f"the terminal is {os.environ.get('TERM') or 'of no kind'}" if os.environ.get("TERM", "dumb") in ("dumb", "") else ""
+    return (
+        f"the terminal is {os.environ.get('TERM') or 'of no kind'}"
+        if os.environ.get("TERM", "dumb") in ("dumb", "")
+        else ""
+    )
 
 
 async def _show_once(bus: Bus, output: Output, why: str, node: str | None) -> None:
     members = await _members(bus, set())
     if node is None and not members:
-        raise PeerUnavailable("no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells")
+        raise PeerUnavailable(
+            "no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells"
+        )
     if node is None and len(members) > 1:
         fleet = await _read_fleet(bus, members)
         if output.is_json:
@@ -124,7 +137,13 @@ def _document(row: NodeRow) -> dict[str, object]:
         "node": row.node,
         "state": row.rank.name.lower(),
         "classes": {
-            use.device_class: {"total": use.total, "used": use.used, "free": use.free, "sick": use.sick, "isSilent": use.is_silent}
+            use.device_class: {
+                "total": use.total,
+                "used": use.used,
+                "free": use.free,
+                "sick": use.sick,
+                "isSilent": use.is_silent,
+            }
             for use in row.uses
         },
         "sick": row.sick,
@@ -134,12 +153,18 @@ def _document(row: NodeRow) -> dict[str, object]:
 
 
 async def _members(bus: Bus, counted: set[str]) -> list[str]:
-    """Name the nodes that report a machine, sorted; `counted`: those that surely are there, for they have an inventory."""
+    """Name the nodes that report a machine, sorted; `counted`: those that surely are there, for
+    they have an inventory.
+    """
     names = {parts["node"] for parts in await bus.keys(MACHINE)}
     doubtful = sorted(names - counted)[:_MOST_LOOKS]
     if len(names - counted) > _MOST_LOOKS:
         return sorted(names)
-    gone = [name for name, entry in zip(doubtful, [await bus.get(MACHINE, node=name) for name in doubtful], strict=True) if entry is None]
+    gone = [
+        name
+        for name, entry in zip(doubtful, [await bus.get(MACHINE, node=name) for name in doubtful], strict=True)
+        if entry is None
+    ]
     return sorted(names - set(gone))
 
 
@@ -254,9 +279,15 @@ class _Live:
             self._view = replace(self._view, scroll=screen.scroll)
         elif self._scene is not None:
             nodes = [row.node for row in rows]
-            place = f"{nodes.index(self._scene.node) + 1} of {len(nodes):,}" if len(nodes) > 1 and self._scene.node in nodes else ""
+            place = (
+                f"{nodes.index(self._scene.node) + 1} of {len(nodes):,}"
+                if len(nodes) > 1 and self._scene.node in nodes
+                else ""
+            )
             is_alone = len(self._fleet.rows) <= 1
-            screen = node_screen(self._scene, self._view.scroll, width, height, self._palette, place=place, is_alone=is_alone)
+            screen = node_screen(
+                self._scene, self._view.scroll, width, height, self._palette, place=place, is_alone=is_alone
+            )
             self._view = replace(self._view, scroll=screen.scroll)
         else:
             screen, self._view = fleet_screen(self._fleet, rows, self._view, width, height, self._palette)
@@ -289,7 +320,9 @@ class _Live:
                 self._changed.set()
 
     async def _listen(self) -> None:
-        """See which topologies have stopped talking, and which nodes report a machine: that is not followed, for a machine is large and hardly changes."""
+        """See which topologies have stopped talking, and which nodes report a machine: that is not
+        followed, for a machine is large and hardly changes.
+        """
         while True:
             if self._fleet.listen(is_connected=self._bus.is_connected):
                 self._changed.set()
@@ -312,13 +345,17 @@ class _Live:
                     self._changed.set()
 
         async def follow_decisions() -> None:
-            async with contextlib.aclosing(self._bus.follow(DECISION, start=Start.NEW, on_waiting=None, node=node)) as events:
+            async with contextlib.aclosing(
+                self._bus.follow(DECISION, start=Start.NEW, on_waiting=None, node=node)
+            ) as events:
                 async for received in events:
                     _add_decision(scene, received.value)
                     self._changed.set()
 
         async def follow_health() -> None:
-            async with contextlib.aclosing(self._bus.follow(HEALTH, start=Start.NEW, on_waiting=None, node=node)) as events:
+            async with contextlib.aclosing(
+                self._bus.follow(HEALTH, start=Start.NEW, on_waiting=None, node=node)
+            ) as events:
                 async for received in events:
                     scene.add_event(_health(received))
                     self._changed.set()
@@ -351,7 +388,10 @@ class _Live:
 
 
 async def _look_for_silence(bus: Bus, scene: Scene) -> None:
-    """Ask the services of the node whether they answer; devices of one that does not are shown as unknown."""
+    """Ask the services of the node whether they answer.
+
+    Devices of one that does not are shown as unknown.
+    """
     inventories = [inventory for _, inventory in sorted(scene.inventories.items())]
     now = await as_of_now(bus, inventories)
     scene.silent = tuple(after for before, after in zip(inventories, now, strict=True) if after is not before)

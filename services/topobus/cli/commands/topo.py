@@ -1,4 +1,6 @@
-"""`topobus topo`: how the devices of a node reach each other, as a matrix, from the bus or straight from a hardware tree."""
+"""`topobus topo`: how the devices of a node reach each other, as a matrix, from the bus or straight
+from a hardware tree.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,29 @@ __all__ = ["topo"]
 def topo(
     *,
     device_class: Annotated[
-        tuple[str, ...], Parameter(name="--class", help="Only devices of this class: gpu, nic, fpga, or a plugin's. Default: all but CPUs.")
+        tuple[str, ...],
+        Parameter(
+            name="--class", help="Only devices of this class: gpu, nic, fpga, or a plugin's. Default: all but CPUs."
+        ),
     ] = (),
     root: Annotated[
-        Path | None, Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus.")
+        Path | None,
+        Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus."),
     ] = None,
     machine: Annotated[
         str | None,
-        Parameter(help="The same as --root, or a profile (dgx, gb200 …), an archive of a tree, or JSON saved by simulate --save."),
+        Parameter(
+            help="The same as --root, or a profile (dgx, gb200 …), an archive of a tree, or JSON saved by "
+            "simulate --save."
+        ),
     ] = None,
     node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
     output: Annotated[Literal["table", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "table",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Show how devices reach each other, as `nvidia-smi topo -m` does for GPUs and NICs: NV#, PIX, PXB, PHB, NODE, SYS, with CPU and NUMA affinity."""
+    """Show how devices reach each other, as `nvidia-smi topo -m` does for GPUs and NICs: NV#, PIX,
+    PXB, PHB, NODE, SYS, with CPU and NUMA affinity.
+    """
     out = Output(is_json=options.json or output == "json")
     if root is not None and machine is not None:
         raise UsageError("--root and --machine name two machines", next_step="leave one of them out")
@@ -50,7 +61,8 @@ def topo(
     else:
         if node is not None:
             raise UsageError(
-                "--node names a node of a running system, and --root or --machine a machine", next_step="leave one of them out"
+                "--node names a node of a running system, and --root or --machine a machine",
+                next_step="leave one of them out",
             )
         with open_machine(source) as opened:
             description, inventories = opened.snapshot.machine, opened.snapshot.inventories

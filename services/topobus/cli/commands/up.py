@@ -1,4 +1,6 @@
-"""`topobus up`: the whole system on this machine until Ctrl-C, on a recorded machine or the real one."""
+"""`topobus up`: the whole system on this machine until Ctrl-C, on a recorded machine or the real
+one.
+"""
 
 from __future__ import annotations
 
@@ -44,23 +46,33 @@ __all__ = ["follow_system", "ready_text", "up"]
 
 def up(
     *,
-    profile: Annotated[str | None, Parameter(help=f"A recorded machine: {', '.join(sorted(PROFILES))}. Default: dgx.")] = None,
+    profile: Annotated[
+        str | None, Parameter(help=f"A recorded machine: {', '.join(sorted(PROFILES))}. Default: dgx.")
+    ] = None,
     root: Annotated[Path | None, Parameter(help="A hardware tree of your own: a folder with sys and proc.")] = None,
     real: Annotated[bool, Parameter(negative="", help="This very machine's hardware.")] = False,
     directory: Annotated[
-        Path | None, Parameter(name="--dir", help="Keep state, logs and sockets here. Default: a fresh folder, removed at the end.")
+        Path | None,
+        Parameter(name="--dir", help="Keep state, logs and sockets here. Default: a fresh folder, removed at the end."),
     ] = None,
     nats: Annotated[str | None, Parameter(help="Use this NATS server instead of starting one.")] = None,
-    node: Annotated[str | None, Parameter(help="The node's name. Default: demo-node, with --real the host's name.")] = None,
+    node: Annotated[
+        str | None, Parameter(help="The node's name. Default: demo-node, with --real the host's name.")
+    ] = None,
     is_open: Annotated[
         bool,
-        Parameter(name="--open", negative="", help="NATS without users: every user of this machine may do everything. On loopback only."),
+        Parameter(
+            name="--open",
+            negative="",
+            help="NATS without users: every user of this machine may do everything. On loopback only.",
+        ),
     ] = False,
     listen: Annotated[
         str | None,
         Parameter(
             name="--listen",
-            help="Let other machines reach NATS at this address of this machine (0.0.0.0: all), by TLS and with users. Default: loopback only.",
+            help="Let other machines reach NATS at this address of this machine (0.0.0.0: all), by TLS and with "
+            "users. Default: loopback only.",
         ),
     ] = None,
     names: Annotated[
@@ -73,14 +85,18 @@ def up(
     ] = None,
     context: Annotated[
         str | None,
-        Parameter(name="--context", help="Name this system for other commands. Default: its folder's name; `local` without --dir."),
+        Parameter(
+            name="--context",
+            help="Name this system for other commands. Default: its folder's name; `local` without --dir.",
+        ),
     ] = None,
     classes: Annotated[
         list[str] | None,
         Parameter(
             name="--class",
             negative="",
-            help="A device class of your own: its installed drivers run in a topobus-device (docs/how-to/write-a-driver.md). Again for each.",
+            help="A device class of your own: its installed drivers run in a topobus-device "
+            "(docs/how-to/write-a-driver.md). Again for each.",
         ),
     ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
@@ -109,7 +125,9 @@ def up(
                 build(profile or "dgx", hardware)
         else:
             hardware = (root or Path("/")).absolute()
-        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, announcement, own_classes, is_open=is_open))
+        return asyncio.run(
+            _up(state, hardware, name, nats, options.output(), listening, announcement, own_classes, is_open=is_open)
+        )
 
 
 def _listening(listen: str | None, names: list[str], nats: str | None, *, is_open: bool) -> Listening:
@@ -120,26 +138,34 @@ def _listening(listen: str | None, names: list[str], nats: str | None, *, is_ope
         return Listening()
     if nats is not None:
         raise UsageError(
-            "--listen is for a server that this command starts, and --nats names another one", next_step="leave one of both out"
+            "--listen is for a server that this command starts, and --nats names another one",
+            next_step="leave one of both out",
         )
     try:
         listening = Listening(address=str(ipaddress.ip_address(listen.strip("[]"))), names=tuple(names))
     except ValueError as err:
         raise UsageError(
-            f"--listen: got {listen!r}, wanted an address of this machine", next_step="give 0.0.0.0 for all, and host names by --name"
+            f"--listen: got {listen!r}, wanted an address of this machine",
+            next_step="give 0.0.0.0 for all, and host names by --name",
         ) from err
     if is_open and listening.has_tls:
         raise UsageError(
-            f"--open leaves the users out, on this machine's loopback interface only, and --listen {listen} lets other machines in",
+            f"--open leaves the users out, on this machine's loopback interface only, and --listen {listen} "
+            "lets other machines in",
             next_step="leave one of both out: whoever reaches a NATS without users may do everything",
         )
     if names and not listening.has_tls:
-        raise UsageError(f"--listen {listen} lets nobody else in, so its server has no certificate", next_step="leave --name out")
+        raise UsageError(
+            f"--listen {listen} lets nobody else in, so its server has no certificate", next_step="leave --name out"
+        )
     return listening
 
 
 def _refuse_open(nats: str) -> None:
-    """Refuse `--open` for a server that others may reach; one on loopback has the users that it has."""
+    """Refuse `--open` for a server that others may reach.
+
+    One on loopback has the users that it has.
+    """
     if not is_local(nats):
         raise UsageError(
             f"--open is for a server on this machine's loopback interface, got {read_url(nats)[1]}",
@@ -166,13 +192,22 @@ async def _up(
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
     name = ""
     for driver in unserved_drivers(classes):
-        help_text = f"nobody serves it: topobus up --class {driver.device_class}" if driver.is_served_elsewhere else driver.why
+        help_text = (
+            f"nobody serves it: topobus up --class {driver.device_class}" if driver.is_served_elsewhere else driver.why
+        )
         output.note(f"driver {driver.name} of class {driver.device_class} is installed; {help_text}")
     try:
         if nats is not None and await refuses(nats):
             output.note(f"waiting for NATS at {read_url(nats)[1]}: connection refused")
         async with start_system(
-            state, hardware_root=hardware, node=node, nats_url=nats, is_open=is_open, listening=listening, classes=classes, say=output.note
+            state,
+            hardware_root=hardware,
+            node=node,
+            nats_url=nats,
+            is_open=is_open,
+            listening=listening,
+            classes=classes,
+            say=output.note,
         ) as system:
             if hardware != Path("/"):
                 system.supervisor.attend(_play(hardware, system, output.note))
@@ -187,14 +222,17 @@ async def _up(
     return ExitCode.OK
 
 
-# Time to open another terminal and to type a command; and to see all of it well again (a device is watched for 30 s after a fault).
+# Time to open another terminal and to type a command; and to see all of it well again (a device is
+# watched for 30 s after a fault).
 _BEFORE_FAULTS_S, _BETWEEN_FAULTS_S = 20.0, 60.0
 
 
 async def _play(
     hardware: Path, system: System, say: Callable[[str], None], wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Play the faults that a recorded machine's profile scripts, some time after all is ready, again and again: who wants to see them opens another terminal first."""
+    """Play the faults that a recorded machine's profile scripts, some time after all is ready,
+    again and again: who wants to see them opens another terminal first.
+    """
     try:
         machine = RecordedMachine.open(hardware)
     except ConfigError:
@@ -207,7 +245,8 @@ async def _play(
             break
     name = machine.profile.name
     say(
-        f"profile {name} scripts {len(machine.profile.faults)} faults; they begin in {_BEFORE_FAULTS_S:g} s, and come again until Ctrl-C: "
+        f"profile {name} scripts {len(machine.profile.faults)} faults; they begin in {_BEFORE_FAULTS_S:g} s, "
+        "and come again until Ctrl-C: "
         "`topobus top` or `topobus health watch` in another terminal shows them"
     )
     await wait(_BEFORE_FAULTS_S)
@@ -226,9 +265,14 @@ async def follow_system(system: System, output: Output, use: Use) -> None:
             async for statuses in system.supervisor.changes(at_least_every_s=1.0):
                 if _is_ready(statuses) and not was_told:
                     was_told = True
-                    # Above the table and unbroken, whatever the width: a live display cuts lines in two, and a command that is copied must be one.
+                    # Above the table and unbroken, whatever the width: a live display cuts lines in
+                    # two, and a command that is copied must be one.
                     live.console.print(ready_text(system, statuses, use), soft_wrap=True)
-                foot = Text("all ready; Ctrl-C stops everything", "ok") if _is_ready(statuses) else ready_text(system, statuses, use)
+                foot = (
+                    Text("all ready; Ctrl-C stops everything", "ok")
+                    if _is_ready(statuses)
+                    else ready_text(system, statuses, use)
+                )
                 live.update(Group(status_table(statuses), foot), refresh=True)
         return
     seen: dict[str, tuple[ProgramState, int | None]] = {}
@@ -253,7 +297,9 @@ async def follow_system(system: System, output: Output, use: Use) -> None:
         if is_ready != was_ready:
             was_ready = is_ready
             if output.is_json:
-                subscriber = {"user": "user", "password_file": str(system.password_file("user"))} if system.has_users else None
+                subscriber = (
+                    {"user": "user", "password_file": str(system.password_file("user"))} if system.has_users else None
+                )
                 output.line(
                     {
                         "system": "ready" if is_ready else "not-ready",
@@ -261,7 +307,9 @@ async def follow_system(system: System, output: Output, use: Use) -> None:
                         "nats": read_url(system.nats_url)[1],
                         "context": use.name or None,
                         "subscriber": subscriber,
-                        "elsewhere": {"nats": system.url_elsewhere, "tls_ca_file": system.tls_ca_file} if system.url_elsewhere else None,
+                        "elsewhere": {"nats": system.url_elsewhere, "tls_ca_file": system.tls_ca_file}
+                        if system.url_elsewhere
+                        else None,
                     }
                 )
             if not output.is_json:
@@ -274,7 +322,10 @@ def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
 
 
 def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) -> Text:
-    """Say how far it is, and how to use it once it is there; each command on a line of its own, to be copied."""
+    """Say how far it is, and how to use it once it is there.
+
+    Each command on a line of its own, to be copied.
+    """
     if not _is_ready(statuses):
         ready = sum(status.state is ProgramState.READY for status in statuses)
         return Text(f"{ready} of {len(statuses)} ready; Ctrl-C stops everything", "warn")
@@ -283,7 +334,10 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
     text.append(".", "ok")
     is_elsewhere = bool(use.name) and not use.is_selected
     if is_elsewhere:
-        text.append(f"\nCommands go to {use.selected or 'another system'} until you say: topobus context use {use.name}", "title")
+        text.append(
+            f"\nCommands go to {use.selected or 'another system'} until you say: topobus context use {use.name}",
+            "title",
+        )
     text.append(" In another terminal:\n" if not is_elsewhere else "\nIn another terminal:\n", "ok")
     if not use.name and system.nats_url != CliSettings().nats.url:
         text.append(f"  export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}\n", "title")
@@ -299,7 +353,10 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
 
 
 def _logs_of(system: System, use: Use) -> str:
-    """Name the command that shows the logs of a running system; of one that has no context, their folder."""
+    """Name the command that shows the logs of a running system.
+
+    Of one that has no context, their folder.
+    """
     if not use.name:
         return str(system.layout.logs)
     return "topobus logs --follow" if use.is_selected else f"topobus logs --follow --context {use.name}"
@@ -312,6 +369,7 @@ def _hint_elsewhere(system: System) -> str:
     trust = f" TOPOBUS_CLI__NATS__TLS_CA_FILE={ca_file}" if ca_file else ""
     return (
         f"\nFrom another machine: copy {' and '.join(files)} there, then"
-        f"\nexport TOPOBUS_ALL__NATS__URL={system.url_elsewhere}{trust} TOPOBUS_CLI__NATS__USER=cli TOPOBUS_CLI__NATS__PASSWORD_FILE=password"
+        f"\nexport TOPOBUS_ALL__NATS__URL={system.url_elsewhere}{trust} TOPOBUS_CLI__NATS__USER=cli "
+        "TOPOBUS_CLI__NATS__PASSWORD_FILE=password"
         f"\nOther users (a subscriber is `user`): {system.layout.nats_users}/USER/password"
     )

@@ -25,7 +25,8 @@ from topobus.formats.messages.nouns import CLUSTER
 
 __all__ = ["version"]
 
-# A service that runs and is busy says its version all the same; where nobody listens the server says so at once.
+# A service that runs and is busy says its version all the same; where nobody
+# listens the server says so at once.
 _PATIENCE_S = 5.0
 
 
@@ -46,7 +47,10 @@ def version(
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Versions of this program, of the NATS server and of each running service. Services that are silent are named with the reason."""
+    """Versions of this program, of the NATS server and of each running service.
+
+    Services that are silent are named with the reason.
+    """
     out = Output(is_json=options.json or output == "json")
     if client:
         out.document({"client": OWN_RELEASE}) if out.is_json else out.show(Text(f"topobus {OWN_RELEASE}"))
@@ -55,18 +59,26 @@ def version(
     out.show(Text.assemble(("client       ", "faint"), OWN_RELEASE))
     server, services = asyncio.run(_ask(options))
     if out.is_json:
-        out.document({"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services})
+        out.document(
+            {"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services}
+        )
         return ExitCode.OK
     out.show(Text.assemble(("nats-server  ", "faint"), server, (f"   {system_text(options)}", "faint")))
     alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     for node, of_node in _by_node(services).items():
-        alike.setdefault(tuple((service.service, service.version, service.remark) for service in of_node), []).append(node)
+        alike.setdefault(tuple((service.service, service.version, service.remark) for service in of_node), []).append(
+            node
+        )
     for lines, nodes in alike.items():
         out.show(Text(_nodes_text(nodes), "name"))
         for service_name, release, said in lines:
             style = "warn" if release and release != OWN_RELEASE else ""
             remark = said or ("another version than this program" if style else "")
-            out.show(Text.assemble(f"  {service_name:<11}", (release or "-", style), (f"  {remark}" if remark else "", "faint")))
+            out.show(
+                Text.assemble(
+                    f"  {service_name:<11}", (release or "-", style), (f"  {remark}" if remark else "", "faint")
+                )
+            )
     return ExitCode.OK
 
 
@@ -98,13 +110,19 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
         for inventory in inventories:
             classes.setdefault(inventory.node, {*DEVICE_SERVICES}).add(inventory.device_class)
         nodes = sorted(classes)
-        answers = dict(zip(nodes, await side_by_side(nodes, lambda node: _of_node(bus, node, sorted(classes[node]))), strict=True))
+        answers = dict(
+            zip(nodes, await side_by_side(nodes, lambda node: _of_node(bus, node, sorted(classes[node]))), strict=True)
+        )
         services: list[ServiceVersion] = []
         for node in nodes:
             # These answer nothing: what they wrote says their version.
             for service, entries in (("discovery", machines), ("relay", relays)):
                 if (entry := entries.get(node)) is not None:
-                    services.append(ServiceVersion(node=node, service=service, version=entry.origin.release, remark="wrote its state last"))
+                    services.append(
+                        ServiceVersion(
+                            node=node, service=service, version=entry.origin.release, remark="wrote its state last"
+                        )
+                    )
             services += answers[node]
         controller = await bus.is_answered(PLAN, timeout_s=_PATIENCE_S, node=CLUSTER)
         return server, [*services, _service("", "controller", controller)]
@@ -112,11 +130,16 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
 
 async def _of_node(bus: Bus, node: str, classes: list[str]) -> list[ServiceVersion]:
     signs = await asyncio.gather(
-        *(bus.is_answered(HINT, timeout_s=_PATIENCE_S, node=node, device_class=device_class) for device_class in classes),
+        *(
+            bus.is_answered(HINT, timeout_s=_PATIENCE_S, node=node, device_class=device_class)
+            for device_class in classes
+        ),
         bus.is_answered(PREFER, timeout_s=_PATIENCE_S, node=node),
         bus.is_answered(PODS, timeout_s=_PATIENCE_S, node=node),
     )
-    return [_service(node, service, sign) for service, sign in zip((*classes, "topology", "gateway"), signs, strict=True)]
+    return [
+        _service(node, service, sign) for service, sign in zip((*classes, "topology", "gateway"), signs, strict=True)
+    ]
 
 
 def _service(node: str, service: str, sign: Answered | Silent) -> ServiceVersion:

@@ -1,4 +1,6 @@
-"""The last part of the demo: a GPU falls off the bus, a subscriber gets the event, kubelet gets one device less, and the GPU comes back."""
+"""The last part of the demo: a GPU falls off the bus, a subscriber gets the event, kubelet gets one
+device less, and the GPU comes back.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ _WAIT_S = 15.0
 
 
 class Subscriber:
-    """A `topobus health watch` in a process of its own, as a user would run it; its lines are read one by one."""
+    """A `topobus health watch` in a process of its own, as a user would run it.
+
+    Its lines are read one by one.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -40,14 +45,20 @@ class Subscriber:
     @asynccontextmanager
     async def started(cls, nats: NatsSettings) -> AsyncIterator[Subscriber]:
         """Run the subscriber as long as the block lasts."""
-        # No preexec_fn here: it makes Python fork in full, and gRPC, which runs in this process by now, complains about every fork on stderr.
+        # No preexec_fn here: it makes Python fork in full, and gRPC, which runs in this process by
+        # now, complains about every fork on stderr.
         code = (
-            "import sys; from topobus.cli.application import run; from topobus.local_system.supervision import die_with_parent; "
+            "import sys; from topobus.cli.application import run; from topobus.local_system.supervision "
+            "import die_with_parent; "
             "die_with_parent(); sys.exit(run(sys.argv[1:]))"
         )
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", code, "health", "watch", "--class", "gpu", "--json", "--nats", nats.url),
-            env={**os.environ, "TOPOBUS_CLI__NATS__USER": nats.user, "TOPOBUS_CLI__NATS__PASSWORD_FILE": nats.password_file},
+            env={
+                **os.environ,
+                "TOPOBUS_CLI__NATS__USER": nats.user,
+                "TOPOBUS_CLI__NATS__PASSWORD_FILE": nats.password_file,
+            },
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
@@ -84,8 +95,13 @@ class Subscriber:
 
 
 def _is_every_user_known(ledger: Ledger) -> bool:
-    """Say whether each allocation through the device plugin names its pod; what kubelet's CPU manager gave to a container has a name by itself."""
-    by_plugin = [allocation for allocation in ledger.allocations.values() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN]
+    """Say whether each allocation through the device plugin names its pod.
+
+    What kubelet's CPU manager gave to a container has a name by itself.
+    """
+    by_plugin = [
+        allocation for allocation in ledger.allocations.values() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
+    ]
     return bool(by_plugin) and all(allocation.user is not None for allocation in by_plugin)
 
 
@@ -94,22 +110,28 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
     stage = scene.stage
     with stage.step("A GPU falls off the bus; a subscriber hears of it", "topobus health watch --class gpu"):
         for device_class in ("gpu", "nic"):
-            # The gateway hands the claim's devices back to kubelet a moment after the ledger let go of them.
+            # The gateway hands the claim's devices back to kubelet a moment
+            # after the ledger let go of them.
             await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
         admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
         if not isinstance(admitted, Admission):
             raise ExpectationError(
-                "the demo expected: kubelet admits the trainer again", next_step=f"{admitted.reason}: {admitted.message}"
+                "the demo expected: kubelet admits the trainer again",
+                next_step=f"{admitted.reason}: {admitted.message}",
             )
         victim = admitted.containers[0].devices[resource("gpu")][0]
         # Allocate names no pod; PodResources does, a moment later.
         await scene.ledger(_is_every_user_known, "kubelet to tell whose the devices are")
         address = str((await scene.devices())[victim].pci)
         async with Subscriber.started(scene.system.settings_of("cli")) as subscriber:
-            present = [await subscriber.until(lambda watched_event: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
+            present = [
+                await subscriber.until(lambda watched_event: True, "the present state")
+                for _ in range(EXPECTED_DEVICES["gpu"])
+            ]
             names = {watched_event.event.device for watched_event in present}
             stage.expect(
-                len(names) == EXPECTED_DEVICES["gpu"] and all(watched_event.is_present_state for watched_event in present),
+                len(names) == EXPECTED_DEVICES["gpu"]
+                and all(watched_event.is_present_state for watched_event in present),
                 f"a late subscriber first gets the present state: {len(names)} GPUs",
                 names,
             )
@@ -123,11 +145,17 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
     stage.show_text(f"the kernel loses {address} now")
     started_at = time.monotonic()
     await asyncio.to_thread(scene.hardware.remove_pci, address)
-    heard = await subscriber.until(lambda watched_event: not watched_event.event.health.is_allocatable, f"{victim} to be reported")
+    heard = await subscriber.until(
+        lambda watched_event: not watched_event.event.health.is_allocatable, f"{victim} to be reported"
+    )
     after_ms = (time.monotonic() - started_at) * 1000
     stage.show(event_line(heard), indent=4)
-    stage.expect(heard.event.device == victim, f"the subscriber hears of {victim} after {after_ms:.0f} ms", heard.event.device)
-    stage.expect(heard.event.health.state is HealthState.UNHEALTHY, f"it is unhealthy: {reason_of(heard)}", heard.event.health)
+    stage.expect(
+        heard.event.device == victim, f"the subscriber hears of {victim} after {after_ms:.0f} ms", heard.event.device
+    )
+    stage.expect(
+        heard.event.health.state is HealthState.UNHEALTHY, f"it is unhealthy: {reason_of(heard)}", heard.event.health
+    )
     affected = ", ".join(map(str, heard.event.affected))
     stage.expect(affected == "pod default/trainer", f"the event names who is affected: {affected}", affected)
     all_but_one = EXPECTED_DEVICES["gpu"] - 1
@@ -152,13 +180,18 @@ async def _recover(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscrib
     await asyncio.to_thread(scene.hardware.restore_pci, address)
     steps: list[WatchedEvent] = []
     while not steps or steps[-1].event.health.state is not HealthState.HEALTHY:
-        steps.append(await subscriber.until(lambda watched_event: watched_event.event.device == victim, f"{victim} to recover"))
+        steps.append(
+            await subscriber.until(lambda watched_event: watched_event.event.device == victim, f"{victim} to recover")
+        )
         stage.show(event_line(steps[-1]), indent=4)
     took_s = time.monotonic() - started_at
-    stage.expect(len(steps) > 1, f"not at once but after it stayed well for a while: healthy after {took_s:.1f} s", len(steps))
+    stage.expect(
+        len(steps) > 1, f"not at once but after it stayed well for a while: healthy after {took_s:.1f} s", len(steps)
+    )
     capacity = await kubelet.wait_for_resource(resource("gpu"), allocatable=EXPECTED_DEVICES["gpu"])
     stage.expect(
-        capacity.allocatable == EXPECTED_DEVICES["gpu"], f"kubelet's allocatable {resource('gpu')} is {capacity.allocatable} again"
+        capacity.allocatable == EXPECTED_DEVICES["gpu"],
+        f"kubelet's allocatable {resource('gpu')} is {capacity.allocatable} again",
     )
 
 

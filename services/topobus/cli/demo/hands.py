@@ -1,7 +1,9 @@
-"""The demo's hands: on this machine's own hardware, a real interface moves into a real network namespace, a real process is pinned, and both are undone.
+"""The demo's hands: on this machine's own hardware, a real interface moves into a real network
+namespace, a real process is pinned, and both are undone.
 
-A second system runs for it, on the running kernel instead of the recorded machine. Kubelet and the container runtime are simulated, their sockets are real; the interface, the
-namespace and the processes are the kernel's. Where this machine does not allow it, one line says why.
+A second system runs for it, on the running kernel instead of the recorded machine. Kubelet and the
+container runtime are simulated, their sockets are real; the interface, the namespace and the
+processes are the kernel's. Where this machine does not allow it, one line says why.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from rich import box
 from rich.table import Table
 
 from topobus.bus.bus import Bus
-from topobus.cli.demo.real_pod import POD_ADDRESS, Interface, echo_through, make_pair, pod_process, read_interface, remove_pair, why_not
+from topobus.cli.demo.real_pod import (
+    POD_ADDRESS,
+    Interface,
+    echo_through,
+    make_pair,
+    pod_process,
+    read_interface,
+    remove_pair,
+    why_not,
+)
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
@@ -62,7 +73,9 @@ async def show_hands(stage: Stage, state: Path, hardware: RecordedMachine) -> No
                 "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(socket),
                 "TOPOBUS_GATEWAY__EXPOSURE": json.dumps({"cpu": "dra", "nic": "dra"}),
             }
-            system = await running.enter_async_context(start_system(state, hardware_root=Path("/"), node=_NODE, environment=environment))
+            system = await running.enter_async_context(
+                start_system(state, hardware_root=Path("/"), node=_NODE, environment=environment)
+            )
             await system.until_ready(timeout_s=_READY_S)
             bus = await running.enter_async_context(Bus.session(system.settings_of("cli"), name="topobus-cli"))
             kubelet = await running.enter_async_context(KubeletSimulator(system.layout.kubelet))
@@ -94,7 +107,11 @@ async def _hand_over(
     heard = await asyncio.to_thread(echo_through, POD_ADDRESS, "hello")
     stage.expect(heard == "hello", f"the process behind {POD_ADDRESS} answers over TCP, through that interface", heard)
     alone, rest = _cpus_of(pod), _cpus_of(neighbour)
-    stage.expect(len(alone) == 1 and alone | rest == all_cpus and alone.isdisjoint(rest), f"it runs on CPU {alone} alone", (alone, rest))
+    stage.expect(
+        len(alone) == 1 and alone | rest == all_cpus and alone.isdisjoint(rest),
+        f"it runs on CPU {alone} alone",
+        (alone, rest),
+    )
 
     await runtime.end(container)
     await runtime.stop_pod(sandbox)
@@ -110,14 +127,18 @@ async def _hand_over(
 
 async def _allocate(scene: Scene, kubelet: KubeletSimulator, interface: Interface) -> ClaimReference:
     for device_class in ("nic", "cpu"):
-        await scene.inventory(device_class, lambda inventory: bool(inventory.devices), f"{device_class} devices of this machine")
+        await scene.inventory(
+            device_class, lambda inventory: bool(inventory.devices), f"{device_class} devices of this machine"
+        )
     for api_object in (*read_objects(manifest(_CLASSES)), *read_objects(manifest(_CLAIM))):
         await apply_object(scene.bus, api_object)
     parts = object_parts(read_objects(manifest(_CLAIM))[-1])
     claim = await scene.until(OBJECT, is_allocated, "the controller to allocate the claim", parts)
     results = claim.status["allocation"]["devices"]["results"]
     chosen = ", ".join(sorted(result["device"] for result in results))
-    scene.stage.expect(any(interface.name in result["device"] for result in results), f"the controller chose {chosen}", results)
+    scene.stage.expect(
+        any(interface.name in result["device"] for result in results), f"the controller chose {chosen}", results
+    )
     drivers = tuple(sorted({result["driver"] for result in results}))
     for driver in drivers:
         await kubelet.wait_for_driver(driver)
@@ -125,7 +146,9 @@ async def _allocate(scene: Scene, kubelet: KubeletSimulator, interface: Interfac
 
 
 async def _create(runtime: SimulatedRuntime, names: tuple[str, ...]) -> MadeContainer:
-    """Make the container as kubelet does: again while it is refused, because its interface is on the way."""
+    """Make the container as kubelet does: again while it is refused, because its interface is on
+    the way.
+    """
     why = ""
     try:
         async with asyncio.timeout(_WAIT_S):
@@ -158,7 +181,9 @@ async def _until(holds: Callable[[], bool], what: str) -> None:
         raise ExpectationError(f"waited {_WAIT_S:g} s for {what}") from err
 
 
-def _table(before: Interface, inside: Interface | None, after: Interface | None, every: CpuSet, alone: CpuSet, rest: CpuSet) -> Table:
+def _table(
+    before: Interface, inside: Interface | None, after: Interface | None, every: CpuSet, alone: CpuSet, rest: CpuSet
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     for title in ("", "before", "while the pod runs", "after"):
         table.add_column(title, overflow="fold")

@@ -1,4 +1,8 @@
-"""The demo's steps at kubelet's interfaces: device plugins for a pod, and the DRA socket for a claim. The kubelet is simulated, its sockets are real."""
+"""The demo's steps at kubelet's interfaces: device plugins for a pod, and the DRA socket for a
+claim.
+
+The kubelet is simulated, its sockets are real.
+"""
 
 from __future__ import annotations
 
@@ -43,21 +47,29 @@ async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
     with stage.step("The same two pods through kubelet's door: device plugins"):
         for device_class in ("gpu", "nic", "fpga"):
             await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
-        allocatable = ", ".join(f"{key.partition('/')[2]} {capacity.allocatable}" for key, capacity in sorted(kubelet.capacity().items()))
+        allocatable = ", ".join(
+            f"{key.partition('/')[2]} {capacity.allocatable}" for key, capacity in sorted(kubelet.capacity().items())
+        )
         stage.confirm(f"the gateway registered with kubelet; allocatable topobus.dev/ {allocatable}")
         before = len(kubelet.events)
         admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
         if not isinstance(admitted, Admission):
-            raise ExpectationError("the demo expected: kubelet admits the trainer", next_step=f"{admitted.reason}: {admitted.message}")
+            raise ExpectationError(
+                "the demo expected: kubelet admits the trainer", next_step=f"{admitted.reason}: {admitted.message}"
+            )
         stage.show(call_table(kubelet.events[before:]), indent=2)
         grant = admitted.containers[0]
         stage.show(grant_view(grant), indent=2)
         await _check_grant(scene, grant)
         rejected = await kubelet.admit(as_kubelet_pod(read_pod(manifest(SEQUENCER))))
         if not isinstance(rejected, Rejection):
-            raise ExpectationError("the demo expected: kubelet rejects the sequencer", next_step=f"it was admitted: {rejected}")
+            raise ExpectationError(
+                "the demo expected: kubelet rejects the sequencer", next_step=f"it was admitted: {rejected}"
+            )
         stage.expect(
-            rejected.reason == "TopologyAffinityError", f"kubelet rejects the second pod: {rejected.reason}: {rejected.message}", rejected
+            rejected.reason == "TopologyAffinityError",
+            f"kubelet rejects the second pod: {rejected.reason}: {rejected.message}",
+            rejected,
         )
         await kubelet.remove(admitted.pod)
         await scene.ledger(lambda ledger: not ledger.allocations, "the ledger to follow kubelet's PodResources")
@@ -80,13 +92,21 @@ async def _check_grant(scene: Scene, grant: ContainerGrant) -> None:
     ledger = await scene.bus.get(LEDGER, node=scene.node)
     owners = [allocation.owner for allocation in ledger.value.allocations.values()] if ledger else []
     stage.expect(
-        len(owners) == 2 and all(owner.kind is OwnerKind.DEVICE_PLUGIN for owner in owners), "the ledger has what kubelet decided", owners
+        len(owners) == 2 and all(owner.kind is OwnerKind.DEVICE_PLUGIN for owner in owners),
+        "the ledger has what kubelet decided",
+        owners,
     )
-    stage.expect(not grant.edits.is_empty and not grant.conflicts, "the container edits of both resources fit together", grant.conflicts)
+    stage.expect(
+        not grant.edits.is_empty and not grant.conflicts,
+        "the container edits of both resources fit together",
+        grant.conflicts,
+    )
 
 
 async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
-    """Allocate a claim with a selector and a constraint, prepare it over the DRA socket, and let go of it."""
+    """Allocate a claim with a selector and a constraint, prepare it over the DRA socket, and let go
+    of it.
+    """
     stage = scene.stage
     title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
     with stage.step(title, "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"):
@@ -106,10 +126,12 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         )
         uid = metadata_of(claim).uid
         ledger = await scene.ledger(
-            lambda each_ledger: any(held.owner.uid == uid for held in each_ledger.allocations.values()), "the claim in the ledger"
+            lambda each_ledger: any(held.owner.uid == uid for held in each_ledger.allocations.values()),
+            "the claim in the ledger",
         )
         stage.expect(
-            any(held.owner.kind is OwnerKind.CLAIM for held in ledger.allocations.values()), "the node's ledger holds them for the claim"
+            any(held.owner.kind is OwnerKind.CLAIM for held in ledger.allocations.values()),
+            "the node's ledger holds them for the claim",
         )
 
         drivers = tuple(sorted({result["driver"] for result in results}))
@@ -139,7 +161,9 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         left = sorted(scene.system.layout.cdi.glob("*.json"))
         stage.expect(not any(errors.values()) and not left, "unprepared: the CDI files are gone", (errors, left))
         await delete_object(scene.bus, parts)
-        ledger = await scene.ledger(lambda each_ledger: not each_ledger.allocations, "the claim's devices to be released")
+        ledger = await scene.ledger(
+            lambda each_ledger: not each_ledger.allocations, "the claim's devices to be released"
+        )
         stage.expect(not ledger.allocations, "the claim is deleted and its devices are free")
 
 

@@ -1,4 +1,6 @@
-"""The first half of the demo: the node, a pod that is placed, one that is refused, and the first one's release."""
+"""The first half of the demo: the node, a pod that is placed, one that is refused, and the first
+one's release.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from topobus.values.idset import CpuSet
 from topobus.values.outcome import ContainerPlacement, Placement, Refusal
 from topobus.values.request import Owner, PodRequest
 
-__all__ = ["EXPECTED_DEVICES", "place_pod", "release_owner", "show_node", "show_placement", "show_refusal", "show_release"]
+__all__ = [
+    "EXPECTED_DEVICES",
+    "place_pod",
+    "release_owner",
+    "show_node",
+    "show_placement",
+    "show_refusal",
+    "show_release",
+]
 
 EXPECTED_DEVICES = {"gpu": 8, "nic": 8, "fpga": 2, "cpu": 224}
 TRAINER = "pods/trainer.yaml"
@@ -49,11 +59,16 @@ async def show_placement(scene: Scene) -> PodRequest:
     """Place the trainer and check that it sits as close as it can."""
     stage = scene.stage
     pod = read_pod(manifest(TRAINER))
-    with stage.step("A pod asks for 16 exclusive CPUs, 2 GPUs and 2 NICs on one NUMA node", "topobus place examples/pods/trainer.yaml"):
+    with stage.step(
+        "A pod asks for 16 exclusive CPUs, 2 GPUs and 2 NICs on one NUMA node",
+        "topobus place examples/pods/trainer.yaml",
+    ):
         reply = await place_pod(scene, pod)
         stage.show(reply_view(pod, reply))
         if not isinstance(reply.result, Placement):
-            raise ExpectationError("the demo expected: the trainer is placed", next_step=f"it was refused: {reply.result.reasons}")
+            raise ExpectationError(
+                "the demo expected: the trainer is placed", next_step=f"it was refused: {reply.result.reasons}"
+            )
         placed = reply.result.containers[0]
         devices = await scene.devices()
         check_alignment(scene, placed, devices)
@@ -67,7 +82,10 @@ async def show_placement(scene: Scene) -> PodRequest:
             None,
         )
         stage.expect(event is not None, f"the decision is on the bus: topobus explain {reply.decision_id}")
-        stage.expect(event is not None and replay(event) == reply.result, "replayed offline from that event alone, the answer is the same")
+        stage.expect(
+            event is not None and replay(event) == reply.result,
+            "replayed offline from that event alone, the answer is the same",
+        )
     return pod
 
 
@@ -81,11 +99,15 @@ def check_alignment(scene: Scene, placed: ContainerPlacement, devices: dict[str,
     stage.expect(len(nodes) == 1 and len(placed.numa_nodes) == 1, f"all of it on NUMA node {placed.numa_nodes}", nodes)
     cores = {devices[f"cpu-{cpu}"].core for cpu in placed.cpus}
     whole = CpuSet.of(device.cpu for device in devices.values() if device.cpu is not None and device.core in cores)
-    stage.expect(whole == placed.cpus, f"whole cores only: {len(cores)} cores, {len(placed.cpus)} CPUs", whole - placed.cpus)
+    stage.expect(
+        whole == placed.cpus, f"whole cores only: {len(cores)} cores, {len(placed.cpus)} CPUs", whole - placed.cpus
+    )
     switches = {gpu.pcie_switch for gpu in gpus}
     beside = all(nic.pcie_switch is not None and nic.pcie_switch in switches for nic in nics)
     stage.expect(
-        beside, "each NIC below the same PCIe switch as a GPU", {device.name: str(device.pcie_switch) for device in (*gpus, *nics)}
+        beside,
+        "each NIC below the same PCIe switch as a GPU",
+        {device.name: str(device.pcie_switch) for device in (*gpus, *nics)},
     )
 
 
@@ -98,11 +120,17 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
         reply = await place_pod(scene, pod)
         stage.show(reply_view(pod, reply))
         if not isinstance(reply.result, Refusal):
-            raise ExpectationError("the demo expected: the sequencer is refused", next_step=f"it was placed: {reply.result}")
+            raise ExpectationError(
+                "the demo expected: the sequencer is refused", next_step=f"it was placed: {reply.result}"
+            )
         codes = ", ".join(dict.fromkeys(reason.code for reason in reply.result.reasons))
         stage.expect(bool(codes), f"the refusal says why: {codes}")
         named = [str(reason.facts) + reason.message for reason in reply.result.to_free]
-        stage.expect(any(holder.owner.name in text for text in named), f"it names who is in the way: {holder.owner}", reply.result.to_free)
+        stage.expect(
+            any(holder.owner.name in text for text in named),
+            f"it names who is in the way: {holder.owner}",
+            reply.result.to_free,
+        )
         ledger = await scene.bus.get(LEDGER, node=scene.node)
         held = set(ledger.value.allocations) if ledger else set()
         stage.expect(held == {holder.owner.key}, "the refused pod holds nothing", held)
@@ -112,7 +140,10 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
 async def show_release(scene: Scene, holder: PodRequest, waiting: PodRequest) -> None:
     """Release the first pod; the second fits now."""
     stage = scene.stage
-    with stage.step("The first pod goes; now the second would fit", f"topobus release pod {holder.owner.namespace}/{holder.owner.name}"):
+    with stage.step(
+        "The first pod goes; now the second would fit",
+        f"topobus release pod {holder.owner.namespace}/{holder.owner.name}",
+    ):
         await release_owner(scene, holder.owner)
         ledger = await scene.ledger(lambda each_ledger: not each_ledger.allocations, "an empty ledger")
         stage.expect(not ledger.allocations, "nothing is held any more")
@@ -122,7 +153,8 @@ async def show_release(scene: Scene, holder: PodRequest, waiting: PodRequest) ->
             container = reply.result.containers[0]
             stage.show(
                 Text(
-                    f"would get {', '.join(container.devices['gpu'])} and {', '.join(container.devices['fpga'])} on NUMA node {container.numa_nodes}",
+                    f"would get {', '.join(container.devices['gpu'])} and "
+                    f"{', '.join(container.devices['fpga'])} on NUMA node {container.numa_nodes}",
                     "faint",
                 ),
                 indent=4,

@@ -1,4 +1,5 @@
-"""What the last step of the demo works on: a pair of virtual interfaces of this machine, and processes that stand for containers. All of it is gone at the end.
+"""What the last step of the demo works on: a pair of virtual interfaces of this machine, and
+processes that stand for containers. All of it is gone at the end.
 
 The addresses are of TEST-NET-2 (RFC 5737): no network of this machine has them.
 """
@@ -16,12 +17,22 @@ from contextlib import contextmanager, suppress
 import msgspec
 from msgspec import Struct
 
-__all__ = ["POD_ADDRESS", "Interface", "echo_through", "make_pair", "pod_process", "read_interface", "remove_pair", "why_not"]
+__all__ = [
+    "POD_ADDRESS",
+    "Interface",
+    "echo_through",
+    "make_pair",
+    "pod_process",
+    "read_interface",
+    "remove_pair",
+    "why_not",
+]
 
 _HOST_ADDRESS, POD_ADDRESS, _PREFIX = "198.51.100.1", "198.51.100.2", 30
 _PEER = "tbpeer"
 _PORT = 7007
-# Answers what it is told, in a network namespace of its own; there is no way in until an interface comes.
+# Answers what it is told, in a network namespace of its own; there is no
+# way in until an interface comes.
 _ECHO = f"""
 import socket
 server = socket.create_server(("0.0.0.0", {_PORT}))
@@ -42,7 +53,7 @@ with IPRoute() as socket:
             break
     else:
         print("null")
-"""
+"""  # noqa: E501
 
 
 class Interface(Struct, frozen=True, kw_only=True):
@@ -81,7 +92,9 @@ def why_not() -> str:
 
 
 def make_pair() -> Interface:
-    """Make a pair of virtual interfaces; gives the end that may be handed out. The other one stays on the host, with an address.
+    """Make a pair of virtual interfaces; gives the end that may be handed out.
+
+    The other one stays on the host, with an address.
 
     Errors: raises OSError when the kernel has none.
     """
@@ -93,7 +106,9 @@ def make_pair() -> Interface:
     with IPRoute() as socket:
         try:
             socket.link("add", ifname=name, kind="veth", peer={"ifname": peer})
-            socket.addr("add", index=next(iter(socket.link_lookup(ifname=peer))), address=_HOST_ADDRESS, prefixlen=_PREFIX)
+            socket.addr(
+                "add", index=next(iter(socket.link_lookup(ifname=peer))), address=_HOST_ADDRESS, prefixlen=_PREFIX
+            )
             for end in (peer, name):
                 socket.link("set", index=next(iter(socket.link_lookup(ifname=end))), state="up")
         except NetlinkError as err:
@@ -115,9 +130,10 @@ def remove_pair(interface: Interface) -> None:
 
 
 def read_interface(name: str, pid: int | None = None) -> Interface | None:
-    """Read an interface of the host, or of a process's network namespace; None when there is none of that name.
+    """Read an interface of the host, or of a process's network namespace.
 
-    By a process of its own: who enters a namespace stays in it, and pyroute2 runs an event loop, of which a thread has one.
+    None when there is none of that name. By a process of its own: who enters a namespace stays in
+    it, and pyroute2 runs an event loop, of which a thread has one.
     """
     inside = ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid is not None else []
     done = subprocess.run([*inside, sys.executable, "-c", _READ, name], capture_output=True, check=True)
@@ -126,8 +142,13 @@ def read_interface(name: str, pid: int | None = None) -> Interface | None:
 
 @contextmanager
 def pod_process() -> Iterator[int]:
-    """Run a process in a network namespace of its own for the length of a block; gives its pid. It answers at its port whoever reaches it."""
-    process = subprocess.Popen(["unshare", "-n", sys.executable, "-c", _ECHO], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Run a process in a network namespace of its own for the length of a block; gives its pid.
+
+    It answers at its port whoever reaches it.
+    """
+    process = subprocess.Popen(
+        ["unshare", "-n", sys.executable, "-c", _ECHO], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         yield process.pid
     finally:

@@ -1,4 +1,6 @@
-"""`topobus demo`: starts the system, runs the steps, checks their results, and cleans up in every case."""
+"""`topobus demo`: starts the system, runs the steps, checks their results, and cleans up in every
+case.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ from topobus.values.view import AlignmentOptions
 
 __all__ = ["run_demo"]
 
-# The demo has no 30 seconds to wait until a recovered device counts as healthy, nor for the periodic looks at the tree.
+# The demo has no 30 seconds to wait until a recovered device counts as healthy, nor for
+# the periodic looks at the tree.
 _QUICK = {
     "TOPOBUS_ALL__HARDWARE__RESCAN_S": "1",
     "TOPOBUS_GPU__HEALTH__POLL_S": "0.2",
@@ -62,7 +65,8 @@ def run_demo(svg: Path | None = None) -> int:
     stage.show(
         Panel(
             "NATS and eight services start as processes of their own on a recorded machine: 2 sockets, 8 GPUs, "
-            "8 RDMA NICs, 2 FPGAs, 4 PCIe switches. Then pods are placed, refused, allocated by kubelet and by claim, and a GPU fails.",
+            "8 RDMA NICs, 2 FPGAs, 4 PCIe switches. Then pods are placed, refused, allocated by kubelet and "
+            "by claim, and a GPU fails.",
             title="Topobus",
             title_align="left",
             border_style="name",
@@ -92,13 +96,17 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
         async with running:
             with stage.step("A NATS server and eight services start, each a process of its own", "topobus up"):
                 hardware = await asyncio.to_thread(build, "dgx", Layout(state=state).machine)
-                starting = start_system(state, hardware_root=hardware.root, node=DEMO_NODE, environment=_QUICK, say=stage.show_text)
+                starting = start_system(
+                    state, hardware_root=hardware.root, node=DEMO_NODE, environment=_QUICK, say=stage.show_text
+                )
                 system = await running.enter_async_context(starting)
                 try:
                     await system.until_ready(timeout_s=_READY_S)
                 finally:
                     stage.show(status_table(system.supervisor.statuses))
-                stage.expect(len(system.supervisor.statuses) == len(SERVICES) + 1, "nats-server and eight services are ready")
+                stage.expect(
+                    len(system.supervisor.statuses) == len(SERVICES) + 1, "nats-server and eight services are ready"
+                )
             await _run_scenes(stage, system, state)
             with stage.step("Everything stops"):
                 pids = [status.pid for status in system.supervisor.statuses if status.pid is not None]
@@ -110,7 +118,9 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
         return ExitCode.INTERRUPTED
     except TopobusError as err:
         # The folder that the error may point to is removed: the logs' ends are shown instead.
-        output.error(ExpectationError(err.message, next_step=err.next_step if isinstance(err, ExpectationError) else ""))
+        output.error(
+            ExpectationError(err.message, next_step=err.next_step if isinstance(err, ExpectationError) else "")
+        )
         _show_logs(stage, system)
         return ExitCode.NO if isinstance(err, ExpectationError) else code_of(err)
     except TimeoutError as err:
@@ -169,4 +179,11 @@ def _show_logs(stage: Stage, system: System | None) -> None:
         if not ill:
             lines = [line for line in lines if line.startswith(("WARNING", "ERROR", "CRITICAL"))]
         if lines:
-            stage.show(Panel(Text("\n".join(lines[-_TAIL_LINES:])), title=f"log of {status.name}", title_align="left", border_style="fail"))
+            stage.show(
+                Panel(
+                    Text("\n".join(lines[-_TAIL_LINES:])),
+                    title=f"log of {status.name}",
+                    title_align="left",
+                    border_style="fail",
+                )
+            )

@@ -1,4 +1,6 @@
-"""What the steps of the demo share: the running system, the bus, the recorded machine, and waits for a state of the bus."""
+"""What the steps of the demo share: the running system, the bus, the recorded machine, and waits
+for a state of the bus.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ __all__ = ["Scene", "manifest"]
 
 M = TypeVar("M")
 
-# Generous, for a machine that is busy with other things; each wait ends as soon as what it waits for is there.
+# Generous, for a machine that is busy with other things; each wait ends as soon
+# as what it waits for is there.
 _WAIT_S = 15.0
 
 
@@ -73,7 +76,11 @@ class Scene:
 
     async def devices(self) -> dict[str, Device]:
         """Fetch all PCI devices by name."""
-        return {device.name: device for entry in await self.bus.list(INVENTORY, node=self.node) for device in entry.value.devices}
+        return {
+            device.name: device
+            for entry in await self.bus.list(INVENTORY, node=self.node)
+            for device in entry.value.devices
+        }
 
     async def drawing(self) -> RenderableType:
         """Draw the machine as the bus has it now."""
@@ -86,6 +93,8 @@ class Scene:
 
 
 def manifest(path: str) -> Path:
-    """Find an example manifest: beside this module when installed, in the repository's `examples` when run from a checkout."""
+    """Find an example manifest: beside this module when installed, in the repository's `examples`
+    when run from a checkout.
+    """
     packed = Path(__file__).parent / "examples" / path
     return packed if packed.exists() else Path(__file__).parents[4] / "examples" / path

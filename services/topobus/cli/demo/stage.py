@@ -1,4 +1,7 @@
-"""The output of the demo: numbered steps with their times, results and checks. A check that fails ends the demo."""
+"""The output of the demo: numbered steps with their times, results and checks.
+
+A check that fails ends the demo.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,12 @@ class Stage:
         started_at = time.monotonic()
         self._print()
         self._print(
-            Rule(Text.assemble((f" {number} ", "reverse bold"), (f" {title} ", "bold")), align="left", style="faint", characters="─")
+            Rule(
+                Text.assemble((f" {number} ", "reverse bold"), (f" {title} ", "bold")),
+                align="left",
+                style="faint",
+                characters="─",
+            )
         )
         if command:
             self._print(Text(f"  $ {command}", "name"))
@@ -75,7 +83,9 @@ class Stage:
     def expect(self, is_so: bool, what: str, evidence: object = "") -> None:
         """Check a promise and show it; the demo ends when it is broken."""
         if not is_so:
-            raise ExpectationError(f"the demo expected: {what}", next_step=f"found instead: {evidence}" if evidence != "" else "")
+            raise ExpectationError(
+                f"the demo expected: {what}", next_step=f"found instead: {evidence}" if evidence != "" else ""
+            )
         self.confirm(what)
 
     def confirm(self, what: str) -> None:

@@ -1,6 +1,8 @@
-"""What help and completion know of each command: read from `commands.json`, which `tools/render-docs` writes from the commands themselves.
+"""What help and completion know of each command: read from `commands.json`, which
+`tools/render-docs` writes from the commands themselves.
 
-One line a command, in the order of their words. Only the standard library, and no more of it than the interpreter has loaded anyway, plus json.
+One line a command, in the order of their words. Only the standard library, and no more of it than
+the interpreter has loaded anyway, plus json.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class CommandData(TypedDict):
 
 
 def read_commands() -> dict[str, CommandData]:
-    """Read what was written, by words; empty when there is nothing, as in a checkout in which it was never made."""
+    """Read what was written, by words.
+
+    Empty when there is nothing, as in a checkout in which it was never made.
+    """
     try:
         lines = _FILE.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -65,7 +70,9 @@ def read_commands() -> dict[str, CommandData]:
 
 
 def find_command(commands: dict[str, CommandData], arguments: Sequence[str]) -> tuple[CommandData | None, list[str]]:
-    """Find the command that a line's leading words name; gives it, and the words after it that are no options.
+    """Find the command that a line's leading words name.
+
+    Gives it, and the words after it that are no options.
 
     >>> commands = {"": {"words": ""}, "keys": {"words": "keys"}, "keys make": {"words": "keys make"}}
     >>> find_command(commands, ["keys", "make", "FOLDER", "--help"])

@@ -1,6 +1,8 @@
-"""Completes a command line: which words may stand at its end. Pure; names of nodes, devices and objects are asked for by kind, elsewhere.
+"""Completes a command line: which words may stand at its end. Pure.
 
-The answer is written as kubectl's plugins write it: a line for each value, a tab, what it means, and at the end `:4` for "no files" or `:0` for "files, too".
+Names of nodes, devices and objects are asked for by kind, elsewhere. The answer is written as
+kubectl's plugins write it: a line for each value, a tab, what it means, and at the end `:4` for "no
+files" or `:0` for "files, too".
 Source: kubectl's `kubectl_complete-<plugin>`, and cobra's __complete.
 """
 
@@ -14,7 +16,8 @@ from topobus.cli.help.command_data import CommandData, OptionData
 __all__ = ["KINDS", "Completion", "complete", "script_lines"]
 
 KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
-# The parser has no list for --output of listings: a wrong one is refused when the options are read together.
+# The parser has no list for --output of listings: a wrong one is refused when
+# the options are read together.
 _FORMATS = ("table", "wide", "yaml", "json", "name")
 # Placeholders of values that a running system, or the user's own files, have names for.
 _NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts", "SERVICE": "logs", "MACHINE": "machines"}
@@ -26,7 +29,8 @@ class Completion(NamedTuple):
     values: tuple[tuple[str, str], ...] = ()
     """Each with what it means."""
     names: str = ""
-    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `logs`, `machines`, `holders`, `decisions`, `objects KIND`; empty: nothing."""
+    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `logs`,
+    `machines`, `holders`, `decisions`, `objects KIND`; empty: nothing."""
     takes_files: bool = False
 
 
@@ -36,7 +40,7 @@ def complete(words: Sequence[str], commands: Mapping[str, CommandData]) -> Compl
     >>> data = {"": {"options": [], "arguments": []}, "up": {"words": "up", "help": "Start.", "options": [], "arguments": []}}
     >>> complete(["u"], data).values
     (('up', 'Start.'),)
-    """
+    """  # noqa: E501
     *before, last = words or [""]
     path = ""
     positions: list[str] = []
@@ -56,10 +60,14 @@ def complete(words: Sequence[str], commands: Mapping[str, CommandData]) -> Compl
         name, _, value = last.partition("=")
         option = _waiting_option(name, path, commands)
         values_of_option = _begin(_of_option(option, path), value) if option is not None else Completion()
-        return values_of_option._replace(values=tuple((f"{name}={text}", meaning) for text, meaning in values_of_option.values))
+        return values_of_option._replace(
+            values=tuple((f"{name}={text}", meaning) for text, meaning in values_of_option.values)
+        )
     if last.startswith("-"):
         options = _options(path, commands)
-        return _begin(Completion(values=tuple((name, option["help"]) for option in options for name in option["names"])), last)
+        return _begin(
+            Completion(values=tuple((name, option["help"]) for option in options for name in option["names"])), last
+        )
     below = _below(path, commands) if not positions else ()
     if path == "help":
         return _begin(Completion(values=_below("", commands)), last)
@@ -100,7 +108,9 @@ def _of_option(option: OptionData, path: str) -> Completion:
         return Completion(values=tuple((output_format, "") for output_format in _FORMATS))
     if "--context" in option["names"] and path != "up":
         return Completion(names="contexts")
-    return Completion(names=_NAMED.get(option["value"], ""), takes_files=option["value"] in ("PATH", "FILE", "DIR", "MACHINE"))
+    return Completion(
+        names=_NAMED.get(option["value"], ""), takes_files=option["value"] in ("PATH", "FILE", "DIR", "MACHINE")
+    )
 
 
 def _of_argument(path: str, positions: Sequence[str], commands: Mapping[str, CommandData]) -> Completion:
@@ -108,7 +118,11 @@ def _of_argument(path: str, positions: Sequence[str], commands: Mapping[str, Com
     if command is None or not command["arguments"]:
         return Completion()
     if path in ("get", "describe", "delete"):
-        return Completion(names=f"objects {positions[0]}") if positions else Completion(values=tuple((kind, "") for kind in KINDS))
+        return (
+            Completion(names=f"objects {positions[0]}")
+            if positions
+            else Completion(values=tuple((kind, "") for kind in KINDS))
+        )
     if path.startswith("device "):
         return Completion(names="devices")
     if path.startswith("context ") and path != "context add":
@@ -140,4 +154,6 @@ def _below(path: str, commands: Mapping[str, CommandData]) -> tuple[tuple[str, s
 
 
 def _begin(completion: Completion, last: str) -> Completion:
-    return completion._replace(values=tuple((value, meaning) for value, meaning in completion.values if value.startswith(last)))
+    return completion._replace(
+        values=tuple((value, meaning) for value, meaning in completion.values if value.startswith(last))
+    )

@@ -1,6 +1,7 @@
-"""Examples of each command: what one shows, and its command line. A test parses every line, and wants one of each command.
+"""Examples of each command: what one shows, and its command line.
 
-Only the standard library: help is printed before anything else is imported.
+A test parses every line, and wants one of each command. Only the standard library: help is printed
+before anything else is imported.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("The same against a cluster", "topobus allocate -f claim.yaml --cluster --kube-context test"),
     ),
     "apply": (
-        ("Store the example classes, then a claim for a GPU and a NIC close to it", "topobus apply -f examples/claims/classes.yaml"),
+        (
+            "Store the example classes, then a claim for a GPU and a NIC close to it",
+            "topobus apply -f examples/claims/classes.yaml",
+        ),
         ("Several files; do not wait for the controller", "topobus apply -f classes.yaml -f claims.yaml --no-wait"),
         ("A kustomization, built by kustomize or kubectl", "topobus apply -k claims/test"),
     ),
-    "claim apply": (("Store a claim and say what came of it", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),),
+    "claim apply": (
+        ("Store a claim and say what came of it", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),
+    ),
     "claim delete": (("Delete one claim; its devices are released first", "topobus claim delete default/pair"),),
     "claim get": (("All claims", "topobus claim get"), ("One claim as JSON", "topobus claim get default/pair --json")),
     "completion": (
@@ -39,7 +45,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "context rm": (("Forget two; their systems go on", "topobus context rm lab old"),),
     "context show": (("Where commands go now, and by which login", "topobus context show"),),
     "context use": (("Have all commands use the system of `topobus up --dir ~/lab`", "topobus context use lab"),),
-    "decisions": (("The last ten", "topobus decisions --limit 10"), ("Each as it is made", "topobus decisions --follow")),
+    "decisions": (
+        ("The last ten", "topobus decisions --limit 10"),
+        ("Each as it is made", "topobus decisions --follow"),
+    ),
     "delete": (
         ("Delete a pod; its devices are released first", "topobus delete pod trainer"),
         ("All that a file holds", "topobus delete -f examples/claims/gpu-nic-pair.yaml"),
@@ -49,8 +58,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Why a claim waits, and what would fit", "topobus describe claim pair"),
         ("A pod of another namespace", "topobus describe pod trainer -n research"),
     ),
-    "device exclude": (("Give no pod this GPU any more", "topobus device exclude gpu-0000-18-00-0 --why 'ECC errors, ticket 812'"),),
-    "device forgive": (("Take a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),),
+    "device exclude": (
+        ("Give no pod this GPU any more", "topobus device exclude gpu-0000-18-00-0 --why 'ECC errors, ticket 812'"),
+    ),
+    "device forgive": (
+        ("Take a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),
+    ),
     "device list": (("What is kept back: by whom, why, since when", "topobus device list"),),
     "device maintain": (
         (
@@ -91,12 +104,25 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("What the pods of a namespace hold on one node", "topobus holders --node n1 -n train"),
     ),
     "hints watch": (("Each hint list from now on, as one JSON object a line", "topobus hints watch --json"),),
-    "inventory": (("How many devices of which class, and how many are free", "topobus inventory"), ("Each GPU", "topobus inventory gpu")),
-    "keys certify": (
-        ("A certificate for nats.example.org, by an authority made on the spot", "topobus keys certify tls --name nats.example.org"),
+    "inventory": (
+        ("How many devices of which class, and how many are free", "topobus inventory"),
+        ("Each GPU", "topobus inventory gpu"),
     ),
-    "keys forget": (("End the passwords from before `keys rotate --overlap`", "topobus keys forget users --server-file users.conf"),),
-    "keys make": (("Passwords of all users, and the file that nats-server includes", "topobus keys make users --server-file users.conf"),),
+    "keys certify": (
+        (
+            "A certificate for nats.example.org, by an authority made on the spot",
+            "topobus keys certify tls --name nats.example.org",
+        ),
+    ),
+    "keys forget": (
+        ("End the passwords from before `keys rotate --overlap`", "topobus keys forget users --server-file users.conf"),
+    ),
+    "keys make": (
+        (
+            "Passwords of all users, and the file that nats-server includes",
+            "topobus keys make users --server-file users.conf",
+        ),
+    ),
     "keys rotate": (
         (
             "Newer passwords of two users, the older ones good for now",
@@ -105,9 +131,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "keys secrets forget": (("End the passwords from before a rotation", "topobus keys secrets forget topobus"),),
     "keys secrets make": (("What deploy/kubernetes needs, as Secrets", "topobus keys secrets make topobus"),),
-    "keys secrets renew": (("Another certificate of NATS by the same authority", "topobus keys secrets renew topobus"),),
+    "keys secrets renew": (
+        ("Another certificate of NATS by the same authority", "topobus keys secrets renew topobus"),
+    ),
     "keys secrets rotate": (("Newer passwords for everybody", "topobus keys secrets rotate topobus --overlap"),),
-    "keys secrets show": (("The password of the operator's user, for a file", "topobus keys secrets show topobus cli"),),
+    "keys secrets show": (
+        ("The password of the operator's user, for a file", "topobus keys secrets show topobus cli"),
+    ),
     "keys show": (
         ("One user's password", "topobus keys show users cli"),
         ("Until when a certificate is good", "topobus keys show tls"),
@@ -118,7 +148,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("A node of a cluster, as a picture too", "topobus machine --node n1 --svg n1.svg"),
     ),
     "migrate": (("Structured manifests from classic ones", "topobus migrate claims.yaml parameters.yaml"),),
-    "move-ledger": (("To the node's own NATS server, its services stopped", "topobus move-ledger n1 --to nats://n1:4222"),),
+    "move-ledger": (
+        ("To the node's own NATS server, its services stopped", "topobus move-ledger n1 --to nats://n1:4222"),
+    ),
     "nodeallocationstates": (("Of one node", "topobus nodeallocationstates n1"),),
     "oci": (
         ("What a pod's container would get", "topobus oci --pod default/trainer"),

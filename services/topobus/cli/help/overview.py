@@ -1,4 +1,5 @@
-"""The commands of `topobus` in groups, as its help shows them: name, where the command is below topobus.cli, and what the overview says of it.
+"""The commands of `topobus` in groups, as its help shows them: name, where the command is below
+topobus.cli, and what the overview says of it.
 
 Only the standard library: help is printed before anything else is imported.
 """
@@ -15,19 +16,39 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
         ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
         ("profile", "commands.profile:profile_app", "Recorded machines: list, build, break and play them."),
-        ("record", "commands.record:record_machine", "Copy this machine's hardware tree, to read, test and break it elsewhere."),
+        (
+            "record",
+            "commands.record:record_machine",
+            "Copy this machine's hardware tree, to read, test and break it elsewhere.",
+        ),
     ),
     "Look": (
-        ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
-        ("topo", "commands.topo:topo", "Show how devices reach each other, as nvidia-smi topo -m does, for every class."),
-        ("top", "commands.top:top", "Show all nodes live, sick ones first, and draw one: holders, health and the newest events."),
+        (
+            "machine",
+            "commands.machine:machine",
+            "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what.",
+        ),
+        (
+            "topo",
+            "commands.topo:topo",
+            "Show how devices reach each other, as nvidia-smi topo -m does, for every class.",
+        ),
+        (
+            "top",
+            "commands.top:top",
+            "Show all nodes live, sick ones first, and draw one: holders, health and the newest events.",
+        ),
         (
             "console",
             "commands.console:console",
             "Show the fleet live in a browser: devices, faults, who waits and why; it changes nothing.",
         ),
         ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
-        ("pods", "commands.pods:pods", "List pods: container, resource, devices, NUMA node and health, as kubelet tells it."),
+        (
+            "pods",
+            "commands.pods:pods",
+            "List pods: container, resource, devices, NUMA node and health, as kubelet tells it.",
+        ),
         ("holders", "commands.holders:holders", "Who holds what, over all nodes, whatever way it was given out."),
         ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
         ("hints", "commands.hints:hints_app", "The hints that device services and topology give from now on."),
@@ -35,7 +56,11 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("explain", "commands.explain:explain", "Take one decision apart and replay it offline."),
     ),
     "Allocate": (
-        ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
+        (
+            "place",
+            "commands.place:place",
+            "Place a pod and say where and why, or why not and what would have to be freed.",
+        ),
         (
             "release",
             "commands.place:release_app",
@@ -48,11 +73,23 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("diff", "commands.diff:diff", "Show what apply would change, as a unified diff; it writes nothing."),
         ("get", "commands.get:get", "List objects, or show those named: topobus get claims, pods, deviceclasses."),
-        ("describe", "commands.describe:describe", "All about one object: devices, users, decisions, and why a claim waits."),
+        (
+            "describe",
+            "commands.describe:describe",
+            "All about one object: devices, users, decisions, and why a claim waits.",
+        ),
         ("delete", "commands.objects:delete", "Delete objects; what holds devices lets go of them first."),
-        ("allocate", "commands.allocate:allocate", "Say where claims would be allocated, or why not, without writing anything."),
+        (
+            "allocate",
+            "commands.allocate:allocate",
+            "Say where claims would be allocated, or why not, without writing anything.",
+        ),
         ("claim", "commands.claim:claim_app", "Short for apply, get and delete of claims."),
-        ("oci", "commands.oci:oci_app", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
+        (
+            "oci",
+            "commands.oci:oci_app",
+            "Print a container's OCI spec with its devices, as kubelet and a runtime would make it.",
+        ),
         ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
         (
             "nodeallocationstates",
@@ -63,8 +100,16 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Operate": (
         ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
         ("logs", "commands.logs:logs", "What the programs of a `topobus up` log, in the order of time."),
-        ("version", "commands.version:version", "Versions of this program, of the NATS server and of each running service."),
-        ("device", "commands.device:device_app", "Work on single devices: maintain, exclude, return, forgive, reset, list."),
+        (
+            "version",
+            "commands.version:version",
+            "Versions of this program, of the NATS server and of each running service.",
+        ),
+        (
+            "device",
+            "commands.device:device_app",
+            "Work on single devices: maintain, exclude, return, forgive, reset, list.",
+        ),
         ("forget", "commands.forget:forget_app", "Remove what stands of nodes that are gone."),
         (
             "move-ledger",
@@ -75,7 +120,11 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Set up": (
         ("context", "commands.context:context_app", "Name the systems that commands talk to, and choose one."),
         ("keys", "commands.keys:keys_app", "Make, change and show the passwords of NATS' users."),
-        ("completion", "commands.completion:completion", "Print the script by which a shell completes commands, options and names."),
+        (
+            "completion",
+            "commands.completion:completion",
+            "Print the script by which a shell completes commands, options and names.",
+        ),
         ("help", "commands.help:show_help", "Help for a command: the same as COMMAND --help."),
     ),
 }

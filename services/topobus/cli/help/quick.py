@@ -1,6 +1,9 @@
-"""Answers what needs no command: help and this program's own version, before the parser or any command is imported.
+"""Answers what needs no command: help and this program's own version, before the parser or any
+command is imported.
 
-Flows in: the command line. Flows out: text on standard output, or nothing, and then the program goes on as ever. With everything imported, `topobus place --help` took half a second of processor time.
+Flows in: the command line. Flows out: text on standard output, or nothing, and then
+the program goes on as ever. With everything imported, `topobus place --help` took
+half a second of processor time.
 """
 
 from __future__ import annotations
@@ -42,7 +45,13 @@ def answer_quickly(arguments: list[str]) -> bool:
     if not asks_help and options:
         commands = read_commands()
         group, rest = find_command(commands, options)
-        if group is None or group["is_command"] or rest or not group["words"] or len(options) > len(group["words"].split()):
+        if (
+            group is None
+            or group["is_command"]
+            or rest
+            or not group["words"]
+            or len(options) > len(group["words"].split())
+        ):
             return False
         print_help(help_of(group, commands))
         return True
@@ -94,7 +103,8 @@ def _complete(words: Sequence[str]) -> None:
     last = words[-1] if words else ""
     names: list[str] = []
     if completion.names:
-        # Only here is the system asked, as it is by any command; the system that the line itself names is the one meant.
+        # Only here is the system asked, as it is by any command; the system that the line
+        # itself names is the one meant.
         from topobus.cli.help.value_names import names_of, options_of
 
         names = names_of(completion.names, options_of(words))

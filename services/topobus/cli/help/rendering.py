@@ -1,4 +1,7 @@
-"""Writes help as text: of the program, its commands in groups; of a command, how to call it, what it takes, and examples. Pure."""
+"""Writes help as text: of the program, its commands in groups.
+
+Of a command, how to call it, what it takes, and examples. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ _INDENT = "  "
 # Beyond this a name stands on a line of its own.
 _WIDEST_NAME = 26
 _EXIT_CODES = (
-    "0 yes, 1 no, 2 usage, 65 bad content, 66 no such file, 69 unavailable, 70 our defect, 74 hardware, 78 setting, 130 interrupted"
+    "0 yes, 1 no, 2 usage, 65 bad content, 66 no such file, 69 unavailable, 70 our defect, 74 hardware, 78 "
+    "setting, 130 interrupted"
 )
 
 
@@ -26,7 +30,8 @@ def program_help(width: int) -> str:
     first = ("topobus demo", "topobus up", "topobus place examples/pods/trainer.yaml", "topobus machine")
     parts.append("A first walk:\n" + "\n".join(f"{_INDENT}{line}" for line in first))
     closing = (
-        "`topobus COMMAND --help` has options and examples. --nats URL, --context NAME and --json may stand before the command, too. "
+        "`topobus COMMAND --help` has options and examples. --nats URL, --context NAME and --json may stand "
+        "before the command, too. "
         "Which system a command talks to: docs/how-to/choose-a-system.md."
     )
     parts.append(textwrap.fill(closing, width))
@@ -35,11 +40,17 @@ def program_help(width: int) -> str:
 
 
 def command_help(
-    command: CommandData, commands: Mapping[str, CommandData], examples: Sequence[tuple[str, str]], width: int, *, program: str = "topobus"
+    command: CommandData,
+    commands: Mapping[str, CommandData],
+    examples: Sequence[tuple[str, str]],
+    width: int,
+    *,
+    program: str = "topobus",
 ) -> str:
     """Write the help of one command.
 
-    Shapes: commands — all, to list those below this one; examples — what each shows, and its command line.
+    Shapes: commands — all, to list those below this one; examples — what
+    each shows, and its command line.
     """
     parts = [textwrap.fill(command["help"], width)] if command["help"] else []
     below = [
@@ -50,18 +61,27 @@ def command_help(
     calls = [_call(program, command)] if command["is_command"] else []
     calls += [f"{program} {command['words']} COMMAND"] if below else []
     parts.append(
-        "Usage:\n" + "\n".join(textwrap.fill(call, width, initial_indent=_INDENT, subsequent_indent=_INDENT * 3) for call in calls)
+        "Usage:\n"
+        + "\n".join(textwrap.fill(call, width, initial_indent=_INDENT, subsequent_indent=_INDENT * 3) for call in calls)
     )
     if below:
-        parts.append(_section("Commands", [(other["words"].rpartition(" ")[2], other["help"]) for other in below], width))
+        parts.append(
+            _section("Commands", [(other["words"].rpartition(" ")[2], other["help"]) for other in below], width)
+        )
     if command["arguments"]:
-        parts.append(_section("Arguments", [(argument["name"], _argument_text(argument)) for argument in command["arguments"]], width))
+        parts.append(
+            _section(
+                "Arguments", [(argument["name"], _argument_text(argument)) for argument in command["arguments"]], width
+            )
+        )
     own = [option for option in command["options"] if not option["is_shared"]]
     shared = [option for option in command["options"] if option["is_shared"]]
     if own:
         parts.append(_section("Options", [(_option_name(option), _option_text(option)) for option in own], width))
     if shared:
-        parts.append(_section("Common options", [(_option_name(option), _option_text(option)) for option in shared], width))
+        parts.append(
+            _section("Common options", [(_option_name(option), _option_text(option)) for option in shared], width)
+        )
     if examples:
         lines = [f"{_INDENT}# {text}\n{_INDENT}{line}" for text, line in examples]
         parts.append("Examples:\n" + "\n".join(lines))
@@ -73,7 +93,9 @@ def _call(program: str, command: CommandData) -> str:
     for argument in command["arguments"]:
         name = f"{argument['name']}…" if argument["is_many"] and "..." not in argument["name"] else argument["name"]
         words.append(name if argument["is_required"] else f"[{name}]")
-    words += [f"{option['names'][-1]} {option['value']}".rstrip() for option in command["options"] if option["is_required"]]
+    words += [
+        f"{option['names'][-1]} {option['value']}".rstrip() for option in command["options"] if option["is_required"]
+    ]
     return " ".join([*words, "[options]"])
 
 

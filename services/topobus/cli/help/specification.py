@@ -1,4 +1,7 @@
-"""Reads from the program's parser what help and completion say of each command. It imports every command: run by `tools/render-docs`, and where a command is not in its data yet."""
+"""Reads from the program's parser what help and completion say of each command.
+
+It imports every command: run by `tools/render-docs`, and where a command is not in its data yet.
+"""
 
 from __future__ import annotations
 
@@ -81,17 +84,22 @@ def _argument(argument: Argument) -> ArgumentData:
 
 def _option(argument: Argument, words: tuple[str, ...]) -> OptionData:
     names = [name for name in argument.names if not name.startswith("--empty-")]
-    is_switch = any(name in argument.negatives for name in names) or argument.hint is bool or argument.parameter.negative == ()
+    is_switch = (
+        any(name in argument.negatives for name in names) or argument.hint is bool or argument.parameter.negative == ()
+    )
     is_switch = is_switch and not _is_list(argument)
     default = argument.field_info.default
     shown = default.value if isinstance(default, Enum) else default
     return OptionData(
-        # Short names first, as everybody writes them; of a switch that is on by default, what switches it off says more.
+        # Short names first, as everybody writes them; of a switch that is on by default,
+        # what switches it off says more.
         names=sorted(names, key=lambda name: (name.startswith("--"), names.index(name))),
         value="" if is_switch else _value(argument, names[0]),
         help=_text(argument),
         choices=[] if is_switch else list(argument.get_choices() or ()),
-        default=str(shown) if isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != "" else "",
+        default=str(shown)
+        if isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != ""
+        else "",
         is_required=bool(argument.required),
         is_many=_is_list(argument),
         is_shared=set(names) <= _SHARED and words[:1] not in (("up",), ("context",)),

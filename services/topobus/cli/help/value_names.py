@@ -1,4 +1,5 @@
-"""Names of what runs, for a shell that completes a command line: nodes, classes, devices, objects, holders, decisions, contexts; and of recorded machines.
+"""Names of what runs, for a shell that completes a command line: nodes, classes, devices, objects,
+holders, decisions, contexts; and of recorded machines.
 
 Whatever goes wrong there are no names: a shell that waits for a key is no place for errors.
 """
@@ -46,13 +47,16 @@ def options_of(words: Sequence[str]) -> BusOptions:
     """Read from an unfinished command line which system it is about."""
     given = {name: value for name, value in pairwise(words[:-1]) if name in ("--nats", "--context")}
     given |= {
-        name: value for name, equals, value in (word.partition("=") for word in words[:-1]) if equals and name in ("--nats", "--context")
+        name: value
+        for name, equals, value in (word.partition("=") for word in words[:-1])
+        if equals and name in ("--nats", "--context")
     }
     return BusOptions(nats=given.get("--nats"), context=given.get("--context"))
 
 
 async def _ask(what: str, options: BusOptions) -> list[str]:
-    # Somebody has pressed a key and waits: for all together no longer than any command waits for its connection.
+    # Somebody has pressed a key and waits: for all together no longer than any
+    # command waits for its connection.
     async with asyncio.timeout(options.settings().connect_timeout_s), open_bus(options, NamesSystem.NEVER) as bus:
         return sorted(await _names(bus, what))
 
@@ -68,7 +72,9 @@ async def _names(bus: Bus, what: str) -> set[str]:
     if what == "decisions":
         return {received_event.value.id for received_event in await bus.last(DECISION, limit=_NEWEST_DECISIONS)}
     if what == "holders":
-        owners = [allocation.owner for entry in await bus.list(LEDGER) for allocation in entry.value.allocations.values()]
+        owners = [
+            allocation.owner for entry in await bus.list(LEDGER) for allocation in entry.value.allocations.values()
+        ]
         return {f"{owner.namespace}/{owner.name}" for owner in owners if owner.kind is OwnerKind.POD}
     kind = kind_of(what.removeprefix("objects ").partition(",")[0])
     return {entry.value.metadata.get("name", "") for entry in await bus.list(OBJECT) if entry.value.kind == kind} - {""}

@@ -1,6 +1,8 @@
-"""Reads the inventories of a fleet, names first: a device service may fill its class's bucket with nodes that there are not, and who looks at a fleet must not read all that.
+"""Reads the inventories of a fleet, names first: a device service may fill its class's bucket with
+nodes that there are not, and who looks at a fleet must not read all that.
 
-Flows in: the keys of machines and inventories. Flows out: inventories of nodes whose machine reports, of few others, and the names of nodes that were left unread.
+Flows in: the keys of machines and inventories. Flows out: inventories of nodes whose machine
+reports, of few others, and the names of nodes that were left unread.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ __all__ = ["list_inventories", "list_inventories_as", "nodes_without_a_machine",
 
 M = TypeVar("M")
 
-# Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than this are somebody's invention.
+# Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than
+# this are somebody's invention.
 _MOST_STRANGERS = 16
 _AT_ONCE = 8
 
@@ -27,14 +30,18 @@ _AT_ONCE = 8
 async def list_inventories(
     bus: Bus, *, on_rejected: Callable[[str, str], None] | None = None
 ) -> tuple[tuple[Entry[Inventory], ...], tuple[str, ...]]:
-    """Read all inventories, sorted by key, but those of nodes without a machine where these are many: their names come second, sorted."""
+    """Read all inventories, sorted by key, but those of nodes without a machine where these are
+    many: their names come second, sorted.
+    """
     return await list_inventories_as(bus, INVENTORY, on_rejected=on_rejected)
 
 
 async def list_inventories_as(
     bus: Bus, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None
 ) -> tuple[tuple[Entry[M], ...], tuple[str, ...]]:
-    """Read as `list_inventories` does, of each inventory what a message of fewer fields has: `INVENTORY.read_as`."""
+    """Read as `list_inventories` does, of each inventory what a message of fewer fields has:
+    `INVENTORY.read_as`.
+    """
     machines, nodes = await _places(bus)
     strangers = sorted(nodes - machines)
     members = sorted(nodes & machines)

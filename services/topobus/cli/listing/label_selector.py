@@ -1,6 +1,8 @@
-"""Reads and applies label selectors as Kubernetes writes them: `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`, all joined by commas.
+"""Reads and applies label selectors as Kubernetes writes them: `a=b`, `a==b`, `a!=b`, `a in (b,c)`,
+`a notin (b,c)`, `a`, `!a`, all joined by commas.
 
-Flows in: the text of `-l`. Flows out: requirements that labels meet or not. Pure. As in Kubernetes, `!=` and `notin` are met by what has no such label.
+Flows in: the text of `-l`. Flows out: requirements that labels meet or not. Pure. As in Kubernetes,
+`!=` and `notin` are met by what has no such label.
 """
 
 from __future__ import annotations
@@ -54,13 +56,15 @@ class LabelSelector:
         (True, False, False)
 
         Errors: raises UsageError that says where it cannot be read.
-        """
+        """  # noqa: E501
         requirements: list[Requirement] = []
         place = 0
         while place < len(text):
             term = _TERM.match(text, place)
             if term is None or (term["end"] == "," and term.end() == len(text)):
-                raise UsageError(f"cannot read the label selector {text!r} at {text[place:].strip() or 'its end'!r}", next_step=_NEXT)
+                raise UsageError(
+                    f"cannot read the label selector {text!r} at {text[place:].strip() or 'its end'!r}", next_step=_NEXT
+                )
             requirements.append(_requirement(term))
             place = term.end()
         return cls(requirements=tuple(requirements))

@@ -1,6 +1,10 @@
-"""Options that every listing takes, and what prints a listing by them: table, wide table, YAML, JSON or names; selected, sorted, and followed.
+"""Options that every listing takes, and what prints a listing by them: table, wide table, YAML,
+JSON or names.
 
-Flows in: listings, made by a command from what it read on the bus. Flows out: text on stdout. A wrong option is refused before anything is read.
+Selected, sorted, and followed.
+
+Flows in: listings, made by a command from what it read on the bus. Flows out: text on stdout. A
+wrong option is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -54,9 +58,13 @@ class ListOptions:
             help="Only what has these labels: of devices such as 'class in (gpu,nic),numa=0', of objects their own.",
         ),
     ] = ""
-    sort_by: Annotated[str, Parameter(name="--sort-by", help="Sort by this column, or by a path such as .metadata.name.")] = ""
+    sort_by: Annotated[
+        str, Parameter(name="--sort-by", help="Sort by this column, or by a path such as .metadata.name.")
+    ] = ""
     no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False
-    watch: Annotated[bool, Parameter(name=("--watch", "-w"), negative="", help="Then go on with each change, until Ctrl-C.")] = False
+    watch: Annotated[
+        bool, Parameter(name=("--watch", "-w"), negative="", help="Then go on with each change, until Ctrl-C.")
+    ] = False
 
     def lister(self, *, is_json: bool = False) -> Lister:
         """Read the options.
@@ -108,10 +116,13 @@ class Lister:
             rows = sorted(rows, key=self._sort_key(listing))
         return replace(listing, rows=tuple(rows), is_wide=self.form == "wide", has_headers=not self.options.no_headers)
 
-    def show(self, listings: Sequence[Listing], document: Callable[[list[Row]], Any], *, thing: str, empty: str = "") -> None:
+    def show(
+        self, listings: Sequence[Listing], document: Callable[[list[Row]], Any], *, thing: str, empty: str = ""
+    ) -> None:
         """Print listings; `document` makes of the rows that are left what programs read.
 
-        Shapes: thing — what a row is, for a selector that selects none; empty — what is said where there is nothing to list.
+        Shapes: thing — what a row is, for a selector that selects none; empty — what is said
+        where there is nothing to list.
         """
         output = self.output()
         chosen = [self.chosen(listing) for listing in listings]
@@ -132,9 +143,14 @@ class Lister:
                 output.show(*([Text()] if number and listing.title and listing.has_headers else []), listing)
 
     def no_match(self, thing: str, labels: Iterable[Mapping[str, str]]) -> str:
-        """Say that the selector selects nothing of what has these labels; one that nothing here has is mostly misspelt."""
+        """Say that the selector selects nothing of what has these labels.
+
+        One that nothing here has is mostly misspelt.
+        """
         label_names = sorted({name for each in labels for name in each})
-        strange = [need.key for need in self.selector.requirements if need.key not in label_names and not need.is_negated]
+        strange = [
+            need.key for need in self.selector.requirements if need.key not in label_names and not need.is_negated
+        ]
         text = f"no {thing} matches {self.options.selector}"
         if not label_names or not strange:
             return text
@@ -142,8 +158,12 @@ class Lister:
         shown = f"{', '.join(label_names[:_SHOWN_LABELS])}{', …' if len(label_names) > _SHOWN_LABELS else ''}"
         return f"{text}: none has a label {strange[0]}{f', did you mean {meant}?' if meant else ''}; there are {shown}"
 
-    async def follow(self, bus: Bus, sources: Sequence[Source], collect: Callable[[], Awaitable[Sequence[Listing]]]) -> None:
-        """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or SIGTERM. A row that goes is told as gone."""
+    async def follow(
+        self, bus: Bus, sources: Sequence[Source], collect: Callable[[], Awaitable[Sequence[Listing]]]
+    ) -> None:
+        """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or
+        SIGTERM. A row that goes is told as gone.
+        """
         me = asyncio.current_task()
         assert me is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
@@ -155,8 +175,11 @@ class Lister:
                     changed.set()
 
         def note_connection() -> None:
-            # Beside the rows: each of these is a document that programs read, and what changed meanwhile is shown when NATS is back.
-            self.output().note("NATS is back" if bus.is_connected else "NATS went away: nothing changes here until it is back")
+            # Beside the rows: each of these is a document that programs read, and what changed
+            # meanwhile is shown when NATS is back.
+            self.output().note(
+                "NATS is back" if bus.is_connected else "NATS went away: nothing changes here until it is back"
+            )
 
         forget = bus.on_change(note_connection)
         with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:
@@ -171,7 +194,9 @@ class Lister:
                     shown = self._show_changes(await collect(), shown)
                     await changed.wait()
 
-    def _show_changes(self, listings: Sequence[Listing], shown: dict[str, tuple[Any, ...]] | None) -> dict[str, tuple[Any, ...]]:
+    def _show_changes(
+        self, listings: Sequence[Listing], shown: dict[str, tuple[Any, ...]] | None
+    ) -> dict[str, tuple[Any, ...]]:
         output = self.output()
         seen: dict[str, tuple[Any, ...]] = {}
         for listing in listings:
@@ -219,7 +244,8 @@ class Lister:
             import yaml
 
             print(
-                ("---\n" if is_stream else "") + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120),
+                ("---\n" if is_stream else "")
+                + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120),
                 end="",
                 flush=True,
             )

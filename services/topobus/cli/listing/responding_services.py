@@ -1,6 +1,8 @@
-"""Asks the services behind a command's inventories, all at once, whether they run, so that no table shows the last state of a dead service as current.
+"""Asks the services behind a command's inventories, all at once, whether they run, so that no table
+shows the last state of a dead service as current.
 
-The result is a snapshot: a service that restarts at this moment counts as silent here, while topology waits some seconds before it reports that.
+The result is a snapshot: a service that restarts at this moment counts as silent here, while
+topology waits some seconds before it reports that.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ __all__ = [
     "why_silent",
 ]
 
-# A person waits for this once, for all services together; one that is well answers within milliseconds.
+# A person waits for this once, for all services together; one that is
+# well answers within milliseconds.
 _PATIENCE_S = 1.0
-# Nodes whose services are asked at the same time. All of a large fleet at once would have answers wait in this process for longer than the patience.
+# Nodes whose services are asked at the same time. All of a large fleet at once would have answers
+# wait in this process for longer than the patience.
 _AT_ONCE = 32
 
 # Whoever waits for longer wonders whether anything happens.
@@ -67,7 +71,8 @@ def device_service_on(node: str, device_class: str) -> Peer:
 async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], say: Callable[[str], None]) -> T:
     """Wait for an answer; when it takes long, say once for whom.
 
-    Shapes: peers — who works on it, the one that is asked first; told are those that give no sign of life, else the last, which does the work.
+    Shapes: peers — who works on it, the one that is asked first; told are those that give no sign
+    of life, else the last, which does the work.
     """
     waited = asyncio.ensure_future(answer)
     try:
@@ -83,12 +88,20 @@ async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], sa
 
 
 async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
-    """The inventories as they are to be read: devices of a service that does not answer are Unknown, and a warning says so."""
+    """The inventories as they are to be read: devices of a service that does not answer are
+    Unknown, and a warning says so.
+    """
     known_inventories = list(inventories)
     reasons = await asyncio.gather(
-        *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in known_inventories)
+        *(
+            why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class)
+            for inventory in known_inventories
+        )
     )
-    return [_unheard(inventory, why) if why else inventory for inventory, why in zip(known_inventories, reasons, strict=True)]
+    return [
+        _unheard(inventory, why) if why else inventory
+        for inventory, why in zip(known_inventories, reasons, strict=True)
+    ]
 
 
 async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:

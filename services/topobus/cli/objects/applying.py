@@ -1,6 +1,8 @@
-"""Writes objects of the stand-alone API: checks all before it writes the first, then writes one after the other and reports where it stopped.
+"""Writes objects of the stand-alone API: checks all before it writes the first, then writes one
+after the other and reports where it stopped.
 
-Flows in: objects of manifests. Flows out: compare-and-set writes of their specs; a status that the controller wrote stays.
+Flows in: objects of manifests. Flows out: compare-and-set writes of their specs; a status
+that the controller wrote stays.
 """
 
 from __future__ import annotations
@@ -52,10 +54,12 @@ __all__ = [
     "wait_for_condition",
 ]
 
-# The controller writes status at the same time; each try reads anew, and more losses than this in a row mean that something spins.
+# The controller writes status at the same time; each try reads anew, and more losses than this in a
+# row mean that something spins.
 _TRIES = 8
 _WRITTEN_OVER = "written over what nobody could read"
-# What others name stands before what names it: the first word on a claim must not be that its class is missing.
+# What others name stands before what names it: the first word on a claim must
+# not be that its class is missing.
 _ORDER = (
     "DeviceClass",
     "ResourceClass",
@@ -90,11 +94,17 @@ class Applied:
 
 
 async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bool = False) -> list[Applied]:
-    """Write all objects of a manifest, or none when one of them cannot be written over what is stored; a dry run says what would be done.
+    """Write all objects of a manifest, or none when one of them cannot be written over what is
+    stored.
 
-    Errors: raises ContractError before anything is written; PeerUnavailable names what was written by then.
+    A dry run says what would be done.
+
+    Errors: raises ContractError before anything is written; PeerUnavailable
+    names what was written by then.
     """
-    ordered = sorted(wanted, key=lambda api_object: _ORDER.index(api_object.kind) if api_object.kind in _ORDER else len(_ORDER))
+    ordered = sorted(
+        wanted, key=lambda api_object: _ORDER.index(api_object.kind) if api_object.kind in _ORDER else len(_ORDER)
+    )
     present: dict[tuple[str, ...], _Present] = {}
     problems: list[str] = []
     placed = await _placed_pods(bus) if any(api_object.kind == "Pod" for api_object in ordered) else {}
@@ -102,7 +112,9 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
         parts = object_parts(api_object)
         place = tuple(parts.values())
         if place in present:
-            raise ContractError(f"{name_of(api_object)} stands twice in the manifest", next_step="give each object a name of its own")
+            raise ContractError(
+                f"{name_of(api_object)} stands twice in the manifest", next_step="give each object a name of its own"
+            )
         entry, _ = present[place] = await _read(bus, parts)
         metadata = metadata_of(api_object)
         name = f"{metadata.namespace or 'default'}/{metadata.name}"
@@ -120,7 +132,10 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
         if size > OBJECT.max_value_bytes:
             problems.append(f"{name_of(api_object)}: it has {size} bytes, wanted at most {OBJECT.max_value_bytes}")
     if problems:
-        raise ContractError("\n".join(problems), next_step="nothing was applied; mend or delete what is named and apply the manifest again")
+        raise ContractError(
+            "\n".join(problems),
+            next_step="nothing was applied; mend or delete what is named and apply the manifest again",
+        )
     if is_dry_run:
         return [_would_apply(api_object, *read) for api_object, read in zip(ordered, present.values(), strict=True)]
     applied: list[Applied] = []
@@ -138,34 +153,52 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
 def _would_apply(wanted: ApiObject, entry: Entry[ApiObject] | None, revision: int) -> Applied:
     stored = _admitted(wanted, entry)
     is_unread = revision != (entry.revision if entry is not None else 0)
-    verb = _WRITTEN_OVER if is_unread else "created" if entry is None else "unchanged" if stored == entry.value else "changed"
+    verb = (
+        _WRITTEN_OVER
+        if is_unread
+        else "created"
+        if entry is None
+        else "unchanged"
+        if stored == entry.value
+        else "changed"
+    )
     return Applied(stored=stored, verb=verb, previous=entry.value if entry is not None else None)
 
 
 async def _placed_pods(bus: Bus) -> dict[str, str]:
-    """List the pods that hold something by `topobus place`, with their nodes: stored under the same name they would have two owners."""
+    """List the pods that hold something by `topobus place`, with their nodes: stored under the same
+    name they would have two owners.
+    """
     return {
         f"{holder.owner.namespace}/{holder.owner.name}": entry.parts["node"]
         for entry in await bus.list(LEDGER)
         for holder in entry.value.allocations.values()
-        if holder.owner.kind is OwnerKind.POD and holder.owner.uid == placed_uid(holder.owner.namespace, holder.owner.name)
+        if holder.owner.kind is OwnerKind.POD
+        and holder.owner.uid == placed_uid(holder.owner.namespace, holder.owner.name)
     }
 
 
 async def apply_object(bus: Bus, wanted: ApiObject, present: _Present | None = None) -> Applied:
-    """Write an object's spec, over `present` where it was read already; what the controller wrote into status stays."""
+    """Write an object's spec, over `present` where it was read already.
+
+    What the controller wrote into status stays.
+    """
     parts = object_parts(wanted)
     for _ in range(_TRIES):
         entry, revision = present or await _read(bus, parts)
         present = None
         applied = _would_apply(wanted, entry, revision)
-        if applied.verb == "unchanged" or not isinstance(await bus.compare_and_set(OBJECT, applied.stored, revision, **parts), Conflict):
+        if applied.verb == "unchanged" or not isinstance(
+            await bus.compare_and_set(OBJECT, applied.stored, revision, **parts), Conflict
+        ):
             return applied
     raise PeerUnavailable(f"{name_of(wanted)}: somebody else keeps changing it", next_step="try again")
 
 
 async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = False) -> ApiObject:
-    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it. Of one that nobody can read counts the newest version that can be read.
+    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it.
+
+    Of one that nobody can read counts the newest version that can be read.
 
     Errors: raises NotFoundError when there is none.
     """
@@ -178,7 +211,8 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
         if entry is None:
             if any(metadata_of(each).name == parts["name"] for each in await built_in_classes(bus, parts["kind"])):
                 raise NotFoundError(
-                    f"deviceclass {parts['name']} is built in, and not stored: there is nothing to delete", next_step=_CHANGE_CLASS
+                    f"deviceclass {parts['name']} is built in, and not stored: there is nothing to delete",
+                    next_step=_CHANGE_CLASS,
                 )
             raise not_found(parts)
         marked = ask_deletion(entry.value, now=rfc3339(SystemClock().now()))
@@ -214,8 +248,14 @@ def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, 
 
 
 async def built_in_classes(bus: Bus, kind: str) -> list[ApiObject]:
-    """List the classes that claims can name without anybody having stored them, where classes are meant: one for each class that a node has."""
-    names = {driver_name(parts["device_class"]) for parts in await bus.keys(INVENTORY)} if kind.lower() == "deviceclass" else ()
+    """List the classes that claims can name without anybody having stored them, where classes are
+    meant: one for each class that a node has.
+    """
+    names = (
+        {driver_name(parts["device_class"]) for parts in await bus.keys(INVENTORY)}
+        if kind.lower() == "deviceclass"
+        else ()
+    )
     return [built_in_class_object(name) for name in sorted(names)]
 
 
@@ -228,14 +268,22 @@ async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
         found_entry = await bus.get(OBJECT, **parts)
     except ContractError as err:
         kind, where = parts["kind"], "" if parts["namespace"] == CLUSTER else f" -n {parts['namespace']}"
-        err.next_step = f"`topobus apply -f` its manifest, which writes it anew, or `topobus delete {kind} {parts['name']}{where}`"
+        err.next_step = (
+            f"`topobus apply -f` its manifest, which writes it anew, or `topobus delete {kind} {parts['name']}{where}`"
+        )
         raise
     if found_entry is not None:
         return found_entry.value
-    built_in = next((each for each in await built_in_classes(bus, parts["kind"]) if metadata_of(each).name == parts["name"]), None)
+    built_in = next(
+        (each for each in await built_in_classes(bus, parts["kind"]) if metadata_of(each).name == parts["name"]), None
+    )
     if built_in is not None:
         return built_in
-    elsewhere = [entry.parts["namespace"] for entry in await bus.list(OBJECT, kind=parts["kind"]) if entry.parts["name"] == parts["name"]]
+    elsewhere = [
+        entry.parts["namespace"]
+        for entry in await bus.list(OBJECT, kind=parts["kind"])
+        if entry.parts["name"] == parts["name"]
+    ]
     raise not_found(parts, elsewhere)
 
 
@@ -244,10 +292,13 @@ def not_found(parts: dict[str, str], elsewhere: Sequence[str] = ()) -> NotFoundE
     what = "claim" if parts["kind"] == "resourceclaim" else parts["kind"]
     name = parts["name"] if parts["namespace"] == CLUSTER else f"{parts['namespace']}/{parts['name']}"
     if elsewhere:
-        return NotFoundError(f"there is no {what} {name}", next_step=f"there is one in namespace {elsewhere[0]}: add -n {elsewhere[0]}")
+        return NotFoundError(
+            f"there is no {what} {name}", next_step=f"there is one in namespace {elsewhere[0]}: add -n {elsewhere[0]}"
+        )
     if what == "node":
         return NotFoundError(
-            f"there is no stored node {name}", next_step=f"`topobus forget node {name} --dry-run` says what stands of a node that is gone"
+            f"there is no stored node {name}",
+            next_step=f"`topobus forget node {name} --dry-run` says what stands of a node that is gone",
         )
     return NotFoundError(f"there is no {what} {name}", next_step=f"`topobus get {what} -A` lists what there is")
 
@@ -260,7 +311,10 @@ def parts_of(kind: str, namespace: str, name: str) -> dict[str, str]:
 
 
 async def wait_for_condition(bus: Bus, stored: ApiObject, limit_s: float) -> ApiObject:
-    """Wait until the controller has said something of this very spec; the object with it, or as it was when nothing comes in time."""
+    """Wait until the controller has said something of this very spec.
+
+    The object with it, or as it was when nothing comes in time.
+    """
     newest = stored
     if stored.kind not in CONDITIONS or is_classic(stored) or condition_of(stored) is not None:
         return stored
@@ -298,7 +352,9 @@ def is_scheduled(api_object: ApiObject) -> bool:
 
 
 def _admitted(wanted: ApiObject, entry: Entry[ApiObject] | None) -> ApiObject:
-    return admit(wanted, uid=str(uuid.uuid4()), now=rfc3339(SystemClock().now()), previous=entry.value if entry else None)
+    return admit(
+        wanted, uid=str(uuid.uuid4()), now=rfc3339(SystemClock().now()), previous=entry.value if entry else None
+    )
 
 
 def _unread(parts: dict[str, str]) -> ApiObject:
@@ -308,7 +364,11 @@ def _unread(parts: dict[str, str]) -> ApiObject:
 
 
 async def _read(bus: Bus, parts: dict[str, str]) -> _Present:
-    """Read an object, and the key's revision; where what stands there cannot be read, the newest version before it, which has another revision."""
+    """Read an object, and the key's revision.
+
+    Where what stands there cannot be read, the newest version before
+    it, which has another revision.
+    """
     stored = await bus.get_or_last(OBJECT, **parts)
     if isinstance(stored, Unreadable):
         return stored.last, stored.revision

@@ -1,6 +1,10 @@
-"""Finds the devices that a command line means: by name, or all that match a class, a node and conditions. Pure.
+"""Finds the devices that a command line means: by name, or all that match a class, a node and
+conditions.
 
-Flows in: inventories, what is kept back, and the words of the command line. Flows out: devices with their node and class, sorted; or an error that says what there is.
+Pure.
+
+Flows in: inventories, what is kept back, and the words of the command line. Flows out: devices with
+their node and class, sorted; or an error that says what there is.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ class Selection(Struct, frozen=True, kw_only=True):
 
 
 def read_conditions(where: Iterable[str]) -> tuple[tuple[Condition, ...], ...]:
-    """Read `FIELD=VALUE` words, of which all must hold. What looks like a number may be one or text, so each word gives alternatives.
+    """Read `FIELD=VALUE` words, of which all must hold.
+
+    What looks like a number may be one or text, so each word gives alternatives.
 
     Errors: raises UsageError.
 
@@ -56,11 +62,14 @@ def choose_devices(
 ) -> tuple[ChosenDevice, ...]:
     """Find the devices that are meant.
 
-    Shapes:  kept_back — for who may mean devices that are not there now, too.
-    Errors:  raises UsageError when nothing is said or one name could mean several devices, NotFoundError when a name or a selector means none.
+    Shapes: kept_back — for who may mean devices that are not there now, too.
+    Errors: raises UsageError when nothing is said or one name could mean several devices,
+    NotFoundError when a name or a selector means none.
     """
     conditions = read_conditions(selection.where)
-    places = [(each.node, each.device_class) for each in inventories] + [(each.node, each.device_class) for each in kept_back]
+    places = [(each.node, each.device_class) for each in inventories] + [
+        (each.node, each.device_class) for each in kept_back
+    ]
     if selection.node is not None:
         one_of("node", selection.node, (node for node, _ in places))
     if selection.device_class is not None:
@@ -83,7 +92,11 @@ def choose_devices(
         and _matches(offered.get(chosen), conditions)
     ]
     if selection.names:
-        return tuple(sorted(chosen for name in dict.fromkeys(selection.names) for chosen in _named(name, selection, scope, offered)))
+        return tuple(
+            sorted(
+                chosen for name in dict.fromkeys(selection.names) for chosen in _named(name, selection, scope, offered)
+            )
+        )
     if selection.device_class is None and not selection.where:
         raise UsageError(
             "no device is named, and no selector given",
@@ -102,11 +115,17 @@ def _address(name: str) -> PciAddress | None:
         return None
 
 
-def _named(name: str, selection: Selection, scope: Sequence[ChosenDevice], offered: Mapping[ChosenDevice, Device]) -> list[ChosenDevice]:
+def _named(
+    name: str, selection: Selection, scope: Sequence[ChosenDevice], offered: Mapping[ChosenDevice, Device]
+) -> list[ChosenDevice]:
     meant = [chosen for chosen in scope if chosen.device == name]
     if not meant and (address := _address(name)):
         # As lspci and the drawing write it; each function of a card that was cut has its own.
-        meant = [chosen for chosen in scope if chosen in offered and offered[chosen].pci == address and not offered[chosen].parent]
+        meant = [
+            chosen
+            for chosen in scope
+            if chosen in offered and offered[chosen].pci == address and not offered[chosen].parent
+        ]
     if not meant:
         names = sorted({chosen.device for chosen in scope} or {chosen.device for chosen in offered})
         near = get_close_matches(name, names, n=3)
@@ -132,19 +151,25 @@ def _words(selection: Selection) -> str:
 def _matches(device: Device | None, conditions: tuple[tuple[Condition, ...], ...]) -> bool:
     if not conditions:
         return True
-    return device is not None and all(any(condition.holds(device) for condition in alternatives) for alternatives in conditions)
+    return device is not None and all(
+        any(condition.holds(device) for condition in alternatives) for alternatives in conditions
+    )
 
 
 def _read(word: str) -> tuple[Condition, ...]:
     field, equals, value = word.partition("=")
     if not equals or not field or not value:
         raise UsageError(
-            f"--where is {word!r}, wanted FIELD=VALUE", next_step="for instance --where driver=nvidia or --where 'model=*H100*'"
+            f"--where is {word!r}, wanted FIELD=VALUE",
+            next_step="for instance --where driver=nvidia or --where 'model=*H100*'",
         )
     alternatives: list[Condition] = []
     fault = ""
     exact_values = [exact for exact in (_number(value), _BOOLEANS.get(value)) if exact is not None]
-    for make in (partial(Condition, field=field, glob=value), *(partial(Condition, field=field, equals=exact) for exact in exact_values)):
+    for make in (
+        partial(Condition, field=field, glob=value),
+        *(partial(Condition, field=field, equals=exact) for exact in exact_values),
+    ):
         try:
             alternatives.append(make())
         except ValueError as err:

@@ -1,7 +1,9 @@
-"""Reads files that a user names, with a limit on their size: an endless or special file is an error instead of exhausted memory or an endless wait.
+"""Reads files that a user names, with a limit on their size: an endless or special file is an error
+instead of exhausted memory or an endless wait.
 
-Flows in: a path, `-` for standard input. Flows out: bytes or text. A pipe is read where the shell made it for this command (`<(…)`, /dev/stdin); a
-FIFO or device named by its path is refused, because opening one may block or change the device.
+Flows in: a path, `-` for standard input. Flows out: bytes or text. A pipe is read where the shell
+made it for this command (`<(…)`, /dev/stdin); a FIFO or device named by its path is refused,
+because opening one may block or change the device.
 """
 
 from __future__ import annotations
@@ -46,13 +48,15 @@ def shown_name(path: Path) -> str:
 def read_bytes(path: Path, *, limit_bytes: int, next_step: str) -> bytes:
     """Read a whole file, or standard input for `-`.
 
-    Errors: raises InputError for what cannot be read or is no file, ContractError for more than `limit_bytes`; no more than that is ever kept.
+    Errors: raises InputError for what cannot be read or is no file, ContractError for more than
+    `limit_bytes`; no more than that is ever kept.
     """
     where = shown_name(path)
     if (url := _URL.match(str(path))) is not None:
         text = f"{url[1]}://{url[2]}"
         raise InputError(
-            f"cannot read {text}: URLs are not read", next_step=f"fetch it, and look at it: curl -fsSL {text} -o manifest.yaml"
+            f"cannot read {text}: URLs are not read",
+            next_step=f"fetch it, and look at it: curl -fsSL {text} -o manifest.yaml",
         )
     try:
         if str(path) == "-":
@@ -84,12 +88,15 @@ def read_text(path: Path, *, limit_bytes: int, next_step: str) -> str:
     except UnicodeDecodeError as err:
         line = data.count(b"\n", 0, err.start) + 1
         raise ContractError(
-            f"{shown_name(path)}, line {line}: this is not text: {err.reason} at byte {err.start}", next_step="give a YAML or JSON manifest"
+            f"{shown_name(path)}, line {line}: this is not text: {err.reason} at byte {err.start}",
+            next_step="give a YAML or JSON manifest",
         ) from err
 
 
 def _bounded(file: BinaryIO, where: str, limit_bytes: int) -> bytes:
     data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
-        raise ContractError(f"{where}: it has more than {limit_bytes} bytes", next_step="give a smaller file, or several")
+        raise ContractError(
+            f"{where}: it has more than {limit_bytes} bytes", next_step="give a smaller file, or several"
+        )
     return data

@@ -1,4 +1,5 @@
-"""Resolves kinds of the stand-alone API as kubectl's users type them: singular, plural, short, with or without the group.
+"""Resolves kinds of the stand-alone API as kubectl's users type them: singular, plural, short, with
+or without the group.
 
 Flows in: a name from the command line. Flows out: the kind as in a manifest. Pure.
 """
@@ -12,8 +13,19 @@ from topobus.formats.kubernetes.shape import did_you_mean
 __all__ = ["is_node_allocation_state", "kind_of", "plural_of", "read_target"]
 
 # What kubectl's users and we ourselves say for short.
-_SHORT = {"po": "Pod", "claim": "ResourceClaim", "claims": "ResourceClaim", "class": "DeviceClass", "classes": "DeviceClass"}
-_SHORT |= {"template": "ResourceClaimTemplate", "templates": "ResourceClaimTemplate", "slice": "ResourceSlice", "slices": "ResourceSlice"}
+_SHORT = {
+    "po": "Pod",
+    "claim": "ResourceClaim",
+    "claims": "ResourceClaim",
+    "class": "DeviceClass",
+    "classes": "DeviceClass",
+}
+_SHORT |= {
+    "template": "ResourceClaimTemplate",
+    "templates": "ResourceClaimTemplate",
+    "slice": "ResourceSlice",
+    "slices": "ResourceSlice",
+}
 _SHORT |= {"taint": "DeviceTaintRule", "taints": "DeviceTaintRule"}
 
 
@@ -30,11 +42,12 @@ def plural_of(kind: str) -> str:
 
 
 def is_node_allocation_state(text: str) -> bool:
-    """Say whether the view is meant that classic drivers kept as objects: it can be got, and nothing else.
+    """Say whether the view is meant that classic drivers kept as objects: it can be got, and
+    nothing else.
 
     >>> is_node_allocation_state("nodeallocationstates"), is_node_allocation_state("NodeAllocationState.x.example"), is_node_allocation_state("nodes")
     (True, True, False)
-    """
+    """  # noqa: E501
     return text.split(".")[0].lower() in ("nodeallocationstate", "nodeallocationstates")
 
 
@@ -51,11 +64,14 @@ def kind_of(text: str) -> str:
     kind_by_name |= {short: kind for short, kind in _SHORT.items() if kind in KINDS}
     known_kind = kind_by_name.get(typed)
     if known_kind is None and is_node_allocation_state(text):
-        raise UsageError("a node allocation state is no stored object but a view", next_step="see `topobus get nodeallocationstates`")
+        raise UsageError(
+            "a node allocation state is no stored object but a view", next_step="see `topobus get nodeallocationstates`"
+        )
     if known_kind is None:
         meant = did_you_mean(typed, sorted(kind_by_name))
         raise UsageError(
-            f"there is no kind {text!r}{meant}", next_step=f"use one of {', '.join(sorted(plural_of(kind) for kind in KINDS))}"
+            f"there is no kind {text!r}{meant}",
+            next_step=f"use one of {', '.join(sorted(plural_of(kind) for kind in KINDS))}",
         )
     return known_kind
 
@@ -72,9 +88,14 @@ def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], 
         pairs = [word.split("/", 1) for word in words]
         kinds = tuple(dict.fromkeys(kind_of(kind) for kind, _ in pairs))
         if len(kinds) > 1 or not all(name for _, name in pairs):
-            raise UsageError(f"cannot read {' '.join(words)!r}", next_step="write KIND/NAME with one kind, such as claim/fast claim/slow")
+            raise UsageError(
+                f"cannot read {' '.join(words)!r}",
+                next_step="write KIND/NAME with one kind, such as claim/fast claim/slow",
+            )
         return kinds, tuple(name for _, name in pairs)
     kinds = tuple(dict.fromkeys(kind_of(part) for part in words[0].split(",") if part))
     if len(kinds) > 1 and len(words) > 1:
-        raise UsageError("a name needs one kind", next_step=f"write KIND NAME, such as {plural_of(kinds[0])} {words[1]}")
+        raise UsageError(
+            "a name needs one kind", next_step=f"write KIND NAME, such as {plural_of(kinds[0])} {words[1]}"
+        )
     return kinds, words[1:]

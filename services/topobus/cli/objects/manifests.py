@@ -1,7 +1,8 @@
 """Reads manifest files from disk or standard input, and converts them to requests to a node.
 
-The parser, strict and with line numbers, is in `topobus.formats.kubernetes`; this module handles the file, its errors and a pod's identity. Users bring whole charts: what is
-of no use in one, such as a Service, is left out with one note.
+The parser, strict and with line numbers, is in `topobus.formats.kubernetes`; this module handles
+the file, its errors and a pod's identity. Users bring whole charts: what is of no use in one, such
+as a Service, is left out with one note.
 """
 
 from __future__ import annotations
@@ -49,16 +50,20 @@ _EXAMPLES = "examples/pods and examples/claims have manifests to start from"
 def read_objects(path: Path) -> tuple[ApiObject, ...]:
     """Read a manifest that has our objects alone; `-` is standard input.
 
-    Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
+    Errors: raises InputError for a file that cannot be read,
+    ContractError for one that is no manifest.
     """
     text = read_text(path, limit_bytes=MANIFEST_BYTES, next_step=_EXAMPLES)
     return parse_manifest(text, where=shown_name(path))
 
 
-def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False, has_workloads: bool = False) -> list[ApiObject]:
+def read_mixed(
+    files: Iterable[Path], note: Note, *, has_nodes: bool = False, has_workloads: bool = False
+) -> list[ApiObject]:
     """Read our objects of manifests, and say once what else stands in them.
 
-    Shapes: has_nodes — take Nodes for their names and labels; has_workloads — take the pods of Deployments and the like as well.
+    Shapes: has_nodes — take Nodes for their names and labels; has_workloads — take the pods of
+    Deployments and the like as well.
     Errors: as `read_objects`; InputError when nothing in them is of use.
     """
     files = list(files)
@@ -68,7 +73,10 @@ def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False, ha
 def _parsed(files: Sequence[Path], *, has_nodes: bool = False, has_workloads: bool = False) -> list[MixedManifest]:
     """Read all files before what is in any of them is looked at."""
     texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in files]
-    return [parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads) for file, text in texts]
+    return [
+        parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads)
+        for file, text in texts
+    ]
 
 
 def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note) -> list[ApiObject]:
@@ -86,14 +94,21 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
     is_workload = not WORKLOAD_KINDS.isdisjoint(kinds)
     if text and not objects and not workloads:
         next_step = (
-            "`topobus simulate` and `topobus allocate` plan the pods of workloads; a cluster runs them" if is_workload else _EXAMPLES
+            "`topobus simulate` and `topobus allocate` plan the pods of workloads; a cluster runs them"
+            if is_workload
+            else _EXAMPLES
         )
-        raise InputError(f"{', '.join(map(shown_name, named))}: nothing in it is of use here: it has {text}", next_step=next_step)
-    grouped = [name_of(api_object) for api_object in objects if api_object.kind == "Pod" and _GROUPED & api_object.spec.keys()]
+        raise InputError(
+            f"{', '.join(map(shown_name, named))}: nothing in it is of use here: it has {text}", next_step=next_step
+        )
+    grouped = [
+        name_of(api_object) for api_object in objects if api_object.kind == "Pod" and _GROUPED & api_object.spec.keys()
+    ]
     if grouped:
         more = f" and {len(grouped) - 1} more" if len(grouped) > 1 else ""
         note(
-            f"{grouped[0]}{more}: what the spec says of its group ({', '.join(sorted(_GROUPED))}) is not looked at: pods go one by one, not all or none"
+            f"{grouped[0]}{more}: what the spec says of its group ({', '.join(sorted(_GROUPED))}) is not "
+            "looked at: pods go one by one, not all or none"
         )
     if text:
         note(f"left out, for Topobus has no use for it: {text}")
@@ -101,7 +116,9 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
 
 
 def counted_kinds(kinds: Counter[str]) -> str:
-    """Count objects by kind, the frequent ones first; of many kinds the first are named and the others counted.
+    """Count objects by kind, the frequent ones first.
+
+    Of many kinds the first are named and the others counted.
 
     >>> counted_kinds(Counter({"Service": 1, "ConfigMap": 3}))
     '3 ConfigMap, 1 Service'
@@ -114,18 +131,28 @@ def counted_kinds(kinds: Counter[str]) -> str:
     return text + (f", and {sum(count for _, count in others)} objects of {len(others)} other kinds" if others else "")
 
 
-def read_wanted(verb: str, files: Sequence[Path], note: Note, *, kinds: Sequence[str] = ("Pod", "ResourceClaim")) -> list[ApiObject]:
-    """Read what a command is to answer of files and folders: pods, those of workloads too, claims, and what they need.
+def read_wanted(
+    verb: str, files: Sequence[Path], note: Note, *, kinds: Sequence[str] = ("Pod", "ResourceClaim")
+) -> list[ApiObject]:
+    """Read what a command is to answer of files and folders: pods, those of workloads too, claims,
+    and what they need.
 
-    Shapes: kinds — those of which there must be one; a workload without any pod is enough, and has nothing to answer.
+    Shapes: kinds — those of which there must be one; a workload without any pod is
+    enough, and has nothing to answer.
     Errors: as `read_mixed`; InputError where there is none, with what to do.
     """
     manifests = manifest_files(files)
     parts = _parsed(manifests, has_workloads=True)
     objects = only_ours(parts, manifests, note)
     for api_object in objects:
-        if api_object.kind == "ResourceClaim" and api_object.status.get("allocation") and not _is_used(api_object, objects):
-            note(f"{name_of(api_object)} is allocated already, as its status says; it is planned anew, as if it were not")
+        if (
+            api_object.kind == "ResourceClaim"
+            and api_object.status.get("allocation")
+            and not _is_used(api_object, objects)
+        ):
+            note(
+                f"{name_of(api_object)} is allocated already, as its status says; it is planned anew, as if it were not"
+            )
     if any(api_object.kind in kinds for api_object in objects) or any(part.workloads for part in parts):
         return objects
     named = ", ".join(map(shown_name, files))
@@ -133,16 +160,24 @@ def read_wanted(verb: str, files: Sequence[Path], note: Note, *, kinds: Sequence
     text = counted_kinds(counts)
     if "ResourceClaim" in counts:
         raise InputError(
-            f"{named}: there is nothing to {verb}: wanted a Pod or a workload, got {text}", next_step="`topobus apply -f` allocates claims"
+            f"{named}: there is nothing to {verb}: wanted a Pod or a workload, got {text}",
+            next_step="`topobus apply -f` allocates claims",
         )
     if "ResourceClaimTemplate" in counts:
-        names = ", ".join(metadata_of(api_object).name for api_object in objects if api_object.kind == "ResourceClaimTemplate")
+        names = ", ".join(
+            metadata_of(api_object).name for api_object in objects if api_object.kind == "ResourceClaimTemplate"
+        )
         raise InputError(
-            f"{named}: there is nothing to {verb}: it has {text}, and claims are made of a template when a pod names it",
-            next_step=f"add a pod, or a Deployment or Job, with spec.resourceClaims: [{{name: …, resourceClaimTemplateName: {names.partition(', ')[0]}}}]; "
+            f"{named}: there is nothing to {verb}: it has {text}, and claims are made of a template when a "
+            "pod names it",
+            next_step="add a pod, or a Deployment or Job, with spec.resourceClaims: [{name: …, "
+            f"resourceClaimTemplateName: {names.partition(', ')[0]}}}]; "
             "or write `kind: ResourceClaim` with what stands in the template's spec.spec as its spec",
         )
-    raise InputError(f"{named}: there is nothing to {verb}: wanted a Pod, a workload or a ResourceClaim, got {text}", next_step=_EXAMPLES)
+    raise InputError(
+        f"{named}: there is nothing to {verb}: wanted a Pod, a workload or a ResourceClaim, got {text}",
+        next_step=_EXAMPLES,
+    )
 
 
 def _is_used(claim: ApiObject, objects: Sequence[ApiObject]) -> bool:
@@ -168,7 +203,9 @@ def read_pod(path: Path) -> PodRequest:
 
 
 def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list[Path]:
-    """List the files that are meant: those named, and of a folder every manifest in it, by name; those of folders within it only when it is said.
+    """List the files that are meant: those named, and of a folder every manifest in it, by name.
+
+    Those of folders within it only when it is said.
 
     Errors: raises InputError for a folder without a manifest.
     """
@@ -188,7 +225,9 @@ def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list
 
 def _manifests_in(folder: Path, *, is_recursive: bool = False) -> list[Path]:
     return sorted(
-        path for path in (folder.rglob("*") if is_recursive else folder.iterdir()) if path.suffix in _MANIFESTS and path.is_file()
+        path
+        for path in (folder.rglob("*") if is_recursive else folder.iterdir())
+        if path.suffix in _MANIFESTS and path.is_file()
     )
 
 

@@ -1,6 +1,8 @@
-"""The options by which commands name manifests, `-f`, `-R` and `-k`, and the reading of what they name.
+"""The options by which commands name manifests, `-f`, `-R` and `-k`, and the reading of what they
+name.
 
-Flows in: files, folders, standard input, one kustomization. Flows out: objects, in the order in which they are written.
+Flows in: files, folders, standard input, one kustomization. Flows out: objects, in the
+order in which they are written.
 """
 
 from __future__ import annotations
@@ -29,15 +31,22 @@ Files = Annotated[
 ]
 Kustomization = Annotated[
     Path | None,
-    Parameter(name=("--kustomize", "-k"), help="A folder with a kustomization; kustomize or kubectl on the PATH builds it."),
+    Parameter(
+        name=("--kustomize", "-k"), help="A folder with a kustomization; kustomize or kubectl on the PATH builds it."
+    ),
 ]
-Recursive = Annotated[bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")]
+Recursive = Annotated[
+    bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")
+]
 
 
-def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None, note: Note, *, is_recursive: bool) -> list[ApiObject]:
+def read_sources(
+    verb: str, files: tuple[Path, ...], kustomization: Path | None, note: Note, *, is_recursive: bool
+) -> list[ApiObject]:
     """Read all of our objects that are named; what else stands there is left out with a note.
 
-    Errors: raises UsageError when nothing is named, or a kustomization beside files; else as the readers do.
+    Errors: raises UsageError when nothing is named, or a kustomization beside
+    files; else as the readers do.
     """
     # Here: the readers of manifests come with it, and who deletes by name reads none.
     from topobus.cli.objects.kustomize import built_kustomization
@@ -46,12 +55,16 @@ def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None,
 
     if kustomization is not None and (files or is_recursive):
         raise UsageError(
-            "-k stands alone: it has its own list of files", next_step=f"name the others in the kustomization, or {verb} them by themselves"
+            "-k stands alone: it has its own list of files",
+            next_step=f"name the others in the kustomization, or {verb} them by themselves",
         )
     if kustomization is not None:
-        return only_ours([parse_mixed(built_kustomization(kustomization), where=f"{kustomization}, built")], [kustomization], note)
+        return only_ours(
+            [parse_mixed(built_kustomization(kustomization), where=f"{kustomization}, built")], [kustomization], note
+        )
     if not files:
         raise UsageError(
-            f"say what to {verb}: -f FILE or -k FOLDER", next_step="examples/claims and examples/pods have manifests to start from"
+            f"say what to {verb}: -f FILE or -k FOLDER",
+            next_step="examples/claims and examples/pods have manifests to start from",
         )
     return read_mixed(manifest_files(files, is_recursive=is_recursive), note)

@@ -1,6 +1,8 @@
-"""Turns a vendor's resource names in pods (`nvidia.com/gpu`) into ours, where a gateway stands in for that vendor's device plugin.
+"""Turns a vendor's resource names in pods (`nvidia.com/gpu`) into ours, where a gateway stands in
+for that vendor's device plugin.
 
-Flows in: what pods ask, inventories, what gateways say of themselves. Flows out: the same by class or pool, which the nodes count.
+Flows in: what pods ask, inventories, what gateways say of themselves. Flows out: the same by class
+or pool, which the nodes count.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ __all__ = ["Profiles", "by_our_names", "stored_by_our_names"]
 Profiles = Annotated[
     tuple[VendorProfile, ...],
     Parameter(
-        negative="", help="Take names of a vendor's device plugin, nvidia.com/gpu, for its devices. Default: as the gateways have it."
+        negative="",
+        help="Take names of a vendor's device plugin, nvidia.com/gpu, for its devices. Default: as the gateways "
+        "have it.",
     ),
 ]
 
@@ -39,19 +43,25 @@ _PROFILES_S = 2.0
 async def by_our_names(
     bus: Bus, pods: Sequence[PodRequest], profiles: tuple[VendorProfile, ...], node: str | None, note: Note
 ) -> list[PodRequest]:
-    """Give what pods ask with a vendor's names by ours, where a gateway stands in for that vendor's device plugin, or as it is said.
+    """Give what pods ask with a vendor's names by ours, where a gateway stands in for that vendor's
+    device plugin, or as it is said.
 
-    Errors: raises UsageError for a name that only some devices of a class or pool have: nodes are asked for a number of all of them.
+    Errors: raises UsageError for a name that only some devices of a class or pool have: nodes are
+    asked for a number of all of them.
     """
     asked = frozenset[str]().union(*(asked_in_profiles(pod, get_args(VendorProfile)) for pod in pods))
     names = await _our_names(bus, asked, profiles, node, note)
     return [renamed(pod, names) for pod in pods]
 
 
-async def stored_by_our_names(bus: Bus, objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...], note: Note) -> list[ApiObject]:
-    """Give pods that are about to be stored the resources of our names in place of a vendor's, as `by_our_names` does what pods ask: the controller and the classes know those.
+async def stored_by_our_names(
+    bus: Bus, objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...], note: Note
+) -> list[ApiObject]:
+    """Give pods that are about to be stored the resources of our names in place of a vendor's, as
+    `by_our_names` does what pods ask: the controller and the classes know those.
 
-    Errors: raises UsageError as `by_our_names`, and for a container that asks for one resource by both names.
+    Errors: raises UsageError as `by_our_names`, and for a container that asks
+    for one resource by both names.
     """
     asked = {
         resource
@@ -69,7 +79,13 @@ def _containers(api_object: ApiObject) -> list[dict[str, Any]]:
     if api_object.kind != "Pod":
         return []
     lists = (api_object.spec.get(part) for part in ("initContainers", "containers"))
-    return [container for containers in lists if isinstance(containers, list) for container in containers if isinstance(container, dict)]
+    return [
+        container
+        for containers in lists
+        if isinstance(containers, list)
+        for container in containers
+        if isinstance(container, dict)
+    ]
 
 
 def _amounts(container: dict[str, Any]) -> list[dict[str, Any]]:
@@ -88,15 +104,21 @@ def _with_names(api_object: ApiObject, names: Mapping[str, str]) -> ApiObject:
                 ours = f"{RESOURCE_PREFIX}{name}"
                 if ours in amounts:
                     raise UsageError(
-                        f"{name_of(api_object)}: container {container.get('name')} asks for {resource} and {ours}, which are the same devices here",
+                        f"{name_of(api_object)}: container {container.get('name')} asks for {resource} and "
+                        f"{ours}, which are the same devices here",
                         next_step="ask for them by one of both names",
                     )
                 amounts[ours] = amounts.pop(resource)
     return copy
 
 
-async def _our_names(bus: Bus, asked: frozenset[str], profiles: tuple[VendorProfile, ...], node: str | None, note: Note) -> dict[str, str]:
-    """Find the class or pool behind each resource that is asked for by a vendor's name, and say so; resources that no gateway stands in for are left out."""
+async def _our_names(
+    bus: Bus, asked: frozenset[str], profiles: tuple[VendorProfile, ...], node: str | None, note: Note
+) -> dict[str, str]:
+    """Find the class or pool behind each resource that is asked for by a vendor's name, and say so.
+
+    Resources that no gateway stands in for are left out.
+    """
     if not asked:
         return {}
     inventories = [entry.value for entry in await bus.list(INVENTORY) if node in (None, entry.parts["node"])]
@@ -113,12 +135,16 @@ async def _our_names(bus: Bus, asked: frozenset[str], profiles: tuple[VendorProf
         for resource in sorted(asked & by_resource.keys()):
             if by_resource[resource] not in whole:
                 raise UsageError(
-                    f"{resource} is some of the devices of class {inventory.device_class} on node {inventory.node}: a pod asks here for a number of a class or a pool",
-                    next_step="give those devices a pool (docs/reference/pools.md) and ask for that, or have kubelet place the pod",
+                    f"{resource} is some of the devices of class {inventory.device_class} on node "
+                    f"{inventory.node}: a pod asks here for a number of a class or a pool",
+                    next_step="give those devices a pool (docs/reference/pools.md) and ask for that, or have kubelet "
+                    "place the pod",
                 )
             names[resource] = by_resource[resource]
     if names:
-        note("; ".join(f"{resource} is asked for as {RESOURCE_PREFIX}{name}" for resource, name in sorted(names.items())))
+        note(
+            "; ".join(f"{resource} is asked for as {RESOURCE_PREFIX}{name}" for resource, name in sorted(names.items()))
+        )
     return names
 
 

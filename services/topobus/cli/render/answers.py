@@ -1,4 +1,5 @@
-"""Renders answers for people: a Placement with its devices and reasons, a Refusal with its reasons and the devices that would have to be released.
+"""Renders answers for people: a Placement with its devices and reasons, a Refusal with its reasons
+and the devices that would have to be released.
 
 Flows in: outcomes. Flows out: rich renderables. Pure.
 """
@@ -16,7 +17,16 @@ from topobus.formats.messages.messages import DecisionEvent
 from topobus.values.hint import Hint
 from topobus.values.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
-__all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "summary"]
+__all__ = [
+    "answer_text",
+    "answer_view",
+    "facts_text",
+    "hint_table",
+    "hint_text",
+    "hints_text",
+    "reason_lines",
+    "summary",
+]
 
 # Of a device that nobody new gets now.
 _COMES_BACK = ("wait", "return", "repair")
@@ -27,12 +37,16 @@ _HELD = "already-placed"
 _UNITS = {"_gbps": "Gbit/s", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
 # Drivers that do not tell a link's speed say 0.
 _ZERO_IS_UNKNOWN = ("bandwidth_gbps",)
-# A hint list of a big machine has hundreds of entries; the narrow ones decide, and JSON has all of them.
+# A hint list of a big machine has hundreds of entries; the narrow ones
+# decide, and JSON has all of them.
 _SHOWN_HINTS = 12
 
 
 def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_be_freed: bool = True) -> RenderableType:
-    """Show an answer in full; with `has_facts` each reason shows its facts, too; without `could_be_freed` it is about nothing that others may hold."""
+    """Show an answer in full; with `has_facts` each reason shows its facts, too.
+
+    Without `could_be_freed` it is about nothing that others may hold.
+    """
     if isinstance(result, Placement):
         return Group(*(_container_view(container, has_facts=has_facts) for container in result.containers))
     lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons, has_facts=has_facts)]
@@ -47,7 +61,9 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_b
     if any(reason.code == "gave-up" for reason in result.reasons):
         lines.append(Text("whether freeing something would help is not known", "faint"))
     elif any(reason.code == _HELD for reason in result.reasons):
-        lines.append(Text("what it holds is let go of by `topobus release`, or by `topobus delete` where it is stored", "faint"))
+        lines.append(
+            Text("what it holds is let go of by `topobus release`, or by `topobus delete` where it is stored", "faint")
+        )
     elif could_be_freed:
         lines.append(Text("letting go of what other pods and claims hold would not help", "faint"))
     return Group(*lines)
@@ -58,7 +74,9 @@ def summary(result: Placement | Refusal | None) -> str:
     if result is None:
         return "done"
     if isinstance(result, Refusal):
-        return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in result.reasons if reason.code not in _ADVICE))
+        return "refused: " + ", ".join(
+            dict.fromkeys(reason.code for reason in result.reasons if reason.code not in _ADVICE)
+        )
     parts = []
     for container in result.containers:
         held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
@@ -70,12 +88,16 @@ def summary(result: Placement | Refusal | None) -> str:
 
 
 def answer_text(event: DecisionEvent) -> str:
-    """Sum the answer of a decision up in one line: what an operator wants is begun until its outcome is decided."""
+    """Sum the answer of a decision up in one line: what an operator wants is begun until its
+    outcome is decided.
+    """
     return "begun" if event.is_begun else summary(event.outcome)
 
 
 def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[RenderableType]:
-    """List reasons: the sentence for people, the code (and the facts, when wanted) for those who look them up."""
+    """List reasons: the sentence for people, the code (and the facts, when wanted) for those who
+    look them up.
+    """
     lines: list[RenderableType] = []
     for reason in reasons:
         grid = Table.grid(padding=(0, 1))
@@ -90,13 +112,17 @@ def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[
 
 
 def facts_text(reason: Reason) -> str:
-    """Write the facts in words, sorted by key; what is empty, or 0 where the driver does not tell, is left out.
+    """Write the facts in words, sorted by key.
+
+    What is empty, or 0 where the driver does not tell, is left out.
 
     >>> facts_text(Reason(code="devices-chosen", message="", facts={"tied": 0, "is_exact": True, "bandwidth_gbps": 0.0, "devices": ("a", "b")}))
     'devices a, b; exact: yes; tied 0'
-    """
+    """  # noqa: E501
     return "; ".join(
-        _fact_text(key, value) for key, value in sorted(reason.facts.items()) if value not in ("", ()) and key not in _untold(reason)
+        _fact_text(key, value)
+        for key, value in sorted(reason.facts.items())
+        if value not in ("", ()) and key not in _untold(reason)
     )
 
 
@@ -111,7 +137,13 @@ def _fact_text(key: str, value: str | float | tuple[str, ...]) -> str:
         ((key.removesuffix(ending), f" {unit}") for ending, unit in _UNITS.items() if key.endswith(ending)),
         (key, ""),
     )
-    shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = (
+        ", ".join(map(str, value))
+        if isinstance(value, tuple)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return f"{words.replace('_', ' ')} {shown}{unit}"
 
 
@@ -149,7 +181,11 @@ def hints_text(hints: tuple[Hint, ...] | None) -> str:
 def _where(container: ContainerPlacement) -> str:
     if container.numa_nodes:
         return f"NUMA {container.numa_nodes}"
-    return "NUMA unknown" if container.cpus or any(container.devices.values()) else "no NUMA node: it holds no device and no exclusive CPU"
+    return (
+        "NUMA unknown"
+        if container.cpus or any(container.devices.values())
+        else "no NUMA node: it holds no device and no exclusive CPU"
+    )
 
 
 def _container_view(container: ContainerPlacement, *, has_facts: bool) -> RenderableType:

@@ -1,7 +1,9 @@
-"""Writes finished lines by the signs of ASCII, each as wide as it was: a border or a column that stands behind a longer sign stays where it is.
+"""Writes finished lines by the signs of ASCII, each as wide as it was: a border or a column that
+stands behind a longer sign stays where it is.
 
-Flows in: lines of rich, laid out with one cell a sign. Flows out: the same lines in ASCII. What a sign needs beyond its one cell is taken from the blanks behind it, and where there
-are none, from the text before it, which `…` has cut already. Pure.
+Flows in: lines of rich, laid out with one cell a sign. Flows out: the same lines in ASCII. What a
+sign needs beyond its one cell is taken from the blanks behind it, and where there are none, from
+the text before it, which `…` has cut already. Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ Cell = tuple[str, Style | None]
 
 
 def ascii_text(text: str) -> str:
-    """Write a text by signs that every terminal has; whatever has no such sign becomes a question mark.
+    """Write a text by signs that every terminal has.
+
+    Whatever has no such sign becomes a question mark.
 
     >>> ascii_text("a → b…"), ascii_text("ö")
     ('a -> b...', '?')
@@ -104,7 +108,11 @@ def _cells_in_ascii(line: Sequence[Cell]) -> list[Cell]:
 
 
 def _blanks_after(line: Sequence[Cell], place: int) -> int:
-    """Count the blanks behind a cell that can be done without: all at the line's end, all but one within it; at the end itself nothing has to be kept."""
+    """Count the blanks behind a cell that can be done without: all at the line's end, all but one
+    within it.
+
+    At the end itself nothing has to be kept.
+    """
     blanks = 0
     for sign, _ in line[place + 1 :]:
         if sign != " ":
@@ -114,7 +122,10 @@ def _blanks_after(line: Sequence[Cell], place: int) -> int:
 
 
 def _take_text(written: list[Cell], count: int) -> int:
-    """Take cells of a text that is cut anyway, and gives how many; a `…` that stands alone cuts nothing."""
+    """Take cells of a text that is cut anyway, and gives how many.
+
+    A `…` that stands alone cuts nothing.
+    """
     taken = 0
     while taken < count and written and written[-1][0] != "|" and (taken or written[-1][0] != " "):
         written.pop()

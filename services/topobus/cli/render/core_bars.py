@@ -1,6 +1,8 @@
-"""Draws the cores of a NUMA node as bars, one sign a core, with a gap between cores of different level-3 caches.
+"""Draws the cores of a NUMA node as bars, one sign a core, with a gap between cores of different
+level-3 caches.
 
-Flows in: the cores of one node in the order of the drawing, and the sign of each. Flows out: lines of text. Pure.
+Flows in: the cores of one node in the order of the drawing, and the sign of each.
+Flows out: lines of text. Pure.
 """
 
 from __future__ import annotations
@@ -19,18 +21,23 @@ Cell = tuple[str, str]
 """A sign and its style."""
 
 _ROWS = 2
-# With gaps between caches a bar may be higher: 12 caches of 8 cores on one node, as large EPYCs have, are three rows of a narrow panel.
+# With gaps between caches a bar may be higher: 12 caches of 8 cores on one node, as large EPYCs
+# have, are three rows of a narrow panel.
 _ROWS_WITH_GAPS = 4
 _FREE = "·"
 
 
 def core_bars(cores: Sequence[DrawnCore], cells: Sequence[Cell], width: int, *, indent: int) -> Iterable[Text]:
-    """Draw one sign a core, cores of one level-3 cache together; when they do not fit into the rows, one sign stands for several cores, and there are no gaps.
+    """Draw one sign a core, cores of one level-3 cache together.
+
+    When they do not fit into the rows, one sign stands for several cores, and there are no gaps.
 
     Shapes: cells — one a core.
     """
     room = width - indent
-    groups = [[cell for _, cell in group] for _, group in groupby(zip(cores, cells, strict=True), key=lambda pair: pair[0].l3)]
+    groups = [
+        [cell for _, cell in group] for _, group in groupby(zip(cores, cells, strict=True), key=lambda pair: pair[0].l3)
+    ]
     rows = _rows_of_groups(groups, room)
     if len(groups) > 1 and 0 < len(rows) <= _ROWS_WITH_GAPS:
         for row in rows:

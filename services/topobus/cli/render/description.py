@@ -1,7 +1,8 @@
-"""Describes one object of the stand-alone API with related data: its devices, their holders, its decisions.
+"""Describes one object of the stand-alone API with related data: its devices, their holders, its
+decisions.
 
-Flows in: the object, inventories, ledgers, decision events. Flows out: a Description, as plain data for JSON and as rich renderables for people.
-Pure.
+Flows in: the object, inventories, ledgers, decision events. Flows out: a Description, as plain data
+for JSON and as rich renderables for people. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ __all__ = ["Description", "Granted", "describe", "view"]
 
 # The newest decisions tell how it came to what it is; `topobus decisions` has the others.
 _SHOWN_DECISIONS = 8
-# Beside why a claim waits stands what would fit: as a condition, and among the reasons of the event.
+# Beside why a claim waits stands what would fit: as a condition, and
+# among the reasons of the event.
 _ADVICE = "Advice"
 _NEAREST = "nearest-miss"
 # A condition's message is cut at some thousand characters; so many tell one from another.
@@ -86,11 +88,15 @@ def describe(
 ) -> Description:
     """Put together what is known of an object.
 
-    Shapes: claims — those of a pod, by the names that it has for them; plain — the object as Kubernetes writes it; events — in the order in which they were made.
+    Shapes: claims — those of a pod, by the names that it has for them; plain — the object as
+    Kubernetes writes it; events — in the order in which they were made.
     """
     uid = metadata_of(api_object).uid
     decision_events = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
-    devices = {(inventory.node, inventory.device_class): {device.name: device for device in inventory.devices} for inventory in inventories}
+    devices = {
+        (inventory.node, inventory.device_class): {device.name: device for device in inventory.devices}
+        for inventory in inventories
+    }
     return Description(
         object=plain,
         devices=(
@@ -121,7 +127,9 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
     if description.devices:
         parts += [Text("devices", "title"), _device_listing(description.devices)]
     for held in description.held:
-        names = ", ".join(f"{len(devices)} {device_class}" for device_class, devices in sorted(held.devices.items()) if devices)
+        names = ", ".join(
+            f"{len(devices)} {device_class}" for device_class, devices in sorted(held.devices.items()) if devices
+        )
         cpus = f"CPUs {held.cpus}" if held.cpus else ""
         what = ", ".join(part for part in (names, cpus) if part) or "nothing"
         parts.append(Text(f"held on {held.node}: {what}{'; prepared for a container' if held.is_prepared else ''}"))
@@ -134,7 +142,9 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
         if has_advice and condition.get("type") == _ADVICE:
             continue  # the reasons below say the same with their codes
         is_true = condition.get("status") == "True"
-        head = Text.assemble((f"{condition.get('type')}: ", "title"), (_reason_of(condition), "ok" if is_true else "warn"))
+        head = Text.assemble(
+            (f"{condition.get('type')}: ", "title"), (_reason_of(condition), "ok" if is_true else "warn")
+        )
         head.append(f"  since {short_time(str(condition.get('lastTransitionTime') or '')) or '?'}", "faint")
         parts.append(head)
         if not description.reasons or is_true:
@@ -147,7 +157,9 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
 
 
 def _indented(line: str) -> Padding:
-    """Indent a line, and what a narrow terminal folds of it, by two columns more than it is already."""
+    """Indent a line, and what a narrow terminal folds of it, by two columns more than it is
+    already.
+    """
     text = line.lstrip()
     return Padding(Text(text), (0, 0, 0, 2 + len(line) - len(text)))
 
@@ -161,7 +173,9 @@ def _facts(api_object: ApiObject) -> Table:
         "created": short_time(metadata.creation_timestamp),
         "made for": ", ".join(owners),
         "node": str(api_object.spec.get("nodeName") or "") if api_object.kind == "Pod" else "",
-        "allocated": metadata.annotations.get("topobus.dev/allocation-mode", "") if api_object.kind == "ResourceClaim" else "",
+        "allocated": metadata.annotations.get("topobus.dev/allocation-mode", "")
+        if api_object.kind == "ResourceClaim"
+        else "",
         "deleted": short_time(metadata.deletion_timestamp),
         "finalizers": ", ".join(metadata.finalizers),
     }
@@ -190,12 +204,16 @@ def _asks(api_object: ApiObject) -> list[str]:
 def _device_asks(devices: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for request in _dicts(devices.get("requests")):
-        ways = [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
+        ways = (
+            [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
+        )
         for way in ways:
             name = f"{request.get('name')}/{way['name']}" if way.get("name") else str(request.get("name"))
             count = "all" if way.get("allocationMode") == "All" else str(way.get("count", 1))
             lines.append(f"request {name}: {count} of class {way.get('deviceClassName')}")
-            expressions = [str((selector.get("cel") or {}).get("expression", "?")) for selector in _dicts(way.get("selectors"))]
+            expressions = [
+                str((selector.get("cel") or {}).get("expression", "?")) for selector in _dicts(way.get("selectors"))
+            ]
             lines.extend(f"  where {' '.join(text.split())}" for text in expressions)
     for constraint in _dicts(devices.get("constraints")):
         of = ", ".join(map(str, constraint.get("requests") or ())) or "all requests"
@@ -224,7 +242,15 @@ def _granted_row(device: Granted) -> Row:
     style = next((style for state, style in HEALTH_STYLES.items() if state.value == device.health), "") or "ok"
     health = Text(f"{device.health}{f': {device.reason}' if device.reason else ''}", style)
     return Row(
-        cells=(device.request, Text(device.device, "name"), device.driver, device.pool, device.numa_nodes, device.below or "-", health)
+        cells=(
+            device.request,
+            Text(device.device, "name"),
+            device.driver,
+            device.pool,
+            device.numa_nodes,
+            device.below or "-",
+            health,
+        )
     )
 
 
@@ -259,14 +285,19 @@ def _reason_of(condition: dict[str, Any]) -> str:
 
 
 def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:
-    """Find the reasons behind the condition as it is now: those of the event that says the same; else the condition's own words."""
+    """Find the reasons behind the condition as it is now: those of the event that says the same.
+
+    Else the condition's own words.
+    """
     waits = [condition for condition in _dicts(card.status.get("conditions")) if condition.get("status") == "False"]
     if not waits:
         return ()
     message = str(waits[0].get("message") or "")
     for event in reversed(events):
         # The event has the advice, too; a condition's message is cut where it grows too long.
-        reasons = "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
+        reasons = (
+            "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
+        )
         if isinstance(event.outcome, Refusal) and reasons.startswith(message[:_COMPARED]):
             return *event.outcome.reasons, *event.outcome.to_free
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"reason": str(waits[0].get("reason") or "")}

@@ -1,6 +1,7 @@
 """Listings of devices: counts a node and class, the devices of one inventory, and how devices are.
 
-Flows in: inventories and who holds what. Flows out: listings whose rows carry what programs and selectors see. Pure.
+Flows in: inventories and who holds what. Flows out: listings whose rows carry what
+programs and selectors see. Pure.
 """
 
 from __future__ import annotations
@@ -26,11 +27,22 @@ from topobus.values.quantity import Quantity, QuantityForm
 from topobus.values.shares import SHARES
 from topobus.values.timestamps import short_time
 
-__all__ = ["amounts_text", "class_text", "device_labels", "device_listing", "health_document", "health_listing", "summary_listing"]
+__all__ = [
+    "amounts_text",
+    "class_text",
+    "device_labels",
+    "device_listing",
+    "health_document",
+    "health_listing",
+    "summary_listing",
+]
 
 
 def summary_listing(inventories: Iterable[Inventory], ledgers: Mapping[str, Ledger]) -> Listing:
-    """Count devices a node and class: all, held, free, and those that are not well; of several nodes also by class over all of them."""
+    """Count devices a node and class: all, held, free, and those that are not well.
+
+    Of several nodes also by class over all of them.
+    """
     rows = tuple(_summary_row(inventory, holders_of(ledgers.get(inventory.node))) for inventory in inventories)
     numbers = [Column(title=title, fit=Fit.NUMBER) for title in ("devices", "held", "free", "not well")]
     return Listing(
@@ -98,14 +110,18 @@ def class_text(inventory: Inventory) -> str:
 
 
 def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool = True) -> Listing:
-    """List the devices of one inventory; CPUs core by core would be hundreds of lines, so people see them summed up a NUMA node."""
+    """List the devices of one inventory.
+
+    CPUs core by core would be hundreds of lines, so people see them summed up a NUMA node.
+    """
     if sums_up and inventory.device_class == "cpu":
         return _cpu_listing(inventory, holders)
     return Listing(
         title=f"{inventory.node}: {class_text(inventory)}",
         columns=(
             Column(title="device", fit=Fit.NAME),
-            # Where a device sits and how it is matters more than its model, and so does who holds it.
+            # Where a device sits and how it is matters more than its
+            # model, and so does who holds it.
             Column(title="model", gives_way=True),
             Column(title="NUMA", fit=Fit.NAME),
             Column(title="below", fit=Fit.NAME, gives_way=True),
@@ -122,7 +138,9 @@ def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool
 
 
 def device_labels(inventory: Inventory, device: Device, holder: DrawnHolder | None = None) -> dict[str, str]:
-    """Give what a selector may ask of a device: its attributes, and above them what every device has."""
+    """Give what a selector may ask of a device: its attributes, and above them what every device
+    has.
+    """
     facts = {
         "node": inventory.node,
         "class": inventory.device_class,
@@ -137,7 +155,9 @@ def device_labels(inventory: Inventory, device: Device, holder: DrawnHolder | No
         "holder": holder.name if holder is not None else "",
         "parent": device.parent,
     }
-    attributes = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in device.attributes.items()}
+    attributes = {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in device.attributes.items()
+    }
     return attributes | {name: value for name, value in facts.items() if value}
 
 
@@ -157,7 +177,9 @@ def _device_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> 
             Text(device.name, "name"),
             device.model or device.vendor or "-",
             str(device.numa_nodes) if device.numa_nodes is not None else "?",
-            short_address(str(device.pcie_switch)) if device.pcie_switch else device.pcie_root.removeprefix("pci") or "-",
+            short_address(str(device.pcie_switch))
+            if device.pcie_switch
+            else device.pcie_root.removeprefix("pci") or "-",
             Text(health, HEALTH_STYLES[device.health.state] or "ok"),
             held_by,
             short_time(device.health.since) or "-",
@@ -188,7 +210,12 @@ def amounts_text(share: HeldShare) -> str:
     >>> amounts_text(HeldShare(amounts={"memory": 20 << 30, "shares": 1}))
     'memory 20Gi, shares 1'
     """
-    return ", ".join(f"{name} {Quantity.of(amount, QuantityForm.BINARY)}" for name, amount in sorted(share.amounts.items())) or "-"
+    return (
+        ", ".join(
+            f"{name} {Quantity.of(amount, QuantityForm.BINARY)}" for name, amount in sorted(share.amounts.items())
+        )
+        or "-"
+    )
 
 
 def _shares_text(device: Device, sharers: Sequence[tuple[DrawnHolder, HeldShare]]) -> Text:
@@ -212,7 +239,8 @@ def _cpu_listing(inventory: Inventory, holders: DrawnHolders) -> Listing:
             Column(title="held by", is_wide=True),
         ),
         rows=tuple(
-            _cpu_row(inventory, node, devices, holders) for node, devices in sorted(by_node.items(), key=lambda item: natural_key(item[0]))
+            _cpu_row(inventory, node, devices, holders)
+            for node, devices in sorted(by_node.items(), key=lambda item: natural_key(item[0]))
         ),
     )
 
@@ -271,8 +299,11 @@ def _is_held(device: Device, holders: DrawnHolders) -> bool:
     return (device.device_class, device.name) in holders.by_device
 
 
-def health_listing(inventories: Iterable[Inventory], *, is_all: bool, ledgers: Mapping[str, Ledger]) -> tuple[Listing, int]:
-    """List the devices that are not well, or all, and count those that are left out since they are well.
+def health_listing(
+    inventories: Iterable[Inventory], *, is_all: bool, ledgers: Mapping[str, Ledger]
+) -> tuple[Listing, int]:
+    """List the devices that are not well, or all, and count those that are left out since they are
+    well.
 
     The devices of a class whose service is silent are one row: CPUs alone would fill screens.
     """
@@ -306,20 +337,35 @@ def health_listing(inventories: Iterable[Inventory], *, is_all: bool, ledgers: M
 
 def health_document(inventory: Inventory, device: Device) -> dict[str, Any]:
     """Give what programs read of a device's health."""
-    return {"node": inventory.node, "device_class": inventory.device_class, "device": device.name, "health": device.health}
+    return {
+        "node": inventory.node,
+        "device_class": inventory.device_class,
+        "device": device.name,
+        "health": device.health,
+    }
 
 
 def _what_is_wrong(worst: Condition) -> str:
-    """Say what is wrong; of what recovers, what was: its message is of a fault that is not seen any more."""
+    """Say what is wrong.
+
+    Of what recovers, what was: its message is of a fault that is not seen any more.
+    """
     if worst.until:
-        return f"{worst.reason} before (it was: {worst.message}); watched until {short_time(worst.until)}, then given out again"
+        return (
+            f"{worst.reason} before (it was: {worst.message}); watched until {short_time(worst.until)}, then "
+            "given out again"
+        )
     return f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "")
 
 
 def _health_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> Row:
     worst = device.health.worst
     what = _what_is_wrong(worst) if worst is not None else "-"
-    holder = holders.by_cpu.get(device.cpu) if device.cpu is not None else holders.by_device.get((device.device_class, device.name))
+    holder = (
+        holders.by_cpu.get(device.cpu)
+        if device.cpu is not None
+        else holders.by_device.get((device.device_class, device.name))
+    )
     return Row(
         name=device.name,
         cells=(
@@ -352,5 +398,10 @@ def _silent_row(inventory: Inventory, devices: Sequence[Device]) -> Row:
             "-",
         ),
         document=[health_document(inventory, device) for device in devices],
-        labels={"node": inventory.node, "class": inventory.device_class, "health": HealthState.UNKNOWN.value, "reason": SERVICE_SILENT},
+        labels={
+            "node": inventory.node,
+            "class": inventory.device_class,
+            "health": HealthState.UNKNOWN.value,
+            "reason": SERVICE_SILENT,
+        },
     )

@@ -1,6 +1,8 @@
-"""Says in the lines of a command that follows events where they are not whole: while NATS is away, when more came than was read, when the stream is another one.
+"""Says in the lines of a command that follows events where they are not whole: while NATS is away,
+when more came than was read, when the stream is another one.
 
-Flows in: what the bus notices. Flows out: a line for people or for programs, in its place among the others.
+Flows in: what the bus notices. Flows out: a line for people or for programs,
+in its place among the others.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Gaps:
     """Tells the gaps of one command."""
 
     def __init__(self, output: Output, what: str, *, is_stored: bool) -> None:
-        """`what` is followed, in the plural; `is_stored`: a stream has it, so that nothing is lost while NATS is away."""
+        """`what` is followed, in the plural; `is_stored`: a stream has it, so that nothing is lost
+        while NATS is away.
+        """
         self._output = output
         self._what = what
         self._is_stored = is_stored
@@ -63,7 +67,9 @@ class Gaps:
 
     def note_missed(self, count: int) -> None:
         """Tell that more came than was read."""
-        self._show(GapKind.MISSED, f"{count} {self._what} came faster than they were read, and are not shown", missed=count)
+        self._show(
+            GapKind.MISSED, f"{count} {self._what} came faster than they were read, and are not shown", missed=count
+        )
 
     def note_replaced(self) -> None:
         """Tell that the stream is another one now."""
@@ -75,7 +81,9 @@ class Gaps:
         elif self._is_stored:
             self._show(GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile follow", missed=0)
         else:
-            self._show(GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile are not shown, for nobody stores them")
+            self._show(
+                GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile are not shown, for nobody stores them"
+            )
 
     def _show(self, kind: GapKind, text: str, *, missed: int | None = None) -> None:
         gap = Gap(gap=kind, time=rfc3339(datetime.now(UTC)), text=text, missed=missed)

@@ -1,7 +1,9 @@
-"""Lays out the rows of a listing for a terminal's width: as a table where it fits, else one block a row, so that names and ids stay whole.
+"""Lays out the rows of a listing for a terminal's width: as a table where it fits, else one block a
+row, so that names and ids stay whole.
 
-Flows in: columns, rows and a width. Flows out: lines, none wider than the width and none with trailing blanks. Pure. Words are never broken; what is cut ends
-with an ellipsis; an id that is there to be copied is never cut.
+Flows in: columns, rows and a width. Flows out: lines, none wider than the width and none with
+trailing blanks. Pure. Words are never broken; what is cut ends with an ellipsis; an id that is
+there to be copied is never cut.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ __all__ = ["Cell", "Column", "Fit", "Listing", "Row", "fold", "hanging", "words_
 Cell = str | Text
 
 _GAPS = (3, 2)
-# A column of text that is folded is at least this wide, unless its whole text is shorter: narrower columns are tall and hard to read.
+# A column of text that is folded is at least this wide, unless its whole text is shorter: narrower
+# columns are tall and hard to read.
 _LEAST_TEXT = 12
 _INDENT = 4
 
@@ -46,7 +49,8 @@ class Column:
     is_wide: bool = False
     """Shown with `-o wide` alone."""
     gives_way: bool = False
-    """Left out, before anything is folded into blocks, where the terminal is too narrow; the last line says so."""
+    """Left out, before anything is folded into blocks, where the terminal is too narrow; the last
+    line says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +116,27 @@ class Listing:
     def _all_rows(self) -> tuple[Row, ...]:
         return (*self.rows, *(self.totals if self.has_headers else ()))
 
-    def _table(self, columns: Sequence[Column], cells: list[list[Text]], widths: list[int], gap: int, width: int) -> list[Text]:
+    def _table(
+        self, columns: Sequence[Column], cells: list[list[Text]], widths: list[int], gap: int, width: int
+    ) -> list[Text]:
         lines: list[Text] = []
         if self.has_headers:
             lines.append(
-                _joined([_aligned(Text(column.title, "bold"), column, widths[place]) for place, column in enumerate(columns)], gap)
+                _joined(
+                    [
+                        _aligned(Text(column.title, "bold"), column, widths[place])
+                        for place, column in enumerate(columns)
+                    ],
+                    gap,
+                )
             )
         for row, row_cells in zip(self._all_rows, cells, strict=True):
             folded = [_folded(cell, columns[place], widths[place]) for place, cell in enumerate(row_cells)]
             for number in range(max(map(len, folded), default=0)):
                 parts = [part[number] if number < len(part) else Text() for part in folded]
-                lines.append(_joined([_aligned(part, columns[place], widths[place]) for place, part in enumerate(parts)], gap))
+                lines.append(
+                    _joined([_aligned(part, columns[place], widths[place]) for place, part in enumerate(parts)], gap)
+                )
             lines.extend(_cut(line, width) for line in row.below)
         return lines
 
@@ -151,10 +165,16 @@ class Listing:
                     lines.append(Text(" " * _INDENT) + line)
                     line = Text()
                 if is_long and self.columns[place].fit is Fit.ID:
-                    lines += [_cut(Text(f"{' ' * _INDENT}{self.columns[place].title}:", "dim"), width), *cell.split("\n")]
+                    lines += [
+                        _cut(Text(f"{' ' * _INDENT}{self.columns[place].title}:", "dim"), width),
+                        *cell.split("\n"),
+                    ]
                 elif is_long:
                     folded = fold(part, width - 2 * _INDENT)
-                    lines.extend(Text(" " * (_INDENT if number == 0 else 2 * _INDENT)) + other for number, other in enumerate(folded))
+                    lines.extend(
+                        Text(" " * (_INDENT if number == 0 else 2 * _INDENT)) + other
+                        for number, other in enumerate(folded)
+                    )
                 else:
                     line = _joined([line, part], 3) if line else part
             if line:
@@ -164,7 +184,10 @@ class Listing:
 
 
 def fold(text: Text, width: int) -> list[Text]:
-    """Fold after blanks and commas; a word that is longer than the width is cut with an ellipsis."""
+    """Fold after blanks and commas.
+
+    A word that is longer than the width is cut with an ellipsis.
+    """
     lines: list[Text] = []
     for paragraph in text.split("\n"):
         line = Text()
@@ -180,7 +203,9 @@ def fold(text: Text, width: int) -> list[Text]:
 
 
 def hanging(head: Text, body: Text, width: int) -> list[Text]:
-    """Write a text behind its head, and what does not fit below itself; at a quarter of the width at most.
+    """Write a text behind its head, and what does not fit below itself.
+
+    At a quarter of the width at most.
 
     >>> [line.plain for line in hanging(Text("PIX  = "), Text("through one PCIe switch"), 20)]
     ['PIX  = through one', '     PCIe switch']
@@ -204,11 +229,17 @@ def words_of(text: Text) -> list[Text]:
     >>> [word.plain for word in words_of(Text("allocated,reserved by a"))]
     ['allocated,', 'reserved ', 'by ', 'a']
     """
-    ends = [place + 1 for place, sign in enumerate(text.plain) if sign in " ," and text.plain[place + 1 : place + 2] not in (" ", ",")]
+    ends = [
+        place + 1
+        for place, sign in enumerate(text.plain)
+        if sign in " ," and text.plain[place + 1 : place + 2] not in (" ", ",")
+    ]
     return [word for word in text.divide(ends) if word.plain]
 
 
-def _widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int, *, has_headers: bool) -> tuple[list[int], int] | None:
+def _widths(
+    columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int, *, has_headers: bool
+) -> tuple[list[int], int] | None:
     """Choose the widths and the gap; None where not even folding makes the table fit."""
     natural, least = [], []
     for place, column in enumerate(columns):

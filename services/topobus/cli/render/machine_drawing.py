@@ -1,6 +1,8 @@
-"""Writes the drawing of a machine as text: sockets and NUMA nodes side by side, CPUs as bars, root complexes, switches and devices, and their holders.
+"""Writes the drawing of a machine as text: sockets and NUMA nodes side by side, CPUs as bars, root
+complexes, switches and devices, and their holders.
 
-Flows in: Machine, Inventories, Ledger; what stands where is decided by `topobus.engine.drawing`. Flows out: a rich renderable at most `width` columns wide. Pure.
+Flows in: Machine, Inventories, Ledger; what stands where is decided by `topobus.engine.drawing`.
+Flows out: a rich renderable at most `width` columns wide. Pure.
 """
 
 from __future__ import annotations
@@ -47,10 +49,13 @@ def draw_machine(
     letters: Mapping[str, str] | None = None,
     names: PciNames | None = None,
 ) -> RenderableType:
-    """Draw one machine; without inventories the PCI functions are drawn by their `names`, or ids where they have none.
+    """Draw one machine.
 
-    Order: by socket and node id; two sockets make two columns, and where there is room for more columns, rows. What a wide terminal has beyond that stays empty.
-    Letters are those that owners have had (`letters`, by key), else of their names.
+    Without inventories the PCI functions are drawn by their `names`, or ids where they have none.
+
+    Order: by socket and node id; two sockets make two columns, and where there is room for more
+    columns, rows. What a wide terminal has beyond that stays empty. Letters are those that owners
+    have had (`letters`, by key), else of their names.
     """
     all_inventories = tuple(inventories)
     layout = layout_of(machine, all_inventories, ledger, letters=letters, names=names)
@@ -65,16 +70,22 @@ def draw_machine(
     below: list[RenderableType] = []
     if layout.elsewhere is not None:
         body = Text("\n").join(_panel_lines(layout.elsewhere, layout.holders, width - _FRAME))
-        below.append(Panel(body, title="NUMA node not told by the machine", title_align="left", box=box.ROUNDED, width=width))
+        below.append(
+            Panel(body, title="NUMA node not told by the machine", title_align="left", box=box.ROUNDED, width=width)
+        )
     if layout.memory_only:
         below.append(Text(layout.memory_only))
     # Before the drawing: what it lacks is seen by nobody who does not know of it.
     warnings = [Text(f" warning: {warning}", "warn") for warning in layout.warnings]
-    return Group(_headline(layout, width), *warnings, grid, *below, *_legend(layout, width, has_signs=bool(all_inventories)))
+    return Group(
+        _headline(layout, width), *warnings, grid, *below, *_legend(layout, width, has_signs=bool(all_inventories))
+    )
 
 
 def _columns(nodes: int, width: int) -> int:
-    """Choose how many panels stand side by side: as many as there is room for, and no row shorter than the others."""
+    """Choose how many panels stand side by side: as many as there is room for, and no row shorter
+    than the others.
+    """
     if width < 80 or nodes <= 1:
         return 1
     if nodes > _MANY_NODES:
@@ -140,7 +151,9 @@ def _tree_lines(roots: Iterable[RootBranch], holders: DrawnHolders, inner: int) 
             is_last = place == len(root.switches) - 1
             if not branch.switch:
                 for number, leaf in enumerate(branch.leaves):
-                    yield _leaf_line("└─" if is_last and number == len(branch.leaves) - 1 else "├─", leaf, holders, inner)
+                    yield _leaf_line(
+                        "└─" if is_last and number == len(branch.leaves) - 1 else "├─", leaf, holders, inner
+                    )
                 continue
             yield _fit(Text(f"{'└─' if is_last else '├─'} switch {short_address(branch.switch)}"), inner)
             stem = "   " if is_last else "│  "
@@ -166,7 +179,9 @@ def _legend(layout: MachineLayout, width: int, *, has_signs: bool) -> Iterable[R
     for holder in layout.holders.all:
         style = holder_style(holder)
         yield from hanging(
-            Text.assemble((f" {holder.letter} ", style)), Text.assemble((holder.name, style), f"  {holder.held_text}"), width
+            Text.assemble((f" {holder.letter} ", style)),
+            Text.assemble((holder.name, style), f"  {holder.held_text}"),
+            width,
         )
     signs = ["· free", "! unhealthy", "? unknown", "r recovering", "~ degraded"]
     if layout.holders.by_cpu:

@@ -1,6 +1,8 @@
-"""The output of `topobus`: rich text for people or JSON for programs on stdout, and errors in one format on stderr.
+"""The output of `topobus`: rich text for people or JSON for programs on stdout, and errors in one
+format on stderr.
 
-Colour is used only on a terminal and never with NO_COLOR; letters carry everything that colour shows. Only the answer is written to stdout.
+Colour is used only on a terminal and never with NO_COLOR; letters carry everything that colour
+shows. Only the answer is written to stdout.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from topobus.values.errors import PeerUnavailable, TopobusError
 
 __all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "answer_console", "error_console", "open_console"]
 
-# Drawings and tables are laid out for this many columns: two terminals side by side on a laptop, and GitHub's code view.
+# Drawings and tables are laid out for this many columns: two terminals side by side on a
+# laptop, and GitHub's code view.
 DRAWING_WIDTH = 100
 
 THEME = Theme(
@@ -48,7 +51,9 @@ codecs.register_error("topobus-ascii", _in_ascii)
 
 
 def adapt_streams() -> None:
-    """Have stdout and stderr write something readable on a terminal that has only ASCII, instead of failing."""
+    """Have stdout and stderr write something readable on a terminal that has only ASCII, instead of
+    failing.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _has_unicode(stream.encoding):
             stream.reconfigure(errors="topobus-ascii")
@@ -65,19 +70,28 @@ def _json(value: object) -> bytes:
 
 
 def _width() -> int | None:
-    """Choose the width: the terminal's own on a terminal, else COLUMNS, else the width that drawings are made for."""
+    """Choose the width: the terminal's own on a terminal, else COLUMNS, else the width that
+    drawings are made for.
+    """
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return None
     return DRAWING_WIDTH
 
 
 def open_console(**options: Any) -> Console:
-    """Open a console that writes texts as they are: rich takes `:ab:` in a PCI address for an emoji otherwise. `options` are rich's."""
+    """Open a console that writes texts as they are: rich takes `:ab:` in a PCI address for an emoji
+    otherwise.
+
+    `options` are rich's.
+    """
     return Console(theme=THEME, highlight=False, emoji=False, **options)
 
 
 def answer_console(**options: Any) -> Console:
-    """Open a console for what goes to stdout, now or later: laid out for the signs that stdout has. `options` are rich's."""
+    """Open a console for what goes to stdout, now or later: laid out for the signs that stdout has.
+
+    `options` are rich's.
+    """
     console = open_console(**options)
     if not _has_unicode(sys.stdout.encoding):
         console.push_render_hook(AsciiLines())
@@ -98,7 +112,10 @@ class Output:
         self.errors = error_console()
 
     def show(self, *parts: RenderableType) -> None:
-        """Print for people; silent in JSON mode. Without a terminal no line ends with blanks: what fills a table up is for eyes alone."""
+        """Print for people; silent in JSON mode.
+
+        Without a terminal no line ends with blanks: what fills a table up is for eyes alone.
+        """
         if self.is_json:
             return
         for part in parts:
@@ -124,7 +141,9 @@ class Output:
     def error(self, error: TopobusError) -> None:
         """Print an error: what went wrong, then the next step."""
         self.errors.print(f"[fail]error:[/fail] {escape(error.message)}")
-        next_step = error.next_step or ("`topobus doctor` tells what is missing" if isinstance(error, PeerUnavailable) else "")
+        next_step = error.next_step or (
+            "`topobus doctor` tells what is missing" if isinstance(error, PeerUnavailable) else ""
+        )
         if next_step:
             self.errors.print(f"  [name]next:[/name] {escape(next_step)}")
 

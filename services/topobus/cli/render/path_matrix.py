@@ -1,6 +1,8 @@
-"""Writes a path matrix as text: the words of `nvidia-smi topo -m`, in as many blocks of columns as the terminal needs, then the affinities, the names and the legend.
+"""Writes a path matrix as text: the words of `nvidia-smi topo -m`, in as many blocks of columns as
+the terminal needs, then the affinities, the names and the legend.
 
-Flows in: a matrix and a width. Flows out: lines, none wider; what does not fit on one is folded and nothing is left out. Pure.
+Flows in: a matrix and a width. Flows out: lines, none wider; what does not fit on one is folded
+and nothing is left out. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _AFFINITIES = ("CPU affinity", "NUMA affinity", "GPU NUMA ID")
 def matrix_lines(matrix: PathMatrix, width: int) -> Iterable[Text]:
     """Write the matrix, no line wider than `width` but for one name that is.
 
-    Order: blocks of columns; the affinities beside the last block where there is room, else in blocks of their own; which device is which; the legend.
+    Order: blocks of columns; the affinities beside the last block where there is room, else in
+    blocks of their own; which device is which; the legend.
     """
     ids = [device.id for device in matrix.devices]
     head = max(map(len, ids))
@@ -86,7 +89,10 @@ def _block(rows: Sequence[str], head: int, columns: Sequence[Column]) -> Iterabl
             for column, size in zip(columns, sizes, strict=True):
                 cell = column[number][height] if height < len(column[number]) else ""
                 line.append(_GAP)
-                line.append(cell.ljust(size), "title" if not number else _STYLES.get("NV" if cell.startswith("NV") else cell, ""))
+                line.append(
+                    cell.ljust(size),
+                    "title" if not number else _STYLES.get("NV" if cell.startswith("NV") else cell, ""),
+                )
             line.rstrip()
             line.no_wrap = True
             yield line

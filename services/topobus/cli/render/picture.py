@@ -1,4 +1,6 @@
-"""Terminal output as an SVG picture, for documentation: the same text and colours, and nothing fetched from anywhere."""
+"""Terminal output as an SVG picture, for documentation: the same text and colours, and nothing
+fetched from anywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from topobus.cli.render.output import DRAWING_WIDTH, open_console
 
 __all__ = ["recording_console", "save_picture"]
 
-# rich's own picture loads a font from a content network; any monospaced font of the reader's does, since every run of text has its length set.
+# rich's own picture loads a font from a content network; any monospaced font of the reader's does,
+# since every run of text has its length set.
 _FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", "ui-monospace, Menlo, Consolas"
 )
@@ -34,4 +37,6 @@ def save_picture(console: Console, path: Path, *, title: str) -> None:
     try:
         path.write_text(picture, encoding="utf-8")
     except OSError as err:
-        raise InputError(f"cannot write {path}: {err.strerror}", next_step="choose a file in a folder that exists") from err
+        raise InputError(
+            f"cannot write {path}: {err.strerror}", next_step="choose a file in a folder that exists"
+        ) from err

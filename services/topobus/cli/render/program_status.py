@@ -1,4 +1,6 @@
-"""The status of supervised programs, for people: a table that a live display redraws, and lines where there is no terminal."""
+"""The status of supervised programs, for people: a table that a live display redraws, and lines
+where there is no terminal.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def status_table(statuses: tuple[ProgramStatus, ...], *, title: str = "") -> Tab
     for status in statuses:
         state = Text(f"{_SIGNS[status.state]} {status.state}", _STYLES[status.state])
         restarts = Text(str(status.restarts), "warn" if status.restarts else "faint")
-        table.add_row(Text(status.name, "name"), state, str(status.pid or "-"), restarts, Text(log_text(status.last_line), "faint"))
+        table.add_row(
+            Text(status.name, "name"),
+            state,
+            str(status.pid or "-"),
+            restarts,
+            Text(log_text(status.last_line), "faint"),
+        )
     return table
 
 
@@ -70,7 +78,9 @@ def exit_text(code: int | None) -> str:
 
 
 def log_text(line: str) -> str:
-    """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message; at most so many characters of it.
+    """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message.
+
+    At most so many characters of it.
 
     >>> log_text('{"ts": "x", "level": "info", "event": "bus.connected", "url": "u"}')
     'bus.connected url=u'
@@ -83,4 +93,6 @@ def log_text(line: str) -> str:
         return line[:_LONGEST]
     facts = " ".join(f"{key}={value}" for key, value in parsed.items() if key not in _KNOWN_KEYS)
     level = str(parsed.get("level", "info"))
-    return " ".join(part for part in ("" if level in ("info", "debug") else level.upper(), str(parsed["event"]), facts) if part)[:_LONGEST]
+    return " ".join(
+        part for part in ("" if level in ("info", "debug") else level.upper(), str(parsed["event"]), facts) if part
+    )[:_LONGEST]

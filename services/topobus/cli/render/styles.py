@@ -1,4 +1,6 @@
-"""The terminal's styles for what a drawing and listings show: a holder's colour, and how well a device is."""
+"""The terminal's styles for what a drawing and listings show: a holder's colour, and how well a
+device is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from topobus.values.health import HealthState
 
 __all__ = ["HEALTH_STYLES", "holder_style"]
 
-# Plain ANSI colours read on dark, light and Solarized terminals; bright ones and white do not, and many terminals make bold colours bright. So letters tell owners apart where colours repeat.
+# Plain ANSI colours read on dark, light and Solarized terminals; bright ones and white do not, and
+# many terminals make bold colours bright. So letters tell owners apart where colours repeat.
 _STYLES = ("cyan", "magenta", "yellow", "blue", "green", "bold")
 assert len(_STYLES) == COLOUR_COUNT
 

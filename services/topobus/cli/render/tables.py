@@ -1,6 +1,7 @@
 """Renders objects of the stand-alone API as listings, with the most useful columns of each kind.
 
-Flows in: stored objects of one kind. Flows out: listings. Pure but for the age, which needs the present time.
+Flows in: stored objects of one kind. Flows out: listings. Pure but for the
+age, which needs the present time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = ["age", "claim_names", "object_listing", "state_of"]
 Cells = Callable[[ApiObject], tuple[Cell, ...]]
 
 
-def object_listing(kind: str, objects: Sequence[ApiObject], *, now: datetime, has_namespace: bool = False, title: str = "") -> Listing:
+def object_listing(
+    kind: str, objects: Sequence[ApiObject], *, now: datetime, has_namespace: bool = False, title: str = ""
+) -> Listing:
     """List objects of one kind."""
     columns, row = _KINDS.get(kind, ((), _plain))
     has_namespace = has_namespace and not is_of_cluster(kind)
@@ -39,7 +42,9 @@ def object_listing(kind: str, objects: Sequence[ApiObject], *, now: datetime, ha
             Column(title="labels", is_wide=True),
             Column(title="generation", fit=Fit.NUMBER, is_wide=True),
         ),
-        rows=tuple(_object_row(api_object, row(api_object), now, has_namespace=has_namespace) for api_object in objects),
+        rows=tuple(
+            _object_row(api_object, row(api_object), now, has_namespace=has_namespace) for api_object in objects
+        ),
     )
 
 
@@ -120,7 +125,10 @@ def _pod(api_object: ApiObject) -> tuple[Cell, ...]:
 
 def claim_names(pod: ApiObject) -> dict[str, str]:
     """Name a pod's claims by the names that it has for them; empty for one that is not made yet."""
-    made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(pod.status.get("resourceClaimStatuses"))}
+    made = {
+        str(status.get("name")): str(status.get("resourceClaimName"))
+        for status in _dicts(pod.status.get("resourceClaimStatuses"))
+    }
     return {
         str(entry.get("name")): _named_claim(entry) or made.get(str(entry.get("name")), "")
         for entry in _dicts(pod.spec.get("resourceClaims"))
@@ -128,13 +136,20 @@ def claim_names(pod: ApiObject) -> dict[str, str]:
 
 
 def _named_claim(entry: dict[str, Any]) -> str:
-    """Name the claim of a pod's entry, in either form in which it is written; empty for a template's."""
+    """Name the claim of a pod's entry, in either form in which it is written.
+
+    Empty for a template's.
+    """
     source = entry.get("source")
-    return str(entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or "")
+    return str(
+        entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or ""
+    )
 
 
 def _class(api_object: ApiObject) -> tuple[Cell, ...]:
-    selectors = [str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(api_object.spec.get("selectors"))]
+    selectors = [
+        str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(api_object.spec.get("selectors"))
+    ]
     return (" && ".join(" ".join(text.split()) for text in selectors) or "every device",)
 
 
@@ -145,7 +160,12 @@ def _template(api_object: ApiObject) -> tuple[Cell, ...]:
 def _slice(api_object: ApiObject) -> tuple[Cell, ...]:
     pool = api_object.spec.get("pool") or {}
     where = api_object.spec.get("nodeName") or ("all nodes" if api_object.spec.get("allNodes") else "selected nodes")
-    return str(api_object.spec.get("driver", "-")), str(pool.get("name", "-")), str(where), str(len(_dicts(api_object.spec.get("devices"))))
+    return (
+        str(api_object.spec.get("driver", "-")),
+        str(pool.get("name", "-")),
+        str(where),
+        str(len(_dicts(api_object.spec.get("devices")))),
+    )
 
 
 def _plain(_: ApiObject) -> tuple[Cell, ...]:
@@ -155,8 +175,13 @@ def _plain(_: ApiObject) -> tuple[Cell, ...]:
 def _requests(spec: dict[str, Any]) -> str:
     lines: list[str] = []
     for request in _dicts((spec.get("devices") or {}).get("requests")):
-        ways = [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
-        texts = [f"{'all' if way.get('allocationMode') == 'All' else way.get('count', 1)} {way.get('deviceClassName')}" for way in ways]
+        ways = (
+            [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
+        )
+        texts = [
+            f"{'all' if way.get('allocationMode') == 'All' else way.get('count', 1)} {way.get('deviceClassName')}"
+            for way in ways
+        ]
         lines.append(f"{request.get('name')}: {' or '.join(texts)}")
     return "\n".join(lines) or "-"
 
@@ -174,7 +199,10 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 _NODE = Column(title="node", fit=Fit.NAME, gives_way=True)
 _KINDS: dict[str, tuple[tuple[Column, ...], Cells]] = {
-    "ResourceClaim": ((_NODE, Column(title="devices", fit=Fit.NAME), Column(title="used by", fit=Fit.NAME, gives_way=True)), _claim),
+    "ResourceClaim": (
+        (_NODE, Column(title="devices", fit=Fit.NAME), Column(title="used by", fit=Fit.NAME, gives_way=True)),
+        _claim,
+    ),
     "Pod": ((_NODE, Column(title="claims", fit=Fit.NAME)), _pod),
     "DeviceClass": ((Column(title="selects"),), _class),
     "ResourceClaimTemplate": ((Column(title="requests", fit=Fit.NAME),), _template),

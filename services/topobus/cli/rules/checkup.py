@@ -1,4 +1,7 @@
-"""Checks a deployment: facts in, findings out, each with a next step. Pure; `topobus doctor` gathers the facts."""
+"""Checks a deployment: facts in, findings out, each with a next step.
+
+Pure; `topobus doctor` gathers the facts.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +51,20 @@ __all__ = [
     "grouped",
 ]
 
-# Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
+# Before 2.9 there is no direct get and no per-subject newest message in consumers, on
+# which watches and followers stand.
 _OLDEST_SERVER = (2, 9, 0)
-# From here on a hub without accounts keeps from each leaf what the others listen to (isolate_leafnode_interest).
+# From here on a hub without accounts keeps from each leaf what the others listen
+# to (isolate_leafnode_interest).
 _ISOLATES_LEAVES = (2, 12, 0)
 
 
-# Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
+# Below, an answer's way through a busy machine looks the same; above the second, requests with
+# short deadlines are refused as stale.
 _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
 
-# Time enough for somebody who looks once a week; services warn from then on, too (`topobus.bus.login.server_certificates`).
+# Time enough for somebody who looks once a week; services warn from then on, too
+# (`topobus.bus.login.server_certificates`).
 _CERTIFICATE_DAYS = 30
 
 _SAME_TIME = "set both clocks by the same time service (chrony, ntp)"
@@ -86,15 +93,21 @@ _STORED_AS = {OwnerKind.POD: "Pod", OwnerKind.CLAIM: "ResourceClaim"}
 # A flood of garbage is one matter, not a thousand.
 _SHOWN_REJECTED = 16
 
-# PCI-SIG's base classes (pci.ids), and who makes such functions: a server's own display is no GPU, and MI300 is an accelerator and no FPGA.
+# PCI-SIG's base classes (pci.ids), and who makes such functions: a server's own display is no GPU,
+# and MI300 is an accelerator and no FPGA.
 _NETWORK, _DISPLAY, _ACCELERATOR = 0x02, 0x03, 0x12
 _NVIDIA, _AMD, _INTEL, _XILINX, _ALTERA = 0x10DE, 0x1002, 0x8086, 0x10EE, 0x1172
 _KINDS: dict[str, Callable[[PciDevice], bool]] = {
-    "gpu": lambda function: function.vendor in (_NVIDIA, _AMD, _INTEL) and function.class_code >> 16 in (_DISPLAY, _ACCELERATOR),
+    "gpu": lambda function: (
+        function.vendor in (_NVIDIA, _AMD, _INTEL) and function.class_code >> 16 in (_DISPLAY, _ACCELERATOR)
+    ),
     "nic": lambda function: function.class_code >> 16 == _NETWORK,
     "fpga": lambda function: (
         function.class_code >> 16 != _NETWORK
-        and (function.vendor in (_XILINX, _ALTERA) or (function.vendor, function.class_code >> 16) == (_INTEL, _ACCELERATOR))
+        and (
+            function.vendor in (_XILINX, _ALTERA)
+            or (function.vendor, function.class_code >> 16) == (_INTEL, _ACCELERATOR)
+        )
     ),
 }
 # A gateway's word for what kubelet has.
@@ -125,8 +138,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
     """Put together what many nodes have alike, and order the worst last, where a terminal ends.
 
-    Shapes: findings — of a node as `node: what`; result — one for all nodes of which the same is to be said, with their number in front. What is well has other numbers
-    on each node, so of these the first node's are given.
+    Shapes: findings — of a node as `node: what`; result — one for all nodes of which the same is
+    to be said, with their number in front. What is well has other numbers on each node, so of
+    these the first node's are given.
     """
     node_names = frozenset(nodes)
     alike: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
@@ -135,7 +149,11 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
         if not what or node not in node_names:
             alike[finding.level, finding.what, finding.found, finding.next_step] = [("", finding)]
             continue
-        said = ("", "") if finding.level is Level.OK else (_without(node, finding.found), _without(node, finding.next_step))
+        said = (
+            ("", "")
+            if finding.level is Level.OK
+            else (_without(node, finding.found), _without(node, finding.next_step))
+        )
         alike.setdefault((finding.level, f": {what}", *said), []).append((node, finding))
     shown: list[Finding] = []
     for same in alike.values():
@@ -181,7 +199,10 @@ def check_server(version: tuple[int, int, int]) -> Finding:
     if version < _OLDEST_SERVER:
         wanted = ".".join(map(str, _OLDEST_SERVER))
         return Finding(
-            level=Level.FAIL, what="nats", found=f"the server runs {text}, wanted {wanted} or later", next_step="upgrade nats-server"
+            level=Level.FAIL,
+            what="nats",
+            found=f"the server runs {text}, wanted {wanted} or later",
+            next_step="upgrade nats-server",
         )
     return Finding(level=Level.OK, what="nats", found=f"the server answers, version {text}")
 
@@ -189,7 +210,8 @@ def check_server(version: tuple[int, int, int]) -> Finding:
 def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: bool) -> Finding:
     """Judge who may use the server, and whether a login to it can be overheard.
 
-    Shapes: user — as whom we are connected, empty for none; is_local — the server is at this machine's loopback interface.
+    Shapes: user — as whom we are connected, empty for none; is_local — the server is at
+    this machine's loopback interface.
     """
     what = "nats users"
     if not wants_login:
@@ -201,7 +223,9 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
     text = f"the server has users; this is {f'user {user}' if user else 'a login in the URL'}"
     if not is_encrypted and not is_local:
         step = "give the server a certificate, and name its authority in nats.tls_ca_file: docs/how-to/secure-nats.md"
-        return Finding(level=Level.WARN, what=what, found=f"{text}; passwords cross the wire in clear text", next_step=step)
+        return Finding(
+            level=Level.WARN, what=what, found=f"{text}; passwords cross the wire in clear text", next_step=step
+        )
     return Finding(level=Level.OK, what=what, found=f"{text}{'; TLS' if is_encrypted else ''}")
 
 
@@ -209,7 +233,10 @@ def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
     """Judge until when the server's certificate is good: `until` for people, `days` from now."""
     what, text = "nats certificate", f"signed by {issuer}, good until {until} ({days} days)"
     if days < _CERTIFICATE_DAYS:
-        step = "make it anew, at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: docs/how-to/secure-nats.md"
+        step = (
+            "make it anew, at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: "
+            "docs/how-to/secure-nats.md"
+        )
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
     return Finding(level=Level.OK, what=what, found=text)
 
@@ -225,9 +252,14 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
     if wants_login:
         return Finding(level=Level.OK, what="hub", found=f"{text}, which come as its users")
     isolation = (
-        "" if version >= _ISOLATES_LEAVES else f"; nats-server {version[0]}.{version[1]} also tells each of them what all others listen to"
+        ""
+        if version >= _ISOLATES_LEAVES
+        else f"; nats-server {version[0]}.{version[1]} also tells each of them what all others listen to"
     )
-    step = "give each node a user and an account of its own (topobus keys make --shape hub --node …): docs/how-to/choose-a-nats-shape.md"
+    step = (
+        "give each node a user and an account of its own (topobus keys make --shape hub --node …): "
+        "docs/how-to/choose-a-nats-shape.md"
+    )
     return Finding(
         level=Level.WARN,
         what="hub",
@@ -250,7 +282,11 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
     ]
     good = sum(1 for trouble in differences.values() if not trouble)
     return [
-        *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} streams as they should be")] if good else []),
+        *(
+            [Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} streams as they should be")]
+            if good
+            else []
+        ),
         *bad,
     ]
 
@@ -258,15 +294,20 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
 def _stream_step(name: str, trouble: str) -> str:
     if trouble == MISSING:
         return "start topobus-controller: it makes what is missing"
-    # The number of copies is the deployment's and not the catalogue's: this command knows its own setting alone.
+    # The number of copies is the deployment's and not the catalogue's: this
+    # command knows its own setting alone.
     copies = re.match(r"num_replicas is (\d+), wanted \d+$", trouble)
     if copies is not None:
-        return f"where the controllers have nats.replicas {copies[1]}, say so here: TOPOBUS_CLI__NATS__REPLICAS={copies[1]}; else nats stream edit {name}"
+        return (
+            f"where the controllers have nats.replicas {copies[1]}, say so here: "
+            f"TOPOBUS_CLI__NATS__REPLICAS={copies[1]}; else nats stream edit {name}"
+        )
     return f"mend it (nats stream edit {name}) or remove it if its content may go"
 
 
 def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Finding]:
-    """Name what stands in the buckets and nobody can read: a node that speaks another language, or somebody who writes in its place.
+    """Name what stands in the buckets and nobody can read: a node that speaks another language, or
+    somebody who writes in its place.
 
     Shapes: rejected — for each value its state, its key and what is wrong with it.
     """
@@ -275,31 +316,45 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
             level=Level.FAIL,
             what=f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
             # Most reasons begin with the place.
-            found=f"nobody can read {(place := f'{state.home_of_key(key).bucket}/{key}')}: {why.removeprefix(f'{place}: ')}",
+            found=f"nobody can read {(place := f'{state.home_of_key(key).bucket}/{key}')}: "
+            f"{why.removeprefix(f'{place}: ')}",
             next_step=_way_out(state, key),
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]
     ]
     if len(rejected) > _SHOWN_REJECTED:
         left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that nobody can read"
-        findings.append(Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets"))
+        findings.append(
+            Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets")
+        )
     return findings
 
 
-def check_holders(ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unreadable: Container[str] = ()) -> list[Finding]:
-    """Name holders whose object is not stored: a copy of the store is older than they are, or somebody removed the object alone.
+def check_holders(
+    ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unreadable: Container[str] = ()
+) -> list[Finding]:
+    """Name holders whose object is not stored: a copy of the store is older than they are, or
+    somebody removed the object alone.
 
-    Where nothing is stored, the objects are an API server's, and nothing can be said. What `topobus place` holds has no object.
+    Where nothing is stored, the objects are an API server's, and nothing can be said. What
+    `topobus place` holds has no object.
     Shapes: unreadable — keys of objects that nobody can read, which are named elsewhere.
     """
     uids = {(stored.kind, str(stored.metadata.get("uid", ""))) for stored in objects}
     if not uids:
         return []
     lost = sorted(
-        (str(allocation.owner), ledger.node, allocation.owner.kind, f"{allocation.owner.namespace}/{allocation.owner.name}")
+        (
+            str(allocation.owner),
+            ledger.node,
+            allocation.owner.kind,
+            f"{allocation.owner.namespace}/{allocation.owner.name}",
+        )
         for ledger in ledgers
         for allocation in ledger.allocations.values()
-        if allocation.owner.kind in _STORED_AS and not _has_object(allocation.owner, uids) and _key_of(allocation.owner) not in unreadable
+        if allocation.owner.kind in _STORED_AS
+        and not _has_object(allocation.owner, uids)
+        and _key_of(allocation.owner) not in unreadable
     )
     if not lost:
         return []
@@ -311,7 +366,8 @@ def check_holders(ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unrea
             what="holders",
             found=f"{len(lost)} {'holder has' if len(lost) == 1 else 'holders have'} no object: {shown}; "
             "the store is older than they are, or their objects were removed alone",
-            next_step=f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what it holds; `topobus holders` lists all",
+            next_step=f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what "
+            "it holds; `topobus holders` lists all",
         )
     ]
 
@@ -350,14 +406,20 @@ def _placed_uid(namespace: str, name: str) -> str:
 
 
 def check_unread(nodes: Sequence[str]) -> list[Finding]:
-    """Name nodes that have inventories and are none: who may write a class's inventories made them up, or their machines were taken away."""
+    """Name nodes that have inventories and are none: who may write a class's inventories made them
+    up, or their machines were taken away.
+    """
     if not nodes:
         return []
     have, were = ("has", "was") if len(nodes) == 1 else ("have", "were")
     text = (
-        f"{counted(len(nodes), 'node')} {have} inventories and no machine, and {were} not looked at: {', '.join(nodes[:_SHOWN_REJECTED])}"
+        f"{counted(len(nodes), 'node')} {have} inventories and no machine, and {were} not looked at: "
+        f"{', '.join(nodes[:_SHOWN_REJECTED])}"
     )
-    step = "find out who writes them, and give that login another password; then `topobus forget node --without-machine` removes them"
+    step = (
+        "find out who writes them, and give that login another password; then `topobus forget node "
+        "--without-machine` removes them"
+    )
     return [Finding(level=Level.WARN, what="inventories", found=text, next_step=step)]
 
 
@@ -372,10 +434,19 @@ def _way_out(state: State[Any], key: str) -> str:
         if kind not in {known_kind.lower() for known_kind in KINDS}:
             # What is typed is turned into a key of ours: that of another object.
             bucket = state.home_of_key(key).bucket
-            return f"no command of Topobus writes or reads this key: remove it by NATS' own tools (`nats kv del {bucket} {key}`), then see who else writes this bucket"
+            return (
+                "no command of Topobus writes or reads this key: remove it by NATS' own tools (`nats kv del "
+                f"{bucket} {key}`), then see who else writes this bucket"
+            )
         where = f" -n {namespace}" if namespace != CLUSTER else ""
-        return f"`topobus apply -f` its manifest writes over it, `topobus delete {kind} {name}{where}` removes it; then see who else writes this bucket"
-    return f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes this bucket"
+        return (
+            f"`topobus apply -f` its manifest writes over it, `topobus delete {kind} {name}{where}` removes it; "
+            "then see who else writes this bucket"
+        )
+    return (
+        f"see the log of {'/'.join(state.writer)} on this node and its release; if it runs, see who else writes "
+        "this bucket"
+    )
 
 
 def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | None:
@@ -384,32 +455,51 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
         return None
     what = f"{node}: container runtime"
     if runtime.why_not:
-        lost = "a device is given on while a container of a pod that was deleted by force still has it; claims whose devices go into the pod are refused"
-        step = f"switch NRI on in the container runtime, and mount its socket into the gateway's container; until then {lost}{', and those with CPUs' if runtime.pins_cpus else ''}"
+        lost = (
+            "a device is given on while a container of a pod that was deleted by force still has it; claims "
+            "whose devices go into the pod are refused"
+        )
+        step = (
+            "switch NRI on in the container runtime, and mount its socket into the gateway's container; until "
+            f"then {lost}{', and those with CPUs' if runtime.pins_cpus else ''}"
+        )
         level = Level.FAIL if runtime.pins_cpus else Level.WARN
         return Finding(level=level, what=what, found=f"no plugin connection (NRI): {runtime.why_not}", next_step=step)
     if runtime.cpusets_unseen:
-        step = "mount the node's /sys/fs/cgroup read-only into the gateway's container, below its setting hardware.root (docs/how-to/exclusive-cpus.md)"
+        step = (
+            "mount the node's /sys/fs/cgroup read-only into the gateway's container, below its setting "
+            "hardware.root (docs/how-to/exclusive-cpus.md)"
+        )
         text = (
-            f"claims get CPUs for themselves by {runtime.socket}, and nobody sees whether the kernel keeps to it: {runtime.cpusets_unseen}"
+            f"claims get CPUs for themselves by {runtime.socket}, and nobody sees whether the kernel keeps to it: "
+            f"{runtime.cpusets_unseen}"
         )
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
     return Finding(level=Level.OK, what=what, found=f"tells the gateway of containers by {runtime.socket} (NRI)")
 
 
 def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
-    """Judge what the API server does not keep of a node's ResourceSlices; None when it keeps all."""
+    """Judge what the API server does not keep of a node's ResourceSlices.
+
+    None when it keeps all.
+    """
     if not dropped:
         return None
     features = sorted({_FEATURES.get(field.rpartition(".")[2], "") for field in dropped} - {""})
     lost = [_WITHOUT[feature] for feature in features if feature in _WITHOUT]
     text = f"the API server does not keep {', '.join(dropped)}" + (f": {'; '.join(lost)}" if lost else "")
-    step = f"switch {' and '.join(features)} on in kube-apiserver and kube-scheduler" if features else "upgrade the API server"
+    step = (
+        f"switch {' and '.join(features)} on in kube-apiserver and kube-scheduler"
+        if features
+        else "upgrade the API server"
+    )
     return Finding(level=Level.WARN, what=f"{node}: slices", found=text, next_step=step)
 
 
 def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
-    """Judge resources that a node's gateway does not offer because a vendor's own device plugin does."""
+    """Judge resources that a node's gateway does not offer because a vendor's own device plugin
+    does.
+    """
     step = "remove that device plugin from the node, or take its vendor out of the gateway's setting profiles"
     return [
         Finding(level=Level.FAIL, what=f"{node}: {resource}", found=f"not offered by Topobus: {why}", next_step=step)
@@ -417,16 +507,22 @@ def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def check_registrations(node: str, registrations: KubeletRegistrations, rivals: Mapping[str, str], *, has_devices: bool) -> list[Finding]:
+def check_registrations(
+    node: str, registrations: KubeletRegistrations, rivals: Mapping[str, str], *, has_devices: bool
+) -> list[Finding]:
     """Judge what kubelet knows of a gateway that answers, as the gateway tells it.
 
-    Shapes: rivals — resources that the gateway leaves to others, which `check_rivals` judges; has_devices — the node has something to offer, so kubelet must know of it.
+    Shapes: rivals — resources that the gateway leaves to others, which `check_rivals` judges;
+    has_devices — the node has something to offer, so kubelet must know of it.
     """
     gateway, what = f"{node}: gateway", f"{node}: kubelet"
     answers = Finding(level=Level.OK, what=gateway, found="answers")
     if not registrations.has_kubelet:
         text = f"none where the gateway looks: {registrations.folder} there has no kubelet.sock"
-        step = "start kubelet: the gateway registers as soon as it is there; into a gateway's container its folder must be mounted"
+        step = (
+            "start kubelet: the gateway registers as soon as it is there; into a gateway's container its folder "
+            "must be mounted"
+        )
         return [answers, Finding(level=Level.WARN, what=what, found=text, next_step=step)]
     plugins = {resource: status for resource, status in registrations.plugins.items() if resource not in rivals}
     if not plugins and not registrations.drivers:
@@ -434,47 +530,80 @@ def check_registrations(node: str, registrations: KubeletRegistrations, rivals: 
             # A class is registered when it has a device to offer.
             return [answers, Finding(level=Level.OK, what=what, found="runs; this node has no devices to offer")]
         step = "see the gateway's setting exposure, and the log of topobus-gateway"
-        return [answers, Finding(level=Level.FAIL, what=what, found="nothing is registered, and this node has devices", next_step=step)]
-    registered = sorted(name for name, status in (*plugins.items(), *registrations.drivers.items()) if status == _REGISTERED)
+        return [
+            answers,
+            Finding(
+                level=Level.FAIL, what=what, found="nothing is registered, and this node has devices", next_step=step
+            ),
+        ]
+    registered = sorted(
+        name for name, status in (*plugins.items(), *registrations.drivers.items()) if status == _REGISTERED
+    )
     # A kubelet without DRA is an ordinary one where pods can have the devices by their resource.
     driver_level = Level.WARN if plugins else Level.FAIL
     missing = [
         Finding(
-            level=level, what=f"{node}: {name}", found=f"kubelet does not have it: {status}", next_step="see the log of topobus-gateway"
+            level=level,
+            what=f"{node}: {name}",
+            found=f"kubelet does not have it: {status}",
+            next_step="see the log of topobus-gateway",
         )
         for level, kind in ((Level.FAIL, plugins), (driver_level, registrations.drivers))
         for name, status in sorted(kind.items())
         if status != _REGISTERED
     ]
-    return [answers, *([Finding(level=Level.OK, what=what, found=f"has {', '.join(registered)}")] if registered else []), *missing]
+    return [
+        answers,
+        *([Finding(level=Level.OK, what=what, found=f"has {', '.join(registered)}")] if registered else []),
+        *missing,
+    ]
 
 
 def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:
     """Judge device plugins of others that have registered with a node's gateway and are not served."""
-    step = "nothing to do when it passes, for the gateway tries it again; else see `foreign.host-failed` in the log of topobus-gateway"
+    step = (
+        "nothing to do when it passes, for the gateway tries it again; else see `foreign.host-failed` in the log "
+        "of topobus-gateway"
+    )
     return [
-        Finding(level=Level.FAIL, what=f"{node}: {resource}", found=f"its device plugin is not served: {why}", next_step=step)
+        Finding(
+            level=Level.FAIL,
+            what=f"{node}: {resource}",
+            found=f"its device plugin is not served: {why}",
+            next_step=step,
+        )
         for resource, why in sorted(failures.items())
     ]
 
 
 def check_clock(node: str, ahead_s: float, here_s: float | None) -> list[Finding]:
-    """Judge a node's clock; nothing when it agrees within a second. Requests are refused as stale by a node more than two seconds ahead.
+    """Judge a node's clock; nothing when it agrees within a second.
 
-    Shapes: ahead_s — than this machine's; here_s — this machine's than the NATS server's, None when the server (before 2.10) does not say its time.
+    Requests are refused as stale by a node more than two seconds ahead.
+
+    Shapes: ahead_s — than this machine's; here_s — this machine's than the NATS server's, None when
+    the server (before 2.10) does not say its time.
     """
     than = "this machine's" if here_s is None else "the NATS server's"
     return _clock_findings(f"{node}: clock", f"clock of {node}", ahead_s + (here_s or 0.0), than)
 
 
 def check_clock_here(ahead_s: float | None) -> list[Finding]:
-    """Judge this machine's clock against the NATS server's; nothing when they agree, or when the server (before 2.10) does not say its time."""
+    """Judge this machine's clock against the NATS server's.
+
+    Nothing when they agree, or when the server (before 2.10) does not say its time.
+    """
     return _clock_findings("clock", "clock of this machine", ahead_s or 0.0, "the NATS server's")
 
 
 def check_stored_clock(node: str, origins: Sequence[Origin]) -> list[Finding]:
-    """Judge the clock of a node that does not answer by what it wrote last; nothing when it agreed, or nothing says a time."""
-    newest = max((origin for origin in origins if origin.ahead_s is not None), key=lambda origin: origin.time_ns, default=None)
+    """Judge the clock of a node that does not answer by what it wrote last.
+
+    Nothing when it agreed, or nothing says a time.
+    """
+    newest = max(
+        (origin for origin in origins if origin.ahead_s is not None), key=lambda origin: origin.time_ns, default=None
+    )
     if newest is None or not newest.clock_remark:
         return []
     return [Finding(level=Level.WARN, what=f"{node}: clock", found=newest.clock_remark, next_step=_SAME_TIME)]
@@ -483,7 +612,8 @@ def check_stored_clock(node: str, origins: Sequence[Origin]) -> list[Finding]:
 def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Finding]:
     """Name who runs another release than we do; those of one release in one line.
 
-    Shapes: node — empty for what runs beside the nodes; releases — what each process says; empty: it says nothing.
+    Shapes: node — empty for what runs beside the nodes; releases — what each
+    process says; empty: it says nothing.
     """
     by_release: dict[str, list[str]] = {}
     for service, release in sorted(releases.items()):
@@ -498,13 +628,22 @@ def _clock_findings(what: str, whose: str, ahead_s: float, than: str) -> list[Fi
     if abs(ahead_s) < _CLOCK_AGREES_S:
         return []
     text = f"{whose} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} {than}"
-    return [Finding(level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=what, found=text, next_step=_SAME_TIME)]
+    return [
+        Finding(
+            level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=what, found=text, next_step=_SAME_TIME
+        )
+    ]
 
 
 def check_node(
-    node: str, machine: Machine | None, inventories: Sequence[Inventory], ledger: Ledger | None, silent: Mapping[str, str]
+    node: str,
+    machine: Machine | None,
+    inventories: Sequence[Inventory],
+    ledger: Ledger | None,
+    silent: Mapping[str, str],
 ) -> Iterable[Finding]:
-    """Judge one node: machine, inventories and their generations, ledger, and which services keep silent.
+    """Judge one node: machine, inventories and their generations, ledger, and which services keep
+    silent.
 
     Shapes: silent — service to why it did not answer, for those that did not.
     """
@@ -519,14 +658,19 @@ def check_node(
         text = f"sequence {ledger.sequence}, {counted(len(ledger.allocations), 'owner')}"
         yield Finding(level=Level.OK, what=f"{node}: ledger", found=text)
     if "topology" in silent:
-        step = f"start topobus-topology on this node; if the node is gone for good: topobus forget node {node} --dry-run"
+        step = (
+            f"start topobus-topology on this node; if the node is gone for good: topobus forget node {node} --dry-run"
+        )
         yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step=step)
     else:
         yield Finding(level=Level.OK, what=f"{node}: topology", found="answers")
 
 
 def _has_hardware(machine: Machine, device_class: str) -> bool:
-    """Say whether a machine has PCI functions that a class's own service may offer; CPUs every machine has."""
+    """Say whether a machine has PCI functions that a class's own service may offer.
+
+    CPUs every machine has.
+    """
     if device_class == "cpu":
         return True
     return any(_KINDS[device_class](function) for function in machine.pci_devices)
@@ -535,9 +679,15 @@ def _has_hardware(machine: Machine, device_class: str) -> bool:
 def _machine_finding(node: str, machine: Machine | None) -> Finding:
     what = f"{node}: machine"
     if machine is None:
-        step = f"start topobus-discovery on this node; if there is no such node any more: topobus forget node {node} --dry-run"
+        step = (
+            f"start topobus-discovery on this node; if there is no such node any more: topobus forget node {node} "
+            "--dry-run"
+        )
         return Finding(level=Level.FAIL, what=what, found="not reported", next_step=step)
-    text = f"generation {machine.generation}, {counted(len(machine.numa_nodes), 'NUMA node')}, {counted(len(machine.online_cpus), 'CPU')}"
+    text = (
+        f"generation {machine.generation}, {counted(len(machine.numa_nodes), 'NUMA node')}, "
+        f"{counted(len(machine.online_cpus), 'CPU')}"
+    )
     if machine.warnings:
         return Finding(
             level=Level.WARN,
@@ -555,31 +705,48 @@ def _inventory_finding(
     start = f"start topobus-{device_class} on this node"
     if inventory is None:
         if machine is not None and device_class in silent and not _has_hardware(machine, device_class):
-            return Finding(level=Level.OK, what=what, found="no service, and no PCI function of this kind on the machine")
+            return Finding(
+                level=Level.OK, what=what, found="no service, and no PCI function of this kind on the machine"
+            )
         if device_class in silent:
-            # Whoever runs a few services alone chose so; one that was there and is silent is another matter, below.
-            return Finding(level=Level.WARN, what=what, found="no service of this class has ever run here", next_step=start)
+            # Whoever runs a few services alone chose so; one that was there and is
+            # silent is another matter, below.
+            return Finding(
+                level=Level.WARN, what=what, found="no service of this class has ever run here", next_step=start
+            )
         return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
     text = f"generation {inventory.generation}, {counted(len(inventory.devices), 'device')}"
     if device_class in silent:
         text += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
         return Finding(level=Level.FAIL, what=what, found=text, next_step=start)
     if machine is not None and inventory.machine_generation < machine.generation:
-        # No finding: a machine that changed without changing a device of this class is no news, so the inventory is not written again.
+        # No finding: a machine that changed without changing a device of this class is no news, so
+        # the inventory is not written again.
         text += f", unchanged since machine generation {inventory.machine_generation}"
     kept_back = [device for device in inventory.devices if device.maintenance is not None]
     sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:
-        return Finding(level=Level.WARN, what=what, found=f"{text}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why")
+        return Finding(
+            level=Level.WARN,
+            what=what,
+            found=f"{text}, not well: {', '.join(sick[:6])}",
+            next_step="`topobus health` says why",
+        )
     if kept_back:
         text += f", kept back: {', '.join(f'{device.name} ({device.why_not})' for device in kept_back[:3])}"
         if len(kept_back) > 3:
             text += f" and {len(kept_back) - 3} more"
         return Finding(
-            level=Level.WARN, what=what, found=text, next_step="`topobus device list` lists all; `topobus device return NAME` ends it"
+            level=Level.WARN,
+            what=what,
+            found=text,
+            next_step="`topobus device list` lists all; `topobus device return NAME` ends it",
         )
     if inventory.warnings:
         return Finding(
-            level=Level.WARN, what=what, found=f"{text}; {inventory.warnings[0]}", next_step=f"see the log of topobus-{device_class}"
+            level=Level.WARN,
+            what=what,
+            found=f"{text}; {inventory.warnings[0]}",
+            next_step=f"see the log of topobus-{device_class}",
         )
     return Finding(level=Level.OK, what=what, found=text)

@@ -1,6 +1,8 @@
-"""Claims of a simulation: allocated by the controller's own engine, held in the simulation's ledger like a pod's devices.
+"""Claims of a simulation: allocated by the controller's own engine, held in the simulation's ledger
+like a pod's devices.
 
-Flows in: the objects of a folder, a simulation. Flows out: one answer for each pod with claims, and one for each claim that no pod uses.
+Flows in: the objects of a folder, a simulation. Flows out: one answer for each pod with claims, and
+one for each claim that no pod uses.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     stored: tuple[ApiObject, ...] = ()
     """The claims as they would be stored, allocated."""
     request: PodRequest | None = None
-    """What the pod itself asks beside its claims, with its claims named where it wishes to be aligned with them."""
+    """What the pod itself asks beside its claims, with its claims named where it wishes to be
+    aligned with them."""
 
     @property
     def is_allocated(self) -> bool:
@@ -52,7 +55,9 @@ class ClaimSimulation:
     def __init__(self, simulation: Simulation, objects: Sequence[ApiObject]) -> None:
         self._simulation = simulation
         self._pods = [api_object for api_object in objects if api_object.kind == "Pod"]
-        self.left_out = tuple(api_object for api_object in objects if api_object.kind != "Pod" and is_classic(api_object))
+        self.left_out = tuple(
+            api_object for api_object in objects if api_object.kind != "Pod" and is_classic(api_object)
+        )
         """Objects of classic DRA, which only running drivers can answer."""
         self._objects = {
             tuple(object_parts(api_object).values()): api_object
@@ -61,7 +66,10 @@ class ClaimSimulation:
         }
 
     def place(self, pod: ApiObject) -> tuple[Placement | Refusal, ClaimAnswer | None]:
-        """Plan a pod with its claims, and hold what all of them get; without the whole of it nothing is held."""
+        """Plan a pod with its claims, and hold what all of them get.
+
+        Without the whole of it nothing is held.
+        """
         request = request_of(pod)
         if not self._has_claims(pod, request):
             return self._simulation.place(request), None
@@ -104,8 +112,14 @@ class ClaimSimulation:
     def _has_claims(self, pod: ApiObject, request: PodRequest) -> bool:
         """Say whether the pod has claims, or asks for a resource that a class may serve by one."""
         offered = {inventory.resource for inventory in self._simulation.inventories}
-        asked = {device.device_class for container in self._simulation.named(request).containers for device in container.devices}
-        return bool(pod.spec.get("resourceClaims")) or any(is_resource_name(resource) and resource not in offered for resource in asked)
+        asked = {
+            device.device_class
+            for container in self._simulation.named(request).containers
+            for device in container.devices
+        }
+        return bool(pod.spec.get("resourceClaims")) or any(
+            is_resource_name(resource) and resource not in offered for resource in asked
+        )
 
     def _ask(self, wanted: ApiObject) -> ClaimAnswer | None:
         situation: dict[str, Any] = {
@@ -122,7 +136,9 @@ class ClaimSimulation:
     def _hold(self, answer: ClaimAnswer) -> None:
         for claim in answer.stored:
             metadata = metadata_of(claim)
-            owner = Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
+            owner = Owner(
+                kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid
+            )
             allocation = msgspec.convert(claim.status["allocation"], AllocationResult)
             self._simulation.hold(owner, *_held_by(allocation, self._simulation.machine.node))
 
@@ -139,7 +155,8 @@ def claim_lines(answer: ClaimAnswer) -> list[str]:
     return [
         f"claim {claim}: "
         + ", ".join(
-            f"{granted_device.device} ({granted_device.driver.removesuffix(driver_name(''))})" for granted_device in result.devices.results
+            f"{granted_device.device} ({granted_device.driver.removesuffix(driver_name(''))})"
+            for granted_device in result.devices.results
         )
         for claim, result in answer.allocations.items()
     ]
@@ -150,12 +167,21 @@ def _idle(request: PodRequest) -> tuple[ContainerRequest, ...]:
     return tuple(ContainerRequest(name=container.name, kind=container.kind) for container in request.containers)
 
 
-def _held_by(allocation: AllocationResult, node: str) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
-    """List the devices of a node that an allocation holds, and of which of them it has a share; both by class."""
+def _held_by(
+    allocation: AllocationResult, node: str
+) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
+    """List the devices of a node that an allocation holds, and of which of them it has a share.
+
+    Both by class.
+    """
     held: dict[str, tuple[str, ...]] = {}
     shared: dict[str, tuple[str, ...]] = {}
     for granted_device in allocation.devices.results:
-        if granted_device.admin_access or granted_device.pool != node or not granted_device.driver.endswith(driver_name("")):
+        if (
+            granted_device.admin_access
+            or granted_device.pool != node
+            or not granted_device.driver.endswith(driver_name(""))
+        ):
             continue
         device_class = granted_device.driver.removesuffix(driver_name(""))
         held[device_class] = (*held.get(device_class, ()), granted_device.device)

@@ -1,7 +1,9 @@
-"""A simulated node without services: reads its machine, finds its devices with the same drivers, and keeps its ledger in memory.
+"""A simulated node without services: reads its machine, finds its devices with the same drivers,
+and keeps its ledger in memory.
 
-Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON; pods. Flows out: one decision for each pod, the same
-that the services would make, and the ledger afterwards. It writes nothing and sends no request.
+Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON;
+pods. Flows out: one decision for each pod, the same that the services would make, and the ledger
+afterwards. It writes nothing and sends no request.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ __all__ = ["Simulation", "Snapshot", "open_machine"]
 
 # A simulation has no time of its own: the same pods give the same decisions, to the letter.
 _MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
-# What `record` copies of a large machine is some 20 MiB in 50,000 files; an archive that holds ten times that is something else.
+# What `record` copies of a large machine is some 20 MiB in 50,000 files; an archive that holds
+# ten times that is something else.
 _ARCHIVE_BYTES = 256 << 20
 _ARCHIVE_MEMBERS = 500_000
 _CLASSES = ("gpu", "nic", "fpga", "cpu")
@@ -72,10 +75,12 @@ class _Node:
 
 @contextmanager
 def open_machine(what: str) -> Iterator[_Node]:
-    """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine alone: then CPUs are all its devices).
+    """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine
+    alone: then CPUs are all its devices).
 
-    Errors: raises InputError for what is none of these and for a file that cannot be read, ContractError for JSON that is no machine,
-            HardwareError for a tree that cannot be read as a machine.
+    Errors: raises InputError for what is none of these and for a file that cannot
+    be read, ContractError for JSON that is no machine, HardwareError for a tree
+    that cannot be read as a machine.
     """
     path = Path(what)
     if path.is_dir():
@@ -93,14 +98,17 @@ def open_machine(what: str) -> Iterator[_Node]:
     else:
         raise InputError(
             f"{what} is no folder, no file and no profile",
-            next_step=f"give a folder with sys and proc (/ is this machine), an archive of one, a JSON file, or one of {', '.join(sorted(PROFILES))}",
+            next_step="give a folder with sys and proc (/ is this machine), an archive of one, a JSON file, or one of "
+            f"{', '.join(sorted(PROFILES))}",
         )
 
 
 class Simulation:
     """Places pods one after the other on one node."""
 
-    def __init__(self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet, profiles: Collection[VendorProfile] = ()) -> None:
+    def __init__(
+        self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet, profiles: Collection[VendorProfile] = ()
+    ) -> None:
         self.machine = node.snapshot.machine
         self._names: dict[str, str] = {}
         inventories: list[Inventory] = []
@@ -123,7 +131,9 @@ class Simulation:
         outcome = place(view, pod)
         op_id, decision_id = f"simulate-{number}", f"simulated-{number}"
         if isinstance(outcome, Placement):
-            step = transitions.reserve(self.ledger, op_id=op_id, request=pod, placement=outcome, decision_id=decision_id)
+            step = transitions.reserve(
+                self.ledger, op_id=op_id, request=pod, placement=outcome, decision_id=decision_id
+            )
         else:
             step = transitions.record_refusal(
                 self.ledger, op_id=op_id, verb="place", owner=pod.owner, decision_id=decision_id, refusal=outcome
@@ -172,7 +182,10 @@ class Simulation:
             Refusal(reasons=tuple(short))
             if short
             else transitions.adopt(
-                self.ledger, Adoption(owner=owner, devices=dict(devices), shared=dict(shared)), op_id=number, decision_id=number
+                self.ledger,
+                Adoption(owner=owner, devices=dict(devices), shared=dict(shared)),
+                op_id=number,
+                decision_id=number,
             )
         )
         if isinstance(step, Refusal):
@@ -233,7 +246,8 @@ class Simulation:
 def _read_tree(root: Path, named: Path) -> _Node:
     if not (root / "sys").is_dir():
         raise InputError(
-            f"{named} has no folder sys in it", next_step="give the folder that holds sys and proc, such as / for this machine"
+            f"{named} has no folder sys in it",
+            next_step="give the folder that holds sys and proc, such as / for this machine",
         )
     tree = Tree(HardwareSettings(root=str(root)))
     name = (named.absolute().name or "localhost").split(".")[0].lower()
@@ -248,11 +262,18 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
     for device_class in _CLASSES:
         registry = load_drivers(device_class)
         warnings += [
-            f"{device_class}: plugin {skipped_plugin.name} is left out: {skipped_plugin.why}" for skipped_plugin in registry.skipped
+            f"{device_class}: plugin {skipped_plugin.name} is left out: {skipped_plugin.why}"
+            for skipped_plugin in registry.skipped
         ]
         views = {driver.name: _read_driver(driver, tree, machine, warnings) for driver in registry.drivers}
         merged = advance_inventory(
-            (), views, device_class=device_class, machine=machine, held=frozenset(), now=_MOMENT, settings=HealthSettings()
+            (),
+            views,
+            device_class=device_class,
+            machine=machine,
+            held=frozenset(),
+            now=_MOMENT,
+            settings=HealthSettings(),
         )
         own = hinting_driver(registry.drivers, merged.devices)
         if own is not None:
@@ -271,7 +292,9 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
                 warnings=merged.warnings,
             )
         )
-    return _Node(snapshot=Snapshot(machine=machine, inventories=tuple(inventories)), hinting=hinting, warnings=tuple(warnings))
+    return _Node(
+        snapshot=Snapshot(machine=machine, inventories=tuple(inventories)), hinting=hinting, warnings=tuple(warnings)
+    )
 
 
 def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str]) -> DriverView:
@@ -290,7 +313,10 @@ def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: l
 
 
 def _read_file(path: Path, empty: Path) -> _Node:
-    """A snapshot as it is; of a Machine alone the drivers see no files, so they find the CPUs and nothing else."""
+    """A snapshot as it is.
+
+    Of a Machine alone the drivers see no files, so they find the CPUs and nothing else.
+    """
     data = read_bytes(path, limit_bytes=SNAPSHOT_BYTES, next_step="give a file that this user may read")
     try:
         keys = json.loads(data)
@@ -302,14 +328,20 @@ def _read_file(path: Path, empty: Path) -> _Node:
 
 
 def _unpack(path: Path, into: Path) -> Path:
-    """Unpack a recorded tree; its links point all over it, but nothing may be written outside the folder."""
+    """Unpack a recorded tree.
+
+    Its links point all over it, but nothing may be written outside the folder.
+    """
     size, members = 0, 0
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 size, members = size + member.size, members + 1
                 if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-                    raise InputError(f"{path}: {member.name} is no file, folder or link", next_step="archive what `topobus record` wrote")
+                    raise InputError(
+                        f"{path}: {member.name} is no file, folder or link",
+                        next_step="archive what `topobus record` wrote",
+                    )
                 if size > _ARCHIVE_BYTES or members > _ARCHIVE_MEMBERS:
                     raise InputError(
                         f"{path}: it unpacks to more than {_ARCHIVE_BYTES >> 20} MiB or {_ARCHIVE_MEMBERS} files",

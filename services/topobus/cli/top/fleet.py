@@ -1,7 +1,11 @@
-"""What `topobus top` knows of a fleet: one row a node, made of inventories, ledgers and what each node's topology says; and what waits.
+"""What `topobus top` knows of a fleet: one row a node, made of inventories, ledgers and what each
+node's topology says.
 
-Flows in: changes, as watches tell them. Flows out: rows, the nodes with something sick first. Of an inventory only names and what is not well is kept, equal sets once; a row is made
-anew when something of its node changed. Holds values only; draws nothing and reads nothing.
+And what waits.
+
+Flows in: changes, as watches tell them. Flows out: rows, the nodes with something sick first. Of an
+inventory only names and what is not well is kept, equal sets once; a row is made anew when
+something of its node changed. Holds values only; draws nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +29,21 @@ from topobus.values.ledger import Holders
 from topobus.values.maintenance import DeviceVerb, Maintenance
 from topobus.values.view import NodeAlignment
 
-__all__ = ["MOST_STRANGERS", "ClassUse", "CountedDevice", "CountedInventory", "Fleet", "NodeRow", "Rank", "class_order", "is_shown"]
+__all__ = [
+    "MOST_STRANGERS",
+    "ClassUse",
+    "CountedDevice",
+    "CountedInventory",
+    "Fleet",
+    "NodeRow",
+    "Rank",
+    "class_order",
+    "is_shown",
+]
 
 _CPU = "cpu"
-# Nodes that have inventories and no machine are shown like others while they are few; more of them than this are somebody's invention.
+# Nodes that have inventories and no machine are shown like others while they are few; more of them
+# than this are somebody's invention.
 MOST_STRANGERS = 16
 
 
@@ -107,7 +122,9 @@ class NodeRow:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """What rows are sorted by: rank, the number of sick devices, the name with its numbers as numbers."""
+        """What rows are sorted by: rank, the number of sick devices, the name with its numbers as
+        numbers.
+        """
         return (self.rank, -self.sick, natural_key(self.node))
 
 
@@ -129,7 +146,9 @@ class Fleet:
     """The present state of all nodes."""
 
     def __init__(self, wall: Callable[[], float] = lambda: 0.0) -> None:
-        """Begin with nothing; `wall` gives the seconds of one monotonic clock, by which it is told when a node's topology has stopped talking."""
+        """Begin with nothing; `wall` gives the seconds of one monotonic clock, by which it is told
+        when a node's topology has stopped talking.
+        """
         self.is_settled = False
         """All that was there at the start has been read."""
         self.members: frozenset[str] | None = None
@@ -221,11 +240,15 @@ class Fleet:
         if change.kind is ChangeKind.DELETE:
             self._held.pop(node, None)
         elif change.value is not None:
-            self._held[node] = {device_class: self._share(names) for device_class, names in _held_names(change.value).items()}
+            self._held[node] = {
+                device_class: self._share(names) for device_class, names in _held_names(change.value).items()
+            }
         self._touch(node)
 
     def take_alignment(self, change: Change[NodeAlignment]) -> None:
-        """Take what a watch says of alignments: by them topologies tell which services are silent, and that they live."""
+        """Take what a watch says of alignments: by them topologies tell which services are silent,
+        and that they live.
+        """
         if change.kind is ChangeKind.RESET:
             self._words.excuse(self._wall())
             return
@@ -252,7 +275,10 @@ class Fleet:
                 self._touch(waiting.node)
 
     def listen(self, *, is_connected: bool = True) -> bool:
-        """See whose topology has stopped talking; says whether that is news. Who cannot be heard, since the bus is away, has not."""
+        """See whose topology has stopped talking; says whether that is news.
+
+        Who cannot be heard, since the bus is away, has not.
+        """
         if not is_connected:
             self._words.excuse(self._wall())
         # Each one is looked at, whatever the others say.
@@ -294,11 +320,19 @@ class Fleet:
         row = self._rows.get(node)
         if row is None:
             waits = sum(1 for waiting in self._waiting.values() if waiting.node == node)
-            row = self._rows[node] = _row(node, self._counted.get(node, {}), self._held.get(node, {}), self._silent.get(node, {}), waits)
+            row = self._rows[node] = _row(
+                node, self._counted.get(node, {}), self._held.get(node, {}), self._silent.get(node, {}), waits
+            )
         return row
 
 
-def _row(node: str, counted: Mapping[str, _Counted], held: Mapping[str, Collection[str]], silent: Mapping[str, str], waits: int) -> NodeRow:
+def _row(
+    node: str,
+    counted: Mapping[str, _Counted],
+    held: Mapping[str, Collection[str]],
+    silent: Mapping[str, str],
+    waits: int,
+) -> NodeRow:
     uses, rank = [], Rank.WELL
     unwell: list[tuple[Rank, CountedDevice]] = []
     states: set[str] = set()
@@ -315,7 +349,9 @@ def _row(node: str, counted: Mapping[str, _Counted], held: Mapping[str, Collecti
         )
         uses.append(use)
         unwell += [(_rank_of(device), device) for device in count.unwell]
-        of_class = {"kept-back" if device.maintenance is not None else device.health.state.value for device in count.unwell}
+        of_class = {
+            "kept-back" if device.maintenance is not None else device.health.state.value for device in count.unwell
+        }
         of_class |= {"sick"} if count.unwell else set()
         of_class |= {"silent", "unknown"} if use.is_silent else set()
         of_class |= {"full"} if use.is_full else {"free"} if use.free else set()
@@ -333,7 +369,11 @@ def _row(node: str, counted: Mapping[str, _Counted], held: Mapping[str, Collecti
         states.add("well")
     if waits:
         states.add("waiting")
-    silence = [f"{', '.join(name if name == TOPOLOGY else f'{name} service' for name in sorted(silent))} silent"] if silent else []
+    silence = (
+        [f"{', '.join(name if name == TOPOLOGY else f'{name} service' for name in sorted(silent))} silent"]
+        if silent
+        else []
+    )
     # A device that is known to be sick says more than a service that does not answer.
     words = [*troubles, *silence] if unwell and unwell[0][0] is Rank.UNHEALTHY else [*silence, *troubles]
     full = [use.device_class for use in uses if use.is_full]
@@ -358,13 +398,18 @@ def _rank_of(device: CountedDevice) -> Rank:
 
 
 def is_shown(row: NodeRow, wanted: str) -> bool:
-    """Say whether a filter finds a row: each of its words is in the name or in a reason, or is a class or a state; `!` in front: not so.
+    """Say whether a filter finds a row: each of its words is in the name or in a reason, or is a
+    class or a state; `!` in front: not so.
 
     >>> row = NodeRow(node="rack-7", rank=Rank.FULL, uses=(), sick=0, states=frozenset({"gpu", "full", "gpu:full"}))
     >>> [is_shown(row, wanted) for wanted in ("", "rack full", "gpu:full !sick", "sick", "RACK")]
     [True, True, True, False, True]
     """
-    return all(_finds(row, word.removeprefix("!")) is not word.startswith("!") for word in wanted.lower().split() if word != "!")
+    return all(
+        _finds(row, word.removeprefix("!")) is not word.startswith("!")
+        for word in wanted.lower().split()
+        if word != "!"
+    )
 
 
 def _finds(row: NodeRow, word: str) -> bool:
@@ -387,13 +432,19 @@ def _held_names(ledger: Holders) -> dict[str, set[str]]:
 
 
 def _waiting(api_object: ApiObject) -> _Waiting | None:
-    """Say why a claim or a pod waits, and for which node if for one; None for what does not wait."""
+    """Say why a claim or a pod waits, and for which node if for one.
+
+    None for what does not wait.
+    """
     condition = condition_of(api_object) or {}
     spec = api_object.spec
     if api_object.kind == "ResourceClaim":
         kind, is_done = "claim", is_allocated(api_object)
     elif api_object.kind == "Pod":
-        kind, is_done = "pod", condition.get("status") == "True" or api_object.status.get("phase") in ("Succeeded", "Failed")
+        kind, is_done = (
+            "pod",
+            condition.get("status") == "True" or api_object.status.get("phase") in ("Succeeded", "Failed"),
+        )
     else:
         return None
     if is_done or metadata_of(api_object).deletion_timestamp:

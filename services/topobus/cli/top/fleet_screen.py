@@ -1,7 +1,9 @@
-"""Lays out the table of all nodes of `topobus top`: totals, what waits, one row a node, and the keys.
+"""Lays out the table of all nodes of `topobus top`: totals, what waits, one row a node, and the
+keys.
 
-Flows in: rows, the view and the terminal's size. Flows out: exactly as many lines as the terminal has, none wider than it is. Pure. Classes are left out from the last one on
-where the terminal is too narrow for them, and the table says so.
+Flows in: rows, the view and the terminal's size. Flows out: exactly as many lines as the terminal
+has, none wider than it is. Pure. Classes are left out from the last one on where the terminal is
+too narrow for them, and the table says so.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ __all__ = ["fleet_lines", "fleet_screen", "page_of", "shown_rows"]
 _ORDER = "used/total; not well first, then full, then by name"
 _GAP = "  "
 _MARK = "> "
-# Room that the reason has at least before classes are left out, and names at most of a narrow terminal.
+# Room that the reason has at least before classes are left out, and
+# names at most of a narrow terminal.
 _LEAST_WHY = 16
 _STYLES = {Rank.UNHEALTHY: "fail", Rank.UNKNOWN: "warn", Rank.UNWELL: "warn", Rank.FULL: "name", Rank.WELL: ""}
 # Head, totals, order, titles, what is more, keys.
@@ -47,7 +50,9 @@ def page_of(height: int) -> int:
     return max(height - _FRAME, 1)
 
 
-def fleet_screen(fleet: Fleet, rows: Sequence[NodeRow], view: View, width: int, height: int, palette: Palette) -> tuple[Screen, View]:
+def fleet_screen(
+    fleet: Fleet, rows: Sequence[NodeRow], view: View, width: int, height: int, palette: Palette
+) -> tuple[Screen, View]:
     """Draw the table; gives the view with the rows that are shown of it."""
     width = max(width, 20)
     columns = _columns(rows, width)
@@ -61,11 +66,18 @@ def fleet_screen(fleet: Fleet, rows: Sequence[NodeRow], view: View, width: int, 
         room = max(room - 1, 1)
         first = window(view.first, place, len(rows), room)
         below = len(rows) - first - room
-    body = [_row(row, columns, width, is_selected=number == place) for number, row in enumerate(rows[first : first + room], first)]
+    body = [
+        _row(row, columns, width, is_selected=number == place)
+        for number, row in enumerate(rows[first : first + room], first)
+    ]
     texts = [*head, *(body or [_nothing(fleet, view)])]
     if first or below > 0:
-        texts.append(Text("  … " + ", ".join([f"{first} above"] * (first > 0) + [f"{below} more"] * (below > 0)), "faint"))
-    lines = palette.lines(Group(*(cut(text, width) if text.plain else Text(" ") for text in texts)), width)[: height - 1]
+        texts.append(
+            Text("  … " + ", ".join([f"{first} above"] * (first > 0) + [f"{below} more"] * (below > 0)), "faint")
+        )
+    lines = palette.lines(Group(*(cut(text, width) if text.plain else Text(" ") for text in texts)), width)[
+        : height - 1
+    ]
     lines += [""] * (height - 1 - len(lines)) + palette.lines(cut(foot, width), width)
     return Screen(lines[-height:], 0), replace(view, first=first, place=place)
 
@@ -82,7 +94,10 @@ def _head(fleet: Fleet, rows: Sequence[NodeRow], view: View, width: int) -> list
     unwell = sum(ranks[rank] for rank in (Rank.UNHEALTHY, Rank.UNKNOWN, Rank.UNWELL))
     count = len(fleet.rows)
     line = Text.assemble(("topobus top", "title"), f"  {count:,} node{'' if count == 1 else 's'}, ")
-    line.append(f"{unwell:,} not well" if unwell else "all well", "fail" if ranks[Rank.UNHEALTHY] else "warn" if unwell else "ok")
+    line.append(
+        f"{unwell:,} not well" if unwell else "all well",
+        "fail" if ranks[Rank.UNHEALTHY] else "warn" if unwell else "ok",
+    )
     line.append(f", {ranks[Rank.FULL]:,} full" if ranks[Rank.FULL] else "")
     line.append("" if fleet.is_settled else "  reading …", "faint")
     totals = [_total_text(use) for use in fleet.totals()]
@@ -97,9 +112,13 @@ def _head(fleet: Fleet, rows: Sequence[NodeRow], view: View, width: int) -> list
     if fleet.strangers:
         lines.append(Text(f"{len(fleet.strangers):,} nodes have inventories and no machine, and are not shown", "warn"))
     if view.typed is not None:
-        lines.append(Text.assemble(("/", "title"), view.typed, ("_", "title"), (f"  {len(rows):,} of {count:,} nodes", "faint")))
+        lines.append(
+            Text.assemble(("/", "title"), view.typed, ("_", "title"), (f"  {len(rows):,} of {count:,} nodes", "faint"))
+        )
     elif view.filter:
-        lines.append(Text.assemble(("/", "title"), view.filter, (f"  {len(rows):,} of {count:,} nodes; Esc: all", "faint")))
+        lines.append(
+            Text.assemble(("/", "title"), view.filter, (f"  {len(rows):,} of {count:,} nodes; Esc: all", "faint"))
+        )
     return lines
 
 
@@ -110,7 +129,10 @@ def _total_text(use: ClassUse) -> str:
 def _waits_text(kind: str, reasons: Mapping[str, int]) -> str:
     count = sum(reasons.values())
     worst = max(sorted(reasons), key=lambda reason: reasons[reason])
-    return f"{count:,} {kind}{'' if count == 1 else 's'} ({worst}{f' and {len(reasons) - 1} more reasons' if len(reasons) > 1 else ''})"
+    return (
+        f"{count:,} {kind}{'' if count == 1 else 's'} "
+        f"({worst}{f' and {len(reasons) - 1} more reasons' if len(reasons) > 1 else ''})"
+    )
 
 
 def _columns(rows: Sequence[NodeRow], width: int) -> _Columns:

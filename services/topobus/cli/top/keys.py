@@ -1,4 +1,7 @@
-"""Reads key presses from the bytes of a terminal. Pure; a sequence that comes in pieces is put together."""
+"""Reads key presses from the bytes of a terminal. Pure.
+
+A sequence that comes in pieces is put together.
+"""
 
 from __future__ import annotations
 
@@ -94,9 +97,12 @@ _BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 
 
 def read_presses(data: bytes, *, is_all: bool = False) -> tuple[list[Press], bytes]:
-    r"""Take the presses out of what was read; gives them and what may be the beginning of one more. What means nothing here is dropped.
+    r"""Take the presses out of what was read; gives them and what may be the beginning of one more.
 
-    Shapes: is_all — nothing more came for a moment: an escape sign that stands alone is the key Esc, and no beginning.
+    What means nothing here is dropped.
+
+    Shapes: is_all — nothing more came for a moment: an escape sign that stands alone is
+    the key Esc, and no beginning.
 
     >>> read_presses(b"\x1b[Cx\x1b[")
     ([Press(key=<Key.RIGHT: 'right'>, text=''), Press(key=None, text='x')], b'\x1b[')

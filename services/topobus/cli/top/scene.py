@@ -1,6 +1,8 @@
-"""What `topobus top` knows of the node that is drawn: its machine, inventories, ledger and newest events, as watches tell them.
+"""What `topobus top` knows of the node that is drawn: its machine, inventories, ledger and newest
+events, as watches tell them.
 
-Flows in: changes of state, events. Flows out: what the drawing is made of. Holds values only; draws nothing and reads nothing.
+Flows in: changes of state, events. Flows out: what the drawing is made of. Holds values only;
+draws nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -53,11 +55,15 @@ class Scene:
     def shown_inventories(self) -> tuple[Inventory, ...]:
         """The inventories by class, those of silent services as they are to be read."""
         silent = {inventory.device_class: inventory for inventory in self.silent}
-        return tuple(silent.get(device_class, inventory) for device_class, inventory in sorted(self.inventories.items()))
+        return tuple(
+            silent.get(device_class, inventory) for device_class, inventory in sorted(self.inventories.items())
+        )
 
     def take_machine(self, change: Change[Machine]) -> None:
         """Take what a watch says of the machine."""
-        self.machine = change.value if change.kind is ChangeKind.PUT else None if _is_gone(change.kind) else self.machine
+        self.machine = (
+            change.value if change.kind is ChangeKind.PUT else None if _is_gone(change.kind) else self.machine
+        )
         self.is_read = self.is_read or change.kind in (ChangeKind.PUT, ChangeKind.SNAPSHOT_END)
 
     def take_inventory(self, change: Change[Inventory]) -> None:

@@ -1,6 +1,10 @@
-"""Lays out one screen of `topobus top`: of one node a line about it, the drawing, the newest events, and the keys; or the help.
+"""Lays out one screen of `topobus top`: of one node a line about it, the drawing, the newest
+events, and the keys.
 
-Flows in: a scene, how far it is scrolled, and the terminal's size. Flows out: exactly as many lines as the terminal has, none wider than it is. Pure.
+Or the help.
+
+Flows in: a scene, how far it is scrolled, and the terminal's size. Flows out: exactly as many lines
+as the terminal has, none wider than it is. Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +46,10 @@ _HELP = (
     ("q Ctrl-C", "end"),
     ("Filters", ""),
     ("rack7", "nodes with that in their name, or in the reason of a sick device"),
-    ("sick full free waiting", "nodes with such a device; also unhealthy, unknown, recovering, degraded, kept-back, silent, well"),
+    (
+        "sick full free waiting",
+        "nodes with such a device; also unhealthy, unknown, recovering, degraded, kept-back, silent, well",
+    ),
     ("fpga", "nodes that have devices of the class"),
     ("gpu:full nic:sick", "the same of one class"),
     ("rack7 !full", "all words must fit; ! in front: must not"),
@@ -82,7 +89,9 @@ class Palette:
         return written.getvalue().splitlines()
 
 
-def node_screen(scene: Scene, scroll: int, width: int, height: int, palette: Palette, *, place: str = "", is_alone: bool = True) -> Screen:
+def node_screen(
+    scene: Scene, scroll: int, width: int, height: int, palette: Palette, *, place: str = "", is_alone: bool = True
+) -> Screen:
     """Draw one node. `place`: which one of how many it is."""
     width = max(width, 20)
     head = palette.lines(_head(scene, width, place), width)
@@ -124,14 +133,18 @@ def help_screen(scroll: int, width: int, height: int, palette: Palette) -> Scree
     scroll = min(scroll, max(len(lines) - body, 0))
     shown = lines[scroll : scroll + body]
     shown += [""] * (body - len(shown))
-    return Screen(_with_foot(shown, ["Esc close", _SCROLL_KEYS], len(lines) - scroll - body, width, height, palette), scroll)
+    return Screen(
+        _with_foot(shown, ["Esc close", _SCROLL_KEYS], len(lines) - scroll - body, width, height, palette), scroll
+    )
 
 
 # Only for breaking lines.
 _PLAIN = answer_console(file=io.StringIO(), width=200)
 
 
-def _with_foot(lines: list[str], keys: Iterable[str], below: int, width: int, height: int, palette: Palette) -> list[str]:
+def _with_foot(
+    lines: list[str], keys: Iterable[str], below: int, width: int, height: int, palette: Palette
+) -> list[str]:
     foot = "   ".join(keys) + (f"   {below} more lines below" if below > 0 else "")
     lines = lines[: height - 1] + palette.lines(cut(Text(foot, "faint"), width), width)
     return lines[-height:] if height < 3 else lines
@@ -139,7 +152,12 @@ def _with_foot(lines: list[str], keys: Iterable[str], below: int, width: int, he
 
 def whole_view(scene: Scene, width: int) -> list[RenderableType]:
     """Give all that there is of the node, for printing once."""
-    return [_head(scene, width, ""), _drawing(scene, width), Text("events", "title"), *event_lines(scene.events, _MOST_EVENTS)]
+    return [
+        _head(scene, width, ""),
+        _drawing(scene, width),
+        Text("events", "title"),
+        *event_lines(scene.events, _MOST_EVENTS),
+    ]
 
 
 def event_lines(events: Iterable[ShownEvent], count: int) -> list[Text]:
@@ -153,7 +171,9 @@ def _head(scene: Scene, width: int, place: str) -> Text:
     sick = [device for device in devices if not device.health.is_allocatable]
     unwell = [device for device in devices if device.health.worst is not None]
     owners = len(scene.ledger.allocations) if scene.ledger is not None else 0
-    line = Text.assemble(("topobus top", "title"), f"  {scene.node}{f' ({place})' if place else ''}  {counted(len(devices), 'device')}, ")
+    line = Text.assemble(
+        ("topobus top", "title"), f"  {scene.node}{f' ({place})' if place else ''}  {counted(len(devices), 'device')}, "
+    )
     line.append(f"{len(unwell)} not well" if unwell else "all well", "fail" if sick else "warn" if unwell else "ok")
     line.append(f", {owners} holder{'' if owners == 1 else 's'}")
     return cut(line, width)
@@ -162,16 +182,22 @@ def _head(scene: Scene, width: int, place: str) -> Text:
 def _drawing(scene: Scene, width: int) -> RenderableType:
     if scene.machine is None:
         text = (
-            f"{scene.node} reports no machine: is topobus-discovery running there? `topobus doctor` tells" if scene.is_read else "reading …"
+            f"{scene.node} reports no machine: is topobus-discovery running there? `topobus doctor` tells"
+            if scene.is_read
+            else "reading …"
         )
         return Text(text, "faint")
     holders = holders_of(scene.ledger, scene.letters)
     scene.letters |= {holder.allocation.owner.key: holder.letter for holder in holders.all}
-    return draw_machine(scene.machine, scene.shown_inventories, scene.ledger, width=width, letters=scene.letters, names=scene.pci_names)
+    return draw_machine(
+        scene.machine, scene.shown_inventories, scene.ledger, width=width, letters=scene.letters, names=scene.pci_names
+    )
 
 
 def cut(line: Text, width: int) -> Text:
-    """Cut a line to the width, as a copy: an event that is cut here is whole again on a wider screen."""
+    """Cut a line to the width, as a copy: an event that is cut here is whole again on a wider
+    screen.
+    """
     shorter = line.copy()
     shorter.truncate(width, overflow="ellipsis")
     shorter.no_wrap = True
@@ -179,6 +205,11 @@ def cut(line: Text, width: int) -> Text:
 
 
 def painted(old: Sequence[str], new: Sequence[str]) -> str:
-    """Write what changed between two screens of the same size: the terminal shows no flicker, and a slow line carries little."""
-    # A line is cleared before it is written: after the last column the cursor stands on that column, and clearing would take its sign away.
-    return "".join(f"\x1b[{row};1H\x1b[K{line}" for row, line in enumerate(new, 1) if row > len(old) or old[row - 1] != line)
+    """Write what changed between two screens of the same size: the terminal shows no flicker, and a
+    slow line carries little.
+    """
+    # A line is cleared before it is written: after the last column the cursor stands on that
+    # column, and clearing would take its sign away.
+    return "".join(
+        f"\x1b[{row};1H\x1b[K{line}" for row, line in enumerate(new, 1) if row > len(old) or old[row - 1] != line
+    )

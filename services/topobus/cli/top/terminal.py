@@ -1,7 +1,8 @@
 """Takes a terminal over for a full screen, and gives it back however the program ends.
 
-Flows in: a file descriptor for keys and a stream for text. Flows out: keys, changes of size, and the terminal as it was: after the end, an exception, a signal, and
-while the program is stopped by Ctrl-Z.
+Flows in: a file descriptor for keys and a stream for text. Flows out: keys, changes
+of size, and the terminal as it was: after the end, an exception, a signal, and while
+the program is stopped by Ctrl-Z.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from topobus.cli.top.keys import Key, Press, read_presses
 
 __all__ = ["FullScreen", "full_screen"]
 
-# Alternate screen, cursor away, no wrapping at the edge; and all of it undone (xterm's control sequences, DEC private modes 1049, 25 and 7).
+# Alternate screen, cursor away, no wrapping at the edge; and all of it undone (xterm's control
+# sequences, DEC private modes 1049, 25 and 7).
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-# A terminal sends a sequence in one piece, so an escape sign after which nothing comes for so long is the key Esc.
+# A terminal sends a sequence in one piece, so an escape sign after which nothing
+# comes for so long is the key Esc.
 _ESCAPE_S = 0.1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -59,7 +62,8 @@ class FullScreen:
             self._out.write(text)
             self._out.flush()
         except OSError:
-            # What could not be written would be tried again, and complained about, at the interpreter's end.
+            # What could not be written would be tried again, and complained
+            # about, at the interpreter's end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
             return False
         return True
@@ -98,9 +102,16 @@ class FullScreen:
 
 @contextlib.contextmanager
 def full_screen(
-    keys_fd: int, out: TextIO, *, on_presses: Callable[[list[Press]], None], on_change: Callable[[], None], on_end: Callable[[], object]
+    keys_fd: int,
+    out: TextIO,
+    *,
+    on_presses: Callable[[list[Press]], None],
+    on_change: Callable[[], None],
+    on_end: Callable[[], object],
 ) -> Iterator[FullScreen]:
-    """Have the terminal for a block, with the running event loop telling of keys, of a new size, and of a signal that ends the program."""
+    """Have the terminal for a block, with the running event loop telling of keys, of a new size,
+    and of a signal that ends the program.
+    """
     loop = asyncio.get_running_loop()
     screen = FullScreen(keys_fd, out, on_end)
 

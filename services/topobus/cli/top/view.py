@@ -1,6 +1,8 @@
-"""What of a fleet is on the screen of `topobus top`, and what a key does to it: a frozen value and a step.
+"""What of a fleet is on the screen of `topobus top`, and what a key does to it: a frozen value and
+a step.
 
-Flows in: the view as it is, one press, the nodes in the order in which they stand. Flows out: the view after it. Pure.
+Flows in: the view as it is, one press, the nodes in the order in which they stand.
+Flows out: the view after it. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class View:
     """What is shown; a program of one node has that one opened."""
 
     selected: str = ""
-    """The node of the row that keys work on; empty: the first row, whichever that is, until a key has moved it."""
+    """The node of the row that keys work on; empty: the first row, whichever that is, until a key
+    has moved it."""
     place: int = 0
     """Where that row was last: its neighbour takes its place when it is gone."""
     first: int = 0
@@ -45,7 +48,8 @@ class View:
 def press(view: View, pressed: Press, nodes: Sequence[str], *, page: int, has_fleet: bool) -> View:
     """Do what a key says.
 
-    Shapes: nodes — those that the filter leaves, in the order of the table; page — rows that are shown at once; has_fleet — there is a table to go back to.
+    Shapes: nodes — those that the filter leaves, in the order of the table; page — rows that are
+    shown at once; has_fleet — there is a table to go back to.
     """
     if pressed.key is Key.END:
         return replace(view, is_ended=True)
@@ -72,7 +76,8 @@ def place_of(view: View, nodes: Sequence[str]) -> int:
 
 
 def window(first: int, place: int, count: int, room: int) -> int:
-    """Give the row at the top so that the selected one is shown, and no room is left empty while there are more.
+    """Give the row at the top so that the selected one is shown, and no room is left empty while
+    there are more.
 
     >>> window(0, 30, 100, 20), window(40, 30, 100, 20), window(95, 99, 100, 20), window(5, 2, 3, 20)
     (11, 30, 80, 0)
@@ -109,7 +114,11 @@ def _in_node(view: View, pressed: Press, nodes: Sequence[str], page: int, *, has
             return replace(view, opened="", selected=view.opened, place=_index(view.opened, nodes), scroll=0)
         case Key.LEFT | Key.RIGHT if nodes:
             here = _index(view.opened, nodes)
-            there = nodes[(here + (1 if pressed.key is Key.RIGHT else -1)) % len(nodes)] if view.opened in nodes else nodes[0]
+            there = (
+                nodes[(here + (1 if pressed.key is Key.RIGHT else -1)) % len(nodes)]
+                if view.opened in nodes
+                else nodes[0]
+            )
             return replace(view, opened=there, selected=there, place=_index(there, nodes), scroll=0)
         case _:
             return _scrolled(view, pressed, page)
@@ -132,13 +141,21 @@ def _in_table(view: View, pressed: Press, nodes: Sequence[str], page: int) -> Vi
 
 
 def _scrolled(view: View, pressed: Press, page: int) -> View:
-    """Scroll; how far a text goes is known where it is laid out, and a scroll beyond its end is undone there."""
+    """Scroll.
+
+    How far a text goes is known where it is laid out, and a scroll beyond its end is undone there.
+    """
     there = _moved(view.scroll, pressed.key, page, view.scroll + max(page, 10**6))
     return view if there is None else replace(view, scroll=there)
 
 
 def _moved(here: int, key: Key | None, page: int, last: int) -> int | None:
-    steps: dict[Key | None, int] = {Key.UP: -1, Key.DOWN: 1, Key.PAGE_UP: -max(page - 1, 1), Key.PAGE_DOWN: max(page - 1, 1)}
+    steps: dict[Key | None, int] = {
+        Key.UP: -1,
+        Key.DOWN: 1,
+        Key.PAGE_UP: -max(page - 1, 1),
+        Key.PAGE_DOWN: max(page - 1, 1),
+    }
     if key is Key.HOME:
         return 0
     if key is Key.LAST:

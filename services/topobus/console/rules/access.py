@@ -1,6 +1,8 @@
-"""Who may look at the page: by which name it was asked for, whether a form came from the page itself, how many wrong passwords are too many.
+"""Who may look at the page: by which name it was asked for, whether a form came from the page
+itself, how many wrong passwords are too many.
 
-Flows in: headers, addresses, times of a monotonic clock. Flows out: yes or no, and when to try again. Pure: it compares no password and reads no clock.
+Flows in: headers, addresses, times of a monotonic clock. Flows out: yes or no, and when to try
+again. Pure: it compares no password and reads no clock.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Iterable
 
 __all__ = ["Attempts", "Places", "allowed_hosts", "is_allowed_host", "is_loopback", "is_same_origin"]
 
-# A name or an address, and a port; what else a browser could put there has no place in it (`localhost:1@evil.example`).
+# A name or an address, and a port; what else a browser could put there has no place in
+# it (`localhost:1@evil.example`).
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _WINDOW_S = 60.0
@@ -27,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.com")
     (True, True, True, False, False)
-    """
+    """  # noqa: E501
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -52,18 +55,20 @@ def is_allowed_host(header: str, allowed: frozenset[str]) -> bool:
     (True, True, False)
     >>> is_allowed_host("localhost:8765@evil.example", names), is_allowed_host("", names), is_allowed_host("[::1]x", names)
     (False, False, False)
-    """
+    """  # noqa: E501
     return _host_of(header) in allowed
 
 
 def is_same_origin(origin: str, header: str) -> bool:
-    """Say whether a form came from the page that it was sent to; browsers name the origin with every form.
+    """Say whether a form came from the page that it was sent to.
+
+    Browsers name the origin with every form.
 
     >>> is_same_origin("http://localhost:8765", "localhost:8765"), is_same_origin("https://evil.example", "localhost:8765")
     (True, False)
     >>> is_same_origin("null", "localhost:8765")
     False
-    """
+    """  # noqa: E501
     scheme, separator, host = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and host.lower() == header.lower()
 
@@ -116,7 +121,11 @@ class Places:
         """By page, the oldest first."""
 
     def enter(self, page: int, address: str, now: float) -> tuple[int, ...] | None:
-        """Give a place to a page; names the page that must go for it, or gives None when none may: of the address with the most pages none is open for long enough."""
+        """Give a place to a page.
+
+        Names the page that must go for it, or gives None when none may: of the address with the
+        most pages none is open for long enough.
+        """
         gone: tuple[int, ...] = ()
         if len(self._taken) >= self._most:
             counts = Counter(owner for owner, _ in self._taken.values())

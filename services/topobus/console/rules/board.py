@@ -1,7 +1,9 @@
-"""What all open pages show, once for all of them: entries by topic and key, each with the version at which it last changed.
+"""What all open pages show, once for all of them: entries by topic and key, each with the version
+at which it last changed.
 
-Flows in: an entry as bytes of JSON, or its end. Flows out: all that changed since a version, oldest first. A reader that is slow gets the newest of each entry and never a queue: what
-is stored does not grow with readers. Deleted keys are remembered for a while; who was away longer begins anew.
+Flows in: an entry as bytes of JSON, or its end. Flows out: all that changed since a version, oldest
+first. A reader that is slow gets the newest of each entry and never a queue: what is stored does
+not grow with readers. Deleted keys are remembered for a while; who was away longer begins anew.
 """
 
 from __future__ import annotations
@@ -75,10 +77,16 @@ class Board:
 
     def keys(self, topic: str) -> tuple[str, ...]:
         """Name the entries of a topic, in the order in which they last changed."""
-        return tuple(key for (of_topic, key), posted in self._posted.items() if of_topic == topic and posted.data is not None)
+        return tuple(
+            key for (of_topic, key), posted in self._posted.items() if of_topic == topic and posted.data is not None
+        )
 
     def since(self, version: int) -> list[Posted] | None:
-        """Give what changed after a version, oldest first; None when that cannot be told any more, or the version is none of ours: then begin with `all`."""
+        """Give what changed after a version, oldest first.
+
+        None when that cannot be told any more, or the version is none
+        of ours: then begin with `all`.
+        """
         if version < self._complete_from or version > self.version:
             return None
         newer: list[Posted] = []

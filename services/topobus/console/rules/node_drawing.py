@@ -1,6 +1,8 @@
-"""One machine as the page draws it: the drawing of the CLI (`topobus.engine.drawing`), with what a device's details say.
+"""One machine as the page draws it: the drawing of the CLI (`topobus.engine.drawing`), with what a
+device's details say.
 
-Flows in: a machine, its inventories and who holds what. Flows out: dictionaries for JSON, in the order in which the page shows them. Pure.
+Flows in: a machine, its inventories and who holds what. Flows out: dictionaries for JSON, in the
+order in which the page shows them. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ View = dict[str, Any]
 _NOBODY = -1
 
 
-def node_view(machine: Machine, inventories: Iterable[Inventory], ledger: Holders | None, letters: Mapping[str, str] | None = None) -> View:
-    """Give one machine as it is drawn: sockets with NUMA nodes, these with cores, root complexes, switches and devices; who holds what; and what the signs mean.
+def node_view(
+    machine: Machine, inventories: Iterable[Inventory], ledger: Holders | None, letters: Mapping[str, str] | None = None
+) -> View:
+    """Give one machine as it is drawn: sockets with NUMA nodes, these with cores, root complexes,
+    switches and devices.
+
+    Who holds what; and what the signs mean.
 
     Order and signs: as in `layout_of`; `letters` are those that owners have had, by key.
     """
@@ -37,7 +44,11 @@ def node_view(machine: Machine, inventories: Iterable[Inventory], ledger: Holder
         "sockets": [[_panel(panel, layout.holders, users) for panel in panels] for panels in layout.sockets],
         "elsewhere": None
         if layout.elsewhere is None
-        else {"title": "NUMA node not told by the machine", "memory": "", **_place(layout.elsewhere, layout.holders, users)},
+        else {
+            "title": "NUMA node not told by the machine",
+            "memory": "",
+            **_place(layout.elsewhere, layout.holders, users),
+        },
         "memory_only": layout.memory_only,
         "holders": [
             {
@@ -103,13 +114,16 @@ def _core(core: DrawnCore, holders: DrawnHolders) -> View:
         "sign": core.sign,
         "colour": core.holder.colour if core.holder is not None else _NOBODY,
         "is_sick": core.is_sick,
-        "text": f"cpu {core.cpus}: {'not well' if core.is_sick else ''}{', ' if core.is_sick and names else ''}{', '.join(names)}"
+        "text": f"cpu {core.cpus}: "
+        f"{'not well' if core.is_sick else ''}{', ' if core.is_sick and names else ''}{', '.join(names)}"
         if core.is_sick or names
         else f"cpu {core.cpus}: free",
     }
 
 
-def _roots(roots: Iterable[RootBranch], holders: DrawnHolders, users: Mapping[tuple[str, str], list[DrawnHolder]]) -> list[View]:
+def _roots(
+    roots: Iterable[RootBranch], holders: DrawnHolders, users: Mapping[tuple[str, str], list[DrawnHolder]]
+) -> list[View]:
     return [
         {
             "title": root.title,
@@ -141,7 +155,9 @@ def _text(device: Device) -> str:
     return worst.reason if worst is not None else device.model or device.vendor
 
 
-def _device(device: Device, text: str, holders: DrawnHolders, users: Mapping[tuple[str, str], list[DrawnHolder]]) -> View:
+def _device(
+    device: Device, text: str, holders: DrawnHolders, users: Mapping[tuple[str, str], list[DrawnHolder]]
+) -> View:
     worst = device.health.worst
     place = (device.device_class, device.name)
     holder = holders.by_device.get(place)
@@ -162,6 +178,10 @@ def _device(device: Device, text: str, holders: DrawnHolders, users: Mapping[tup
         "pci": str(device.pci or ""),
         "numa": str(device.numa_nodes) if device.numa_nodes is not None else "not told",
         "users": list(
-            dict.fromkeys(name for user in users.get(place, ()) for name in (user.name, *(str(pod) for pod in user.allocation.pods)))
+            dict.fromkeys(
+                name
+                for user in users.get(place, ())
+                for name in (user.name, *(str(pod) for pod in user.allocation.pods))
+            )
         ),
     }

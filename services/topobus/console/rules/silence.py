@@ -1,6 +1,9 @@
-"""How what is silent is shown: who, since when, and what follows. Silence is no fault: devices are Unknown, and what is held stays held.
+"""How what is silent is shown: who, since when, and what follows.
 
-Flows in: who is silent, by the words of each node's topology. Flows out: inventories as they are to be read, and entries of the list. Pure.
+Silence is no fault: devices are Unknown, and what is held stays held.
+
+Flows in: who is silent, by the words of each node's topology. Flows out: inventories as they are to
+be read, and entries of the list. Pure.
 """
 
 from __future__ import annotations
@@ -20,15 +23,23 @@ API_SERVER = "API server"
 
 
 def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) -> dict[str, Inventory]:
-    """Give the inventories as they are to be read: devices of a silent service are Unknown. By class, and a warning says why."""
+    """Give the inventories as they are to be read: devices of a silent service are Unknown.
+
+    By class, and a warning says why.
+    """
     heard = {}
     for device_class, inventory in sorted(inventories.items()):
         since = silent.get(device_class)
         if since is None:
             heard[device_class] = inventory
         else:
-            warning = f"{SERVICE_SILENT}: no answer since {short_time(since)}; its devices are unknown, and new pods get none of them"
-            heard[device_class] = structs.replace(unheard(inventory, since=since), warnings=(warning, *inventory.warnings))
+            warning = (
+                f"{SERVICE_SILENT}: no answer since {short_time(since)}; its devices are unknown, and new pods "
+                "get none of them"
+            )
+            heard[device_class] = structs.replace(
+                unheard(inventory, since=since), warnings=(warning, *inventory.warnings)
+            )
     return heard
 
 
@@ -37,7 +48,10 @@ def silence_view(node: str, what: str, since: str, classes: Iterable[str], troub
     if what == API_SERVER:
         follows = f"claims and pods are shown as they last were: {trouble}"
     elif what == TOPOLOGY:
-        follows = f"what is shown of this node may be old, and no pod gets devices there ({', '.join(sorted(classes)) or 'none'}); what runs goes on"
+        follows = (
+            "what is shown of this node may be old, and no pod gets devices there "
+            f"({', '.join(sorted(classes)) or 'none'}); what runs goes on"
+        )
     else:
         follows = "its devices are Unknown and new pods get none of them; what is held stays held"
     return {"node": node, "service": what, "state": "silent", "since": since, "message": follows}

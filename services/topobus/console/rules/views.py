@@ -1,6 +1,7 @@
 """What the page lists of devices, nodes, events and decisions, as plain values for JSON.
 
-Flows in: inventories, ledgers, events. Flows out: dictionaries of texts, numbers and lists; the page draws them and decides nothing. Pure.
+Flows in: inventories, ledgers, events. Flows out: dictionaries of texts, numbers and lists; the
+page draws them and decides nothing. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _ADVICE = ("nearest-miss", "would-fit")
 def for_counting(inventory: Inventory) -> Inventory:
     """Keep of an inventory what rows and lists show: of a device that is well its name alone.
 
-    A thousand nodes have a quarter of a million devices, CPUs included, each with attributes that only a drawing shows.
+    A thousand nodes have a quarter of a million devices, CPUs included, each with
+    attributes that only a drawing shows.
     """
     return structs.replace(inventory, devices=tuple(_for_counting(device) for device in inventory.devices))
 
@@ -41,7 +43,10 @@ def _for_counting(device: Device) -> Device:
 
 
 def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None, silent: Collection[str] = ()) -> View:
-    """Count one node's devices: by class how many there are, are held, are free, and are not well; and name the services that are silent."""
+    """Count one node's devices: by class how many there are, are held, are free, and are not well.
+
+    And name the services that are silent.
+    """
     classes = []
     for inventory in sorted(inventories, key=lambda inventory: inventory.device_class):
         held = _held_names(ledger, inventory.device_class)
@@ -53,16 +58,19 @@ def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None
                 "total": len(names),
                 "held": len(held & names),
                 "free": len(names - held - unfit),
-                "sick": sum(not device.is_allocatable or device.health.worst is not None for device in inventory.devices),
+                "sick": sum(
+                    not device.is_allocatable or device.health.worst is not None for device in inventory.devices
+                ),
             }
         )
     return {"node": node, "classes": classes, "silent": sorted(silent)}
 
 
 def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEvent | None = None) -> View | None:
-    """Say what is wrong with a device, since when, what to do and whom it affects; None when it is well and no operator keeps it back.
+    """Say what is wrong with a device, since when, what to do and whom it affects.
 
-    None, too, when its service is silent and nothing else is known of it: that is told once for the service.
+    None when it is well and no operator keeps it back. None, too, when its service is silent and
+    nothing else is known of it: that is told once for the service.
     """
     worst = device.health.worst
     if (worst is None and device.is_allocatable) or (worst is not None and worst.reason == SERVICE_SILENT):
@@ -129,7 +137,9 @@ def decision_view(event: DecisionEvent) -> View:
             }
             for container in asked
         ],
-        "containers": [_container_view(container) for container in outcome.containers] if isinstance(outcome, Placement) else [],
+        "containers": [_container_view(container) for container in outcome.containers]
+        if isinstance(outcome, Placement)
+        else [],
         "reasons": [_reason(reason) for reason in outcome.reasons] if isinstance(outcome, Refusal) else [],
         "to_free": [_reason(reason) for reason in outcome.to_free] if isinstance(outcome, Refusal) else [],
     }
@@ -141,7 +151,11 @@ def _is_aligned(outcome: Placement | Refusal | None) -> bool:
 
 
 def _held_names(ledger: Holders | None, device_class: str) -> set[str]:
-    holdings = [holding for allocation in (ledger.allocations if ledger is not None else {}).values() for holding in allocation.holdings]
+    holdings = [
+        holding
+        for allocation in (ledger.allocations if ledger is not None else {}).values()
+        for holding in allocation.holdings
+    ]
     if device_class == _CPU:
         return {f"cpu-{cpu}" for holding in holdings for cpu in holding.cpus}
     return {name for holding in holdings for name in holding.devices.get(device_class, ())}
@@ -160,7 +174,9 @@ def _summary(outcome: Placement | Refusal | None) -> str:
     if outcome is None:
         return "done"
     if isinstance(outcome, Refusal):
-        return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in outcome.reasons if reason.code not in _ADVICE))
+        return "refused: " + ", ".join(
+            dict.fromkeys(reason.code for reason in outcome.reasons if reason.code not in _ADVICE)
+        )
     texts = []
     for container in outcome.containers:
         held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
@@ -178,7 +194,10 @@ def _container_view(container: ContainerPlacement) -> View:
         "cpus": str(container.cpus),
         "devices": {device_class: list(names) for device_class, names in sorted(container.devices.items())},
         "hints": [
-            {"resource": listed.resource, "hints": None if listed.hints is None else [_hint(hint) for hint in listed.hints[:_SHOWN_HINTS]]}
+            {
+                "resource": listed.resource,
+                "hints": None if listed.hints is None else [_hint(hint) for hint in listed.hints[:_SHOWN_HINTS]],
+            }
             for listed in container.hints
         ],
         "reasons": [_reason(reason) for reason in container.told_reasons],

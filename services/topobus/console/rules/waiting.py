@@ -1,7 +1,8 @@
 """Which claims and pods wait, and why: of the stand-alone API and of a cluster's API server.
 
-Flows in: objects as they are stored. Flows out: the entries that change by one. A cluster's claims say nothing of why they wait, so the pod that waits for one says it
-for both. Pure; only what waits is remembered, and rubbish in an object breaks nothing.
+Flows in: objects as they are stored. Flows out: the entries that change by one. A cluster's claims
+say nothing of why they wait, so the pod that waits for one says it for both. Pure; only what waits
+is remembered, and rubbish in an object breaks nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ __all__ = ["WaitingList"]
 
 CLAIM, POD = "ResourceClaim", "Pod"
 _CONDITIONS = {CLAIM: ("Allocated",), POD: ("topobus.dev/Allocated", "PodScheduled")}
-# What a condition says is shown up to here; a status may hold much more, and all pages hold it in memory.
+# What a condition says is shown up to here; a status may hold much more,
+# and all pages hold it in memory.
 _MOST_TEXT = 4000
 _UNSEEN, _UNUSED = "not looked at yet", "no pod waits for it"
 
@@ -32,13 +34,19 @@ class WaitingList:
     """What waits now; keys are kind, namespace and name."""
 
     def __init__(self, *, is_of_cluster: bool = False) -> None:
-        """Begin with nothing; at a cluster's API server nobody looks at a claim that no pod uses, in the stand-alone API the controller does."""
+        """Begin with nothing.
+
+        At a cluster's API server nobody looks at a claim that no pod uses, in the
+        stand-alone API the controller does.
+        """
         self._is_of_cluster = is_of_cluster
         self._claims: dict[tuple[str, str], View] = {}
         self._pods: dict[tuple[str, str], _WaitingPod] = {}
 
     def take(self, kind: str, namespace: str, name: str, api_object: ApiObject | None) -> dict[str, View | None]:
-        """Take in an object, or None for one that is gone; gives the entries that are other ones now, None for one that waits no more.
+        """Take in an object, or None for one that is gone.
+
+        Gives the entries that are other ones now, None for one that waits no more.
 
         >>> waiting = WaitingList()
         >>> claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "c"})
@@ -48,7 +56,11 @@ class WaitingList:
         """
         place = (namespace, name)
         if kind == CLAIM:
-            view = None if api_object is None or api_object.status.get("allocation") else _view(api_object, namespace, name)
+            view = (
+                None
+                if api_object is None or api_object.status.get("allocation")
+                else _view(api_object, namespace, name)
+            )
             if view is None:
                 self._claims.pop(place, None)
             else:
@@ -60,7 +72,9 @@ class WaitingList:
         after = _waiting_pod(api_object, namespace, name) if api_object is not None else None
         if after is not None:
             self._pods[place] = after
-        touched = (before.claims if before is not None else frozenset()) | (after.claims if after is not None else frozenset())
+        touched = (before.claims if before is not None else frozenset()) | (
+            after.claims if after is not None else frozenset()
+        )
         claims = {_key(CLAIM, (namespace, claim)): self._claim((namespace, claim)) for claim in sorted(touched)}
         return {_key(POD, place): after.view if after is not None else None, **claims}
 
@@ -110,7 +124,9 @@ def _claims_of(pod: ApiObject) -> Iterable[str]:
 
 def _view(api_object: ApiObject, namespace: str, name: str) -> View:
     conditions = (_condition(api_object, kind) for kind in _CONDITIONS[api_object.kind])
-    condition = next((condition for condition in conditions if condition.get("reason") and condition.get("status") != "True"), None)
+    condition = next(
+        (condition for condition in conditions if condition.get("reason") and condition.get("status") != "True"), None
+    )
     said = condition or {}
     return {
         "kind": "claim" if api_object.kind == CLAIM else "pod",

@@ -1,8 +1,10 @@
-"""The built-in classic driver, one instance for each device class: it allocates whole devices of the nodes' inventories.
+"""The built-in classic driver, one instance for each device class: it allocates whole devices of
+the nodes' inventories.
 
-Flows in: classes, claims and parameters; inventories and ledgers of the controller's state. Flows out: PLACE and RELEASE requests. Its node state is
-the node's ledger, which also holds structured claims, pods and device plugins: a device that the ledger refuses is not allocated, whatever was chosen
-here. A claim that the ledger already holds devices for gets those devices.
+Flows in: classes, claims and parameters; inventories and ledgers of the controller's state. Flows
+out: PLACE and RELEASE requests. Its node state is the node's ledger, which also holds structured
+claims, pods and device plugins: a device that the ledger refuses is not allocated, whatever was
+chosen here. A claim that the ledger already holds devices for gets those devices.
 """
 
 from __future__ import annotations
@@ -55,7 +57,12 @@ class BuiltinDriver:
     """The classic driver of one device class."""
 
     def __init__(
-        self, device_class: str, settings: ControllerSettings, runtime: Runtime, state: StandaloneState, context: ClassicContext
+        self,
+        device_class: str,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        state: StandaloneState,
+        context: ClassicContext,
     ) -> None:
         self.name = driver_name(device_class)
         self._class = device_class
@@ -72,7 +79,9 @@ class BuiltinDriver:
         kind = parameters.DeviceClassParameters
         return await self._parameters(resource_class, reference, CLASS_PARAMETERS, "", kind) if reference else kind()
 
-    async def get_claim_parameters(self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any) -> parameters.ClaimParameters:
+    async def get_claim_parameters(
+        self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any
+    ) -> parameters.ClaimParameters:
         """Read a claim's parameters; a claim without a reference wants one device."""
         reference = classic_lifecycle.read_claim(claim).parameters_ref
         namespace = metadata_of(claim).namespace or "default"
@@ -82,18 +91,26 @@ class BuiltinDriver:
     async def unsuitable_nodes(
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
     ) -> Mapping[str, Mapping[str, Reason]]:
-        """Choose on each node for all claims together; where that fails, the node is unsuitable for each of them."""
+        """Choose on each node for all claims together.
+
+        Where that fails, the node is unsuitable for each of them.
+        """
         reasons: dict[str, dict[str, Reason]] = {claim.entry: {} for claim in claims}
         for node in potential_nodes:
             chosen = self._choose(node, [claim for claim in claims if self._holding(claim.claim) != node])
             if isinstance(chosen, Refusal):
-                why = Reason(code=chosen.reasons[0].code, message=summarize(chosen.reasons), facts=chosen.reasons[0].facts)
+                why = Reason(
+                    code=chosen.reasons[0].code, message=summarize(chosen.reasons), facts=chosen.reasons[0].facts
+                )
                 for claim in claims:
                     reasons[claim.entry][node] = why
         return reasons
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
-        """Choose for all claims together, and have the node's ledger take each; what a claim holds there already it keeps."""
+        """Choose for all claims together, and have the node's ledger take each.
+
+        What a claim holds there already it keeps.
+        """
         results: dict[int, AllocationResult | Refusal] = {}
         open_claims: list[int] = []
         for index, claim in enumerate(claims):
@@ -108,14 +125,20 @@ class BuiltinDriver:
         wanted = [claims[index] for index in open_claims]
         node, chosen = self._find(wanted, selected_node)
         for number, index in enumerate(open_claims):
-            results[index] = chosen if isinstance(chosen, Refusal) else await self._place(claims[index], node, chosen[number])
+            results[index] = (
+                chosen if isinstance(chosen, Refusal) else await self._place(claims[index], node, chosen[number])
+            )
         return [results[index] for index in range(len(claims))]
 
     async def deallocate(self, claim: ApiObject) -> Refusal | None:
-        """Have every node let go that may hold something of the claim; a claim that is prepared keeps it."""
+        """Have every node let go that may hold something of the claim.
+
+        A claim that is prepared keeps it.
+        """
         nodes = self._nodes_of(claim)
         if not nodes:
-            # An attempt on any node whose answer nobody wrote down: only the ledgers themselves can tell.
+            # An attempt on any node whose answer nobody wrote down: only
+            # the ledgers themselves can tell.
             owner = owner_of(claim)
             attempts = classic_lifecycle.attempt_of(claim).number
             ledgers = await self._bus.list(catalogue.LEDGER) if attempts and not claim.status.get("allocation") else ()
@@ -128,7 +151,9 @@ class BuiltinDriver:
         return None
 
     async def tidy(self, claim: ApiObject) -> None:
-        """Give back what an allocated claim holds besides: two replicas may have tried two nodes, and one result was written."""
+        """Give back what an allocated claim holds besides: two replicas may have tried two nodes,
+        and one result was written.
+        """
         nodes = self._state.stock.nodes_holding(owner_of(claim).key)
         if len(nodes) > 1:
             kept = {handle.node for _, handle in device_handles(classic_lifecycle.status_of(claim), name_of(claim))}
@@ -138,7 +163,12 @@ class BuiltinDriver:
                     await self._release(owner_of(claim), node)
 
     async def _parameters(
-        self, claim: ApiObject, reference: ParametersReference | ClassParametersReference, wanted: str, namespace: str, kind: type[P]
+        self,
+        claim: ApiObject,
+        reference: ParametersReference | ClassParametersReference,
+        wanted: str,
+        namespace: str,
+        kind: type[P],
     ) -> P:
         """Read what a reference refers to.
 
@@ -147,7 +177,8 @@ class BuiltinDriver:
         where = f"{name_of(claim)}: parametersRef"
         if (reference.api_group, reference.kind) != (self._group, wanted):
             raise ContractError(
-                f"{where}: got {reference.kind or 'no kind'} of group {reference.api_group!r}: driver {self.name} wants {wanted} of {self._group}"
+                f"{where}: got {reference.kind or 'no kind'} of group {reference.api_group!r}: driver "
+                f"{self.name} wants {wanted} of {self._group}"
             )
         api_object = await self._context.read_parameters(reference.api_group, reference.kind, namespace, reference.name)
         if api_object is None:
@@ -158,8 +189,12 @@ class BuiltinDriver:
             raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
         return read_as(api_object.spec, kind, where=f"{name_of(api_object)}: spec")
 
-    def _find(self, claims: Sequence[ClaimWork], selected_node: str) -> tuple[str, tuple[tuple[str, ...], ...] | Refusal]:
-        """Choose on the selected node, or on the first by name that the class allows and that can serve."""
+    def _find(
+        self, claims: Sequence[ClaimWork], selected_node: str
+    ) -> tuple[str, tuple[tuple[str, ...], ...] | Refusal]:
+        """Choose on the selected node, or on the first by name that the class allows and that can
+        serve.
+        """
         if not claims:
             return selected_node, ()
         if selected_node:
@@ -186,7 +221,11 @@ class BuiltinDriver:
             if not node_matches(node_of(node), None, suitable, is_everywhere=False):
                 message = f"node {node}: {name_of(claim.resource_class)} does not have it among its suitableNodes"
                 return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
-        excluded = {device: why for claim in claims for device, why in self._refusals.refused(metadata_of(claim.claim).uid).items()}
+        excluded = {
+            device: why
+            for claim in claims
+            for device, why in self._refusals.refused(metadata_of(claim.claim).uid).items()
+        }
         given = self._state.input_for(node, [(Claim(claim.claim), ClaimSpec()) for claim in claims], excluded=excluded)
         pools = given.pools or ()
         own = [pool for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node)]
@@ -212,23 +251,29 @@ class BuiltinDriver:
         uid = owner.uid
         request = PodRequest(
             owner=owner,
-            containers=(ContainerRequest(name="", devices=(DeviceRequest(device_class=self._class, count=len(devices), names=devices),)),),
+            containers=(
+                ContainerRequest(
+                    name="", devices=(DeviceRequest(device_class=self._class, count=len(devices), names=devices),)
+                ),
+            ),
             policy=Policy.NONE,
         )
         digest = hashlib.sha256("/".join((node, *devices)).encode()).hexdigest()[:12]
-        op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(claim_work.claim).number}-{digest}-{self._refusals.count(uid)}"
+        op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(claim_work.claim).number}-{digest}-{self._refusals.count(uid)}"  # noqa: E501
         ids = [DeviceId(self.name, node, device) for device in devices]
         try:
             reply = await self._ledgers.place(node, PlaceRequest(op_id=op_id, pod=request))
         except PeerUnavailable as err:
-            # Neither done nor undone. The claim may go elsewhere, for no result is written: what it got here is given back once the node is seen again.
+            # Neither done nor undone. The claim may go elsewhere, for no result is written: what it
+            # got here is given back once the node is seen again.
             ids = list(self._state.devices_of(node))
             self._refusals.add(uid, ids, f"it did not answer: {err.message}")
             raise
         if isinstance(reply.result, Placement):
             self._refusals.drop(lambda asker: asker == uid)
             return self._result(claim_work, node, devices)
-        # Another replica may have been here with other devices: a claim holds but once, and what it holds is its.
+        # Another replica may have been here with other devices: a claim holds but
+        # once, and what it holds is its.
         ledger = await self._ledgers.read(node)
         held = self._held_in(ledger, owner) if ledger is not None else ()
         if held:
@@ -247,12 +292,15 @@ class BuiltinDriver:
             if held and len(held) == claim_work.claim_parameters.count:
                 return self._result(claim_work, node, held)
             if held:
-                # Its parameters were changed between two attempts: what nobody has been told of is given back.
+                # Its parameters were changed between two attempts: what nobody
+                # has been told of is given back.
                 await self._release(owner, node)
         return None
 
     async def _leave_others(self, claim: ApiObject, selected_node: str) -> Refusal | None:
-        """Give back what the claim holds on other nodes than the selected one: the scheduler changed its mind before a result was written."""
+        """Give back what the claim holds on other nodes than the selected one: the scheduler
+        changed its mind before a result was written.
+        """
         owner = owner_of(claim)
         for node in self._state.stock.nodes_holding(owner.key) if selected_node else ():
             if node != selected_node:
@@ -262,7 +310,11 @@ class BuiltinDriver:
         return None
 
     async def _release(self, owner: Owner, node: str) -> Refusal | None:
-        """Have one node let go. The ledger is read first: its sequence makes a release after a later placement another operation."""
+        """Have one node let go.
+
+        The ledger is read first: its sequence makes a release after a
+        later placement another operation.
+        """
         ledger = await self._ledgers.read(node)
         if ledger is None or owner.key not in ledger.allocations:
             return None
@@ -288,7 +340,9 @@ class BuiltinDriver:
         return next(iter(self._state.stock.nodes_holding(owner_of(claim).key)), "")
 
     def _nodes_of(self, claim: ApiObject) -> tuple[str, ...]:
-        """Name the nodes that may hold something of a claim: by the ledgers, by its attempt, by its allocation."""
+        """Name the nodes that may hold something of a claim: by the ledgers, by its attempt, by its
+        allocation.
+        """
         nodes = set(self._state.stock.nodes_holding(owner_of(claim).key))
         try:
             nodes.add(classic_lifecycle.attempt_of(claim).node)
@@ -299,7 +353,10 @@ class BuiltinDriver:
 
 
 def _config(sharing: parameters.Sharing | None) -> tuple[dict[str, Any], ...]:
-    """Give the node the sharing strategy as opaque configuration; nothing when none was asked for."""
+    """Give the node the sharing strategy as opaque configuration.
+
+    Nothing when none was asked for.
+    """
     if sharing is None:
         return ()
     body = decode(encode(sharing), dict[str, Any], where="sharing") | {"strategy": sharing.strategy}

@@ -1,7 +1,9 @@
-"""Runs the classic DRA drivers of the stand-alone home, each in a task of its own, and reports claims that no driver serves.
+"""Runs the classic DRA drivers of the stand-alone home, each in a task of its own, and reports
+claims that no driver serves.
 
-Flows in: the controller's state, the installed third-party drivers. Flows out: reconciled claims and contexts. A driver's calls may take long or
-hang; each driver has its own task, so that the claims of the others go on.
+Flows in: the controller's state, the installed third-party drivers. Flows out: reconciled
+claims and contexts. A driver's calls may take long or hang; each driver has its own task, so
+that the claims of the others go on.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ class ClassicDriverRunner:
         group.create_task(self._whenever(self._changed[driver.name], reconciler.queue, reconciler.reconcile_all))
 
     async def _reconcile_claim(self, key: ObjectKey, stored: Stored) -> None:
-        """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
+        """Delete a claim that nothing holds any more, give back what it holds twice, and tell one
+        without a driver.
+        """
         claim = stored.value
         metadata = stored.metadata
         if metadata.deletion_timestamp:
@@ -135,7 +139,9 @@ class ClassicDriverRunner:
         if stored_class is None:
             message = f"there is no ResourceClass {name}"
         elif class_of(driver):
-            message = f"ResourceClass {name} names driver {driver}, and no node offers devices of class {class_of(driver)}"
+            message = (
+                f"ResourceClass {name} names driver {driver}, and no node offers devices of class {class_of(driver)}"
+            )
         else:
             message = f"ResourceClass {name} names driver {driver}: installed are {drivers}"
         if conditions.has_condition(stored.value, reason=reason, message=message):

@@ -1,8 +1,10 @@
-"""The reconciler of one classic driver: advances the driver's claims, and its part of each negotiation, by one write.
+"""The reconciler of one classic driver: advances the driver's claims, and its part of each
+negotiation, by one write.
 
-Flows in: the controller's state. Flows out: calls of the driver, and compare-and-set writes in this order: finalizer and attempt, the driver's
-`allocate`, the status; for deallocation: `deallocate`, the status, the finalizer. Each step may be repeated, by this replica after a crash or by
-another one. A write that loses its compare-and-set is dropped, since the watch brings the newer object.
+Flows in: the controller's state. Flows out: calls of the driver, and compare-and-set writes in this
+order: finalizer and attempt, the driver's `allocate`, the status; for deallocation: `deallocate`,
+the status, the finalizer. Each step may be repeated, by this replica after a crash or by another
+one. A write that loses its compare-and-set is dropped, since the watch brings the newer object.
 Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30.
 """
 
@@ -42,7 +44,8 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClassicClaimReconciler"]
 
-# What is free at a driver may change unseen, so a negotiation is looked at again after a while; upstream waits 30 s (controller.go, "recheckDelay").
+# What is free at a driver may change unseen, so a negotiation is looked at again after a while;
+# upstream waits 30 s (controller.go, "recheckDelay").
 _REFRESH_S = 10.0
 
 T = TypeVar("T")
@@ -53,7 +56,12 @@ class ClassicClaimReconciler:
     """Reconciles the claims of one driver."""
 
     def __init__(
-        self, driver: ClassicDriver, settings: ControllerSettings, runtime: Runtime, state: StandaloneState, metrics: ControllerMetrics
+        self,
+        driver: ClassicDriver,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        state: StandaloneState,
+        metrics: ControllerMetrics,
     ) -> None:
         self.driver = driver
         self._name = driver.name
@@ -80,7 +88,9 @@ class ClassicClaimReconciler:
         self.queue.keep(looked_at)
 
     async def _bounded(self, key: ObjectKey, depends_on: Sequence[ObjectKey], work: _Work) -> None:
-        """Do one piece of work, and set its object aside when it fails in a way that nobody thought of."""
+        """Do one piece of work, and set its object aside when it fails in a way that nobody thought
+        of.
+        """
         objects = self._state.objects
         stored = objects.get(key)
         if stored is None:
@@ -92,7 +102,9 @@ class ClassicClaimReconciler:
 
         revisions = tuple(objects[each_key].revision if each_key in objects else 0 for each_key in depends_on)
         version = (revisions, self._state.supply, self._state.shared_epoch)
-        await self.queue.run(key, version, partial(self._guarded, key, stored, version, work), name=stored.shown, report=report)
+        await self.queue.run(
+            key, version, partial(self._guarded, key, stored, version, work), name=stored.shown, report=report
+        )
 
     def _negotiated(self, key: ObjectKey) -> tuple[ObjectKey, ...]:
         """Name what a negotiation depends on: its context, the pod, and the pod's claims."""
@@ -145,7 +157,10 @@ class ClassicClaimReconciler:
         return Again(version=version) if isinstance(outcome, Refusal) else Done(version)
 
     async def _context(self, key: ObjectKey, stored: Stored, version: Hashable) -> Result:
-        """This driver's part of one negotiation; it is due again as long as it goes on, for what is free at a driver's may change unseen."""
+        """This driver's part of one negotiation.
+
+        It is due again as long as it goes on, for what is free at a driver's may change unseen.
+        """
         context = stored.value
         spec = negotiation.read_spec(context)
         pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
@@ -180,7 +195,11 @@ class ClassicClaimReconciler:
         return Again(None if refused else _REFRESH_S, version)
 
     def _pending_of(self, pod: ApiObject) -> list[tuple[str, ObjectKey]]:
-        """List the pod's claims that this driver is to allocate: its own, delayed, without an allocation. One made for another pod is none of it."""
+        """List the pod's claims that this driver is to allocate: its own, delayed, without an
+        allocation.
+
+        One made for another pod is none of it.
+        """
         pending: list[tuple[str, ObjectKey]] = []
         metadata = metadata_of(pod)
         for use in claim_uses(pod):
@@ -204,7 +223,10 @@ class ClassicClaimReconciler:
     async def _allocate_all(
         self, pod: ApiObject, pending: Sequence[tuple[str, ObjectKey]], works: Sequence[ClaimWork], node: str
     ) -> dict[str, Refusal]:
-        """Allocate all claims of the pod on the selected node, and write what came out; gives those that were refused, by entry."""
+        """Allocate all claims of the pod on the selected node, and write what came out.
+
+        Gives those that were refused, by entry.
+        """
         begun: list[Stored] = []
         for _, claim_key in pending:
             stored = self._state.objects.get(claim_key)
@@ -212,7 +234,10 @@ class ClassicClaimReconciler:
             if begun_claim is None:
                 return {}
             begun.append(begun_claim)
-        prepared = [msgspec.structs.replace(work, claim=begun_claim.value) for work, begun_claim in zip(works, begun, strict=True)]
+        prepared = [
+            msgspec.structs.replace(work, claim=begun_claim.value)
+            for work, begun_claim in zip(works, begun, strict=True)
+        ]
         outcomes = await self._allocate(prepared, node)
         refused: dict[str, Refusal] = {}
         for (entry, claim_key), begun_claim, outcome in zip(pending, begun, outcomes, strict=True):
@@ -232,46 +257,67 @@ class ClassicClaimReconciler:
             raise ContractError(f"{name_of(claim)}: there is no ResourceClass {name}")
         spec = classic_lifecycle.read_class(stored.value)
         if spec.driver_name != self._name:
-            raise ContractError(f"{stored.shown} names driver {spec.driver_name}, and {name_of(claim)} is kept by {self._name}")
+            raise ContractError(
+                f"{stored.shown} names driver {spec.driver_name}, and {name_of(claim)} is kept by {self._name}"
+            )
         if spec.structured_parameters:
             raise ContractError(
                 f"{stored.shown}: structuredParameters is true: no driver's controller allocates such a claim",
                 next_step="use resource.k8s.io/v1: `topobus migrate` translates what it can",
             )
         of_class = await self._call("get_class_parameters", lambda: self.driver.get_class_parameters(stored.value))
-        of_claim = await self._call("get_claim_parameters", lambda: self.driver.get_claim_parameters(claim, stored.value, of_class))
-        return ClaimWork(entry=entry, claim=claim, resource_class=stored.value, class_parameters=of_class, claim_parameters=of_claim)
+        of_claim = await self._call(
+            "get_claim_parameters", lambda: self.driver.get_claim_parameters(claim, stored.value, of_class)
+        )
+        return ClaimWork(
+            entry=entry, claim=claim, resource_class=stored.value, class_parameters=of_class, claim_parameters=of_claim
+        )
 
     async def _begin(self, key: ObjectKey, stored: Stored, node: str) -> Stored | None:
-        """Write finalizer and attempt, unless they stand there; None when somebody else wrote first."""
+        """Write finalizer and attempt, unless they stand there.
+
+        None when somebody else wrote first.
+        """
         begun = classic_lifecycle.with_attempt(stored.value, self._name, node)
         return stored if begun is stored.value else await self._writer.write(key, stored.revision, begun)
 
     async def _allocate(self, works: Sequence[ClaimWork], node: str) -> Sequence[classic.AllocationResult | Refusal]:
         outcomes = await self._call("allocate", lambda: self.driver.allocate(works, node))
         if len(outcomes) != len(works):
-            raise PeerUnavailable(f"driver {self._name}: allocate gave {len(outcomes)} outcomes for {len(works)} claims")
+            raise PeerUnavailable(
+                f"driver {self._name}: allocate gave {len(outcomes)} outcomes for {len(works)} claims"
+            )
         return outcomes
 
-    async def _settle(self, key: ObjectKey, begun: Stored, outcome: classic.AllocationResult | Refusal, pod: ApiObject | None) -> None:
+    async def _settle(
+        self, key: ObjectKey, begun: Stored, outcome: classic.AllocationResult | Refusal, pod: ApiObject | None
+    ) -> None:
         """Write an allocation, with the pod it was made for, or why there is none."""
         if isinstance(outcome, Refusal):
             await self._set_condition(key, begun, "DoesNotFit", summarize(outcome.reasons))
             return
         reserved = classic_lifecycle.consumer_of(pod) if pod is not None else None
-        done = classic_lifecycle.with_allocation(begun.value, self._name, outcome, now=self._now(), reserved_for=reserved)
+        done = classic_lifecycle.with_allocation(
+            begun.value, self._name, outcome, now=self._now(), reserved_for=reserved
+        )
         problems = check_status(classic_lifecycle.status_of(done))
         if problems:
-            await self._set_condition(key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}")
+            await self._set_condition(
+                key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}"
+            )
             return
         if await self._writer.write(key, begun.revision, done) is not None:
             self._metrics.decisions.labels("allocated").inc()
             self._log.info("claim.allocated", claim=name_of(done), pod=name_of(pod) if pod is not None else "")
 
     async def _give_back(self, key: ObjectKey, stored: Stored, status: classic.ClaimStatus) -> None:
-        """Take a claim back: first what the driver holds for it, then the status, then the finalizer, then the object."""
+        """Take a claim back: first what the driver holds for it, then the status, then the
+        finalizer, then the object.
+        """
         claim = stored.value
-        if status == classic.ClaimStatus(conditions=status.conditions) and not classic_lifecycle.has_protection(claim, self._name):
+        if status == classic.ClaimStatus(conditions=status.conditions) and not classic_lifecycle.has_protection(
+            claim, self._name
+        ):
             return
         # Without an allocation, too: an attempt may be half done.
         refusal = await self._call("deallocate", lambda: self.driver.deallocate(claim))
@@ -286,9 +332,13 @@ class ClassicClaimReconciler:
             stored = written
         self._log.info("claim.deallocated", claim=name_of(claim), had_allocation=status.allocation is not None)
         if metadata_of(claim).deletion_timestamp and classic_lifecycle.has_protection(claim, self._name):
-            await self._writer.write(key, stored.revision, classic_lifecycle.without_protection(stored.value, self._name))
+            await self._writer.write(
+                key, stored.revision, classic_lifecycle.without_protection(stored.value, self._name)
+            )
 
-    async def _report(self, key: ObjectKey, stored: Stored, nodes: Sequence[str], unsuitable: dict[str, dict[str, Reason]]) -> None:
+    async def _report(
+        self, key: ObjectKey, stored: Stored, nodes: Sequence[str], unsuitable: dict[str, dict[str, Reason]]
+    ) -> None:
         """Write where the claims cannot be had, when that is news."""
         newest = self._state.objects.get(key)
         if newest is None or newest.revision != stored.revision:
@@ -306,12 +356,16 @@ class ClassicClaimReconciler:
         more = [f"and {len(nodes) - SHOWN_NODES} more nodes"] if len(nodes) > SHOWN_NODES else []
         await self._set_condition(key, stored, "DoesNotFit", "; ".join([*shown, *more]))
 
-    async def _set_condition(self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED) -> None:
+    async def _set_condition(
+        self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED
+    ) -> None:
         """Put a reason into the claim's condition, once."""
         if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
             return
         self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
-        api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
+        api_object = conditions.with_condition(
+            stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind
+        )
         await self._writer.write(key, stored.revision, api_object)
 
     def _is_for_this_driver(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
@@ -332,10 +386,14 @@ class ClassicClaimReconciler:
             async with asyncio.timeout(self._settings.classic_call_s):
                 return await work()
         except TimeoutError as err:
-            raise PeerUnavailable(f"driver {self._name}: {what} took longer than {self._settings.classic_call_s:g} s") from err
+            raise PeerUnavailable(
+                f"driver {self._name}: {what} took longer than {self._settings.classic_call_s:g} s"
+            ) from err
         except TopobusError:
             raise
-        except Exception as err:  # boundary: a third party's driver may fail in any way; its claims wait, and all others go on
+        except (
+            Exception
+        ) as err:  # boundary: a third party's driver may fail in any way; its claims wait, and all others go on
             raise PeerUnavailable(f"driver {self._name}: {what} failed: {type(err).__name__}: {err}") from err
 
     def _now(self) -> str:
@@ -343,7 +401,10 @@ class ClassicClaimReconciler:
 
 
 def _may_have_work(claim: ApiObject) -> bool:
-    """Say by a glance whether a claim may need something from its driver besides a negotiation; most claims of a running system do not."""
+    """Say by a glance whether a claim may need something from its driver besides a negotiation.
+
+    Most claims of a running system do not.
+    """
     status = claim.status
     if status.get("reservedFor") and isinstance(status["reservedFor"], list):
         return False

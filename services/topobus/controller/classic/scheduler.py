@@ -1,8 +1,10 @@
-"""The scheduler's part of classic DRA in the stand-alone home: scheduling contexts of pods, reservations, and requests for deallocation.
+"""The scheduler's part of classic DRA in the stand-alone home: scheduling contexts of pods,
+reservations, and requests for deallocation.
 
-Flows in: the controller's state. Flows out: PodSchedulingContexts with potential and selected nodes, reservations of allocated claims, requests for
-deallocation; and for the pod scheduler, whether a pod's classic claims are ready. It binds no pod: the pod scheduler does, once they are. The
-decisions are made in `negotiation`.
+Flows in: the controller's state. Flows out: PodSchedulingContexts with potential and selected
+nodes, reservations of allocated claims, requests for deallocation; and for the pod scheduler,
+whether a pod's classic claims are ready. It binds no pod: the pod scheduler does, once they are.
+The decisions are made in `negotiation`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["ClassicScheduler", "LookWithout"]
 
 LookWithout = Callable[[ObjectKey, Collection[str]], Awaitable[tuple[tuple[str, ...], tuple[Reason, ...]]]]
-"""On which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why."""
+"""On which nodes a pod could run if it were not for these of its `resourceClaims` entries, best
+first; and, when on none, why."""
 
 # How long a pod that waits is left alone while nothing that can be seen changes.
 _LOOK_AGAIN_S = 5.0
@@ -92,11 +95,14 @@ class ClassicScheduler:
         except ContractError as err:
             self._waiting[key] = (Reason(code="malformed", message=err.message),)
             return Again()
-        # At the version before the step: what was written meanwhile, by itself or by others, is looked at in the next round. What drivers say of nodes may change unseen.
+        # At the version before the step: what was written meanwhile, by itself or by others, is
+        # looked at in the next round. What drivers say of nodes may change unseen.
         return Again(_LOOK_AGAIN_S, version)
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
-        """Say why a pod's classic claims are not all allocated and reserved for it; empty when they are, or when it has none.
+        """Say why a pod's classic claims are not all allocated and reserved for it.
+
+        Empty when they are, or when it has none.
 
         Errors: raises ContractError for a claim that nobody can read.
         """
@@ -106,27 +112,44 @@ class ClassicScheduler:
                 continue
             claim = self._state.objects.get(ObjectKey("resourceclaim", pod.namespace, use.claim))
             status = classic_lifecycle.status_of(claim.value) if claim is not None else classic.ClaimStatus()
-            if status.allocation is None or status.deallocation_requested or not classic_lifecycle.is_reserved_for(status, stored.value):
-                waiting = Reason(code="waits-for-claims", message=f"its classic claim {use.claim or use.entry} is not allocated to it yet")
+            if (
+                status.allocation is None
+                or status.deallocation_requested
+                or not classic_lifecycle.is_reserved_for(status, stored.value)
+            ):
+                waiting = Reason(
+                    code="waits-for-claims",
+                    message=f"its classic claim {use.claim or use.entry} is not allocated to it yet",
+                )
                 return self._waiting.get(pod) or (waiting,)
         return ()
 
     async def take_back(self, key: ObjectKey) -> bool:
-        """Give up an allocation that is nobody else's, because the pod does not fit where it is; False when somebody else wrote first.
+        """Give up an allocation that is nobody else's, because the pod does not fit where it is.
+
+        False when somebody else wrote first.
 
         Errors: raises AmbiguousWrite.
         """
         stored = self._state.objects[key]
-        uids = frozenset(consumer_reference.uid for consumer_reference in classic_lifecycle.status_of(stored.value).reserved_for)
-        asked = classic_lifecycle.with_deallocation_request(classic_lifecycle.without_reservations(stored.value, uids, asks_back=True))
+        uids = frozenset(
+            consumer_reference.uid for consumer_reference in classic_lifecycle.status_of(stored.value).reserved_for
+        )
+        asked = classic_lifecycle.with_deallocation_request(
+            classic_lifecycle.without_reservations(stored.value, uids, asks_back=True)
+        )
         self._log.info("claim.taken-back", claim=name_of(asked))
         return await self._writer.write(key, stored.revision, asked) is not None
 
     def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
-        """Name what a pod's next step depends on: the pod, its context, its claims, and what became free."""
+        """Name what a pod's next step depends on: the pod, its context, its claims, and what became
+        free.
+        """
         keys = [ObjectKey("podschedulingcontext", key.namespace, key.name)]
         keys += [ObjectKey("resourceclaim", key.namespace, use.claim) for use in self._uses_of(key, stored)]
-        revisions = tuple(self._state.objects[object_key].revision if object_key in self._state.objects else 0 for object_key in keys)
+        revisions = tuple(
+            self._state.objects[object_key].revision if object_key in self._state.objects else 0 for object_key in keys
+        )
         return stored.revision, revisions, self._state.supply
 
     def _uses_of(self, key: ObjectKey, stored: Stored) -> tuple[ClaimUse, ...]:
@@ -162,7 +185,12 @@ class ClassicScheduler:
             claim_key = ObjectKey("resourceclaim", key.namespace, use.claim)
             stored_claim = self._state.objects.get(claim_key)
             if stored_claim is None or stored_claim.metadata.deletion_timestamp:
-                return (Reason(code="claim-missing", message=f"claim {use.claim or use.entry} is not there yet, or is being deleted"),)
+                return (
+                    Reason(
+                        code="claim-missing",
+                        message=f"claim {use.claim or use.entry} is not there yet, or is being deleted",
+                    ),
+                )
             if use.is_generated and owner_pod_uid(stored_claim.value) != stored.uid:
                 return (Reason(code="claim-of-another", message=f"claim {use.claim} was made for another pod"),)
             views.append(self._view(pod, use, stored_claim.value))
@@ -170,7 +198,11 @@ class ClassicScheduler:
         context_key = ObjectKey("podschedulingcontext", key.namespace, key.name)
         context = self._state.objects.get(context_key)
         if context is not None and owner_pod_uid(context.value) != stored.uid:
-            return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
+            return (
+                Reason(
+                    code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"
+                ),
+            )
         spec = negotiation.read_spec(context.value) if context is not None else None
         said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
         nodes, why = await self._look_without(key, {view.entry for view in views})
@@ -188,7 +220,9 @@ class ClassicScheduler:
 
     def _rivals(self, context_key: ObjectKey) -> Counter[str]:
         """Count how many other pods are negotiating for each node."""
-        others = (stored.value for key, stored in self._state.of_kind("podschedulingcontext").items() if key != context_key)
+        others = (
+            stored.value for key, stored in self._state.of_kind("podschedulingcontext").items() if key != context_key
+        )
         return Counter(str(node) for api_object in others if (node := api_object.spec.get("selectedNode")))
 
     def _view(self, pod: ApiObject, use: ClaimUse, claim: ApiObject) -> PodClaimView:
@@ -206,7 +240,9 @@ class ClassicScheduler:
             nodes=nodes,
             is_mine=classic_lifecycle.is_reserved_for(status, pod) and not status.deallocation_requested,
             is_free=classic_lifecycle.is_free_for(status, MAX_RESERVED),
-            is_used_by_others=any(consumer_reference.uid != metadata_of(pod).uid for consumer_reference in status.reserved_for),
+            is_used_by_others=any(
+                consumer_reference.uid != metadata_of(pod).uid for consumer_reference in status.reserved_for
+            ),
         )
 
     async def _negotiate(self, key: ObjectKey, stored: Stored | None, pod: ApiObject, step: Negotiate) -> None:
@@ -234,30 +270,50 @@ class ClassicScheduler:
         return ()
 
     async def _drop_gone_users(self, key: ObjectKey, stored: Stored) -> None:
-        """Take pods out of a claim's reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
+        """Take pods out of a claim's reservedFor that are gone or have ended.
+
+        A delayed claim that nobody uses any more is asked back.
+        """
         if not self._has_gone_users(key, stored.value):
             return
         try:
             users = classic_lifecycle.status_of(stored.value).reserved_for
-            gone = frozenset([user.uid for user in users if user.resource == "pods" and await self._is_gone(key.namespace, user)])
-            is_delayed = bool(gone) and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
+            gone = frozenset(
+                [user.uid for user in users if user.resource == "pods" and await self._is_gone(key.namespace, user)]
+            )
+            is_delayed = (
+                bool(gone)
+                and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
+            )
         except ContractError:
             return  # its driver's reconciler tells
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=sorted(gone))
-            await self._writer.write(key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed))
+            await self._writer.write(
+                key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed)
+            )
 
     def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
         """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
         users = claim.status.get("reservedFor")
         for user in users if isinstance(users, list) else ():
-            pod = self._state.objects.get(ObjectKey("pod", key.namespace, str(user.get("name")))) if isinstance(user, dict) else None
-            if pod is None or pod.value.metadata.get("uid") != user.get("uid") or pod.value.status.get("phase") in _ENDED:
+            pod = (
+                self._state.objects.get(ObjectKey("pod", key.namespace, str(user.get("name"))))
+                if isinstance(user, dict)
+                else None
+            )
+            if (
+                pod is None
+                or pod.value.metadata.get("uid") != user.get("uid")
+                or pod.value.status.get("phase") in _ENDED
+            ):
                 return True
         return False
 
     async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
-        """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""
+        """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a
+        second look either.
+        """
         key = ObjectKey("pod", namespace, user.name)
         stored = self._state.objects.get(key)
         if stored is not None and stored.uid == user.uid:

@@ -1,6 +1,8 @@
-"""Tells pods how their claims stand: the condition topobus.dev/Allocated, and events of the pod and of its claims that wait.
+"""Tells pods how their claims stand: the condition topobus.dev/Allocated, and events of the pod and
+of its claims that wait.
 
-Flows in: a pod, a reason, a message. Flows out: a status write where it says something new, and events of at most 300 characters that name the condition with the rest.
+Flows in: a pod, a reason, a message. Flows out: a status write where it says something new, and
+events of at most 300 characters that name the condition with the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class AllocatedCondition:
         return await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
 
     async def tell_waiting(self, key: Key, pod: Stored, reason: str, reasons: Sequence[Reason]) -> Stored | None:
-        """Tell why a pod waits: the condition, and events of the pod and its claims, each once; gives the pod as written, None where nothing was."""
+        """Tell why a pod waits: the condition, and events of the pod and its claims, each once.
+
+        Gives the pod as written, None where nothing was.
+        """
         message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
         written = await self.write(key, pod, is_true=False, reason=reason, message=message)

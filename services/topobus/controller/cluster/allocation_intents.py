@@ -1,10 +1,14 @@
-"""Allocation intents in a cluster: records what is about to be allocated to a pod's claims, commits it, or withdraws it.
+"""Allocation intents in a cluster: records what is about to be allocated to a pod's claims, commits
+it, or withdraws it.
 
-Two replicas cannot allocate one device twice. An intent is ordered by the version at which it was written, and it is committed only when the copy
-shows everything up to that version and the devices are free of all earlier intents; of two intents the later one sees the earlier and is withdrawn.
-The writes themselves are in `commit_allocations`, as for the stand-alone home; this module adds the checks that a cluster needs.
+Two replicas cannot allocate one device twice. An intent is ordered by the version at which it was
+written, and it is committed only when the copy shows everything up to that version and the devices
+are free of all earlier intents; of two intents the later one sees the earlier and is withdrawn.
+The writes themselves are in `commit_allocations`, as for the stand-alone home; this module adds
+the checks that a cluster needs.
 
-Flows in: a pod's plan and the chosen fit. Flows out: attempts that may be committed, and withdrawals.
+Flows in: a pod's plan and the chosen fit. Flows out: attempts that may
+be committed, and withdrawals.
 """
 
 from __future__ import annotations
@@ -88,7 +92,9 @@ class Intents:
         return intents
 
     async def clear(self, plan: PodPlan) -> bool:
-        """Have ledgers let go of what the pending claims hold from before; False when a node refuses.
+        """Have ledgers let go of what the pending claims hold from before.
+
+        False when a node refuses.
 
         Errors: raises PeerUnavailable.
         """
@@ -98,17 +104,24 @@ class Intents:
         return True
 
     def begin(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> list[Draft]:
-        """Say what each pending claim is to get; from now until `write` is done its devices count as taken. Empty when a claim is gone."""
+        """Say what each pending claim is to get.
+
+        From now until `write` is done its devices count as taken. Empty when a claim is gone.
+        """
         members: list[Member] = []
         for pod_claim in plan.pending:
             claim = self._state.claims.get(_key(plan, pod_claim))
             if claim is None:
                 return []
-            members.append(Member(ObjectKey("resourceclaim", *_key(plan, pod_claim)), claim, pod_claim.spec, pod_claim.wishes))
+            members.append(
+                Member(ObjectKey("resourceclaim", *_key(plan, pod_claim)), claim, pod_claim.spec, pod_claim.wishes)
+            )
         group = next_attempts(fit.node, members, fit.results, pod=plan.pod.uid, refused=refused)
         for draft in group:
             intended = Stored(draft.revision, draft.value)
-            self._state.under_way.put((draft.key.namespace, draft.key.name), intended, (plan.pod.namespace, plan.pod.name), draft.attempt)
+            self._state.under_way.put(
+                (draft.key.namespace, draft.key.name), intended, (plan.pod.namespace, plan.pod.name), draft.attempt
+            )
         return group
 
     async def write(self, group: Sequence[Draft]) -> None:
@@ -126,15 +139,24 @@ class Intents:
                 self._state.settle((draft.key.namespace, draft.key.name))
         self._written |= {(intent.stored.uid, intent.attempt.number) for intent in written}
 
-    async def commit(self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool = False) -> Progress | Refusal:
-        """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's.
+    async def commit(
+        self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool = False
+    ) -> Progress | Refusal:
+        """Make intents true: see what came before them, have the node hold the devices, write the
+        statuses.
+
+        A Refusal is the node's.
 
         Shapes: is_cheap — only if a short search shows that the devices may still be had.
         """
         return await self.committer.commit(intents, _PodRules(self, plan, is_cheap=is_cheap))
 
-    async def revalidate(self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool) -> Sequence[AllocationResult] | Progress:
-        """Check whether a pod's intents may be committed: all earlier intents are known, the pod is not bound elsewhere, and the devices are still free."""
+    async def revalidate(
+        self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool
+    ) -> Sequence[AllocationResult] | Progress:
+        """Check whether a pod's intents may be committed: all earlier intents are known, the pod is
+        not bound elsewhere, and the devices are still free.
+        """
         newest = max(intent.stored.revision for intent in intents)
         if not await self._claims.reached(newest, self._call_s):
             return Progress.LATER
@@ -161,7 +183,10 @@ class Intents:
         return fit.results
 
     async def _bound_to(self, plan: PodPlan) -> str:
-        """Name the node that the pod has by now; empty while it has none. Behind a gate nobody can bind it, so it is read only when its gate is open."""
+        """Name the node that the pod has by now; empty while it has none.
+
+        Behind a gate nobody can bind it, so it is read only when its gate is open.
+        """
         key = (plan.pod.namespace, plan.pod.name)
         pod = self._state.pods.get(key)
         if pod is None or not pod.pod.has_gate:
@@ -173,7 +198,10 @@ class Intents:
         return any((intent.stored.uid, intent.attempt.number) not in self._written for intent in intents)
 
     def refused_nodes(self, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
-        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
+        """List the nodes on which kube-scheduler could not place the pod.
+
+        While the gate is closed it has not tried, and where the pod is bound it could.
+        """
         if pod.pod.has_gate or pod.pod.node:
             return ()
         nodes: dict[str, None] = {}
@@ -184,21 +212,37 @@ class Intents:
         return tuple(nodes)
 
     def drop_gone(self) -> bool:
-        """Remove the notes about intents that no longer exist; True says that there are intents of somebody else."""
+        """Remove the notes about intents that no longer exist.
+
+        True says that there are intents of somebody else.
+        """
         living = self._state.gated_pods.pending()
         self._written &= living
         return bool(living - self._written - self._writing)
 
     async def withdraw(
-        self, plan: PodPlan, intents: Sequence[Attempted] | None = None, *, is_final: bool = False, refused: tuple[str, ...] = ()
+        self,
+        plan: PodPlan,
+        intents: Sequence[Attempted] | None = None,
+        *,
+        is_final: bool = False,
+        refused: tuple[str, ...] = (),
     ) -> None:
-        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours.
+        """Take intents back.
 
-        Shapes: intents — None stands for all of the pod; refused — nodes that such a note is to name as those on which kube-scheduler could not place the pod.
+        The note of a pod whose gate is open stays, without an intent, so that its
+        claims are still known as ours.
+
+        Shapes: intents — None stands for all of the pod; refused — nodes that such a note is to
+        name as those on which kube-scheduler could not place the pod.
         """
         pod = self._state.pods.get((plan.pod.namespace, plan.pod.name))
         is_open = pod is not None and not pod.pod.has_gate and not is_final
-        names = [intent.key.name for intent in intents] if intents is not None else [pod_claim.name for pod_claim in plan.pending]
+        names = (
+            [intent.key.name for intent in intents]
+            if intents is not None
+            else [pod_claim.name for pod_claim in plan.pending]
+        )
         for name in names:
             key = (plan.pod.namespace, name)
             claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
@@ -245,7 +289,9 @@ class _PodRules:
         return await self._intents.revalidate(self._plan, group, is_cheap=self._is_cheap)
 
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
-        """Go elsewhere: it may be held by now, but whatever comes of it, the node's gateway lets go of what no claim's status says."""
+        """Go elsewhere: it may be held by now, but whatever comes of it, the node's gateway lets go
+        of what no claim's status says.
+        """
         node = attempted.attempt.node
         code = "node-failed" if error.facts.get("code") == NODE_FAILED else "node-silent"
         message = str(error) if code == NODE_FAILED else f"node {node}: its ledger does not answer: {error}"

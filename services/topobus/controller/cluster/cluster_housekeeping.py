@@ -1,10 +1,14 @@
-"""Ends unused claims that this controller allocated in a cluster, and creates claims where no other controller does.
+"""Ends unused claims that this controller allocated in a cluster, and creates claims where no other
+controller does.
 
-kube-controller-manager's resourceclaim controller makes claims from templates, prunes reservations of ended pods, deallocates unused claims and
-deletes those made for a pod. Where it runs (`cluster.housekeeping = "cluster"`), this module only withdraws intents of deleted pods, which that
-controller cannot see. With `own` it does all of this for gated pods and for the claims that this controller allocated, and for no others.
+kube-controller-manager's resourceclaim controller makes claims from templates, prunes reservations
+of ended pods, deallocates unused claims and deletes those made for a pod. Where it runs
+(`cluster.housekeeping = "cluster"`), this module only withdraws intents of deleted pods, which that
+controller cannot see. With `own` it does all of this for gated pods and for the claims that this
+controller allocated, and for no others.
 
-Flows in: the copy of the cluster. Flows out: writes, each conditional on a version, so that two controllers doing the same do no harm.
+Flows in: the copy of the cluster. Flows out: writes, each conditional on a version, so that two
+controllers doing the same do no harm.
 Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 """
 
@@ -33,7 +37,8 @@ from topobus.values.outcome import Reason
 
 __all__ = ["ClaimHousekeeping"]
 
-# How long an intent's pod must be unknown before the intent is withdrawn: our copy of the pods may be a moment behind that of the claims.
+# How long an intent's pod must be unknown before the intent is withdrawn: our copy of the pods may
+# be a moment behind that of the claims.
 _ORPHAN_S = 10.0
 
 
@@ -69,7 +74,9 @@ class ClaimHousekeeping:
         for key in self._state.gated_pods.noted() if self._is_own else self._state.gated_pods.unallocated():
             claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
             if claim is not None and note is not None:
-                await self._guard("end", key, claim, partial(self._reconcile_claim, key, claim, note, orphans), looked_at)
+                await self._guard(
+                    "end", key, claim, partial(self._reconcile_claim, key, claim, note, orphans), looked_at
+                )
         self._orphans = orphans
         if self._is_own:
             for key, pod in sorted(self._state.pods.items()):
@@ -79,7 +86,9 @@ class ClaimHousekeeping:
                 await self._guard("finish", key, claim, partial(self._finish, key, claim), looked_at)
         self._queue.keep(looked_at)
 
-    async def _guard(self, what: str, key: Key, guarded: Stored, work: Callable[[], Awaitable[Result]], looked_at: set[Hashable]) -> None:
+    async def _guard(
+        self, what: str, key: Key, guarded: Stored, work: Callable[[], Awaitable[Result]], looked_at: set[Hashable]
+    ) -> None:
         """Do one piece of work for a claim or a pod; what goes wrong with it concerns no other."""
 
         async def report(reason: Reason) -> None:
@@ -89,7 +98,10 @@ class ClaimHousekeeping:
         await self._queue.run((what, key), guarded.revision, work, name=guarded.shown, report=report)
 
     async def _reconcile_claim(self, key: Key, claim: Stored, note: Attempt, orphans: dict[str, float]) -> Result:
-        """Withdraw an intent whose pod is gone; where nobody else does it, end a claim that nobody uses any more."""
+        """Withdraw an intent whose pod is gone.
+
+        Where nobody else does it, end a claim that nobody uses any more.
+        """
         other = self._state.gated_pods.pod_of(note.pod)
         pod = self._state.pods.get(other) if other is not None else None
         if not claim.claim.is_allocated and (pod is None or pod.pod.is_over):
@@ -115,7 +127,10 @@ class ClaimHousekeeping:
             await self._write(key, claim, without_reservations(claim.value, gone))
 
     async def _has_ended(self, namespace: str, user: Consumer) -> bool:
-        """Say whether a user of a claim is a pod that has ended; one that our copy lacks is asked for."""
+        """Say whether a user of a claim is a pod that has ended.
+
+        One that our copy lacks is asked for.
+        """
         if user.resource != "pods" or user.api_group:
             return False
         key = self._state.gated_pods.pod_of(user.uid)
@@ -128,16 +143,24 @@ class ClaimHousekeeping:
         return pod is None or pod.uid != user.uid or pod.pod.is_over
 
     async def _finish(self, key: Key, claim: Stored) -> None:
-        """Delete a claim made for a pod that has ended, and let go of a deleted one that holds nothing."""
+        """Delete a claim made for a pod that has ended, and let go of a deleted one that holds
+        nothing.
+        """
         metadata = claim.metadata
         if metadata.deletion_timestamp:
-            if DELETE_PROTECTION in metadata.finalizers and not claim.claim.is_allocated and attempts.was_attempted(claim.value):
+            if (
+                DELETE_PROTECTION in metadata.finalizers
+                and not claim.claim.is_allocated
+                and attempts.was_attempted(claim.value)
+            ):
                 await self._write(key, claim, lifecycle.without_protection(claim.value))
             return
         owner = owner_pod_uid(claim.value)
         if owner is None or not attempts.was_attempted(claim.value):
             return
-        name = next((str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), "")
+        name = next(
+            (str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), ""
+        )
         has_ended = await self._has_ended(key[0], Consumer("pods", name, owner))
         if has_ended and await self._writer.delete(ObjectKey("resourceclaim", *key), claim.revision):
             self._log.info("claim.deleted", claim=claim.shown, why="the pod that it was made for has ended")

@@ -1,6 +1,8 @@
-"""A queue of the gated pods of a cluster: it gives the pods to work on, and skips those whose inputs have not changed since their last result.
+"""A queue of the gated pods of a cluster: it gives the pods to work on, and skips those whose
+inputs have not changed since their last result.
 
-Flows in: the copy of the cluster, and the results of `GatedPodReconciler`. Flows out: the pods to work on now. It writes nothing.
+Flows in: the copy of the cluster, and the results of `GatedPodReconciler`. Flows out: the pods to
+work on now. It writes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from topobus.values.outcome import Reason
 __all__ = ["PATIENCE", "GatedPodQueue", "PodVersions", "Waiting"]
 
 PATIENCE = 5
-"""Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between the first two explanations of why it does not fit."""
+"""Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between
+the first two explanations of why it does not fit."""
 _LONGEST_WAIT_S = 30.0
 # A pod that waits reads words that are so old at most.
 _LONGEST_SILENCE_S = 60.0
@@ -60,7 +63,11 @@ class Waiting:
     """For so long it is not told again, whatever changes elsewhere."""
 
     def tell(self, now_s: float, first_pause_s: float) -> None:
-        """Note that the pod is told. Each time the pause until it is told again doubles, up to a minute: what others do changes the words all the time."""
+        """Note that the pod is told.
+
+        Each time the pause until it is told again doubles, up to a minute: what others do
+        changes the words all the time.
+        """
         self.told_s = now_s
         self.pause_s = min(self.pause_s * 2, max(first_pause_s, _LONGEST_SILENCE_S)) if self.pause_s else first_pause_s
 
@@ -88,10 +95,15 @@ class GatedPodQueue:
         self._moves = 0
         self._moves_due_s = 0.0
         self._supply: Hashable = None
-        """What was free, which classes and volumes there were, and how often pods had moved, in the last round."""
+        """What was free, which classes and volumes there were, and how often pods had moved, in the
+        last round."""
 
     def pending_pods(self) -> Collection[Key]:
-        """Take in what changed, and give the pods to be advanced.  Cost: O(what changed since the last call); O(all of them) when something became free."""
+        """Take in what changed, and give the pods to be advanced.  Cost: O(what changed since the
+        last call).
+
+        O(all of them) when something became free.
+        """
         changed = self._state.changed_pods.take() | self._released
         self._released.clear()
         for key in changed:
@@ -106,8 +118,12 @@ class GatedPodQueue:
             else:
                 self._forget(key)
         if self._clock.monotonic() >= self._moves_due_s:
-            # Pods come and go all the time, and each look of a pod that others keep off costs a look at every node.
-            self._moves, self._moves_due_s = self._state.room.changes, self._clock.monotonic() + PATIENCE * self._retry_s
+            # Pods come and go all the time, and each look of a pod that others keep
+            # off costs a look at every node.
+            self._moves, self._moves_due_s = (
+                self._state.room.changes,
+                self._clock.monotonic() + PATIENCE * self._retry_s,
+            )
         supply = (self._state.supply, len(self._state.classes), self._state.volumes.revision, self._moves)
         if supply != self._supply:
             self._supply = supply
@@ -120,11 +136,17 @@ class GatedPodQueue:
         self._released.add(key)
 
     def take_ready(self) -> list[Key]:
-        """Name the pods to work on now, which are busy from now on, those of the highest priority first."""
+        """Name the pods to work on now, which are busy from now on, those of the highest priority
+        first.
+        """
         touched = self._touched | {key for key in self._pending if self._queue.is_due(key)}
         self._touched = set()
         ready = sorted(
-            (key for key in touched if key in self._pending and key not in self._busy and self._queue.is_ready(key, *self._versions(key))),
+            (
+                key
+                for key in touched
+                if key in self._pending and key not in self._busy and self._queue.is_ready(key, *self._versions(key))
+            ),
             key=lambda pod: (-_priority(self._state.pods[pod]), self._state.pods[pod].metadata.creation_timestamp, pod),
         )
         self._busy.update(ready)
@@ -153,16 +175,25 @@ class GatedPodQueue:
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     async def run(
-        self, key: Key, work: Callable[[], Awaitable[Result]], report: Callable[[Reason], Awaitable[object]], *, is_costly: bool
+        self,
+        key: Key,
+        work: Callable[[], Awaitable[Result]],
+        report: Callable[[Reason], Awaitable[object]],
+        *,
+        is_costly: bool,
     ) -> None:
         """Do the work on a pod, as `WorkQueue.run`."""
         pod = self._state.pods.get(key)
         if pod is not None:
             version, *narrow = self._versions(key)
-            await self._queue.run(key, version, work, name=pod.shown, report=report, narrow=tuple(narrow), is_costly=is_costly)
+            await self._queue.run(
+                key, version, work, name=pod.shown, report=report, narrow=tuple(narrow), is_costly=is_costly
+            )
 
     def has_waited(self, key: Key, versions: PodVersions) -> bool:
-        """Say, within the work on a pod, whether it waited for a while at its own versions, whatever changed elsewhere."""
+        """Say, within the work on a pod, whether it waited for a while at its own versions,
+        whatever changed elsewhere.
+        """
         return self._queue.has_waited(key, versions.own_versions)
 
     def later(self, key: Key) -> Result:
@@ -178,14 +209,18 @@ class GatedPodQueue:
         return self._pending.get(key) or Waiting("")
 
     def freedoms(self) -> Hashable:
-        """Name what a search reads and may be freed: while it is the same, the search finds the same."""
+        """Name what a search reads and may be freed: while it is the same, the search finds the
+        same.
+        """
         stock = self._state.stock
         return len(self._state.classes), tuple([(node, stock.freedom_of(node)) for node in self._state.node_names])
 
     def needs_work(self, key: Key, pod: Stored) -> bool:
-        """Say whether a pod has to be advanced: it waits behind the gate, or a claim allocated here for it has lost its allocation.
+        """Say whether a pod has to be advanced: it waits behind the gate, or a claim allocated here
+        for it has lost its allocation.
 
-        The latter on its node, too: a binding that overtook us must not leave a pod that can never start.
+        The latter on its node, too: a binding that overtook us must not
+        leave a pod that can never start.
         """
         if pod.pod.is_over or pod.pod.is_deleting:
             return False
@@ -204,14 +239,21 @@ class GatedPodQueue:
         return PodVersions(pod.revision, versions, supply, self._state.volumes.version_for(key), self._moves)
 
     def _versions(self, key: Key) -> tuple[Hashable, ...]:
-        """Give all that a pod's result may wait for: all its versions, those of itself and its claims, all with the pods on nodes, and its uid, which never changes."""
+        """Give all that a pod's result may wait for: all its versions, those of itself and its
+        claims, all with the pods on nodes, and its uid, which never changes.
+        """
         versions = self.versions_of(key)
         return versions, versions.own_versions, versions.with_moves, self._state.pods[key].uid
 
     def is_live(self, key: Key, note: Attempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""
         other = self._state.gated_pods.pod_of(note.pod)
-        return other is not None and other[0] == key[0] and other in self._state.pods and self.needs_work(other, self._state.pods[other])
+        return (
+            other is not None
+            and other[0] == key[0]
+            and other in self._state.pods
+            and self.needs_work(other, self._state.pods[other])
+        )
 
     def _forget(self, key: Key) -> None:
         """Forget what is known of a pod that is not to be advanced any more, or is gone."""

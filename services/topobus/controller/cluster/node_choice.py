@@ -1,7 +1,9 @@
-"""Chooses a node for a gated pod's claims: tries nodes in order and takes the first that fits, or the best of a few.
+"""Chooses a node for a gated pod's claims: tries nodes in order and takes the first that fits, or
+the best of a few.
 
-Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks and what would fit. It writes nothing. A node whose
-slices, ledger or inventory cause an error is skipped, logged once, and tried again when something about it changes.
+Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks
+and what would fit. It writes nothing. A node whose slices, ledger or inventory cause an error is
+skipped, logged once, and tried again when something about it changes.
 """
 
 from __future__ import annotations
@@ -87,13 +89,16 @@ class NodeChooser:
         is_brief: bool = False,
         is_cheap: bool = False,
     ) -> NodeFit | NoNodeFits | None:
-        """Find a node on which all pending claims of a pod fit together and onto which kube-scheduler would let the pod.
+        """Find a node on which all pending claims of a pod fit together and onto which
+        kube-scheduler would let the pod.
 
-        Shapes:  refused — nodes on which it could not place the pod; excluded — devices that they must not get now, and why; is_brief — leave out what
-                 stands in the way; is_cheap — give up (None) where more than a short search is needed, counted in steps: the same pod is to be searched in
-                 full then, for a node before the one that fits may fit, too.
-        Errors:  raises ContractError for a pod that nobody can read.
-        Order:   nodes with room for what the pod requests, then those on which preemption would make it; of these most preferred nodes first (`preferences`), then by name.
+        Shapes: refused — nodes on which it could not place the pod; excluded — devices that they
+        must not get now, and why; is_brief — leave out what stands in the way; is_cheap — give up
+        (None) where more than a short search is needed, counted in steps: the same pod is to be
+        searched in full then, for a node before the one that fits may fit, too.
+        Errors: raises ContractError for a pod that nobody can read.
+        Order: nodes with room for what the pod requests, then those on which preemption would make
+        it; of these most preferred nodes first (`preferences`), then by name.
         """
         rules = NodeRules(self._state, pod, refused=refused)
         if rules.blockers:
@@ -113,7 +118,8 @@ class NodeChooser:
                 if at is None or self._static_miss(rules, plan, at) is not None:
                     continue
                 if name not in crowded and rules.shortages(name):
-                    # kube-scheduler would have to send other pods away: only when there is nothing better.
+                    # kube-scheduler would have to send other pods away:
+                    # only when there is nothing better.
                     crowded[name] = False
                     continue
                 outcome, steps = await self._filter_node(name, plan, excluded, shape, wishing, is_cheap=is_cheap)
@@ -134,7 +140,8 @@ class NodeChooser:
             elif answer.is_everywhere:
                 return NoNodeFits((answer,))
             elif is_cheap and is_open and shape is not None and isinstance(outcome, NoFit):
-                # Not after a long search: another pod's walk may have taken note meanwhile of what was freed there.
+                # Not after a long search: another pod's walk may have taken note
+                # meanwhile of what was freed there.
                 self._search.results.close(shape, name)
         if failures and not has_searched and isinstance(failures[0][1], ContractError):
             # It is the same on every node, so it is the pod or one of its claims.
@@ -143,43 +150,67 @@ class NodeChooser:
             self._search.node_failed(name, failure)
         if fits:
             best = rank([score_node(plan, node_fit, liked=rules.points.get(node_fit.node, 0)) for node_fit in fits])[0]
-            return await self._brought_closer(next(node_fit for node_fit in fits if node_fit.node == best), plan, excluded, wishing)
+            return await self._brought_closer(
+                next(node_fit for node_fit in fits if node_fit.node == best), plan, excluded, wishing
+            )
         return NoNodeFits(()) if is_brief else await self._explain(rules, plan, excluded, wishing, is_cheap=is_cheap)
 
     async def still_fits(
         self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool = False
     ) -> Allocated | GaveUp | None:
-        """Find out whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not.
+        """Find out whether the very devices that were chosen may be had when all intents of before
+        ours are counted, and those of after (`later`) are not.
 
-        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had; GaveUp when a cheap search does not tell.
+        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None
+        when they may not be had; GaveUp when a cheap search does not tell.
         """
         at, pod = self._state.node_facts.get(node), self._state.pods.get((plan.pod.namespace, plan.pod.name))
         if at is None:
             return None
-        # Another replica may have intended this node for a pod that does not bear this one, or has its ports or its room; of the two the later intent yields.
-        if pod is not None and pod.pod.has_gate and NodeRules(self._state, pod.pod, ignoring=later).why_not(at) is not None:
+        # Another replica may have intended this node for a pod that does not bear this one, or has
+        # its ports or its room; of the two the later intent yields.
+        if (
+            pod is not None
+            and pod.pod.has_gate
+            and NodeRules(self._state, pod.pod, ignoring=later).why_not(at) is not None
+        ):
             return None
         given = self._search.given(node, plan.pending, {}, ignoring=later)
-        others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
-        outcome = await self._search.search_only(self._search.given(node, plan.pending, others, ignoring=later), is_cheap=is_cheap)
+        others = {
+            candidate.id: "not chosen"
+            for pool in given.pools or ()
+            for candidate in pool.candidates
+            if candidate.id not in devices
+        }
+        outcome = await self._search.search_only(
+            self._search.given(node, plan.pending, others, ignoring=later), is_cheap=is_cheap
+        )
         return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
 
-    async def _brought_closer(self, fit: NodeFit, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None) -> NodeFit:
+    async def _brought_closer(
+        self, fit: NodeFit, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None
+    ) -> NodeFit:
         outcome = Allocated(fit.results, fit.steps)
         closer = await self._search.bring_closer(fit.node, plan.pending, excluded, outcome, pod=wishing)
         return NodeFit(fit.node, closer.results, closer.steps)
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
-        """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
+        """Say whether nothing tells these claims from others with the same specs, and they may be
+        judged at once.
+        """
         return not excluded and all(
             pod_claim.wishes is None
             and not has_heavy_selector(pod_claim.spec, self._compiler)
-            and self._state.stock.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), pod_claim.claim.owner)
+            and self._state.stock.is_new(
+                ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), pod_claim.claim.owner
+            )
             for pod_claim in plan.pending
         )
 
     def _in_order(self, points: Mapping[str, int], shape: RequestShape | None) -> Iterable[tuple[str, bool]]:
-        """List the nodes to try, with whether one that does not fit may be closed to the like of these claims."""
+        """List the nodes to try, with whether one that does not fit may be closed to the like of
+        these claims.
+        """
         if points:
             return ((name, False) for name in sorted(points, key=lambda name: (-points[name], name)))
         if shape is None:
@@ -200,9 +231,14 @@ class NodeChooser:
         *,
         is_cheap: bool,
     ) -> tuple[Outcome, int]:
-        """Search one node, unless it is known what the like of these claims gets there; gives the steps that it took now as well."""
+        """Search one node, unless it is known what the like of these claims gets there.
+
+        Gives the steps that it took now as well.
+        """
         if shape is None:
-            outcome = await self._search.search(node, plan.pending, excluded, pod=wishing, is_brief=True, is_cheap=is_cheap)
+            outcome = await self._search.search(
+                node, plan.pending, excluded, pod=wishing, is_brief=True, is_cheap=is_cheap
+            )
             return outcome, outcome.steps
         return await self._search.search_cached(node, plan.pending, shape, excluded, is_cheap=is_cheap)
 
@@ -215,7 +251,11 @@ class NodeChooser:
         *,
         is_cheap: bool,
     ) -> NoNodeFits | None:
-        """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest; None when that takes more than short searches."""
+        """Say what the nodes lack now, those first on which devices are what is missing, and what
+        comes nearest.
+
+        None when that takes more than short searches.
+        """
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
         for name in self._state.node_names:
@@ -226,7 +266,8 @@ class NodeChooser:
             elif len(searched) < SHOWN_NODES:
                 outcome = await self._search_guarded(name, plan, excluded, wishing, is_cheap=is_cheap)
                 if is_cheap and isinstance(outcome, GaveUp):
-                    # That nothing fits was remembered of the like of these claims; to say why costs a search.
+                    # That nothing fits was remembered of the like of these
+                    # claims; to say why costs a search.
                     return None
                 searched.append(NodeMiss(name, outcome))
             else:

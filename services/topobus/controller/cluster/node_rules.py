@@ -1,7 +1,10 @@
-"""What kube-scheduler's rules say of the nodes for one pod: which would take it, and which only if it sent other pods away.
+"""What kube-scheduler's rules say of the nodes for one pod: which would take it, and which only if
+it sent other pods away.
 
-Flows in: a pod, the copy of the cluster. Flows out: for each node Reasons or nothing. What other pods mean is counted once, when the rules are made; pods for which a node is intended
-count as if they were there. The rules themselves are pure (`engine/scheduling`); this only brings them what they read.
+Flows in: a pod, the copy of the cluster. Flows out: for each node Reasons or nothing.
+What other pods mean is counted once, when the rules are made; pods for which a node is
+intended count as if they were there. The rules themselves are pure (`engine/scheduling`);
+this only brings them what they read.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ __all__ = ["NodeRules"]
 class NodeRules:
     """The rules for one pod, as the cluster is now."""
 
-    def __init__(self, state: ApiServerState, pod: Pod, *, refused: Sequence[str] = (), ignoring: Collection[str] = ()) -> None:
+    def __init__(
+        self, state: ApiServerState, pod: Pod, *, refused: Sequence[str] = (), ignoring: Collection[str] = ()
+    ) -> None:
         """Read the pod, and count.
 
-        Shapes: refused — nodes on which kube-scheduler could not place the pod, the last one last; ignoring — uids of claims whose intents count for nothing here.
+        Shapes: refused — nodes on which kube-scheduler could not place the pod, the last one last;
+        ignoring — uids of claims whose intents count for nothing here.
         Errors: raises ContractError for a pod that nobody can read.
         """
         self._state = state
@@ -62,7 +68,10 @@ class NodeRules:
         return points_of(wishes, self._state.node_facts, self._state.placed.groups(assumed))
 
     def why_not(self, at: NodeFacts) -> Reason | None:
-        """Give the first rule by which kube-scheduler would keep the pod off a node; None when none does."""
+        """Give the first rule by which kube-scheduler would keep the pod off a node.
+
+        None when none does.
+        """
         return next(self._reasons(at), None)
 
     def reasons(self, at: NodeFacts) -> tuple[Reason, ...]:
@@ -70,10 +79,15 @@ class NodeRules:
         return tuple(self._reasons(at))
 
     def shortages(self, node: str) -> tuple[Shortage, ...]:
-        """List what a node has too little of; where `why_not` is silent on it, preemption may help."""
+        """List what a node has too little of.
+
+        Where `why_not` is silent on it, preemption may help.
+        """
         if node not in self._short:
             intended = self._intended_on(node)
-            self._short[node] = self._state.room.shortages(node, self._needs, besides=intended, by_claims=self._by_claims)
+            self._short[node] = self._state.room.shortages(
+                node, self._needs, besides=intended, by_claims=self._by_claims
+            )
         return self._short[node]
 
     def _reasons(self, at: NodeFacts) -> Iterator[Reason]:
@@ -94,7 +108,9 @@ class NodeRules:
             said = uncovered_reasons(scheduled_message(self._pod.object)) if node == self._refused[-1] else ()
             words = f": {'; '.join(said)}, which Topobus does not look at before" if said else ""
             yield Reason(
-                code="unschedulable", message=f"node {node}: kube-scheduler could not place the pod there{words}", facts={"node": node}
+                code="unschedulable",
+                message=f"node {node}: kube-scheduler could not place the pod there{words}",
+                facts={"node": node},
             )
 
     def _intended_on(self, node: str) -> Collection[Key]:
@@ -116,10 +132,18 @@ class NodeRules:
             return None
         assumed = state.intended_nodes(without=self._pod.uid, ignoring=self._ignoring)
         groups = state.placed.groups(assumed)
-        return count_rules(placement, self.placing, state.node_facts, groups, partial(state.placed.ports_on, assumed=assumed))
+        return count_rules(
+            placement, self.placing, state.node_facts, groups, partial(state.placed.ports_on, assumed=assumed)
+        )
 
 
 def _served_by_claims(state: ApiServerState) -> frozenset[str]:
-    """Name the extended resources that device classes serve: by the name that a class gives itself, and by that which every class has."""
-    names = {device_class.extended_resource_name for device_class in state.classes.values() if device_class.extended_resource_name}
+    """Name the extended resources that device classes serve: by the name that a class gives itself,
+    and by that which every class has.
+    """
+    names = {
+        device_class.extended_resource_name
+        for device_class in state.classes.values()
+        if device_class.extended_resource_name
+    }
     return frozenset(names | {f"{CLASS_RESOURCE_PREFIX}{name}" for name in state.classes})

@@ -1,13 +1,16 @@
-"""Opens the scheduling gates of pods: advances each pod by one write until its claims are allocated and its gate is gone, or a condition says why not.
+"""Opens the scheduling gates of pods: advances each pod by one write until its claims are allocated
+and its gate is gone, or a condition says why not.
 
-The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod.
-A replica may crash after any of them; the claims show how far it came.
+The order of writes is: intents and finalizers into all claims, the node's ledger, allocation
+and reservation into each status, the gate off the pod. A replica may crash after any of them;
+the claims show how far it came.
 
-A pod that needs a long search is queued behind all others (`WorkQueue.behind`). Such searches run one at a time beside the rest, so a pod with a cheap
-claim never waits for one. Devices that were taken meanwhile are detected when the intent is committed, as with another replica.
+A pod that needs a long search is queued behind all others (`WorkQueue.behind`). Such searches run
+one at a time beside the rest, so a pod with a cheap claim never waits for one. Devices that were
+taken meanwhile are detected when the intent is committed, as with another replica.
 
-A pod whose gate is already removed is also advanced as long as it has no node and one of its allocations from here was taken back: that claim is
-allocated elsewhere.
+A pod whose gate is already removed is also advanced as long as it has no node and one of its
+allocations from here was taken back: that claim is allocated elsewhere.
 """
 
 from __future__ import annotations
@@ -56,11 +59,13 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["GatedPodReconciler"]
 
-# Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
+# Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many
+# claims come back in the next round.
 _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
 _WAITING_FOR_VOLUMES = "WaitingForVolumes"
-# Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
+# Answers of the API server that a person must do something about: a right is missing, or
+# it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
 
 _Step = Result | Literal[Progress.ON]
@@ -104,7 +109,10 @@ class GatedPodReconciler:
         self._log = get_logger()
 
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
-        """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
+        """Begin to work on every pod that may be brought further.
+
+        Gives after how many seconds a pod waits for time and not for a change.
+        """
         keys = self._queue.pending_pods()
         self._intents.refusals.drop(lambda uid: self._state.gated_pods.pod_of(str(uid)) not in keys)
         if self._intents.drop_gone():
@@ -119,9 +127,12 @@ class GatedPodReconciler:
         return self._queue.wait_s()
 
     async def _work(self, key: Key, *, is_cheap: bool) -> None:
-        """Bring one pod as far as it goes now: with short searches, or whatever it costs, which only one at a time does and which takes no slot from the others."""
+        """Bring one pod as far as it goes now: with short searches, or whatever it costs, which
+        only one at a time does and which takes no slot from the others.
+        """
         try:
-            # All of it in one slot, what it is told included: a thousand pods in trouble at once must not take the connections from those that are in none.
+            # All of it in one slot, what it is told included: a thousand pods in trouble at once
+            # must not take the connections from those that are in none.
             async with self._slots if is_cheap else nullcontext():
                 walk, report = partial(self._walk, key, is_cheap=is_cheap), partial(self._report_malformed, key)
                 await self._queue.run(key, walk, report, is_costly=not is_cheap)
@@ -134,7 +145,8 @@ class GatedPodReconciler:
     async def _walk(self, key: Key, *, is_cheap: bool) -> Result:
         """Take steps until there is nothing to do now.
 
-        Errors: raises PeerUnavailable and HardwareError of a peer, after which the same is tried again.
+        Errors: raises PeerUnavailable and HardwareError of a peer, after
+        which the same is tried again.
         """
         try:
             for number in range(_MOST_STEPS):
@@ -152,7 +164,10 @@ class GatedPodReconciler:
         return self._queue.later(key)
 
     async def _step(self, key: Key, pod: Stored, *, is_first: bool, is_cheap: bool) -> _Step:
-        """Do one step, the first of this walk or a later one; gives when the pod is due where there is nothing to do now."""
+        """Do one step, the first of this walk or a later one.
+
+        Gives when the pod is due where there is nothing to do now.
+        """
         versions = self._queue.versions_of(key)
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
@@ -176,7 +191,8 @@ class GatedPodReconciler:
                 key, pod, plan, versions, is_cheap=is_cheap
             )
         if self._intents.are_anothers(intents) and not self._queue.has_waited(key, versions):
-            # A living replica gets its moment to commit them, or to write those that are missing, before others go on with them.
+            # A living replica gets its moment to commit them, or to write those that are missing,
+            # before others go on with them.
             return Again(version=versions.own_versions)
         if len(intents) < len(plan.pending) or len({intent.attempt.node for intent in intents}) > 1:
             # A crash came between two intents of one pod: they are made anew, together.
@@ -191,11 +207,17 @@ class GatedPodReconciler:
             return self._queue.behind_others(key)
         return Progress.ON
 
-    async def _wait_for_objects(self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]) -> Result:
+    async def _wait_for_objects(
+        self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
+    ) -> Result:
         """Wait until an object is there, or is as it has to be, and tell so after a while."""
         now_s = self._clock.monotonic()
-        if now_s - self._queue.waiting(key).since_s.setdefault(reason, now_s) < PATIENCE * self._settings.cluster.retry_s:
-            # Claims, volumes and pods come by different watches, and claims made from templates come later: that is no trouble yet.
+        if (
+            now_s - self._queue.waiting(key).since_s.setdefault(reason, now_s)
+            < PATIENCE * self._settings.cluster.retry_s
+        ):
+            # Claims, volumes and pods come by different watches, and claims made from templates
+            # come later: that is no trouble yet.
             return self._queue.later(key)
         versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
         if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
@@ -203,7 +225,10 @@ class GatedPodReconciler:
         return Done(versions)
 
     def _left(self, pod: Stored, stage: Stage, versions: PodVersions) -> Again | None:
-        """Leave a pod to another replica for a moment; it is looked at again after that, or when something about it changes."""
+        """Leave a pod to another replica for a moment.
+
+        It is looked at again after that, or when something about it changes.
+        """
         wait_s = self._turns.wait_s(pod.uid, stage)
         return Again(wait_s, versions) if wait_s > 0 else None
 
@@ -227,7 +252,8 @@ class GatedPodReconciler:
             chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
             async with self._planning:
                 if key not in self._state.pods or self._queue.versions_of(key).own_versions != versions.own_versions:
-                    # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
+                    # What was searched for is another by now; who changes a pod all the time has
+                    # its turn behind the others each time.
                     return self._queue.behind_others(key)
                 if isinstance(chosen, NodeFit):
                     intents = self._intents.begin(plan, chosen, refused)
@@ -236,16 +262,19 @@ class GatedPodReconciler:
             await self._intents.write(intents)
             return Progress.ON
         if chosen is None:
-            # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
+            # What a note says of the past must keep nobody from the devices
+            # while the pod waits for its turn.
             await self._intents.withdraw(plan, refused=refused)
             return self._queue.behind_others(key)
-        # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
+        # Nothing is intended any more: what a note says of the past
+        # must keep nobody from the devices.
         await self._intents.withdraw(plan)
         if chosen.blockers:
             return await self._wait_for_objects(key, pod, versions, _WAITING_FOR_VOLUMES, chosen.blockers)
         self._queue.waiting(key).since_s.pop(_WAITING_FOR_VOLUMES, None)
         if is_brief:
-            # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
+            # Explaining costs many searches: a pod that was told a moment ago is told again after a
+            # while, not at each change of the cluster.
             return Again(again_s, versions)
         if await self._make_room(key, pod, plan, chosen):
             return Progress.ON
@@ -254,12 +283,16 @@ class GatedPodReconciler:
             versions = replace(versions, claims=self._queue.versions_of(key).claims)
         versions = await self._explain(key, pod, versions, chosen)
         if refused:
-            # Every other node was tried: those that the scheduler refused are worth another look later, and no change makes that sooner.
+            # Every other node was tried: those that the scheduler refused are worth another look
+            # later, and no change makes that sooner.
             return Again(self._settings.cluster.unschedulable_s, pod.uid)
         version: Hashable = versions
         wait_s = self._intents.refusals.wait_s([pod.uid])
         outcomes = [miss.outcome for miss in chosen.misses]
-        if any(isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons) for outcome in outcomes):
+        if any(
+            isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons)
+            for outcome in outcomes
+        ):
             wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), versions.with_moves
         if wait_s < math.inf:
             return Again(wait_s, version)
@@ -277,10 +310,14 @@ class GatedPodReconciler:
         self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
     ) -> NodeFit | NoNodeFits | None:
         excluded = self._intents.refusals.refused(plan.pod.uid)
-        return await self._chooser.choose(pod.pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
+        return await self._chooser.choose(
+            pod.pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap
+        )
 
     async def _make_room(self, key: Key, pod: Stored, plan: PodPlan, chosen: NoNodeFits) -> bool:
-        """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
+        """Take back an allocation of ours that keeps the pod's other claims from fitting: behind
+        its gate no scheduler counts on it.
+        """
         outcome = post_filter(plan, chosen.misses)
         if not isinstance(outcome, TakeBack) or not pod.pod.has_gate:
             return False
@@ -294,7 +331,10 @@ class GatedPodReconciler:
     async def _reserve(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions) -> _Step:
         """Reserve claims that somebody allocated before: shared ones."""
         planned = [
-            (ObjectKey("resourceclaim", key[0], pod_claim.name), Stored(version_of(pod_claim.claim.object), pod_claim.claim.object))
+            (
+                ObjectKey("resourceclaim", key[0], pod_claim.name),
+                Stored(version_of(pod_claim.claim.object), pod_claim.claim.object),
+            )
             for pod_claim in plan.allocated
         ]
         reserved = await self._intents.committer.reserve(plan.pod, planned)
@@ -307,14 +347,20 @@ class GatedPodReconciler:
         if not pod.pod.has_gate:
             return None
         is_told = has_allocated_condition(pod.value)
-        if is_told and await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None:
+        if (
+            is_told
+            and await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None
+        ):
             return Progress.ON
         if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
         return Progress.ON
 
     async def _report(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> int:
-        """Tell why a pod waits; gives its revision then: our own write is no news, what came meanwhile is."""
+        """Tell why a pod waits.
+
+        Gives its revision then: our own write is no news, what came meanwhile is.
+        """
         written = await self._condition.tell_waiting(key, pod, reason, reasons)
         return pod.revision if written is None else written.revision
 
@@ -332,8 +378,12 @@ class GatedPodReconciler:
     def _with_class_alignment(self, plan: PodPlan) -> PodPlan:
         """Let classes wish for claims that say nothing of their alignment themselves.
 
-        Errors: raises ContractError for a class that nobody can read, and for classes that disagree.
+        Errors: raises ContractError for a class that nobody can read,
+        and for classes that disagree.
         """
         classes = self._state.classes
-        wished = tuple(replace(claim, wishes=read_alignment_request(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
+        wished = tuple(
+            replace(claim, wishes=read_alignment_request(claim.spec, claim.claim.shown, classes))
+            for claim in plan.claims
+        )
         return replace(plan, claims=wished)

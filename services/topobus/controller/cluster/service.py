@@ -1,7 +1,9 @@
-"""The controller in a cluster: keeps copies of the objects of the API server and of NATS, and reconciles whenever one of them changed.
+"""The controller in a cluster: keeps copies of the objects of the API server and of NATS, and
+reconciles whenever one of them changed.
 
-Any number of replicas may run, all of them active: every write is conditional on a version, the API server orders allocation intents, and devices of
-Topobus nodes are reserved at the nodes. There is no leader, so there is no election to wait for.
+Any number of replicas may run, all of them active: every write is conditional on a version, the API
+server orders allocation intents, and devices of Topobus nodes are reserved at the nodes. There is
+no leader, so there is no election to wait for.
 """
 
 from __future__ import annotations
@@ -99,16 +101,34 @@ class ClusterController:
         self._told_foreign: dict[str, str] = {}
         chooser = NodeChooser(settings, self._state, runtime.clock, compiler, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
-        intents = Intents(settings, runtime.clock, self._state, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
+        intents = Intents(
+            settings, runtime.clock, self._state, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics
+        )
         turns = ReplicaTurns(runtime.clock, cluster.retry_s)
         self._gates = GatedPodReconciler(
-            settings, runtime.clock, self._state, writer, intents, deallocation, chooser, events, metrics, self._changed.set, turns
+            settings,
+            runtime.clock,
+            self._state,
+            writer,
+            intents,
+            deallocation,
+            chooser,
+            events,
+            metrics,
+            self._changed.set,
+            turns,
         )
         self._unschedulable = UnschedulablePods(
             settings, runtime.clock, self._state, writer, deallocation, events, self._queue("deallocation")
         )
         self._housekeeping = ClaimHousekeeping(
-            runtime.clock, self._state, writer, deallocation, events, self._queue("housekeeping"), is_own=cluster.housekeeping == "own"
+            runtime.clock,
+            self._state,
+            writer,
+            deallocation,
+            events,
+            self._queue("housekeeping"),
+            is_own=cluster.housekeeping == "own",
         )
         self._planner = Planner(settings, runtime, self._state, metrics)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
@@ -139,7 +159,8 @@ class ClusterController:
                     await self._changed.wait()
             except TimeoutError:
                 pass
-            # A look costs as much as many pods wait: it takes at most half of the time, and a burst of changes becomes one look.
+            # A look costs as much as many pods wait: it takes at most half of the time, and a
+            # burst of changes becomes one look.
             await self._runtime.clock.sleep(min(spent_s, _LONGEST_PAUSE_S))
             started_s = self._runtime.clock.monotonic()
             self._changed.clear()
@@ -147,8 +168,11 @@ class ClusterController:
             if not self._copies.is_whole:
                 continue
             if not is_planning:
-                # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
-                await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
+                # Only now: a replica in the queue group that knows nothing yet would take
+                # plans away from those that do.
+                await self._runtime.bus.answer(
+                    catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER
+                )
                 await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
                 is_planning = True
             if not all(informer.is_whole for informer in self._informers.values()):
@@ -166,14 +190,19 @@ class ClusterController:
             spent_s = self._runtime.clock.monotonic() - started_s
 
     async def _report_foreign_slices(self) -> None:
-        """Name slices of somebody else in our pools, once each: in the log, and to the node's users."""
+        """Name slices of somebody else in our pools, once each: in the log, and to the node's
+        users.
+        """
         foreign = dict(self._state.foreign)
         self._metrics.foreign.set(len(foreign))
         for name, why in sorted(foreign.items()):
             if self._told_foreign.get(name) == why:
                 continue
             get_logger().warning(
-                "slice.foreign", slice=name, why=why, next_step=f"find out who made it: kubectl get resourceslice {name} -o yaml"
+                "slice.foreign",
+                slice=name,
+                why=why,
+                next_step=f"find out who made it: kubectl get resourceslice {name} -o yaml",
             )
             node = self._state.node_objects.get(self._state.pool_of(name))
             if node is not None:
@@ -181,7 +210,10 @@ class ClusterController:
         self._told_foreign = foreign
 
     def _report_readiness(self) -> None:
-        """Keep the readiness part: ready once all lists were taken in; trouble afterwards is a remark, for the copies stand."""
+        """Keep the readiness part: ready once all lists were taken in.
+
+        Trouble afterwards is a remark, for the copies stand.
+        """
         waiting = [kind.plural for kind, informer in self._informers.items() if not informer.is_whole]
         remarks = sorted({informer.trouble for informer in self._informers.values() if informer.trouble})
         remarks += [f"ResourceSlice {name} does not count: {why}" for name, why in sorted(self._told_foreign.items())]
@@ -193,7 +225,10 @@ class ClusterController:
         if not waiting and not self._is_ready:
             self._is_ready = True
             get_logger().info(
-                "controller.ready", nodes=len(self._state.node_facts), claims=len(self._state.claims), pods=len(self._state.pods)
+                "controller.ready",
+                nodes=len(self._state.node_facts),
+                claims=len(self._state.claims),
+                pods=len(self._state.pods),
             )
 
     async def _plan(self, request: PlanRequest) -> PlanReply:

@@ -1,15 +1,19 @@
-"""Deallocates claims of pods that kube-scheduler cannot place on their devices' node, and resolves devices that were allocated twice at one moment.
+"""Deallocates claims of pods that kube-scheduler cannot place on their devices' node, and resolves
+devices that were allocated twice at one moment.
 
-kube-scheduler binds a pod whose claims are reserved without writing to them, so a binding may be in progress. Hence two stages: first the reservation
-is removed, so that any later scheduling has to write to the claim, and one of the two writers fails by the resource version; then, after `settle_s`,
-the pod is read, and the devices are deallocated only while it has no node. A pod that was bound meanwhile gets its reservation back, and one that was
-bound later gets devices on that node. After a crash the objects show the stage that was reached. A pod behind its gate is not being scheduled, so its
-allocation is removed at once.
+kube-scheduler binds a pod whose claims are reserved without writing to them, so a binding may be in
+progress. Hence two stages: first the reservation is removed, so that any later scheduling has to
+write to the claim, and one of the two writers fails by the resource version; then, after
+`settle_s`, the pod is read, and the devices are deallocated only while it has no node. A pod that
+was bound meanwhile gets its reservation back, and one that was bound later gets devices on that
+node. After a crash the objects show the stage that was reached. A pod behind its gate is not being
+scheduled, so its allocation is removed at once.
 
-A pod that kube-scheduler keeps off by a rule which is not looked at before devices are bound (`scheduler_reasons`) is told so by its condition, until it has a node.
+A pod that kube-scheduler keeps off by a rule which is not looked at before devices are bound
+(`scheduler_reasons`) is told so by its condition, until it has a node.
 
-Flows in: the copy of the cluster. Flows out: status writes; the reconciler of gated pods then allocates elsewhere. Allocations of kube-scheduler are
-never changed.
+Flows in: the copy of the cluster. Flows out: status writes; the reconciler of gated pods then
+allocates elsewhere. Allocations of kube-scheduler are never changed.
 """
 
 from __future__ import annotations
@@ -29,7 +33,11 @@ from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.gate import RULE_NOT_COVERED, allocated_reason
 from topobus.engine.claims.reservations import with_reservation, without_reservations
 from topobus.engine.claims.stored import ObjectKey, Stored
-from topobus.engine.scheduling.kube_rules.scheduler_reasons import is_unschedulable, scheduled_message, uncovered_reasons
+from topobus.engine.scheduling.kube_rules.scheduler_reasons import (
+    is_unschedulable,
+    scheduled_message,
+    uncovered_reasons,
+)
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -95,7 +103,9 @@ class UnschedulablePods:
         for key, before in tuple(self._state.let_go.items()):
             looked_at.add(("let-go", key))
             version = (before.revision, self._state.is_taken_back(key))
-            await self._queue.run(("let-go", key), version, partial(self._deallocation.release, key, before), name=before.shown)
+            await self._queue.run(
+                ("let-go", key), version, partial(self._deallocation.release, key, before), name=before.shown
+            )
         self._queue.keep(looked_at)
 
     def _users_of(self, claims: frozenset[Key]) -> frozenset[Key]:
@@ -112,7 +122,9 @@ class UnschedulablePods:
     async def _report(self, pod: Stored, reason: Reason) -> None:
         await self._events.warn(pod, "Malformed", reason.message)
 
-    async def _check_pod(self, key: Key, pod: Stored, doubles: frozenset[Key], seen: set[tuple[str, str, int]]) -> Result:
+    async def _check_pod(
+        self, key: Key, pod: Stored, doubles: frozenset[Key], seen: set[tuple[str, str, int]]
+    ) -> Result:
         """Look at one pod that has its devices and no node, or that has not reserved them."""
         allocated = self._allocated_for(key, pod)
         if not allocated or pod.pod.is_over:
@@ -121,25 +133,40 @@ class UnschedulablePods:
         if pod.pod.node:
             await self._reserve_again(pod, [claim for claim in allocated if pod.uid not in claim.users])
             return None
-        return await self._advance(key, pod, allocated, seen, is_double=bool(doubles & {claim.key for claim in allocated}))
+        return await self._advance(
+            key, pod, allocated, seen, is_double=bool(doubles & {claim.key for claim in allocated})
+        )
 
     async def _tell_rules(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
-        """Tell a pod by which rule kube-scheduler keeps it off that was not looked at before, and take that back when it does so no more."""
+        """Tell a pod by which rule kube-scheduler keeps it off that was not looked at before, and
+        take that back when it does so no more.
+        """
         is_kept_off = not pod.pod.node and not pod.pod.has_gate and is_unschedulable(pod.value)
         reasons = uncovered_reasons(scheduled_message(pod.value)) if is_kept_off else ()
         if reasons:
             node = allocated[0].note.node
             message = (
-                f"its claims are allocated on node {node}, and kube-scheduler does not place it: {'; '.join(reasons)}. Topobus does not look at that before it binds devices: "
-                f"they are allocated elsewhere after {self._settings.unschedulable_s:g} s. kube-scheduler said: {scheduled_message(pod.value)}"
+                f"its claims are allocated on node {node}, and kube-scheduler does not place it: "
+                f"{'; '.join(reasons)}. Topobus does not look at that before it binds devices: "
+                f"they are allocated elsewhere after {self._settings.unschedulable_s:g} s. kube-scheduler "
+                f"said: {scheduled_message(pod.value)}"
             )
-            if await self._condition.write(key, pod, is_true=True, reason=RULE_NOT_COVERED, message=message) is not None:
+            if (
+                await self._condition.write(key, pod, is_true=True, reason=RULE_NOT_COVERED, message=message)
+                is not None
+            ):
                 await self._events.warn(pod, RULE_NOT_COVERED, message, more=REST)
         elif allocated_reason(pod.value) == RULE_NOT_COVERED:
             await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED)
 
     async def _advance(
-        self, key: Key, pod: Stored, allocated: list[_OwnAllocation], seen: set[tuple[str, str, int]], *, is_double: bool
+        self,
+        key: Key,
+        pod: Stored,
+        allocated: list[_OwnAllocation],
+        seen: set[tuple[str, str, int]],
+        *,
+        is_double: bool,
     ) -> Result:
         """Bring one pod's taking back further."""
         uid = pod.uid
@@ -163,12 +190,17 @@ class UnschedulablePods:
         if rest_s > 0:
             return Again(rest_s)
         await self._first(
-            pod, ours, f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: {scheduled_message(pod.value)}"
+            pod,
+            ours,
+            f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: "
+            f"{scheduled_message(pod.value)}",
         )
         return Again(self._settings.settle_s)
 
     def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
-        """Say for how long this has been so, as far as we have watched: a replica that has just started waits the whole time again."""
+        """Say for how long this has been so, as far as we have watched: a replica that has just
+        started waits the whole time again.
+        """
         key = (what, uid, number)
         seen.add(key)
         now_s = self._clock.monotonic()
@@ -180,7 +212,9 @@ class UnschedulablePods:
         self._log.info("claim.unreserved", pod=pod.shown, claims=[owned.key[1] for owned in ours], why=why)
         for owned in ours:
             await self._write(owned, without_reservations(owned.claim.value, (uid,)))
-        await self._events.warn(pod, "AllocationTakenBack", f"its devices are taken back, to be allocated elsewhere: {why}")
+        await self._events.warn(
+            pod, "AllocationTakenBack", f"its devices are taken back, to be allocated elsewhere: {why}"
+        )
 
     async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation], waited_s: float) -> Result:
         """Take the devices back, or the reservation if the pod was bound after all."""
@@ -195,7 +229,9 @@ class UnschedulablePods:
         return None
 
     async def _reserve_again(self, pod: Stored, left: list[_OwnAllocation]) -> None:
-        """Give a bound pod its reservations back: a binding that was under way when they went has won."""
+        """Give a bound pod its reservations back: a binding that was under way when they went has
+        won.
+        """
         for owned in left:
             self._log.info("claim.reserved-again", claim=owned.claim.shown, pod=pod.shown, node=pod.pod.node)
             reserved = with_reservation(owned.claim.value, pod.pod.ref)
@@ -219,13 +255,19 @@ class UnschedulablePods:
 
     def _own_allocation(self, key: Key) -> _OwnAllocation | None:
         """Read a claim as one that we allocated; None when it is not."""
-        claim, note, users = self._state.claims.get(key), self._state.gated_pods.note(key), self._state.gated_pods.users_of_ours(key)
+        claim, note, users = (
+            self._state.claims.get(key),
+            self._state.gated_pods.note(key),
+            self._state.gated_pods.users_of_ours(key),
+        )
         if claim is None or note is None or users is None or claim.claim.is_deleting:
             return None
         return _OwnAllocation(key, claim, note, users)
 
     def _yielding(self) -> frozenset[Key]:
-        """Of each device that two claims have, name the claims that give way: ours to another's, and of two of ours the later one."""
+        """Of each device that two claims have, name the claims that give way: ours to another's,
+        and of two of ours the later one.
+        """
         yielding: set[Key] = set()
         for _, keys in self._state.doubles():
             ours = {key: claim for key in keys if (claim := self._own_allocation(key)) is not None}
@@ -236,13 +278,19 @@ class UnschedulablePods:
         return frozenset(yielding)
 
     async def _report_doubles(self, looked_at: set[Hashable]) -> None:
-        """Tell the users of claims that have one device together: where both pods run already, the node's ledger lets only the first one prepare."""
+        """Tell the users of claims that have one device together: where both pods run already, the
+        node's ledger lets only the first one prepare.
+        """
         for device, keys in self._state.doubles():
             looked_at.add(("double", device))
-            await self._queue.run(("double", device), keys, partial(self._report_double, device, keys), name=f"device {device}")
+            await self._queue.run(
+                ("double", device), keys, partial(self._report_double, device, keys), name=f"device {device}"
+            )
 
     async def _report_double(self, device: DeviceId, keys: tuple[Key, ...]) -> None:
-        message = f"device {device} is allocated to {' and '.join(f'{namespace}/{name}' for namespace, name in keys)} at once"
+        message = (
+            f"device {device} is allocated to {' and '.join(f'{namespace}/{name}' for namespace, name in keys)} at once"
+        )
         for key in keys:
             claim = self._state.claims.get(key)
             if claim is not None:

@@ -1,6 +1,8 @@
-"""Runs searches: a short one at once, a long one in a thread, so that probes and watches never wait for it.
+"""Runs searches: a short one at once, a long one in a thread, so that probes and watches never wait
+for it.
 
-Flows in: an AllocationInput and, for claims with an alignment request, the node. Flows out: the outcome of the search, with its duration measured.
+Flows in: an AllocationInput and, for claims with an alignment request, the node. Flows out: the
+outcome of the search, with its duration measured.
 """
 
 from __future__ import annotations
@@ -27,29 +29,35 @@ from topobus.values.view import NodeView
 __all__ = ["CHEAP_STEPS", "LONGEST_S", "AllocationRunner"]
 
 CHEAP_STEPS = 5_000
-"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some ten milliseconds."""
+"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some
+ten milliseconds."""
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
 LONGEST_S = 10.0
-"""As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn, and the nodes left are told as given up."""
+"""As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have
+their turn, and the nodes left are told as given up."""
 
 
 class AllocationRunner:
     """Runs searches."""
 
-    def __init__(self, settings: ControllerSettings, clock: Clock, compiler: SelectorCompiler, metrics: ControllerMetrics) -> None:
+    def __init__(
+        self, settings: ControllerSettings, clock: Clock, compiler: SelectorCompiler, metrics: ControllerMetrics
+    ) -> None:
         self._budget = settings.step_budget
         self._clock = clock
         self._compiler = compiler
         self._metrics = metrics
 
     async def search(self, given: AllocationInput, *, is_brief: bool = False, is_cheap: bool = False) -> Outcome:
-        """Search for claims that wish nothing; a brief miss comes without reasons. When nobody waits any more it ends at once, so that a stop is not held up.
+        """Search for claims that wish nothing; a brief miss comes without reasons.
 
-        A cheap search gives up where others wait: after a thousand steps, and before selectors that are heavy.
+        When nobody waits any more it ends at once, so that a stop is not held up. A cheap search
+        gives up where others wait: after a thousand steps, and before selectors that are heavy.
         """
         started = self._clock.monotonic()
-        # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
+        # Most searches take less than handing them to a thread does; one that turns out to be long
+        # must not keep probes and watches waiting.
         is_heavy = any(has_heavy_selector(claim.spec, self._compiler) for claim in given.claims)
         quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
         outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
@@ -68,9 +76,18 @@ class AllocationRunner:
         return self._measured(outcome, started)
 
     async def search_near(
-        self, given: AllocationInput, wished: Sequence[AlignedClaims], view: NodeView | None, *, pod: PodRequest | None = None
+        self,
+        given: AllocationInput,
+        wished: Sequence[AlignedClaims],
+        view: NodeView | None,
+        *,
+        pod: PodRequest | None = None,
     ) -> Outcome:
-        """Search place after place; when nobody waits any more it ends with the place that it is at, so that a stop is not held up."""
+        """Search place after place.
+
+        When nobody waits any more it ends with the place that it is at,
+        so that a stop is not held up.
+        """
         started = self._clock.monotonic()
         near = partial(allocate_near, pod=pod, step_budget=self._budget)
         abandoned = threading.Event()
@@ -81,11 +98,15 @@ class AllocationRunner:
         return self._measured(outcome, started)
 
     async def bring_closer(self, given: AllocationInput, outcome: Allocated, view: NodeView) -> Allocated:
-        """Exchange what a search found for equal devices that lie closer together, where there are some."""
+        """Exchange what a search found for equal devices that lie closer together, where there are
+        some.
+        """
         started = self._clock.monotonic()
         abandoned = threading.Event()
         try:
-            closer = await asyncio.to_thread(bring_closer, given, outcome, view, self._compiler, is_abandoned=abandoned.is_set)
+            closer = await asyncio.to_thread(
+                bring_closer, given, outcome, view, self._compiler, is_abandoned=abandoned.is_set
+            )
         finally:
             abandoned.set()
         self._metrics.searches.observe(self._clock.monotonic() - started)

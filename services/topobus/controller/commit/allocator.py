@@ -1,6 +1,8 @@
-"""Finds devices for claims of the stand-alone home that are allocated together, with or without a pod.
+"""Finds devices for claims of the stand-alone home that are allocated together, with or without a
+pod.
 
-Flows in: the controller's state, stored claims, devices to exclude (refused by their node, or quarantined). Flows out: the search's outcome.
+Flows in: the controller's state, stored claims, devices to exclude (refused by their node, or
+quarantined). Flows out: the search's outcome.
 """
 
 from __future__ import annotations
@@ -75,7 +77,12 @@ class Allocator(NodeSearch):
     """Searches the nodes of the stand-alone home, and caches the results by the claims' shape."""
 
     def __init__(
-        self, settings: ControllerSettings, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, metrics: ControllerMetrics
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        state: StandaloneState,
+        compiler: SelectorCompiler,
+        metrics: ControllerMetrics,
     ) -> None:
         results = ResultCache(state.stock, state.nodes, lambda: state.classes, compiler, settings.mode)
         super().__init__(settings, runtime.clock, state, results, compiler, metrics)
@@ -88,7 +95,10 @@ class Allocator(NodeSearch):
         """Devices that nodes refused, by the claim's place."""
 
     async def warm(self) -> None:
-        """Show new nodes to selectors before a claim has to wait for that; gives way now and then, for it takes a second for some thousand nodes."""
+        """Show new nodes to selectors before a claim has to wait for that.
+
+        Gives way now and then, for it takes a second for some thousand nodes.
+        """
         nodes = self._state.nodes()
         if nodes is self._warmed:
             return
@@ -102,11 +112,16 @@ class Allocator(NodeSearch):
             if place % _WARMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def search_on(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False) -> Outcome:
-        """Search one node, or give the cached result for claims of this shape; a miss may come without reasons (see `refresh`).
+    async def search_on(
+        self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False
+    ) -> Outcome:
+        """Search one node, or give the cached result for claims of this shape.
 
-        What a node publishes concerns that node only: one that makes a search fail in a way that nobody thought of is at fault by itself, and the others are searched.
-        Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`); is_cheap — give up where more than a short search is needed.
+        A miss may come without reasons (see `refresh`). What a node publishes concerns that
+        node only: one that makes a search fail in a way that nobody thought of is at fault by
+        itself, and the others are searched.
+        Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`);
+        is_cheap — give up where more than a short search is needed.
         """
         try:
             return await self._look(node, members, pod=pod, is_cheap=is_cheap)
@@ -127,10 +142,12 @@ class Allocator(NodeSearch):
     ) -> tuple[str, Allocated] | list[Outcome]:
         """Find the first node that fits, or say what each node answered.
 
-        A node on which the like of these claims did not fit is not looked at again before something becomes free there.
-        A cheap search ends at the first node on which it gives up, or when all nodes together took too many steps: the same claims are to be searched in full then, for
-        a node before the one that fits may fit, too.
-        Shapes: nodes — in order, by name when there are several; result — with the node, or one outcome a node, only one for what is wrong on all.
+        A node on which the like of these claims did not fit is not looked at again before something
+        becomes free there. A cheap search ends at the first node on which it gives up, or when all
+        nodes together took too many steps: the same claims are to be searched in full then, for a
+        node before the one that fits may fit, too.
+        Shapes: nodes — in order, by name when there are several; result — with the node, or one
+        outcome a node, only one for what is wrong on all.
         """
         is_everywhere = nodes is self._state.nodes() and self._are_plain(members)
         shape = self._shape(members) if is_everywhere else None
@@ -138,7 +155,9 @@ class Allocator(NodeSearch):
         end = self._clock.monotonic() + LONGEST_S
         spent = self.spent
         for node in nodes if shape is None else self.results.open_nodes(shape):
-            outcome = await self.search_on(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
+            outcome = (
+                await self.search_on(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
+            )
             if isinstance(outcome, Allocated):
                 return node, await self.bring_closer(node, members, self._excluded(members), outcome)
             if is_cheap and (isinstance(outcome, GaveUp) or self.spent - spent > CHEAP_STEPS):
@@ -146,7 +165,8 @@ class Allocator(NodeSearch):
             if isinstance(outcome, Fault) and not outcome.is_local:
                 return [outcome]  # wrong on every node: the others would only repeat it
             outcomes[node] = outcome
-            # What did not fit because this node has refused a device of these claims fits others of their shape.
+            # What did not fit because this node has refused a device of these
+            # claims fits others of their shape.
             if shape is not None and isinstance(outcome, NoFit) and not self._are_barred(members, node):
                 self.results.close(shape, node)
         return [outcomes.get(node, NoFit((), 0)) for node in nodes]
@@ -160,13 +180,19 @@ class Allocator(NodeSearch):
         return request_shape
 
     def _wrong(self, members: Sequence[Member]) -> Fault | None:
-        """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
+        """Say what an API server would have refused of these claims: admin access outside of a
+        namespace for it, a selector that may cost too much.
+        """
         return objection_to_claims(
-            [(each_member.stored.claim, each_member.spec) for each_member in members], self._state.labels_of, self._compiler
+            [(each_member.stored.claim, each_member.spec) for each_member in members],
+            self._state.labels_of,
+            self._compiler,
         )
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
-        """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
+        """Say whether nothing tells these claims from others with the same specs, and they may be
+        judged at once.
+        """
         return self._wrong(members) is None and not any(
             each_member.wishes is not None
             or asks_admin(each_member.spec)
@@ -176,9 +202,11 @@ class Allocator(NodeSearch):
         )
 
     def _are_barred(self, members: Sequence[Member], node: str) -> bool:
-        """Say whether devices that these claims must not get now may lie on a node: our own lie on the node whose name their pool has, others' anywhere.
+        """Say whether devices that these claims must not get now may lie on a node: our own lie on
+        the node whose name their pool has, others' anywhere.
 
-        One refused device must not have all other nodes searched anew: two replicas that fill a fleet meet at a node now and then.
+        One refused device must not have all other nodes searched anew: two replicas that fill a
+        fleet meet at a node now and then.
         """
         return any(
             device.pool == node or class_of_driver(device.driver) is None
@@ -190,12 +218,16 @@ class Allocator(NodeSearch):
         self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False
     ) -> Outcome:
         """Search one node now, whatever is remembered of it."""
-        return self._wrong(members) or await self.search(node, members, self._excluded(members), pod=pod, is_cheap=is_cheap)
+        return self._wrong(members) or await self.search(
+            node, members, self._excluded(members), pod=pod, is_cheap=is_cheap
+        )
 
     async def refresh(
         self, nodes: Sequence[str], outcomes: list[Outcome], members: Sequence[Member], *, pod: PodRequest | None = None
     ) -> None:
-        """Look again at the first nodes that miss: what is remembered may be another claim's miss, of some time ago, and people are told how it is now."""
+        """Look again at the first nodes that miss: what is remembered may be another claim's miss,
+        of some time ago, and people are told how it is now.
+        """
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
             if isinstance(outcomes[index], NoFit):
                 try:
@@ -205,14 +237,22 @@ class Allocator(NodeSearch):
                 except Exception as err:  # noqa: BLE001 - boundary: one node of a search
                     outcomes[index] = self.node_failed(node, err)
 
-    async def advise_members(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
+    async def advise_members(
+        self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]
+    ) -> tuple[Reason, ...]:
         """Name the nearest miss, and what would fit there instead."""
         return await self.advise(nodes, outcomes, members, self._excluded(members))
 
-    async def brought_closer(self, node: str, members: Sequence[Member], outcome: Allocated, *, pod: PodRequest | None) -> Allocated:
-        """Exchange what was found on a node for equal devices that lie closer together, where there are some."""
+    async def brought_closer(
+        self, node: str, members: Sequence[Member], outcome: Allocated, *, pod: PodRequest | None
+    ) -> Allocated:
+        """Exchange what was found on a node for equal devices that lie closer together, where there
+        are some.
+        """
         return await self.bring_closer(node, members, self._excluded(members), outcome, pod=pod)
 
     def _excluded(self, members: Sequence[Member]) -> dict[DeviceId, str]:
         """Name the devices that a node has refused to one of the claims a moment ago."""
-        return {device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()}
+        return {
+            device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()
+        }

@@ -1,6 +1,7 @@
 """Indexes which pods use which claims, from the stored pods.
 
-Flows in: the controller's state. Flows out: the users of a claim, and those of them that wait for a node. A pod is parsed once for each revision.
+Flows in: the controller's state. Flows out: the users of a claim, and those of them that wait for a
+node. A pod is parsed once for each revision.
 """
 
 from __future__ import annotations
@@ -32,13 +33,18 @@ class ClaimUsers:
             return
         self._epoch = self._state.pod_epoch
         self.pods = sorted(
-            self._state.of_kind("pod").items(), key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])
+            self._state.of_kind("pod").items(),
+            key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0]),
         )
         read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
         self._users = {}
         for key, stored in self.pods:
             names = self._read.get(key)
-            read[key] = names if names is not None and names[0] == stored.revision else (stored.revision, self._names(key, stored))
+            read[key] = (
+                names
+                if names is not None and names[0] == stored.revision
+                else (stored.revision, self._names(key, stored))
+            )
             for name in read[key][1]:
                 self._users.setdefault((key.namespace, name), []).append(key)
         self._read = read
@@ -59,7 +65,9 @@ class ClaimUsers:
         return tuple(key for key in self._users.get((claim.namespace, claim.name), ()) if key in self._state.objects)
 
     def waiting(self, claim: ObjectKey) -> tuple[ObjectKey, ...]:
-        """List the pods that use a claim and are still to be scheduled: the claim is allocated with the first of them."""
+        """List the pods that use a claim and are still to be scheduled: the claim is allocated with
+        the first of them.
+        """
         return tuple(key for key in self.users(claim) if is_waiting(self._state.objects[key]))
 
 
@@ -70,7 +78,10 @@ def is_waiting(pod: Stored) -> bool:
 
 
 def consuming_pods(claim: Stored) -> tuple[Consumer, ...]:
-    """List the pods that have reserved a claim; a claim that nobody can read is reserved for nobody."""
+    """List the pods that have reserved a claim.
+
+    A claim that nobody can read is reserved for nobody.
+    """
     return tuple(consumer for consumer in claim.known_consumers if consumer.resource == "pods")
 
 

@@ -1,14 +1,18 @@
-"""The write protocol of an allocation for both homes: attempts into a group's claims, the node's ledger, allocations into the claims, decision events.
+"""The write protocol of an allocation for both homes: attempts into a group's claims, the node's
+ledger, allocations into the claims, decision events.
 
-A replica may crash after any of these writes, and any replica continues with the next: an attempt records the operation and its node, and its id
-consists of the claim's uid and the attempt's number, so the node gets the same request again. A claim is written only at the version that has the
+A replica may crash after any of these writes, and any replica continues with the next: an attempt
+records the operation and its node, and its id consists of the claim's uid and the attempt's number,
+so the node gets the same request again. A claim is written only at the version that has the
 attempt, so a concurrent change is read first.
 
-The homes differ in `CommitRules`. Stand-alone, no other component allocates, so the ledger decides and the revision is the check; a pod's reservation
-follows when all of its claims are allocated. In a cluster others allocate too, so an attempt counts only when the copy shows everything before it,
+The homes differ in `CommitRules`. Stand-alone, no other component allocates, so the ledger decides
+and the revision is the check; a pod's reservation follows when all of its claims are allocated. In
+a cluster others allocate too, so an attempt counts only when the copy shows everything before it,
 and the allocation includes the reservation.
 
-Flows in: claims with the devices chosen for them. Flows out: writes of claims, requests to nodes, decision events.
+Flows in: claims with the devices chosen for them. Flows out: writes of claims,
+requests to nodes, decision events.
 """
 
 from __future__ import annotations
@@ -86,7 +90,8 @@ class CommitRules(Protocol):
         ...
 
     async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult] | Progress:
-        """See whether the attempts may be made true: give what a search finds among the attempts' devices, one result a claim, or how the commit went.
+        """See whether the attempts may be made true: give what a search finds among the attempts'
+        devices, one result a claim, or how the commit went.
 
         Errors: raises PeerUnavailable.
         """
@@ -100,7 +105,10 @@ class CommitRules(Protocol):
         ...
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject | Reason:
-        """Make the claim's next version, which has the allocation; a Reason when it cannot have it."""
+        """Make the claim's next version, which has the allocation.
+
+        A Reason when it cannot have it.
+        """
         ...
 
     async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
@@ -114,7 +122,9 @@ class CommitRules(Protocol):
 class AllocationCommitter:
     """Writes attempts and makes them true; reserves claims and takes reservations off."""
 
-    def __init__(self, writer: ObjectWriter, ledgers: NodeLedgers, decisions: DecisionPublisher, metrics: ControllerMetrics) -> None:
+    def __init__(
+        self, writer: ObjectWriter, ledgers: NodeLedgers, decisions: DecisionPublisher, metrics: ControllerMetrics
+    ) -> None:
         self._writer = writer
         self._ledgers = ledgers
         self._decisions = decisions
@@ -122,11 +132,18 @@ class AllocationCommitter:
         self._log = get_logger()
 
     async def attempt(
-        self, node: str, claims: Sequence[Member], results: Sequence[AllocationResult], *, pod: str = "", refused: Sequence[str] = ()
+        self,
+        node: str,
+        claims: Sequence[Member],
+        results: Sequence[AllocationResult],
+        *,
+        pod: str = "",
+        refused: Sequence[str] = (),
     ) -> list[Attempted]:
         """Write an attempt into each claim of a group; ends early when a claim is another by now.
 
-        Shapes: results — one a claim; pod, refused — as in `Attempt`; result — those that have their attempt, in order.
+        Shapes: results — one a claim; pod, refused — as in `Attempt`; result — those
+        that have their attempt, in order.
         """
         return await self.write_attempts(next_attempts(node, claims, results, pod=pod, refused=refused))
 
@@ -144,7 +161,9 @@ class AllocationCommitter:
         return group
 
     async def commit(self, group: Sequence[Attempted], rules: CommitRules) -> Progress | Refusal:
-        """Make the attempts of a group true; a Refusal is a node's, or a claim's that cannot have what it was to get.
+        """Make the attempts of a group true.
+
+        A Refusal is a node's, or a claim's that cannot have what it was to get.
 
         Errors: raises PeerUnavailable: neither done nor undone.
         """
@@ -184,7 +203,9 @@ class AllocationCommitter:
         return Progress.ON
 
     async def reserve(self, pod: PodRef, claims: Iterable[tuple[ObjectKey, Stored]]) -> Reason | bool:
-        """Write a pod into the reservedFor of claims that are allocated; a Reason when one is full, False when one is another by now.
+        """Write a pod into the reservedFor of claims that are allocated.
+
+        A Reason when one is full, False when one is another by now.
 
         Errors: raises PeerUnavailable.
         """
@@ -208,7 +229,9 @@ class AllocationCommitter:
 
     async def _hold(self, attempted: Attempted, rules: CommitRules) -> Held | Refusal | Overtaken:
         try:
-            return await self._ledgers.hold(attempted.stored.claim, attempted.attempt, partial(self._is_newest, attempted))
+            return await self._ledgers.hold(
+                attempted.stored.claim, attempted.attempt, partial(self._is_newest, attempted)
+            )
         except PeerUnavailable as err:
             return await rules.refusal_of(attempted, err)
 
@@ -223,11 +246,21 @@ class AllocationCommitter:
         return refusal
 
     def _fields(self, attempted: Attempted, rules: CommitRules) -> dict[str, str]:
-        return {"claim": attempted.stored.shown, "node": attempted.attempt.node, "op_id": attempted.op_id, **rules.log_fields}
+        return {
+            "claim": attempted.stored.shown,
+            "node": attempted.attempt.node,
+            "op_id": attempted.op_id,
+            **rules.log_fields,
+        }
 
 
 def next_attempts(
-    node: str, claims: Sequence[Member], results: Sequence[AllocationResult], *, pod: str = "", refused: Sequence[str] = ()
+    node: str,
+    claims: Sequence[Member],
+    results: Sequence[AllocationResult],
+    *,
+    pod: str = "",
+    refused: Sequence[str] = (),
 ) -> list[Draft]:
     """Make the next attempt of each claim of a group.
 
@@ -243,12 +276,16 @@ def next_attempts(
             pod=pod,
             refused=tuple(refused[-attempts.MAX_REFUSED_NODES :]),
         )
-        drafts.append(Draft(claim.key, claim.stored.revision, attempts.with_attempt(claim.stored.value, attempt), attempt))
+        drafts.append(
+            Draft(claim.key, claim.stored.revision, attempts.with_attempt(claim.stored.value, attempt), attempt)
+        )
     return drafts
 
 
 def refused_devices(attempt: Attempt, refusal: Refusal, all_of_node: Iterable[DeviceId]) -> Collection[DeviceId]:
-    """Name the devices to keep away from after a refusal: where the node forbids what is wished, or does not answer, no other of its own devices helps."""
+    """Name the devices to keep away from after a refusal: where the node forbids what is wished, or
+    does not answer, no other of its own devices helps.
+    """
     if any(reason.code in ("policy-forbidden", "node-silent", NODE_FAILED) for reason in refusal.reasons):
         return [device for device in all_of_node if class_of_driver(device.driver) is not None]
     return lifecycle.devices_of(attempt.allocation, attempt.node)

@@ -1,13 +1,15 @@
-"""Deallocates claims: `ClaimDeallocation` in the stand-alone home, `ClusterDeallocation` in a cluster.
+"""Deallocates claims: `ClaimDeallocation` in the stand-alone home, `ClusterDeallocation` in a
+cluster.
 
-Other modules decide when: an eviction, a failed binding, a pod that fits nowhere, an unused or deleted claim, and in a cluster a pod that
-kube-scheduler cannot place. The order of writes differs with the component that binds. Stand-alone pods are bound here: first a mark in the claim,
-then a write of each pod that makes a concurrent binding fail, then the node's ledger, and the status last; until then no other claim gets the
-devices. In a cluster kube-scheduler binds without writing to the claim, so the status is cleared first, by compare-and-set, and the ledgers follow
-from the copy.
+Other modules decide when: an eviction, a failed binding, a pod that fits nowhere, an unused or
+deleted claim, and in a cluster a pod that kube-scheduler cannot place. The order of writes differs
+with the component that binds. Stand-alone pods are bound here: first a mark in the claim, then a
+write of each pod that makes a concurrent binding fail, then the node's ledger, and the status last;
+until then no other claim gets the devices. In a cluster kube-scheduler binds without writing to the
+claim, so the status is cleared first, by compare-and-set, and the ledgers follow from the copy.
 
-Flows in: stored claims. Flows out: writes of claims and pods, RELEASE requests. After a crash the object shows the steps already taken, and the rest
-is continued.
+Flows in: stored claims. Flows out: writes of claims and pods, RELEASE requests. After a crash the
+object shows the steps already taken, and the rest is continued.
 """
 
 from __future__ import annotations
@@ -51,7 +53,12 @@ class ClaimDeallocation:
     """Deallocates claims of the stand-alone home, and removes those that are deleted."""
 
     def __init__(
-        self, clock: Clock, state: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics
+        self,
+        clock: Clock,
+        state: StandaloneState,
+        writer: ObjectWriter,
+        ledgers: NodeLedgers,
+        metrics: ControllerMetrics,
     ) -> None:
         self._clock = clock
         self._state = state
@@ -59,7 +66,8 @@ class ClaimDeallocation:
         self._ledgers = ledgers
         self._metrics = metrics
         self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
-        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the claim's attempt."""
+        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the
+        claim's attempt."""
         self._log = get_logger()
 
     def keep(self) -> None:
@@ -67,9 +75,15 @@ class ClaimDeallocation:
         self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._state.objects}
 
     async def begin(self, key: ObjectKey, stored: Stored, why: str) -> bool:
-        """Mark a claim for deallocation; False when another writer was first. `finish` does the rest."""
+        """Mark a claim for deallocation; False when another writer was first.
+
+        `finish` does the rest.
+        """
         self._log.info("claim.taken-back", claim=stored.shown, why=why)
-        return await self._writer.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
+        return (
+            await self._writer.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why))
+            is not None
+        )
 
     async def finish(self, key: ObjectKey, stored: Stored) -> Result:
         """Deallocate a marked claim: the node releases first, then the status is cleared.
@@ -87,7 +101,8 @@ class ClaimDeallocation:
         return None
 
     async def delete(self, key: ObjectKey, stored: Stored) -> None:
-        """Release a claim that is to be deleted: first its devices, then the finalizer, then the object.
+        """Release a claim that is to be deleted: first its devices, then the finalizer, then the
+        object.
 
         Errors: raises PeerUnavailable.
         """
@@ -111,7 +126,8 @@ class ClaimDeallocation:
         self._log.info("claim.released", claim=stored.shown)
 
     async def release_leftovers(self, key: ObjectKey, stored: Stored) -> None:
-        """Release what nodes hold for a claim beside its allocation: a placement arrived after its attempt was dropped.
+        """Release what nodes hold for a claim beside its allocation: a placement arrived after its
+        attempt was dropped.
 
         Errors: raises PeerUnavailable.
         """
@@ -125,18 +141,28 @@ class ClaimDeallocation:
                 continue
             ledger = await self._ledgers.read(node)
             newest = await self._writer.read(key)
-            if ledger is None or owner.key not in ledger.allocations or newest is None or newest.revision != stored.revision:
+            if (
+                ledger is None
+                or owner.key not in ledger.allocations
+                or newest is None
+                or newest.revision != stored.revision
+            ):
                 continue  # another replica has gone on: what is held may be its next attempt's
-            # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
+            # An attempt is written before it is placed, and the claim has none: what
+            # this decision gave is nobody's.
             decision_id = ledger.allocations[owner.key].decision_id
             self._log.info("claim.left-node", claim=stored.shown, node=node)
-            await self._ledgers.release_on(node, owner, f"release-{owner.uid}-left-{ledger.sequence}", decision_id=decision_id)
+            await self._ledgers.release_on(
+                node, owner, f"release-{owner.uid}-left-{ledger.sequence}", decision_id=decision_id
+            )
 
     async def _fence(self, key: ObjectKey, stored: Stored) -> _Fence:
         """Make sure that nobody binds a pod to what is about to be taken from it.
 
-        A replica that read the claim before the mark may be about to bind the pod: a write of the pod makes its write lose. Whoever reads the pod after that has read
-        the mark before, for both stand in one stream. A bound pod that is not on its way out keeps its claim: the mark is taken off again.
+        A replica that read the claim before the mark may be about to bind the pod: a write of
+        the pod makes its write lose. Whoever reads the pod after that has read the mark
+        before, for both stand in one stream. A bound pod that is not on its way out keeps its
+        claim: the mark is taken off again.
         """
         claim = stored.value
         number, fence = attempts.number_of(claim), self._fenced.get(key)
@@ -163,7 +189,9 @@ class ClaimDeallocation:
         return _Fence.CLOSED
 
     async def _release(self, key: ObjectKey, stored: Stored) -> bool:
-        """Have every node let go of the claim's devices; False when one has not, which the claim is told if the node refuses.
+        """Have every node let go of the claim's devices.
+
+        False when one has not, which the claim is told if the node refuses.
 
         Errors: raises PeerUnavailable.
         """
@@ -173,12 +201,15 @@ class ClaimDeallocation:
             attempt = stored.claim.attempt
             allocation = stored.claim.status.allocation
         except ContractError:
-            attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
+            attempt, allocation = (
+                None,
+                None,
+            )  # a claim that nobody can read must be deletable; the ledgers say what it holds
         if attempt is not None:
             nodes.add(attempt.node)
         nodes |= _nodes_of(allocation) & set(self._state.nodes())
-        # The revision makes a later release another operation: another replica may have placed in between. All of them at once: a node that answers must not
-        # wait for one that does not.
+        # The revision makes a later release another operation: another replica may have placed in
+        # between. All of them at once: a node that answers must not wait for one that does not.
         op_id = f"release-{owner.uid}-{stored.revision}"
         refusals = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
         for node, refusal in refusals.items():
@@ -195,14 +226,20 @@ class ClaimDeallocation:
             return
         self._log.info("claim.release-waiting", claim=stored.shown, why=message)
         now = rfc3339(self._clock.now())
-        api_object = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
+        api_object = lifecycle.with_condition(
+            stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED
+        )
         await self._writer.write(key, stored.revision, api_object)
 
 
 class ClusterDeallocation:
-    """Deallocates claims that were allocated here in a cluster, and releases ledgers of allocations that are gone."""
+    """Deallocates claims that were allocated here in a cluster, and releases ledgers of allocations
+    that are gone.
+    """
 
-    def __init__(self, state: ApiServerState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics) -> None:
+    def __init__(
+        self, state: ApiServerState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics
+    ) -> None:
         self._state = state
         self._writer = writer
         self._ledgers = ledgers
@@ -210,11 +247,15 @@ class ClusterDeallocation:
         self._log = get_logger()
 
     async def deallocate(self, key: Key, claim: Stored, why: str) -> bool:
-        """Clear a claim's allocation and reservations; False when another writer was first. `release` updates the ledgers afterwards.
+        """Clear a claim's allocation and reservations; False when another writer was first.
+
+        `release` updates the ledgers afterwards.
 
         Errors: raises PeerUnavailable.
         """
-        freed = await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, lifecycle.without_result(claim.value))
+        freed = await self._writer.write(
+            ObjectKey("resourceclaim", *key), claim.revision, lifecycle.without_result(claim.value)
+        )
         if freed is None or freed.claim.is_allocated:
             return False
         self._metrics.decisions.labels("taken-back").inc()
@@ -222,7 +263,9 @@ class ClusterDeallocation:
         return True
 
     async def release(self, key: Key, before: Stored) -> Result:
-        """Release the ledgers of an allocation that is gone, whoever removed it; due again while a node has not answered.
+        """Release the ledgers of an allocation that is gone, whoever removed it.
+
+        Due again while a node has not answered.
 
         Shapes: before — the claim as it was when it lost the allocation.
         Errors: raises PeerUnavailable when a node was silent.
@@ -233,7 +276,8 @@ class ClusterDeallocation:
             now.claim.is_allocated or (self._state.gated_pods.is_pending(key) and not self._state.is_taken_back(key))
         )
         if not (is_same and is_served):
-            # What has devices again, or is about to, holds them by its own right. A node that has them prepared keeps them until its gateway has undone that.
+            # What has devices again, or is about to, holds them by its own right. A node that has
+            # them prepared keeps them until its gateway has undone that.
             answer = await self._ledgers.release(before.claim, f"over-{before.revision}")
             if isinstance(answer, UnderWay):
                 return Again()

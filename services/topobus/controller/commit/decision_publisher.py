@@ -1,7 +1,8 @@
 """Publishes decisions: one event for each, which users, `topobus explain` and dashboards follow.
 
-Flows in: a decision that is already written into an object. Flows out: a DecisionEvent whose id is the operation's, so a repeated one is the same
-event. An event that cannot be published is logged; the decision in the object stands without it.
+Flows in: a decision that is already written into an object. Flows out: a DecisionEvent whose id is
+the operation's, so a repeated one is the same event. An event that cannot be published is logged;
+the decision in the object stands without it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class DecisionPublisher:
     ) -> None:
         """Publish one decision of now.
 
-        Shapes: op_id — the same for the same decision, whoever makes it; ledger_sequence — the ledger's after the decision, 0 where no ledger has changed.
+        Shapes: op_id — the same for the same decision, whoever makes it; ledger_sequence — the
+        ledger's after the decision, 0 where no ledger has changed.
         Errors: raises nothing but what is no failure of a peer or of the event itself.
         """
         event = DecisionEvent(

@@ -1,8 +1,10 @@
-"""Sends RELEASE requests beside the reconcile rounds, so that a frozen node delays only its own devices.
+"""Sends RELEASE requests beside the reconcile rounds, so that a frozen node delays only its own
+devices.
 
-Flows in: the node and the owner to release. Flows out: the node's answer in a later round, for which the loop is woken. If a round awaited them, each
-request to a frozen node would delay all others by its time limit. A request in flight is not repeated; its operation id makes it safe to repeat one
-that was lost.
+Flows in: the node and the owner to release. Flows out: the node's answer in a later round,
+for which the loop is woken. If a round awaited them, each request to a frozen node would
+delay all others by its time limit. A request in flight is not repeated; its operation id
+makes it safe to repeat one that was lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from topobus.formats.messages.messages import ReleaseReply, ReleaseRequest
 
 __all__ = ["LedgerReleases", "UnderWay"]
 
-# As many as a node answers at once without delaying its other work; a frozen node keeps so many tasks of ours at most.
+# As many as a node answers at once without delaying its other work; a frozen node keeps
+# so many tasks of ours at most.
 _PARALLEL_PER_NODE = 8
 # Answers that nobody came for: their object is gone or was changed meanwhile.
 _KEPT_ANSWERS = 4096
@@ -34,9 +37,10 @@ class UnderWay(Enum):
 
 
 class LedgerReleases:
-    """Asks nodes to let go, a bounded number of asks a node. Without `run` each ask is simply awaited.
+    """Asks nodes to let go, a bounded number of asks a node.
 
-    Args: wake — called when an answer has come, or room for another ask.
+    Without `run` each ask is simply awaited. Args: wake — called when an answer has
+    come, or room for another ask.
     """
 
     def __init__(self, bus: Bus, timeout_s: float, wake: Callable[[], None] = lambda: None) -> None:
@@ -60,7 +64,8 @@ class LedgerReleases:
     async def ask(self, node: str, request: ReleaseRequest) -> ReleaseReply | UnderWay:
         """Give the node's answer, or begin to ask for it.
 
-        Errors: raises what the ask ended with (PeerUnavailable, HardwareError, ContractError), once; the next call asks again.
+        Errors: raises what the ask ended with (PeerUnavailable, HardwareError, ContractError),
+        once; the next call asks again.
         """
         if self._group is None:
             return await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._timeout_s, node=node)

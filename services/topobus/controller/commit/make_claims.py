@@ -1,9 +1,13 @@
-"""Makes the claims that pods ask for, from templates and for extended resources, in both homes; the stand-alone one also deletes those of deleted pods.
+"""Makes the claims that pods ask for, from templates and for extended resources, in both homes.
 
-Flows in: stored pods and templates. Flows out: created claims, and their names in the pods' status. It neither places pods nor waits for their
-claims. Stand-alone, every pod is served (`ClaimTemplateReconciler`), and a claim is deleted only on evidence: its pod was stored here once and is
-missing after a complete snapshot. In a cluster this is kube-controller-manager's job; where it does not run (`cluster.housekeeping = "own"`), gated
-pods are served (`GatedPodClaims`), and an existing claim for an entry is accepted as it is.
+The stand-alone one also deletes those of deleted pods.
+
+Flows in: stored pods and templates. Flows out: created claims, and their names in the pods' status.
+It neither places pods nor waits for their claims. Stand-alone, every pod is served
+(`ClaimTemplateReconciler`), and a claim is deleted only on evidence: its pod was stored here once
+and is missing after a complete snapshot. In a cluster this is kube-controller-manager's job; where
+it does not run (`cluster.housekeeping = "own"`), gated pods are served (`GatedPodClaims`), and an
+existing claim for an entry is accepted as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ __all__ = ["ClaimTemplateReconciler", "GatedPodClaims"]
 
 
 class _ClaimMaker:
-    """Stores claims that are there once, whoever else makes them: their names and uids follow from the pod's uid."""
+    """Stores claims that are there once, whoever else makes them: their names and uids follow from
+    the pod's uid.
+    """
 
     def __init__(self, clock: Clock, writer: ObjectWriter) -> None:
         self._clock = clock
@@ -55,7 +61,9 @@ class _ClaimMaker:
 
         Errors: raises ContractError for a template that nobody can read, PeerUnavailable.
         """
-        await self.store(pod, claim_from_template(pod, wanted, template, now=rfc3339(self._clock.now())), wanted.template)
+        await self.store(
+            pod, claim_from_template(pod, wanted, template, now=rfc3339(self._clock.now())), wanted.template
+        )
 
     async def store(self, pod: ApiObject, claim: ApiObject, template: str = "") -> None:
         """Store a claim that was made for a pod."""
@@ -93,7 +101,10 @@ class GatedPodClaims:
             await self._writer.write(ObjectKey("pod", *key), stored.revision, named)
 
     def _claim_of(self, key: Key, pod: Stored, entry: str) -> str:
-        """Name the claim that was made for an entry already, by whom ever; empty when there is none."""
+        """Name the claim that was made for an entry already, by whom ever.
+
+        Empty when there is none.
+        """
         for (namespace, name), claim in self._state.claims.items():
             is_of_entry = namespace == key[0] and claim.metadata.annotations.get(POD_CLAIM_NAME) == entry
             if is_of_entry and is_made_for(claim.value, pod.pod.ref):
@@ -122,14 +133,18 @@ class ClaimTemplateReconciler:
             version = (stored.revision, self._state.shared_epoch)
             await self._queue.run(key, version, partial(self._guarded, key, stored), name=stored.shown)
         self._seen = epochs if self._queue.wait_s() is None else None
-        # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
+        # As it is now, and at once with the claims: while the pods were worked on others may have
+        # come, with claims that another replica made.
         for key, stored in self._state.claims_of_gone_pods():
             await self._queue.run(key, stored.revision, partial(self._end_orphan, key, stored), name=stored.shown)
         self._logged = {key: why for key, why in self._logged.items() if key in self._state.objects}
         self._queue.keep(self._state.objects.keys())
 
     async def _guarded(self, key: ObjectKey, stored: Stored) -> None:
-        """Bring one pod's claims up to date; what is wrong with the pod or its templates is told, once."""
+        """Bring one pod's claims up to date.
+
+        What is wrong with the pod or its templates is told, once.
+        """
         try:
             await self._reconcile(key, stored)
         except ContractError as err:
@@ -152,7 +167,8 @@ class ClaimTemplateReconciler:
             template = self._state.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, wanted_claim.template))
             if template is None:
                 raise ContractError(
-                    f"{stored.shown}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate {key.namespace}/{wanted_claim.template}"
+                    f"{stored.shown}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate "
+                    f"{key.namespace}/{wanted_claim.template}"
                 )
             await self._maker.make(pod, wanted_claim, template.value)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
@@ -177,7 +193,8 @@ class ClaimTemplateReconciler:
         marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))
         get_logger().info("claim.ended", claim=stored.shown, why="its pod is gone")
         if marked is None:
-            # What another replica has attempted since is protected: it ends in its own turn, when its devices are let go.
+            # What another replica has attempted since is protected: it ends in its own
+            # turn, when its devices are let go.
             await self._writer.delete(key, stored.revision)
         else:
             await self._writer.write(key, stored.revision, marked)

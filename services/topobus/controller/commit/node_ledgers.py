@@ -1,9 +1,11 @@
-"""Requests to the ledgers of Topobus nodes: PLACE before a claim's status is written, RELEASE after a deallocation.
+"""Requests to the ledgers of Topobus nodes: PLACE before a claim's status is written, RELEASE after
+a deallocation.
 
-Flows in: claims with their chosen devices, and owners to release. Flows out: PLACE and RELEASE requests to the node's topology service. Operation ids
-consist of the claim's uid and the attempt's number, so any replica repeats the same operation. Devices of other vendors' drivers have no ledger: for
-them the claim alone counts. A node that answers with an error or an invalid message is treated as unavailable: its own devices are not allocated,
-other nodes are not affected.
+Flows in: claims with their chosen devices, and owners to release. Flows out: PLACE and RELEASE
+requests to the node's topology service. Operation ids consist of the claim's uid and the attempt's
+number, so any replica repeats the same operation. Devices of other vendors' drivers have no ledger:
+for them the claim alone counts. A node that answers with an error or an invalid message is treated
+as unavailable: its own devices are not allocated, other nodes are not affected.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from topobus.values.request import Owner
 __all__ = ["NODE_FAILED", "Held", "NodeLedgers", "Overtaken"]
 
 NODE_FAILED = "node-failed"
-"""The code of a reason, and of an error: a node answered, but with an error or with what is no answer."""
+"""The code of a reason, and of an error: a node answered, but with an error or with what is no
+answer."""
 
 T = TypeVar("T")
 
@@ -47,7 +50,9 @@ class Held:
 
 
 class Overtaken(Enum):
-    """The attempt is not the claim's newest any more: what is held may be what another replica got by a later one, and is its."""
+    """The attempt is not the claim's newest any more: what is held may be what another replica got
+    by a later one, and is its.
+    """
 
     OVERTAKEN = "overtaken"
 
@@ -55,7 +60,8 @@ class Overtaken(Enum):
 class NodeLedgers:
     """Sends PLACE and RELEASE requests to nodes.
 
-    Args: releases — how a RELEASE is asked: beside the rounds while it runs; without `run` of it, and without one at all, each ask is awaited.
+    Args: releases — how a RELEASE is asked: beside the rounds while it runs; without `run` of it,
+    and without one at all, each ask is awaited.
     """
 
     def __init__(self, bus: Bus, state: ClusterState, timeout_s: float, releases: LedgerReleases | None = None) -> None:
@@ -65,13 +71,16 @@ class NodeLedgers:
         self._releases = releases or LedgerReleases(bus, timeout_s)
         self._log = get_logger()
 
-    async def hold(self, claim: Claim, attempt: Attempt, is_newest: Callable[[], Awaitable[bool]]) -> Held | Refusal | Overtaken:
+    async def hold(
+        self, claim: Claim, attempt: Attempt, is_newest: Callable[[], Awaitable[bool]]
+    ) -> Held | Refusal | Overtaken:
         """Have the node hold what a claim is to get.
 
-        A node keeps only its newest operations while its ledger keeps what is held: a refusal of what the ledger shows as done is no refusal, and what an older attempt
-        left there is let go.
+        A node keeps only its newest operations while its ledger keeps what is held: a refusal of
+        what the ledger shows as done is no refusal, and what an older attempt left there is let go.
         Shapes: is_newest — reads the claim anew and says whether the attempt is still its newest.
-        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither done nor undone. Raises what `is_newest` raises.
+        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither
+        done nor undone. Raises what `is_newest` raises.
         """
         request = placement_request(claim.object, attempt.allocation, attempt.node, attempt.wishes)
         if request is None:
@@ -85,11 +94,13 @@ class NodeLedgers:
             return reply.result
         if self.devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
             return Held()
-        # In this order: each attempt is written before it is placed, so as long as the claim still has ours, what was held before is from an older one.
+        # In this order: each attempt is written before it is placed, so as long as the claim still
+        # has ours, what was held before is from an older one.
         if not await is_newest():
             return Overtaken.OVERTAKEN
         try:
-            # Another replica may let go of it, and have the next attempt placed, before this is heard: what that holds stays.
+            # Another replica may let go of it, and have the next attempt placed, before this
+            # is heard: what that holds stays.
             decision_id = ledger.allocations[owner.key].decision_id
             await self.release_on(node, owner, f"release-{owner.uid}-stale-{ledger.sequence}", decision_id=decision_id)
         except PeerUnavailable as err:
@@ -99,7 +110,8 @@ class NodeLedgers:
     async def place(self, node: str, request: PlaceRequest) -> PlaceReply:
         """Ask a node to hold what was chosen on it.
 
-        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither done nor undone.
+        Errors: raises PeerUnavailable when the node does not answer, or not as it
+        should: neither done nor undone.
         """
         return await _from_node(node, self._bus.ask(catalogue.PLACE, request, timeout_s=self._timeout_s, node=node))
 
@@ -112,11 +124,13 @@ class NodeLedgers:
         return entry.value if entry is not None else None
 
     async def release(self, claim: Claim, why: str) -> Refusal | UnderWay | None:
-        """Release what every node holds for a claim; a node refuses while containers may be using the devices.
+        """Release what every node holds for a claim.
 
-        None: all have let go. UnderWay: one was asked and has not answered yet, which says more than another's refusal.
-        Only what our copy of a ledger shows is let go: what another replica had placed since is its own.
-        Errors: raises PeerUnavailable when a node does not answer, or not as it should; the other nodes have been asked then all the same.
+        A node refuses while containers may be using the devices. None: all have let go. UnderWay:
+        one was asked and has not answered yet, which says more than another's refusal. Only what
+        our copy of a ledger shows is let go: what another replica had placed since is its own.
+        Errors: raises PeerUnavailable when a node does not answer, or not as it should; the other
+        nodes have been asked then all the same.
         """
         owner = claim.owner
         trouble: PeerUnavailable | None = None
@@ -137,16 +151,25 @@ class NodeLedgers:
             raise trouble
         return kept
 
-    async def release_on(self, node: str, owner: Owner, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
-        """Release what one node holds for an owner; it refuses while containers may be using the devices, which only the node can know.
+    async def release_on(
+        self, node: str, owner: Owner, op_id: str, *, decision_id: str = ""
+    ) -> Refusal | UnderWay | None:
+        """Release what one node holds for an owner.
 
-        Shapes: decision_id — let go only of what this decision gave; empty for whatever the owner holds.
+        It refuses while containers may be using the devices, which only the node can know.
+
+        Shapes: decision_id — let go only of what this decision gave;
+        empty for whatever the owner holds.
         Errors: raises PeerUnavailable when the node does not answer, or not as it should.
         """
         ledger = self._state.ledgers.get(node)
         held = ledger.allocations.get(owner.key) if ledger is not None else None
         if held is not None and held.is_prepared:
-            return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
+            return Refusal(
+                reasons=(
+                    Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),
+                )
+            )
         request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
         reply = await _from_node(node, self._releases.ask(node, request))
         if isinstance(reply, UnderWay):
@@ -160,7 +183,8 @@ class NodeLedgers:
 
 
 async def _from_node(node: str, answer: Awaitable[T]) -> T:
-    """Await a node's answer: a node that fails, or answers what is no answer, is as unavailable as a silent one, and its neighbours go on.
+    """Await a node's answer: a node that fails, or answers what is no answer, is as unavailable as
+    a silent one, and its neighbours go on.
 
     Errors: raises PeerUnavailable; with the fact `code` "node-failed" for a node that answered.
     """

@@ -1,7 +1,9 @@
-"""Searches one node for claims that are allocated together, for both homes, and caches the results by the claims' shape.
+"""Searches one node for claims that are allocated together, for both homes, and caches the results
+by the claims' shape.
 
-Flows in: a node, claims with their alignment requests, devices to exclude. Flows out: the search's outcome, or why the node cannot be searched. Each
-home decides which nodes are searched and in which order: `Allocator` stand-alone, `NodeChooser` in a cluster.
+Flows in: a node, claims with their alignment requests, devices to exclude. Flows out: the search's
+outcome, or why the node cannot be searched. Each home decides which nodes are searched and in which
+order: `Allocator` stand-alone, `NodeChooser` in a cluster.
 """
 
 from __future__ import annotations
@@ -66,14 +68,24 @@ class NodeSearch:
         self.spent = 0
         """Steps of all searches so far: what a round may spend is measured by it, not by time."""
         self.quarantined: dict[DeviceId, str] = {}
-        """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
+        """Devices whose owner was deleted by force, and who that was: held until their node has let
+        go."""
 
     async def search_cached(
-        self, node: str, claims: Sequence[WantedClaim], shape: RequestShape, excluded: Mapping[DeviceId, str], *, is_cheap: bool
+        self,
+        node: str,
+        claims: Sequence[WantedClaim],
+        shape: RequestShape,
+        excluded: Mapping[DeviceId, str],
+        *,
+        is_cheap: bool,
     ) -> tuple[Outcome, int]:
-        """Search one node, or give the cached result for claims of this shape; a miss comes without reasons. Also gives the steps that it took now.
+        """Search one node, or give the cached result for claims of this shape.
 
-        Shapes: question — what is asked, of claims that nothing tells from others with the same specs.
+        A miss comes without reasons. Also gives the steps that it took now.
+
+        Shapes: question — what is asked, of claims that nothing tells
+        from others with the same specs.
         """
         cache_key = self.results.key_of(shape, node)
         cached = self.results.find(cache_key)
@@ -94,10 +106,13 @@ class NodeSearch:
         is_brief: bool = False,
         is_cheap: bool = False,
     ) -> Outcome:
-        """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit.
+        """Search one node now, whatever is remembered of it.
 
-        Shapes: excluded — devices that the claims must not get now, and why; pod — the claims' pod, when it wishes for their alignment with it; is_brief — a miss comes
-        without reasons; is_cheap — give up where more than a short search is needed.
+        What would break a limit of the API is no fit.
+
+        Shapes: excluded — devices that the claims must not get now, and why; pod — the claims' pod,
+        when it wishes for their alignment with it; is_brief — a miss comes without reasons;
+        is_cheap — give up where more than a short search is needed.
         """
         given = self.given(node, claims, excluded)
         if not is_aligned(claims, pod):
@@ -118,7 +133,10 @@ class NodeSearch:
         *,
         pod: PodRequest | None = None,
     ) -> Allocated:
-        """Exchange what was found on a node for equal devices that lie closer together; claims that wish for a place have what they wish already."""
+        """Exchange what was found on a node for equal devices that lie closer together.
+
+        Claims that wish for a place have what they wish already.
+        """
         if not self._prefers_near or not has_closer(outcome.results) or is_aligned(claims, pod):
             return outcome
         if self._state.lie_together(node, our_devices(outcome.results, node)):
@@ -148,12 +166,20 @@ class NodeSearch:
         *,
         pod: PodRequest | None = None,
     ) -> tuple[Reason, ...]:
-        """Name the nearest miss, and what would fit there instead; claims that wish for alignment, alone or with their pod, are only told the first."""
+        """Name the nearest miss, and what would fit there instead.
+
+        Claims that wish for alignment, alone or with their pod, are only told the first.
+        """
         miss, node = nearest_miss(nodes, outcomes, claims, pod)
         return (*miss, *await self._runner.advise(self.given(node, claims, excluded))) if node else miss
 
     def given(
-        self, node: str, claims: Sequence[WantedClaim], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()
+        self,
+        node: str,
+        claims: Sequence[WantedClaim],
+        excluded: Mapping[DeviceId, str],
+        *,
+        ignoring: Collection[str] = (),
     ) -> AllocationInput:
         """Collect what a search for the claims on a node depends on.
 
@@ -166,12 +192,18 @@ class NodeSearch:
         return replace(given, usage=replace(given.usage, holders=holders))
 
     def node_failed(self, node: str, err: Exception) -> Fault:
-        """Log and count a node whose search failed in a way that nobody thought of, once as long as it stays the same; gives what is told of the node."""
+        """Log and count a node whose search failed in a way that nobody thought of, once as long as
+        it stays the same.
+
+        Gives what is told of the node.
+        """
         fault = failed_node(node, err)
         if self._failed.get(node) != fault.reason.message:
             self._failed[node] = fault.reason.message
             self._metrics.set_aside.labels("nodes").inc()
-            get_logger().error("node.set-aside", node=node, error=str(err), exc_info=None if isinstance(err, TopobusError) else err)
+            get_logger().error(
+                "node.set-aside", node=node, error=str(err), exc_info=None if isinstance(err, TopobusError) else err
+            )
         return fault
 
     def keep(self, nodes: Collection[str]) -> None:

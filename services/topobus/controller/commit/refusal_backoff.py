@@ -1,7 +1,9 @@
-"""Back-off after refusals: excludes devices that a node refused a claim, or nodes that refused a pod, for a time that grows with each refusal.
+"""Back-off after refusals: excludes devices that a node refused a claim, or nodes that refused a
+pod, for a time that grows with each refusal.
 
-A node's ledger does not explain every refusal (a reserved CPU, a device that became unhealthy a moment ago), so the same search would choose the same
-devices again and again. Flows in: refusals. Flows out: what to exclude now, and for how long.
+A node's ledger does not explain every refusal (a reserved CPU, a device that became unhealthy a
+moment ago), so the same search would choose the same devices again and again. Flows in: refusals.
+Flows out: what to exclude now, and for how long.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ __all__ = ["RefusalBackoff"]
 
 T = TypeVar("T", bound=Hashable)
 
-# A device that a node keeps refusing is tried at least so often: the refusal may have had a cause that went.
+# A device that a node keeps refusing is tried at least so often: the refusal
+# may have had a cause that went.
 _LONGEST_WAIT_S = 60.0
 
 
@@ -38,7 +41,8 @@ class RefusalBackoff(Generic[T]):
 
     def add(self, asker: Hashable, things: Iterable[T], why: str) -> None:
         """Exclude what a node refused to a claim or pod; each refusal doubles the time."""
-        # What was excluded before and is over does not come back. The count stays: a node that refuses for ever is asked ever more seldom.
+        # What was excluded before and is over does not come back. The count stays: a node that
+        # refuses for ever is asked ever more seldom.
         refused, count = self.refused(asker), self.count(asker)
         wait_s = min(self._first_wait_s * 2 ** min(count + 1, 16), _LONGEST_WAIT_S)
         refused = refused | dict.fromkeys(things, f"refused by the node: {why}")
@@ -50,7 +54,10 @@ class RefusalBackoff(Generic[T]):
         return refused.things if refused is not None and self._clock.monotonic() < refused.until_s else {}
 
     def wait_s(self, askers: Iterable[Hashable]) -> float:
-        """Say after how many seconds one of these may be given what it must not get now; infinite where nothing is excluded."""
+        """Say after how many seconds one of these may be given what it must not get now.
+
+        Infinite where nothing is excluded.
+        """
         now_s = self._clock.monotonic()
         waits = [refused.until_s - now_s for asker in askers if (refused := self._refused.get(asker)) is not None]
         return min((wait_s for wait_s in waits if wait_s > 0), default=math.inf)

@@ -1,9 +1,12 @@
-"""Decides for how long this replica leaves a pod to the others, so that replicas which see the same pods do not all plan each of them.
+"""Decides for how long this replica leaves a pod to the others, so that replicas which see the same
+pods do not all plan each of them.
 
-There is no leader and no list of replicas: each works on every pod, and of two intents for one claim the API server takes one. That is safe and costs a lost write, a read and
-a second search for most pods when two replicas see them at one moment. While another replica is at work, each waits with a pod for a random part of a short time: who has the
-shortest wait writes first, and the others see its intent. Nothing depends on it: a replica that waits for one that is dead
-goes on after its own wait.
+There is no leader and no list of replicas: each works on every pod, and of two intents for
+one claim the API server takes one. That is safe and costs a lost write, a read and a second
+search for most pods when two replicas see them at one moment. While another replica is at
+work, each waits with a pod for a random part of a short time: who has the shortest wait
+writes first, and the others see its intent. Nothing depends on it: a replica that waits for
+one that is dead goes on after its own wait.
 Flows in: that another replica was seen. Flows out: seconds.
 """
 
@@ -16,9 +19,11 @@ from topobus.process.clock import Clock
 
 __all__ = ["ReplicaTurns", "Stage"]
 
-# How long one intent of somebody else shows that there is another replica: a pod that comes now and then is worth no wait.
+# How long one intent of somebody else shows that there is another replica: a pod that comes
+# now and then is worth no wait.
 _SEEN_S = 10.0
-# The longest wait for a turn: some writes long, so that in most cases the first intent is seen before the second replica's turn.
+# The longest wait for a turn: some writes long, so that in most cases the first intent is seen
+# before the second replica's turn.
 _LONGEST_TURN_S = 0.5
 _MOST_KEPT = 4096
 
@@ -49,7 +54,10 @@ class ReplicaTurns:
         self._seen_s = self._clock.monotonic()
 
     def wait_s(self, uid: str, stage: Stage) -> float:
-        """Say for how long a pod, by its uid, is left to others from now on; counted from the first time that this is asked, and 0 when no other replica is at work."""
+        """Say for how long a pod, by its uid, is left to others from now on.
+
+        Counted from the first time that this is asked, and 0 when no other replica is at work.
+        """
         now_s = self._clock.monotonic()
         if self._seen_s is None or now_s - self._seen_s > _SEEN_S:
             self._until_s.clear()

@@ -1,6 +1,7 @@
 """Lists the objects of a cluster that a dry run needs, once.
 
-Flows in: a kubeconfig. Flows out: a Situation with the cluster's slices, classes, templates, claims and nodes added. It only reads.
+Flows in: a kubeconfig. Flows out: a Situation with the cluster's slices, classes, templates, claims
+and nodes added. It only reads.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ _KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, TAINT_RULES, NODES)
 
 
 async def list_situation(situation: Situation, kubeconfig: Path | None, context: str) -> Situation:
-    """Add what the API server lists to a situation; objects of the situation stand for those of the same name.
+    """Add what the API server lists to a situation.
 
-    Errors: raises ConfigError for a configuration that cannot be used, PeerUnavailable for a server that does not answer or forbids a list.
+    Objects of the situation stand for those of the same name.
+
+    Errors: raises ConfigError for a configuration that cannot be used, PeerUnavailable for a server
+    that does not answer or forbids a list.
     """
     api = KubernetesApi.open(ClusterSettings(kubeconfig=str(kubeconfig or ""), context=context))
     try:
-        # Namespaces decide on admin access alone; who does not ask for it needs no right to list them.
+        # Namespaces decide on admin access alone; who does not ask for
+        # it needs no right to list them.
         kinds = (*_KINDS, NAMESPACES) if any(map(_asks_admin, (*situation.wanted, *situation.objects))) else _KINDS
         listed = [api_object for kind in kinds for api_object in await _list(api, kind)]
     finally:
@@ -53,10 +58,15 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
 
 
 def _asks_admin(api_object: ApiObject) -> bool:
-    """Say whether a claim, or a template's, asks for admin access; one that nobody can read is the dry run's to tell of."""
+    """Say whether a claim, or a template's, asks for admin access.
+
+    One that nobody can read is the dry run's to tell of.
+    """
     spec = api_object.spec.get("spec") if api_object.kind == "ResourceClaimTemplate" else api_object.spec
     try:
-        return api_object.kind in ("ResourceClaim", "ResourceClaimTemplate") and bool(asks_admin(read_as(spec, ClaimSpec, where="spec")))
+        return api_object.kind in ("ResourceClaim", "ResourceClaimTemplate") and bool(
+            asks_admin(read_as(spec, ClaimSpec, where="spec"))
+        )
     except ContractError:
         return False
 
@@ -73,9 +83,12 @@ async def _list(api: KubernetesApi, kind: Kind) -> list[ApiObject]:
     api_objects: list[ApiObject] = []
     try:
         async for page in api.pages(kind):
-            api_objects.extend(api_object for plain in page.items if (api_object := read_object(kind.name, version, plain)) is not None)
+            api_objects.extend(
+                api_object for plain in page.items if (api_object := read_object(kind.name, version, plain)) is not None
+            )
     except HistoryLost as err:
         raise PeerUnavailable(
-            f"API server {api.server}: the list of {kind.plural} became too old while it was read", next_step="try again"
+            f"API server {api.server}: the list of {kind.plural} became too old while it was read",
+            next_step="try again",
         ) from err
     return api_objects

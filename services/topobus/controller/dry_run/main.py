@@ -1,8 +1,10 @@
-"""A dry run as a process: reads the situation from standard input and writes the answers to standard output.
+"""A dry run as a process: reads the situation from standard input and writes the answers to
+standard output.
 
-`topobus allocate --dry-run` starts it, since only the controller has a CEL evaluator and a dry run needs neither NATS nor a running controller. With
-`--cluster` the slices, classes, claims and nodes come from an API server instead. An error is one JSON object on standard error; the exit codes are
-those of sysexits.h.
+`topobus allocate --dry-run` starts it, since only the controller has a CEL evaluator and a dry
+run needs neither NATS nor a running controller. With `--cluster` the slices, classes, claims and
+nodes come from an API server instead. An error is one JSON object on standard error; the exit
+codes are those of sysexits.h.
 """
 
 from __future__ import annotations
@@ -37,8 +39,12 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one situation; gives the exit code."""
     parser = argparse.ArgumentParser(prog="topobus-controller dry run", description=__doc__)
-    parser.add_argument("--cluster", action="store_true", help="take slices, classes, claims and nodes from an API server")
-    parser.add_argument("--kubeconfig", default="", help="kubeconfig file; empty: $KUBECONFIG, ~/.kube/config or the pod's own account")
+    parser.add_argument(
+        "--cluster", action="store_true", help="take slices, classes, claims and nodes from an API server"
+    )
+    parser.add_argument(
+        "--kubeconfig", default="", help="kubeconfig file; empty: $KUBECONFIG, ~/.kube/config or the pod's own account"
+    )
     parser.add_argument("--context", default="", help="context of that file")
     asked = parser.parse_args(arguments)
     try:
@@ -47,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Only here: without it no Kubernetes client is needed.
             from topobus.controller.dry_run.cluster_listing import list_situation
 
-            situation = asyncio.run(list_situation(situation, Path(asked.kubeconfig) if asked.kubeconfig else None, asked.context))
+            situation = asyncio.run(
+                list_situation(situation, Path(asked.kubeconfig) if asked.kubeconfig else None, asked.context)
+            )
         run = DryRun(situation, CelCompiler())
         sys.stdout.buffer.write(encode(Answers(answers=run.answer_all(situation.wanted), faults=run.faults)))
     except TopobusError as err:

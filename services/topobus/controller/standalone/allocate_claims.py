@@ -1,8 +1,10 @@
-"""Allocates claims: advances each stored claim by one write until it is allocated, its condition says why not, or it is deleted.
+"""Allocates claims: advances each stored claim by one write until it is allocated, its condition
+says why not, or it is deleted.
 
-Flows in: the controller's state. Flows out: requests to nodes, compare-and-set writes of claims, decision events. Every step may be repeated, by this
-replica after a crash or by another one: operation ids at nodes consist of the claim's uid and the attempt's number, and a write that loses its
-compare-and-set is dropped, since the watch brings the newer object.
+Flows in: the controller's state. Flows out: requests to nodes, compare-and-set writes of claims,
+decision events. Every step may be repeated, by this replica after a crash or by another one:
+operation ids at nodes consist of the claim's uid and the attempt's number, and a write that loses
+its compare-and-set is dropped, since the watch brings the newer object.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["ClaimReconciler"]
 
 _Work = Callable[[], Coroutine[None, None, Result]]
-# Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for one device nobody reads the advice of each.
+# Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for
+# one device nobody reads the advice of each.
 _MOST_ADVICE = 16
-# Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
+# Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its
+# turn. One search more may be begun, and may take the whole step budget.
 _ROUND_STEPS = 20_000
 
 
@@ -97,7 +101,8 @@ class ClaimReconciler:
         self._allocator.refusals.drop(self._is_served)
         self._advice_left = _MOST_ADVICE
         waiting = 0
-        # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
+        # Claims are decided on one after the other, for each sees what those before it took; what
+        # follows for one concerns no other, so that goes side by side.
         async with self.commits.during_round():
             for key in self._state.unsettled_claims():
                 stored = self._state.objects.get(key)
@@ -111,7 +116,10 @@ class ClaimReconciler:
         self._deallocation.keep()
 
     async def reconcile_costly(self) -> bool:
-        """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
+        """Search for claims that need more than a short search, as far as one round's budget goes.
+
+        True says that more of them are due at once.
+        """
         spent = self._allocator.spent
         async with self.commits.during_round():
             for key in self._queue.behind(self._state.unsettled_claims(), self._read):
@@ -119,17 +127,23 @@ class ClaimReconciler:
                     return True
                 stored = self._state.objects.get(key)
                 if stored is not None and not self.commits.is_busy(key):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False), is_costly=True)
+                    await self._bounded(
+                        key, stored, partial(self._reconcile, key, stored, is_cheap=False), is_costly=True
+                    )
         return False
 
     def _read(self, key: ObjectKey) -> Hashable:
-        """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
+        """Name what a search for a claim reads and may be freed: while it is the same, the search
+        finds the same.
+        """
         stored = self._state.objects.get(key)
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work, *, is_costly: bool = False) -> Result:
-        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
+        """Do one piece of work for a claim, and set the claim aside when it fails in a way that
+        nobody thought of.
+        """
 
         async def guarded() -> Result:
             try:
@@ -154,7 +168,9 @@ class ClaimReconciler:
         )
 
     def _world(self) -> Hashable:
-        """Name what a claim's next step depends on beside itself: what is free, and what it refers to."""
+        """Name what a claim's next step depends on beside itself: what is free, and what it refers
+        to.
+        """
         return self._state.supply, self._state.shared_epoch
 
     def _own(self, key: ObjectKey, stored: Stored) -> Hashable:
@@ -162,19 +178,26 @@ class ClaimReconciler:
         return stored.revision, bool(self._consumers.waiting(key))
 
     def _peer(self, stored: Stored) -> Hashable:
-        """Name what changes when there is a reason to ask a claim's silent node again: one such node must not keep all tasks."""
+        """Name what changes when there is a reason to ask a claim's silent node again: one such
+        node must not keep all tasks.
+        """
         attempt = stored.known_attempt
         ledger = self._state.ledgers.get(attempt.node) if attempt is not None else None
         return stored.revision, (ledger.epoch, ledger.sequence) if ledger is not None else None
 
     def _is_served(self, key: Hashable) -> bool:
-        """Say whether a claim is gone or has its devices; what is being taken back is on its way to be tried again."""
+        """Say whether a claim is gone or has its devices.
+
+        What is being taken back is on its way to be tried again.
+        """
         claim = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
         if object_parts(stored.value) != key._asdict():
-            raise ContractError(f"{stored.shown} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
+            raise ContractError(
+                f"{stored.shown} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there"
+            )
         if stored.claim.is_deleting:
             await self._deallocation.delete(key, stored)
             return None
@@ -192,9 +215,12 @@ class ClaimReconciler:
         if wait_s > 0:
             return Again(wait_s)  # left to another replica for a moment
         if attempt is not None:
-            # A pod's claims are committed before the pods have their next turn: the oldest goes first, however long its claim's write takes.
+            # A pod's claims are committed before the pods have their next turn: the oldest goes
+            # first, however long its claim's write takes.
             has_users = bool(self._consumers.users(key))
-            await self.commits.begin((key,), partial(self._commit_bounded, Attempted(key, stored, attempt)), ends_with_round=has_users)
+            await self.commits.begin(
+                (key,), partial(self._commit_bounded, Attempted(key, stored, attempt)), ends_with_round=has_users
+            )
             return Busy()
         if await self._is_independent(key, stored):
             return await self._decide(key, stored, is_cheap=is_cheap)
@@ -203,7 +229,10 @@ class ClaimReconciler:
         return None
 
     async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> Busy:
-        """Write a decision beside the round. From now on its devices count as taken, so that the next decision sees it."""
+        """Write a decision beside the round.
+
+        From now on its devices count as taken, so that the next decision sees it.
+        """
         for draft in drafts:
             self._state.assume(draft.key, draft.value)
         await self.commits.begin([draft.key for draft in drafts], partial(self._write, stored, drafts))
@@ -220,7 +249,8 @@ class ClaimReconciler:
         try:
             result = await self._bounded(drafts[0].key, stored, write_attempts)
         finally:
-            # Conflict or silence: what is stored counts, and a write that takes effect later comes by the watch.
+            # Conflict or silence: what is stored counts, and a write that takes
+            # effect later comes by the watch.
             for draft in drafts[len(group) :]:
                 self._state.restore(draft.key)
         if len(group) < len(drafts) and not isinstance(result, Again):
@@ -240,7 +270,9 @@ class ClaimReconciler:
         return {}
 
     async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult]:
-        """Accept the attempts as they are: nobody else allocates, so the node's ledger decides, and the revision of the claim is the check."""
+        """Accept the attempts as they are: nobody else allocates, so the node's ledger decides, and
+        the revision of the claim is the check.
+        """
         return [attempted.attempt.allocation for attempted in group]
 
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
@@ -254,7 +286,9 @@ class ClaimReconciler:
         raise error
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject:
-        """Make the claim's next version, which has the allocation and no reservation: the pod's follows when all of its claims are allocated."""
+        """Make the claim's next version, which has the allocation and no reservation: the pod's
+        follows when all of its claims are allocated.
+        """
         spanned = spanned_nodes(allocation, self._state.numa_nodes_of)
         return lifecycle.with_allocation(claim, allocation, now=rfc3339(self._runtime.clock.now()), spanned=spanned)
 
@@ -268,7 +302,9 @@ class ClaimReconciler:
             await self.set_condition(key, dropped, "RefusedByNode", refusal.reasons)
 
     async def _is_independent(self, key: ObjectKey, stored: Stored) -> bool:
-        """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
+        """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod
+        brings along, is not.
+        """
         mode = stored.claim.mode
         if self._consumers.waiting(key):
             missing = self._state.missing_mates(stored.claim)
@@ -284,7 +320,9 @@ class ClaimReconciler:
         return False
 
     async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
-        """Search for devices, and begin to write what was decided; a claim without a way forward is told so.
+        """Search for devices, and begin to write what was decided.
+
+        A claim without a way forward is told so.
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
@@ -304,8 +342,13 @@ class ClaimReconciler:
             return Behind(self._own(key, stored))
         await self._allocator.refresh(nodes, refused, members)
         reason, reasons = explain_nodes(nodes, refused)
-        reported = await self.set_condition(key, stored, reason, reasons, lambda: self._allocator.advise_members(nodes, refused, members))
-        own, excluded_s = self._own(key, reported), self._allocator.refusals.wait_s([each_member.key for each_member in members])
+        reported = await self.set_condition(
+            key, stored, reason, reasons, lambda: self._allocator.advise_members(nodes, refused, members)
+        )
+        own, excluded_s = (
+            self._own(key, reported),
+            self._allocator.refusals.wait_s([each_member.key for each_member in members]),
+        )
         if excluded_s < math.inf:
             return Again(excluded_s, (own, world))
         return Done((own, world)) if is_cheap else Behind(own, read)
@@ -313,7 +356,8 @@ class ClaimReconciler:
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.
 
-        Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
+        Errors: raises ContractError when the first cannot be read; another that
+        cannot is told so in its own turn.
         """
         members = [member(key, stored, self._state.classes)]
         if self._state.holds_devices(stored.claim):
@@ -337,9 +381,12 @@ class ClaimReconciler:
         reasons: tuple[Reason, ...],
         advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
     ) -> Stored:
-        """Put the reasons into the claim's condition, once; gives the claim with them, or as it was when another writer was first.
+        """Put the reasons into the claim's condition, once.
 
-        Shapes: advise — finds the nearest miss and what would fit; asked only when there is something new to tell.
+        Gives the claim with them, or as it was when another writer was first.
+
+        Shapes: advise — finds the nearest miss and what would fit; asked only when
+        there is something new to tell.
         """
         claim = stored.value
         message = "; ".join(each_reason.message for each_reason in reasons)
@@ -353,12 +400,16 @@ class ClaimReconciler:
         self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
-        api_object = lifecycle.with_advice(api_object, message="; ".join(each_reason.message for each_reason in advice), now=now)
+        api_object = lifecycle.with_advice(
+            api_object, message="; ".join(each_reason.message for each_reason in advice), now=now
+        )
         written = await self._writer.write(key, stored.revision, api_object)
         if written is None:
             return stored
         to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
-        refusal = Refusal(reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free)
+        refusal = Refusal(
+            reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free
+        )
         op_id = f"refuse-{stored.uid}-{written.revision}"
         await self._decisions.publish("allocate", stored.claim.owner, refusal, op_id=op_id)
         return written

@@ -1,7 +1,9 @@
-"""Handles binding conditions: deallocates devices whose binding failed or timed out, and names the claims that a pod has to wait for.
+"""Handles binding conditions: deallocates devices whose binding failed or timed out, and names the
+claims that a pod has to wait for.
 
-Flows in: allocated claims. Flows out: claims marked for deallocation, their devices excluded for a while so that others are tried. A driver reports
-conditions in the claim's status, so a restart loses only the exclusions.
+Flows in: allocated claims. Flows out: claims marked for deallocation, their devices excluded
+for a while so that others are tried. A driver reports conditions in the claim's status, so a
+restart loses only the exclusions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Cleans up deleted pods: releases their devices and reservations, and removes the object.
 
-Flows in: pods marked for deletion, and reservations of pods that no longer exist. Flows out: RELEASE requests, claims without the reservation, the
-object's deletion. A pod's finalizer stays until its nodes have released it, so any replica can continue after a crash. A pod that was deleted in
-spite of its finalizer is found through the objects that still name it.
+Flows in: pods marked for deletion, and reservations of pods that no longer exist. Flows out:
+RELEASE requests, claims without the reservation, the object's deletion. A pod's finalizer stays
+until its nodes have released it, so any replica can continue after a crash. A pod that was deleted
+in spite of its finalizer is found through the objects that still name it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class PodCleanup:
         self._log = get_logger()
 
     async def finish(self, key: ObjectKey, stored: Stored) -> None:
-        """Release a pod that is to be deleted: its devices, its reservations, the finalizer, the object."""
+        """Release a pod that is to be deleted: its devices, its reservations, the finalizer, the
+        object.
+        """
         pod = stored.value
         metadata = stored.metadata
         who = PodRef(key.namespace, metadata.name, metadata.uid)
@@ -54,7 +57,10 @@ class PodCleanup:
                     self._log.info("pod.release-waiting", pod=stored.shown, node=node, why=summarize(answer.reasons))
                     return
             for claim_key, claim in self._reserved_by(who):
-                if await self._writer.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
+                if (
+                    await self._writer.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,)))
+                    is None
+                ):
                     return
         freed = without_finalizer(pod, PLACEMENT_PROTECTION)
         if metadata_of(freed).finalizers:
@@ -67,7 +73,9 @@ class PodCleanup:
         self._log.info("pod.released", pod=stored.shown)
 
     async def leave_other_nodes(self, key: ObjectKey, stored: Stored) -> None:
-        """Release a pod's holdings on all nodes but the one that it is bound to: a pod's node never changes."""
+        """Release a pod's holdings on all nodes but the one that it is bound to: a pod's node never
+        changes.
+        """
         metadata = stored.metadata
         owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=metadata.name, uid=metadata.uid)
         bound = stored.pod.node
@@ -77,12 +85,17 @@ class PodCleanup:
             ledger = await self._ledgers.read(node)
             if ledger is None or owner.key not in ledger.allocations:
                 continue
-            op_id, decision_id = f"release-{owner.uid}-elsewhere-{ledger.sequence}", ledger.allocations[owner.key].decision_id
+            op_id, decision_id = (
+                f"release-{owner.uid}-elsewhere-{ledger.sequence}",
+                ledger.allocations[owner.key].decision_id,
+            )
             if not isinstance(await self._ledgers.release_on(node, owner, op_id, decision_id=decision_id), UnderWay):
                 self._log.info("pod.left-node", pod=stored.shown, node=node, bound=bound)
 
     async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> None:
-        """Remove pods from a claim's reservedFor that were deleted in spite of their finalizer: they are missing in the copy and in the store."""
+        """Remove pods from a claim's reservedFor that were deleted in spite of their finalizer:
+        they are missing in the copy and in the store.
+        """
         gone: list[str] = []
         for user in stored.known_consumers:
             pod_key = ObjectKey("pod", key.namespace, user.name)
@@ -92,7 +105,8 @@ class PodCleanup:
             try:
                 entry = await self._writer.read(pod_key)
             except ContractError:
-                # Something stands there that nobody can read, or no pod can have this name: no evidence, and the other users of the claim go on.
+                # Something stands there that nobody can read, or no pod can have this name: no
+                # evidence, and the other users of the claim go on.
                 continue
             if entry is None or metadata_of(entry.value).uid != user.uid:
                 gone.append(user.uid)
@@ -104,7 +118,7 @@ class PodCleanup:
         reserved: list[tuple[ObjectKey, Stored]] = []
         for key, stored in self._state.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
-                continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
+                continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then  # noqa: E501
             if any(user.uid == who.uid for user in stored.known_consumers):
                 reserved.append((key, stored))
         return sorted(reserved)

@@ -1,9 +1,11 @@
 """Runs the writes of claims that were decided on beside the reconcile rounds, so many at a time.
 
-A round decides on one claim after the other, for each sees what those before it took; the writes of a decision concern no other claim, and each waits for the store and a node. So
-they go side by side, and the next round does not wait for them.
+A round decides on one claim after the other, for each sees what those before it took; the writes of
+a decision concern no other claim, and each waits for the store and a node. So they go side by side,
+and the next round does not wait for them.
 
-Flows in: a decision's claims, and the work that writes it. Flows out: which claims are busy, so that no round decides on them meanwhile; a wake-up when work has ended.
+Flows in: a decision's claims, and the work that writes it. Flows out: which claims are busy, so
+that no round decides on them meanwhile; a wake-up when work has ended.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ __all__ = ["CommitTasks"]
 
 
 class CommitTasks:
-    """Owns the tasks. While `run` runs they outlive the round that began them; without it a round ends when they have ended.
+    """Owns the tasks. While `run` runs they outlive the round that began them.
 
-    Args: parallel — how many at a time; wake — called when work has ended.
+    Without it a round ends when they have ended. Args: parallel — how many at a time;
+    wake — called when work has ended.
     """
 
     def __init__(self, parallel: int, wake: Callable[[], None] = lambda: None) -> None:
@@ -53,11 +56,14 @@ class CommitTasks:
         """Say whether a claim is being written."""
         return key in self._busy
 
-    async def begin(self, keys: Collection[ObjectKey], work: Callable[[], Awaitable[None]], *, ends_with_round: bool = False) -> None:
+    async def begin(
+        self, keys: Collection[ObjectKey], work: Callable[[], Awaitable[None]], *, ends_with_round: bool = False
+    ) -> None:
         """Begin the work on these claims; waits while as many as may are being written.
 
         Shapes: ends_with_round — the next round must see what comes of it.
-        Errors: raises RuntimeError outside of a round. What the work raises ends the owner of the tasks.
+        Errors: raises RuntimeError outside of a round. What the work
+        raises ends the owner of the tasks.
         """
         group = self._round if ends_with_round or self._group is None else self._group
         if group is None:

@@ -1,8 +1,11 @@
-"""Evicts claims from tainted devices: deallocates claims whose devices carry a taint that they do not tolerate, and marks their pods for deletion.
+"""Evicts claims from tainted devices: deallocates claims whose devices carry a taint that they do
+not tolerate, and marks their pods for deletion.
 
-Flows in: the taints of drivers and rules, and allocated claims. Flows out: an event that names the pods, pods marked for deletion with the condition
-of Kubernetes' device taint eviction, claims marked for deallocation, and each rule's condition. A service that does not answer evicts nothing. Every
-step may be repeated: the event's id follows from the claim's allocation, the marks are in the objects.
+Flows in: the taints of drivers and rules, and allocated claims. Flows out: an event that
+names the pods, pods marked for deletion with the condition of Kubernetes' device taint
+eviction, claims marked for deallocation, and each rule's condition. A service that does not
+answer evicts nothing. Every step may be repeated: the event's id follows from the claim's
+allocation, the marks are in the objects.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ _Mark = tuple[DeviceId, str, str, str]
 class Evictor:
     """Checks all allocated claims while any device carries a taint that evicts."""
 
-    def __init__(self, runtime: Runtime, state: StandaloneState, deallocation: ClaimDeallocation, queue: WorkQueue) -> None:
+    def __init__(
+        self, runtime: Runtime, state: StandaloneState, deallocation: ClaimDeallocation, queue: WorkQueue
+    ) -> None:
         self._queue = queue
         self._runtime = runtime
         self._state = state
@@ -72,14 +77,20 @@ class Evictor:
             return
         # What is not seen in this round is gone: if it comes back, its time begins anew.
         self._seen_before, self._first_seen = self._first_seen, {}
-        held = [(key, stored, allocation) for key, stored in self._claims() if (allocation := _allocation(stored)) is not None]
+        held = [
+            (key, stored, allocation)
+            for key, stored in self._claims()
+            if (allocation := _allocation(stored)) is not None
+        ]
         pending: dict[str, int] = {}
         for key, stored, allocation in held:
             work = partial(self._reconcile, key, stored, allocation, pending)
             await self._queue.run(key, self._version(stored), work, name=stored.shown)
         for rule_key, rule in tuple(rules.items()):
             tell = partial(self._write_rule_status, rule_key, rule, pending.get(rule.name, 0), held)
-            await self._queue.run(rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}")
+            await self._queue.run(
+                rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}"
+            )
         self._queue.keep({*(key for key, _, _ in held), *rules})
 
     def _claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
@@ -89,7 +100,9 @@ class Evictor:
     def _version(self, stored: Stored) -> Hashable:
         return stored.revision, self._state.supply, self._state.shared_epoch
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]) -> Result:
+    async def _reconcile(
+        self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]
+    ) -> Result:
         """Evict one claim when it is due."""
         eviction = next_eviction(allocation, self._state.taints.evicting, self._since)
         if eviction is None:
@@ -111,16 +124,22 @@ class Evictor:
         return self._first_seen.setdefault(key, seen)
 
     async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
-        """Tell first, then mark the pods, then the claim: after a crash in between the claim is still there to be found."""
+        """Tell first, then mark the pods, then the claim: after a crash in between the claim is
+        still there to be found.
+        """
         claim = stored.value
         if stored.claim.deallocation or claim.status.get("deallocationRequested") or stored.metadata.deletion_timestamp:
             return
         users = consuming_pods(stored)
-        reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users])
+        reason = reason_of(
+            eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users]
+        )
         await self._announce(stored, eviction, reason)
         for user in users:
             await self._mark_pod(ObjectKey("pod", key.namespace, user.name), user.uid, reason)
-        self._log.warning("claim.evicted", claim=stored.shown, device=str(eviction.device), rule=eviction.rule, why=reason.message)
+        self._log.warning(
+            "claim.evicted", claim=stored.shown, device=str(eviction.device), rule=eviction.rule, why=reason.message
+        )
         if is_classic(claim):
             # Its driver takes it back when its pods have gone, which are on their way now.
             await self._writer.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
@@ -141,7 +160,8 @@ class Evictor:
             return
         written = await self._writer.write(key, stored.revision, api_object)
         if written is not None:
-            # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
+            # Nothing holds it: it may go at once, as it is now. A pod of its name
+            # that a user makes meanwhile stays.
             await self._writer.delete(key, written.revision)
 
     async def _announce(self, stored: Stored, eviction: Eviction, reason: Reason) -> None:
@@ -158,11 +178,16 @@ class Evictor:
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
             return
-        allocations = [(allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)]) for at, claim, allocation in held]
+        allocations = [
+            (allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)])
+            for at, claim, allocation in held
+        ]
         published = self._state.taints.count(rule)
         is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
         now = rfc3339(self._runtime.clock.now())
-        api_object = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
+        api_object = lifecycle.with_condition(
+            stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS
+        )
         if api_object.status != stored.value.status:
             await self._writer.write(key, stored.revision, api_object)
 

@@ -1,7 +1,8 @@
-"""Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what each node would give the pod itself.
+"""Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what
+each node would give the pod itself.
 
-Flows in: a pod's plan, the controller's state, the nodes' answers to dry runs. Flows out: the nodes that fit, best first, and why the others do not.
-It writes nothing.
+Flows in: a pod's plan, the controller's state, the nodes' answers to dry runs. Flows out: the nodes
+that fit, best first, and why the others do not. It writes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ __all__ = ["NodeFilter", "is_held"]
 
 # With which a node refuses a pod that it holds already.
 _HELD = "already-placed"
-# Of a pod that fits on hundreds of nodes: on so many its devices are brought together, 1 to 2 ms a node, before the nodes are compared.
+# Of a pod that fits on hundreds of nodes: on so many its devices are brought together, 1 to 2 ms a
+# node, before the nodes are compared.
 _BROUGHT_CLOSER = 16
 
 
@@ -79,11 +81,20 @@ class NodeFilter:
         """Nodes that said no to a pod a moment ago, by the pod's place."""
 
     async def filter_nodes(
-        self, key: ObjectKey, plan: PodPlan, pod: Pod, wanted: PodRequest | None, placed: str | None, *, is_cheap: bool = False
+        self,
+        key: ObjectKey,
+        plan: PodPlan,
+        pod: Pod,
+        wanted: PodRequest | None,
+        placed: str | None,
+        *,
+        is_cheap: bool = False,
     ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool] | None:
-        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not.
+        """Look at the nodes: those that fit, best first, with what each would give the pod itself,
+        and why the others do not.
 
-        Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
+        Shapes: is_cheap — None is given, and nobody asked, when the pod's claims
+        need more than a short search.
         """
         members = self.members(plan)
         wishing = aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
@@ -95,7 +106,11 @@ class NodeFilter:
         end = self._runtime.clock.monotonic() + LONGEST_S
         spent = self._allocator.spent
         for node in nodes:
-            why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
+            why = (
+                Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node})
+                if node in refused
+                else None
+            )
             missed = static_miss(plan, self._state.describe(node), refused=why)
             if missed is None:
                 outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
@@ -125,26 +140,44 @@ class NodeFilter:
         if wanted is not None and fits:
             placements, is_due = await self._ask(fits, wanted, misses)
             if plan.claims and not plan.pending:
-                # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
+                # Said yes before the claims took their devices: without a memory of that they would
+                # be taken back and allocated there for ever.
                 for miss in misses:
-                    if miss.node in by_name and isinstance(miss.outcome, NoFit) and miss.node not in placements and not is_due:
+                    if (
+                        miss.node in by_name
+                        and isinstance(miss.outcome, NoFit)
+                        and miss.node not in placements
+                        and not is_due
+                    ):
                         self.refused.add(key, [miss.node], summarize(miss.outcome.reasons))
             fits = [node_fit for node_fit in fits if node_fit.node in placements]
         scores = [
-            score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of) for node_fit in fits
+            score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of)
+            for node_fit in fits
         ]
         return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
 
-    async def nodes_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
-        """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
+    async def nodes_without(
+        self, key: ObjectKey, left_out: Collection[str]
+    ) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+        """Say on which nodes a pod could run if it were not for these of its `resourceClaims`
+        entries, best first.
+
+        And, when on none, why.
 
         Errors: raises ContractError for a pod that nobody can read.
         """
         whole = self._state.objects[key].value
-        rest = [resource_claim for resource_claim in whole.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
+        rest = [
+            resource_claim
+            for resource_claim in whole.spec.get("resourceClaims") or []
+            if resource_claim.get("name") not in left_out
+        ]
         pod = Pod(msgspec.structs.replace(whole, spec={**whole.spec, "resourceClaims": rest}))
         keys = {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
-        claims = {name: self._state.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._state.objects}
+        claims = {
+            name: self._state.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._state.objects
+        }
         plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None, waits_for_immediate=False)
         if isinstance(plan, Blocked):
             return (), plan.reasons
@@ -161,11 +194,19 @@ class NodeFilter:
         again = [miss for miss in misses if miss.node in searched]
         outcomes = [node_miss.outcome for node_miss in again]
         await self._allocator.refresh([node_miss.node for node_miss in again], outcomes, members, pod=wishing)
-        newest = {node_miss.node: NodeMiss(node_miss.node, outcome) for node_miss, outcome in zip(again, outcomes, strict=True)}
+        newest = {
+            node_miss.node: NodeMiss(node_miss.node, outcome)
+            for node_miss, outcome in zip(again, outcomes, strict=True)
+        }
         return [newest.get(miss.node, miss) for miss in misses]
 
-    async def _ask(self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]) -> tuple[dict[str, Placement], bool]:
-        """Ask the nodes what they would give the pod itself; those that refuse, or keep silent, become misses."""
+    async def _ask(
+        self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]
+    ) -> tuple[dict[str, Placement], bool]:
+        """Ask the nodes what they would give the pod itself.
+
+        Those that refuse, or keep silent, become misses.
+        """
         async with asyncio.TaskGroup() as group:
             asked = {
                 node_fit.node: group.create_task(
@@ -187,7 +228,9 @@ class NodeFilter:
             if reply is None:
                 is_due = True
                 reason = Reason(
-                    code="node-silent", message=f"node {node} did not answer in time: unknown, not refused", facts={"node": node}
+                    code="node-silent",
+                    message=f"node {node} did not answer in time: unknown, not refused",
+                    facts={"node": node},
                 )
                 misses.append(NodeMiss(node, NoFit((reason,), 0)))
             elif isinstance(reply.result, Refusal) and is_held(reply.result):
@@ -217,7 +260,9 @@ class NodeFilter:
 
     def node_of(self, owner: Owner) -> str | None:
         """Name the node in whose ledger the pod stands already: a crash came before its binding."""
-        return next((node for node, ledger in sorted(self._state.ledgers.items()) if owner.key in ledger.allocations), None)
+        return next(
+            (node for node, ledger in sorted(self._state.ledgers.items()) if owner.key in ledger.allocations), None
+        )
 
 
 def is_held(refusal: Refusal) -> bool:

@@ -1,8 +1,12 @@
-"""Releases holdings of claims and pods that were deleted in spite of their finalizers; their devices are quarantined until the node has released them.
+"""Releases holdings of claims and pods that were deleted in spite of their finalizers.
 
-Flows in: ledgers, stored objects, deletions. Flows out: RELEASE requests, and the quarantined devices with the reason. An owner is an orphan only on
-evidence: it was seen here and deleted, the store's history has it, or its name belongs to another object now. Owners that were never stored here
-(pods of `topobus place`, a cluster's claims) are left alone. The node decides: it refuses while a container may be using the devices.
+Their devices are quarantined until the node has released them.
+
+Flows in: ledgers, stored objects, deletions. Flows out: RELEASE requests, and the quarantined
+devices with the reason. An owner is an orphan only on evidence: it was seen here and deleted, the
+store's history has it, or its name belongs to another object now. Owners that were never stored
+here (pods of `topobus place`, a cluster's claims) are left alone. The node decides: it refuses
+while a container may be using the devices.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OrphanedAllocations"]
 
-# Owners remembered beyond those that a ledger names: a ledger's copy may be behind, and after that the store's own history has the answer.
+# Owners remembered beyond those that a ledger names: a ledger's copy may be behind, and after that
+# the store's own history has the answer.
 _MOST_REMEMBERED = 4096
 
 _SHOWN = 16
@@ -77,8 +82,11 @@ class OrphanedAllocations:
         if kind is not None:
             metadata = metadata_of(gone.value)
             self._gone.add(gone.uid)
-            # It was here: what the store did not know after it had been lost has been restored since, and deleted.
-            self._foreign.discard(Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid).key)
+            # It was here: what the store did not know after it had been lost has
+            # been restored since, and deleted.
+            self._foreign.discard(
+                Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid).key
+            )
             self._evidence += 1
 
     def clear_conclusions(self) -> None:
@@ -92,17 +100,23 @@ class OrphanedAllocations:
         for node, ledger in sorted(self._state.ledgers.items()):
             version = (ledger.epoch, ledger.sequence, self._evidence)
             if self._queue.is_ready(node, version):  # most are not: nothing is made for them
-                await self._queue.run(node, version, partial(self._find_in_ledger, node, ledger, Done(version)), name=f"ledger {node}")
+                await self._queue.run(
+                    node, version, partial(self._find_in_ledger, node, ledger, Done(version)), name=f"ledger {node}"
+                )
         self._found = {node: owners for node, owners in self._found.items() if owners and node in self._state.ledgers}
         self._show()
         for node, owners in sorted(self._found.items()):
             for owner in tuple(owners.values()):
                 key = (node, owner.key)
-                await self._queue.run(key, self._state.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
+                await self._queue.run(
+                    key, self._state.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key
+                )
         held = {key for owners in self._found.values() for key in owners}
         self._reported = {key: why for key, why in self._reported.items() if key in held}
         self._metrics.quarantined.set(len(held))
-        self._queue.keep({*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
+        self._queue.keep(
+            {*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)}
+        )
         self._drop_unnamed()
 
     async def _find_in_ledger(self, node: str, ledger: Ledger, done: Done) -> Done:
@@ -113,11 +127,20 @@ class OrphanedAllocations:
         return done
 
     def _report_foreign(self, node: str, ledger: Ledger, keys: Collection[str]) -> None:
-        """Warn of holders that were found just now and have no object here: after an older copy of the store what was applied since is gone, and its devices stay held."""
+        """Warn of holders that were found just now and have no object here: after an older copy of
+        the store what was applied since is gone, and its devices stay held.
+        """
         owners = [ledger.allocations[key].owner for key in sorted(keys) if key in ledger.allocations]
-        lost = [str(owner) for owner in owners if owner.kind is not OwnerKind.POD or owner.uid != placed_uid(owner.namespace, owner.name)]
+        lost = [
+            str(owner)
+            for owner in owners
+            if owner.kind is not OwnerKind.POD or owner.uid != placed_uid(owner.namespace, owner.name)
+        ]
         if lost:
-            step = "`topobus apply -f` their manifests restores them, `topobus release claim|pod NAMESPACE/NAME` frees what they hold"
+            step = (
+                "`topobus apply -f` their manifests restores them, `topobus release claim|pod NAMESPACE/NAME` "
+                "frees what they hold"
+            )
             self._log.warning("holders.without-object", of=node, count=len(lost), owners=lost[:_SHOWN], next_step=step)
 
     @property
@@ -128,7 +151,11 @@ class OrphanedAllocations:
     def _drop_unnamed(self) -> None:
         """Keep what was concluded of owners that a ledger names: objects come and go for years."""
         if self.conclusion_count > _MOST_REMEMBERED:
-            named = [allocation.owner for ledger in self._state.ledgers.values() for allocation in ledger.allocations.values()]
+            named = [
+                allocation.owner
+                for ledger in self._state.ledgers.values()
+                for allocation in ledger.allocations.values()
+            ]
             self._gone &= {owner.uid for owner in named}
             self._foreign &= {owner.key for owner in named}
 
@@ -154,7 +181,8 @@ class OrphanedAllocations:
                 owners[key] = owner
         if not owners:
             return {}
-        # The object goes after its devices; a copy of the ledger that is behind shows both the other way round.
+        # The object goes after its devices; a copy of the ledger that is behind
+        # shows both the other way round.
         newest = await self._ledgers.read(ledger.node)
         return {key: owner for key, owner in owners.items() if newest is not None and key in newest.allocations}
 

@@ -1,9 +1,12 @@
-"""Schedules stored pods: chooses a node for each, allocates and reserves its claims, and reserves its own devices and CPUs there.
+"""Schedules stored pods: chooses a node for each, allocates and reserves its claims, and reserves
+its own devices and CPUs there.
 
-Flows in: the controller's state, and the nodes' answers. Flows out: attempts and reservations in claims, PLACE and RELEASE requests, the pod's node
-and condition. The decisions are in `scheduling.decisions`. Order of writes: the pod's finalizer; an attempt in each pending claim, which
-`ClaimReconciler` commits; the reservation in each claim; the node's ledger for what the pod itself asks; the pod's node. The objects show which of
-these were done, so any replica continues with the next.
+Flows in: the controller's state, and the nodes' answers. Flows out: attempts and reservations
+in claims, PLACE and RELEASE requests, the pod's node and condition. The decisions are in
+`scheduling.decisions`. Order of writes: the pod's finalizer; an attempt in each pending
+claim, which `ClaimReconciler` commits; the reservation in each claim; the node's ledger for
+what the pod itself asks; the pod's node. The objects show which of these were done, so any
+replica continues with the next.
 """
 
 from __future__ import annotations
@@ -111,7 +114,11 @@ class PodScheduler:
         self._queue.keep(looked_at)
 
     async def reconcile_costly(self) -> bool:
-        """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
+        """Look for nodes for pods whose claims need more than a short search, as far as one round's
+        budget goes.
+
+        True says that more are due at once.
+        """
         spent = self._allocator.spent
         for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
             if self._allocator.spent - spent > _ROUND_STEPS:
@@ -134,7 +141,9 @@ class PodScheduler:
             )
 
     def _read(self, key: ObjectKey) -> Hashable:
-        """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
+        """Name what a search for a pod's claims reads: while it is the same, the search finds the
+        same.
+        """
         return self._claim_revisions(key), self._freedoms()
 
     def _freedoms(self) -> Hashable:
@@ -143,7 +152,9 @@ class PodScheduler:
         return state.shared_epoch, state.class_epoch, tuple(state.freedom_of(node) for node in state.nodes())
 
     def _world(self, key: ObjectKey) -> Hashable:
-        """Name what a pod's next step depends on beside itself: its claims, what they refer to, and what is free."""
+        """Name what a pod's next step depends on beside itself: its claims, what they refer to, and
+        what is free.
+        """
         return self._claim_revisions(key), self._state.shared_epoch, self._state.supply
 
     async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
@@ -175,7 +186,10 @@ class PodScheduler:
         if isinstance(gates, list) and gates:
             names = ", ".join(str(gate.get("name")) if isinstance(gate, dict) else str(gate) for gate in gates)
             await self._report_waiting(
-                key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),)
+                key,
+                stored,
+                "SchedulingGated",
+                (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),),
             )
             return None
         waiting = self._classic.waits(key)
@@ -183,16 +197,23 @@ class PodScheduler:
             await self._report_waiting(key, stored, "Unschedulable", waiting)
             return None
         claims, world = self._claims_of(key), self._world(key)
-        # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
-        plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False)
+        # An immediate claim that is still free when its pod comes is
+        # best allocated where the pod fits.
+        plan = pre_filter(
+            stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False
+        )
         if isinstance(plan, Blocked):
             version = (stored.revision, world)
-            if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(key, version):
+            if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(
+                key, version
+            ):
                 return Again(version=version)  # for a node to let go: people are not told of what is over in a moment
             reported = await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
             return Done((reported.revision, world))
         wanted = with_claims(
-            own_request(stored.pod), stored.pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated}
+            own_request(stored.pod),
+            stored.pod,
+            {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated},
         )
         placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
@@ -206,11 +227,18 @@ class PodScheduler:
             reported = await self._no_fit(key, stored, plan, misses)
             if is_silent:
                 return Again(version=(reported.revision, world))
-            excluded_s = min(self._nodes.refused.wait_s([key]), self._allocator.refusals.wait_s(self._claim_keys(key).values()))
+            excluded_s = min(
+                self._nodes.refused.wait_s([key]), self._allocator.refusals.wait_s(self._claim_keys(key).values())
+            )
             if excluded_s < math.inf:
                 return Again(excluded_s, (reported.revision, world))
-            # Claims as they are now that they have been told; what is free as it was before a long search, so that nothing freed meanwhile is missed.
-            return Done((reported.revision, world)) if is_cheap else Behind(reported.revision, (self._claim_revisions(key), freedoms))
+            # Claims as they are now that they have been told; what is free as it was before a long
+            # search, so that nothing freed meanwhile is missed.
+            return (
+                Done((reported.revision, world))
+                if is_cheap
+                else Behind(reported.revision, (self._claim_revisions(key), freedoms))
+            )
         return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
 
     async def _take(
@@ -222,7 +250,9 @@ class PodScheduler:
         misses: list[NodeMiss],
         wanted: PodRequest | None,
     ) -> Result:
-        """Go through with the best node: allocate, or, when all claims are allocated, reserve, place and bind."""
+        """Go through with the best node: allocate, or, when all claims are allocated, reserve,
+        place and bind.
+        """
         if plan.claims or wanted is not None:
             protected = await self._protect(key, stored)
             if protected is None:
@@ -254,7 +284,10 @@ class PodScheduler:
         return None
 
     async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
-        """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
+        """Write the pod into each claim's reservedFor.
+
+        False when one is full or somebody else wrote first.
+        """
         planned: list[tuple[ObjectKey, Stored]] = []
         for pod_claim in plan.claims:
             claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
@@ -272,13 +305,21 @@ class PodScheduler:
         return reserved
 
     async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
-        claims = [(ObjectKey("resourceclaim", key.namespace, name), claim) for name, claim in self._claims_of(key).items()]
-        await self._claims.committer.unreserve((pod.uid,), [(at, claim) for at, claim in claims if not is_classic(claim.value)])
+        claims = [
+            (ObjectKey("resourceclaim", key.namespace, name), claim) for name, claim in self._claims_of(key).items()
+        ]
+        await self._claims.committer.unreserve(
+            (pod.uid,), [(at, claim) for at, claim in claims if not is_classic(claim.value)]
+        )
 
     async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
-        """Have the node's ledger take what the pod itself asks; None when the node does not answer."""
+        """Have the node's ledger take what the pod itself asks.
+
+        None when the node does not answer.
+        """
         ledger = self._state.ledgers.get(node)
-        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash the same one is repeated, or the ledger shows the pod.
+        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash
+        # the same one is repeated, or the ledger shows the pod.
         op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
         reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
         if reply is None:
@@ -290,7 +331,10 @@ class PodScheduler:
         return reply.result
 
     async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> Stored:
-        """Take one allocation back where that may help; else say why the pod waits, to it and to its claims. Gives the pod as it is then."""
+        """Take one allocation back where that may help.
+
+        Else say why the pod waits, to it and to its claims. Gives the pod as it is then.
+        """
         answer = post_filter(plan, misses)
         if isinstance(answer, TakeBack):
             claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
@@ -299,7 +343,8 @@ class PodScheduler:
                 if await self._retreat(key, stored) is not None:
                     await self._classic.take_back(claim_key)
             elif claim is not None:
-                # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The reconciler of claims keeps others from binding it.
+                # The mark comes first: whoever sees the pod's next version has seen it, for both
+                # stand in one stream. The reconciler of claims keeps others from binding it.
                 await self._deallocation.begin(claim_key, claim, answer.why)
             return stored
         condition, reasons = explain_misses(misses)
@@ -311,12 +356,19 @@ class PodScheduler:
             claim = self._state.objects.get(claim_key)
             if claim is not None:
                 await self._claims.set_condition(
-                    claim_key, claim, condition, reasons, lambda: self._allocator.advise_members(nodes, outcomes, members)
+                    claim_key,
+                    claim,
+                    condition,
+                    reasons,
+                    lambda: self._allocator.advise_members(nodes, outcomes, members),
                 )
         return reported
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
-        """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
+        """Make sure that nobody else binds the pod to what is about to be taken from it.
+
+        None when somebody has, or changed it otherwise.
+        """
         return await self._writer.write(key, stored.revision, with_retreat(stored.value))
 
     async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> Result:
@@ -334,7 +386,10 @@ class PodScheduler:
         return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
 
     async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> Stored:
-        """Put the reasons into the pod's condition and into an event, once; gives the pod with them, or as it was when another writer was first."""
+        """Put the reasons into the pod's condition and into an event, once.
+
+        Gives the pod with them, or as it was when another writer was first.
+        """
         message = "; ".join(each_reason.message for each_reason in reasons)
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
         if api_object.status == stored.value.status:
@@ -361,7 +416,9 @@ class PodScheduler:
     def _claim_revisions(self, key: ObjectKey) -> tuple[int, ...]:
         """Tell states of a pod's claims apart."""
         objects = self._state.objects
-        return tuple(objects[claim_key].revision if claim_key in objects else 0 for claim_key in self._claim_keys(key).values())
+        return tuple(
+            objects[claim_key].revision if claim_key in objects else 0 for claim_key in self._claim_keys(key).values()
+        )
 
     def _now(self) -> str:
         return rfc3339(self._runtime.clock.now())

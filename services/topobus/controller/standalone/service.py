@@ -1,6 +1,7 @@
 """The stand-alone controller: keeps a copy of the stored objects, allocates claims and plans pods.
 
-Any number of replicas may run: plans go to one of them (queue group); claims are guarded by compare-and-set and by operation ids at the nodes.
+Any number of replicas may run: plans go to one of them (queue group); claims are guarded by
+compare-and-set and by operation ids at the nodes.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class _Controller:
             ReplicaTurns(runtime.clock, settings.retry_s),
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
-        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, allocator, deallocation, self._queue("binding"))
+        self._binding = BindingConditions(
+            settings.binding_timeout_s, runtime, self._state, allocator, deallocation, self._queue("binding")
+        )
         self._pods = ClaimTemplateReconciler(runtime, self._state, self._queue("templates"))
         self._planner = Planner(settings, runtime, self._state, metrics)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
@@ -106,9 +109,16 @@ class _Controller:
             self._queue("pods"),
         )
         self._presence = SilentServices(
-            settings.silence, settings.parallel_asks, runtime, self._state, self._wake, is_needed=self._state.has_waiting
+            settings.silence,
+            settings.parallel_asks,
+            runtime,
+            self._state,
+            self._wake,
+            is_needed=self._state.has_waiting,
         )
-        self._orphans = OrphanedAllocations(settings, runtime, self._state, allocator, metrics, ledgers, self._queue("orphans"))
+        self._orphans = OrphanedAllocations(
+            settings, runtime, self._state, allocator, metrics, ledgers, self._queue("orphans")
+        )
         self._objects = NatsWatch(
             runtime.bus,
             self._state,
@@ -123,7 +133,13 @@ class _Controller:
 
     def _queue(self, loop: str) -> WorkQueue:
         """Make the queue of one loop; each object that it comes to is a step of the pass."""
-        queue = WorkQueue(loop, self._runtime.clock, self._settings.retry_s, failures=self._metrics.set_aside, progress=self._beat.turn)
+        queue = WorkQueue(
+            loop,
+            self._runtime.clock,
+            self._settings.retry_s,
+            failures=self._metrics.set_aside,
+            progress=self._beat.turn,
+        )
         self._queues.append(queue)
         return queue
 
@@ -169,11 +185,15 @@ class _Controller:
             if not self._is_whole:
                 continue
             if not is_planning:
-                # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
-                await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
+                # Only now: a replica in the queue group that knows nothing yet would take
+                # plans away from those that do.
+                await self._runtime.bus.answer(
+                    catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER
+                )
                 await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
                 is_planning = True
-                # The copies of a fleet live as long as the process: the garbage collector would walk over all of them at each full round, a second with 1,000 DGX.
+                # The copies of a fleet live as long as the process: the garbage collector would
+                # walk over all of them at each full round, a second with 1,000 DGX.
                 gc.freeze()
                 get_logger().info("controller.ready", nodes=len(self._state.nodes()), objects=len(self._state.objects))
             await self._orphans.reconcile_all()

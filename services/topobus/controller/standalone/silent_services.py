@@ -1,11 +1,14 @@
-"""Detects device services that do not answer, because an inventory stays stored after its service has ended.
+"""Detects device services that do not answer, because an inventory stays stored after its service
+has ended.
 
-Flows in: the nodes and classes with inventories, heartbeats over the bus. Flows out: the silent services, into the state, and a callback when they
-change. Each node's topology service checks this as well and decides; this module keeps the controller from choosing devices that would be refused.
+Flows in: the nodes and classes with inventories, heartbeats over the bus. Flows out: the silent
+services, into the state, and a callback when they change. Each node's topology service checks this
+as well and decides; this module keeps the controller from choosing devices that would be refused.
 
-So it asks by need: while something waits for devices, and until each service has been heard once. With nothing to choose, a fleet of 1,000 nodes cost the hub 857 messages
-a second for each replica (docs/explanation/large-fleets.md). A service that dies meanwhile is noticed a few seconds after the next claim or pod comes, and
-until then its node refuses.
+So it asks by need: while something waits for devices, and until each service has been heard once.
+With nothing to choose, a fleet of 1,000 nodes cost the hub 857 messages a second for each replica
+(docs/explanation/large-fleets.md). A service that dies meanwhile is noticed a few seconds after the
+next claim or pod comes, and until then its node refuses.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class SilentServices:
         self._state = state
         self._on_change = on_change
         self._is_needed = is_needed
-        # A node's services are asked at the same time: so many nodes that there are about `parallel` asks under way, for claims wait behind them.
+        # A node's services are asked at the same time: so many nodes that there are about
+        # `parallel` asks under way, for claims wait behind them.
         self._gate = asyncio.Semaphore(max(1, parallel // _CLASSES_A_NODE))
         self._calls: dict[str, ServiceLiveness] = {}
 
@@ -60,7 +64,9 @@ class SilentServices:
         self._calls = {node: self._calls.get(node) or self._make(node) for node in sorted(nodes)}
         before = self._silent()
         is_needed = self._is_needed()
-        due = [(node, call) for node, call in self._calls.items() if (is_needed or not call.is_settled) and call.is_due()]
+        due = [
+            (node, call) for node, call in self._calls.items() if (is_needed or not call.is_settled) and call.is_due()
+        ]
         await asyncio.gather(*(self._check_node(node, call) for node, call in due))
         silent = self._silent()
         self._state.note_silence(silent)
@@ -68,7 +74,11 @@ class SilentServices:
             self._on_change()
 
     def _silent(self) -> dict[tuple[str, str], str]:
-        return {(node, device_class): since for node, call in self._calls.items() for device_class, since in call.silent.items()}
+        return {
+            (node, device_class): since
+            for node, call in self._calls.items()
+            for device_class, since in call.silent.items()
+        }
 
     async def _check_node(self, node: str, call: ServiceLiveness) -> None:
         async with self._gate:

@@ -1,6 +1,8 @@
-"""Validates device classes: writes into each class whether its expressions compile, so that a mistake shows before a claim uses the class.
+"""Validates device classes: writes into each class whether its expressions compile, so that a
+mistake shows before a claim uses the class.
 
-Flows in: the stored classes. Flows out: one condition in the status of each, written when it changes.
+Flows in: the stored classes. Flows out: one condition in the status of
+each, written when it changes.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class ClassReconciler:
         """Judge one class and say so in its status."""
         reason, message = validate(stored.value, self._compiler)
         now = rfc3339(self._runtime.clock.now())
-        api_object = lifecycle.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
+        api_object = lifecycle.with_condition(
+            stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID
+        )
         written = await self._writer.write(key, stored.revision, api_object) if api_object != stored.value else None
         if written is None:
             return Done(stored.revision)
@@ -60,7 +64,9 @@ class ClassReconciler:
 
 
 def validate(api_object: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
-    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that cannot be parsed, `Invalid` for an expression that does not compile."""
+    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that cannot be parsed,
+    `Invalid` for an expression that does not compile.
+    """
     try:
         spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
     except ContractError as err:

@@ -34,11 +34,16 @@ class AgeOrder:
         return key in self._created
 
     def __iter__(self) -> Iterator[ObjectKey]:
-        """Iterate over the keys that are there now: what is put or dropped meanwhile is not noticed."""
+        """Iterate over the keys that are there now: what is put or dropped meanwhile is not
+        noticed.
+        """
         return iter([key for _, key in self._order])
 
     def put(self, key: ObjectKey, created: str) -> None:
-        """Add a key, or change its time. Cost: O(log n) comparisons; nothing where it has this time already."""
+        """Add a key, or change its time. Cost: O(log n) comparisons.
+
+        Nothing where it has this time already.
+        """
         if self._created.get(key) == created:
             return
         self.drop(key)

@@ -1,8 +1,11 @@
-"""Converts objects of an API server to the controller's form: the shape of resource.k8s.io/v1, reduced to the fields in use.
+"""Converts objects of an API server to the controller's form: the shape of resource.k8s.io/v1,
+reduced to the fields in use.
 
-Flows in: plain objects of a served version. Flows out: ApiObjects. A cluster has many pods and nodes, so most fields are dropped; a pod that has no
-claims and is not behind the scheduling gate is not kept at all.
-Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with `basic`), v1beta2 and v1, 1.36.
+Flows in: plain objects of a served version. Flows out: ApiObjects. A cluster has many pods
+and nodes, so most fields are dropped; a pod that has no claims and is not behind the
+scheduling gate is not kept at all.
+Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with
+`basic`), v1beta2 and v1, 1.36.
 """
 
 from __future__ import annotations
@@ -31,7 +34,16 @@ _METADATA = (
     "finalizers",
     "ownerReferences",
 )
-_POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
+_POD_SPEC = (
+    "schedulingGates",
+    "resourceClaims",
+    "nodeName",
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "priority",
+    "overhead",
+)
 _WAITING_POD_SPEC = ("topologySpreadConstraints", "preemptionPolicy", "resources")
 _AFFINITY = ("nodeAffinity", "podAffinity", "podAntiAffinity")
 _POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
@@ -45,13 +57,17 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
 
     Errors: raises ContractError for what is no object of this kind.
     """
-    metadata = {key: value for key, value in _part(plain, "metadata", kind).items() if key in _METADATA and value is not None}
+    metadata = {
+        key: value for key, value in _part(plain, "metadata", kind).items() if key in _METADATA and value is not None
+    }
     if not isinstance(metadata.get("name"), str) or not metadata["name"]:
         raise ContractError(f"{kind}: metadata.name: got {metadata.get('name')!r}, wanted a name")
     _check_metadata(kind, metadata)
     for part in ("name", "namespace"):
         if not is_path_segment(metadata.get(part) or "x"):
-            raise ContractError(f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can stand in a path")
+            raise ContractError(
+                f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can stand in a path"
+            )
     spec, status = _part(plain, "spec", kind), _part(plain, "status", kind)
     match kind:
         case "Pod":
@@ -67,7 +83,9 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
             spec = {key: spec[key] for key in fields if key in spec} | containers
             if "affinity" in spec:
                 affinity = spec["affinity"] if isinstance(spec["affinity"], Mapping) else {}
-                spec["affinity"] = {key: affinity[key] for key in (_AFFINITY if waits else _AFFINITY[:1]) if affinity.get(key)}
+                spec["affinity"] = {
+                    key: affinity[key] for key in (_AFFINITY if waits else _AFFINITY[:1]) if affinity.get(key)
+                }
             status = {key: status[key] for key in _POD_STATUS if key in status}
             if not waits:
                 metadata.pop("labels", None)
@@ -80,7 +98,11 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
             inner = spec.get("spec") if isinstance(spec.get("spec"), Mapping) else {}
             spec = {**spec, "spec": {**(inner or {}), "devices": _upgraded_claim((inner or {}).get("devices"))}}
         case "ResourceSlice":
-            metadata = {key: value for key, value in metadata.items() if key in ("name", "uid", "resourceVersion", "ownerReferences")}
+            metadata = {
+                key: value
+                for key, value in metadata.items()
+                if key in ("name", "uid", "resourceVersion", "ownerReferences")
+            }
             if version == "v1beta1":
                 spec = {**spec, "devices": [_upgraded_device(device) for device in _list(spec.get("devices"))]}
     group = "v1" if kind in ("Pod", "Node") else "resource.k8s.io/v1"
@@ -88,16 +110,24 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
 
 
 def is_path_segment(name: str) -> bool:
-    r"""Say whether a name can be a part of an API server's path, which every name of an object can (ValidatePathSegmentName).
+    r"""Say whether a name can be a part of an API server's path, which every name of an object can
+    (ValidatePathSegmentName).
 
     >>> is_path_segment("a.b"), is_path_segment(".."), is_path_segment("a/b"), is_path_segment("a\0")
     (True, False, False, False)
     """
-    return name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/%?# ") and 0 < len(name) <= _LONGEST_NAME
+    return (
+        name not in (".", "..")
+        and name.isprintable()
+        and not any(mark in name for mark in "/%?# ")
+        and 0 < len(name) <= _LONGEST_NAME
+    )
 
 
 def salvaged_claim(key: tuple[str, str], plain: Mapping[str, Any]) -> ApiObject:
-    """Make a claim of what can be made out of one that nobody can read: its name, and the devices that its status names."""
+    """Make a claim of what can be made out of one that nobody can read: its name, and the devices
+    that its status names.
+    """
     metadata, status = plain.get("metadata"), plain.get("status")
     uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
     allocation = status.get("allocation") if isinstance(status, Mapping) else None
@@ -106,7 +136,8 @@ def salvaged_claim(key: tuple[str, str], plain: Mapping[str, Any]) -> ApiObject:
     named = [
         {"request": "unknown", **{field: result[field] for field in ("driver", "pool", "device")}}
         for result in (results if isinstance(results, list) else ())
-        if isinstance(result, Mapping) and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
+        if isinstance(result, Mapping)
+        and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
     ]
     kept = {"allocation": {"devices": {"results": named}}} if named else {}
     identity = {"namespace": key[0], "name": key[1], "uid": uid if isinstance(uid, str) else ""}
@@ -131,16 +162,25 @@ def _sized(container: object) -> dict[str, Any]:
     """Keep of a container what it asks for; of its ports those of the host."""
     fields = container if isinstance(container, Mapping) else {}
     ports = [port for port in _list(fields.get("ports")) if isinstance(port, Mapping) and port.get("hostPort")]
-    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields} | ({"ports": ports} if ports else {})
+    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields} | (
+        {"ports": ports} if ports else {}
+    )
 
 
 def _upgraded_claim(devices: object) -> dict[str, Any]:
-    """Show a v1beta1 claim's requests as v1 does: what stood beside the name stands under `exactly`."""
+    """Show a v1beta1 claim's requests as v1 does: what stood beside the name stands under
+    `exactly`.
+    """
     fields = dict(devices) if isinstance(devices, Mapping) else {}
     requests = []
     for request in _list(fields.get("requests")):
         if isinstance(request, Mapping) and "firstAvailable" not in request and "exactly" not in request:
-            requests.append({"name": request.get("name"), "exactly": {key: value for key, value in request.items() if key != "name"}})
+            requests.append(
+                {
+                    "name": request.get("name"),
+                    "exactly": {key: value for key, value in request.items() if key != "name"},
+                }
+            )
         else:
             requests.append(request)
     return {**fields, "requests": requests} if requests else fields
@@ -154,7 +194,9 @@ def _upgraded_device(device: object) -> object:
 
 
 def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
-    """Refuse metadata of which a part is not what it should be: read as absent, a malformed annotation of ours would mean that there is none."""
+    """Refuse metadata of which a part is not what it should be: read as absent, a malformed
+    annotation of ours would mean that there is none.
+    """
     try:
         msgspec.convert(metadata, Metadata)
     except (msgspec.ValidationError, RecursionError) as err:

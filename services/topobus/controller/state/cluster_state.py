@@ -1,8 +1,11 @@
-"""The state that both homes share, and the only place that builds a search's input: everything that an allocation of claims on one node depends on.
+"""The state that both homes share, and the only place that builds a search's input: everything that
+an allocation of claims on one node depends on.
 
-Flows in: what nodes publish (`NodeState`), classes, slices, taint rules and claims. Flows out: the input of an allocation for a node. The homes
-differ in where the objects come from: `StandaloneState` makes slices of inventories, `ApiServerState` takes those that gateways publish; a dry run is
-the former, filled from a Situation. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the controller.
+Flows in: what nodes publish (`NodeState`), classes, slices, taint rules and claims. Flows out: the
+input of an allocation for a node. The homes differ in where the objects come from:
+`StandaloneState` makes slices of inventories, `ApiServerState` takes those that gateways publish; a
+dry run is the former, filled from a Situation. No I/O; the copy is the only mutable thing and
+belongs to the event loop that runs the controller.
 """
 
 from __future__ import annotations
@@ -19,7 +22,16 @@ from topobus.controller.state.taint_index import TaintIndex
 from topobus.engine.alignment.planning.node_view import cores_of
 from topobus.engine.allocation.cpu_policy import reserved_cpus
 from topobus.engine.allocation.tolerations import TaintRule
-from topobus.engine.allocation.values import AllocationInput, ClaimToAllocate, CpuPolicy, DeviceId, Mode, Node, Slice, node_of
+from topobus.engine.allocation.values import (
+    AllocationInput,
+    ClaimToAllocate,
+    CpuPolicy,
+    DeviceId,
+    Mode,
+    Node,
+    Slice,
+    node_of,
+)
 from topobus.engine.claims.claim_admission import Wanted
 from topobus.engine.claims.gate import RESERVED_TAINT
 from topobus.formats.kubernetes import limits
@@ -37,7 +49,10 @@ __all__ = ["ClusterState", "read_class", "read_slice"]
 
 
 class ClusterState(NodeState):
-    """What both homes keep; what is free where is its `stock`. `class_epoch` grows with every change of the classes."""
+    """What both homes keep; what is free where is its `stock`.
+
+    `class_epoch` grows with every change of the classes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +73,9 @@ class ClusterState(NodeState):
         return self._classes
 
     def freedom_of(self, node: str) -> Hashable:
-        """Number the states of a node's free devices: while the number is equal, nothing became free, so a request that did not fit still does not fit."""
+        """Number the states of a node's free devices: while the number is equal, nothing became
+        free, so a request that did not fit still does not fit.
+        """
         return self.stock.freedom_of(node)
 
     def describe(self, node: str) -> Node:
@@ -66,11 +83,15 @@ class ClusterState(NodeState):
         return node_of(node)
 
     def described_with_cpus(self, node: str) -> Node:
-        """Show a node as a search needs it: with how it takes exclusive CPUs, where it has published a machine."""
+        """Show a node as a search needs it: with how it takes exclusive CPUs, where it has
+        published a machine.
+        """
         if node not in self._cpu_policies:
             machine, alignment = self.machines.get(node), self.alignments.get(node, NodeAlignment(node=node))
             self._cpu_policies[node] = (
-                CpuPolicy(cores_of(machine), alignment.options.cpu, alignment.reserved_cpus) if machine is not None else None
+                CpuPolicy(cores_of(machine), alignment.options.cpu, alignment.reserved_cpus)
+                if machine is not None
+                else None
             )
         return replace(self.describe(node), cpus=self._cpu_policies[node])
 
@@ -85,8 +106,8 @@ class ClusterState(NodeState):
     ) -> AllocationInput:
         """Collect what an allocation of these claims on one node depends on.
 
-        Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why; ignoring — uids of claims whose intents count for
-                nothing here.
+        Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get
+        now, and why; ignoring — uids of claims whose intents count for nothing here.
         """
         owners = [claim.owner for claim, _ in wanted]
         described = self.described_with_cpus(node)
@@ -98,13 +119,20 @@ class ClusterState(NodeState):
             ),
             classes=self.classes,
             pools=self.stock.table_of(node).pools,
-            usage=self.stock.usage_for(node, owners, {**reserved_cpus(described), **(excluded or {})}, ignoring=ignoring),
+            usage=self.stock.usage_for(
+                node, owners, {**reserved_cpus(described), **(excluded or {})}, ignoring=ignoring
+            ),
             mode=mode,
         )
 
     def devices_of(self, node: str) -> tuple[DeviceId, ...]:
         """List the devices that a node publishes itself."""
-        return tuple(candidate.id for pool in self.stock.table_of(node).pools if pool.id.pool == node for candidate in pool.candidates)
+        return tuple(
+            candidate.id
+            for pool in self.stock.table_of(node).pools
+            if pool.id.pool == node
+            for candidate in pool.candidates
+        )
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
@@ -196,7 +224,11 @@ def _refuse(problems: Sequence[Problem], api_object: ApiObject) -> None:
 
 
 def _unreserved(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
-    """Show slices without the taint that only keeps kube-scheduler away from what is ours to allocate; those without it stay the same objects."""
+    """Show slices without the taint that only keeps kube-scheduler away from what is ours to
+    allocate.
+
+    Those without it stay the same objects.
+    """
     return tuple(map(_without_reserved_taint, slices))
 
 
@@ -205,7 +237,10 @@ def _without_reserved_taint(resource_slice: Slice) -> Slice:
         return resource_slice
     devices = tuple(
         structs.replace(
-            device, taints=tuple(taint for taint in device.taints if taint.key != RESERVED_TAINT or taint.effect != "NoSchedule")
+            device,
+            taints=tuple(
+                taint for taint in device.taints if taint.key != RESERVED_TAINT or taint.effect != "NoSchedule"
+            ),
         )
         for device in resource_slice.spec.devices
     )

@@ -1,7 +1,9 @@
-"""Tracks the free devices of each node: slices, what claims and ledgers hold of them, and which nodes changed since a mark.
+"""Tracks the free devices of each node: slices, what claims and ledgers hold of them, and which
+nodes changed since a mark.
 
-Flows in: slices, claims and ledgers as they change. Flows out: a node's devices and which of them are in use, cached for each node and rebuilt only
-when something of that node changed, so the cost of a query does not depend on other nodes.
+Flows in: slices, claims and ledgers as they change. Flows out: a node's devices and which of them
+are in use, cached for each node and rebuilt only when something of that node changed, so the cost
+of a query does not depend on other nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ __all__ = ["Changes", "FreeDevices", "Mark", "TakenDevices"]
 
 # Changes that are remembered for those who ask; who was away for longer looks at all nodes again.
 _REMEMBERED_CHANGES = 20_000
-# Numbers of columns kept, some 100 bytes each; then they are made anew, for they grow with every kind of node that was ever seen.
+# Numbers of columns kept, some 100 bytes each; then they are made anew, for they grow with every
+# kind of node that was ever seen.
 _MOST_NUMBERS = 1_000_000
 
 Mark = tuple[int, int]
@@ -39,7 +42,9 @@ Mark = tuple[int, int]
 
 
 class TakenDevices(NamedTuple):
-    """The devices in use on a node: a bit mask over its devices in order, and the amounts in use of shared devices."""
+    """The devices in use on a node: a bit mask over its devices in order, and the amounts in use of
+    shared devices.
+    """
 
     taken: int
     shared: tuple[tuple[int, tuple[tuple[str, int], ...]], ...] = ()
@@ -59,9 +64,11 @@ class _Taken(NamedTuple):
 
 
 class FreeDevices:
-    """Slices and what is taken of them. `count` grows with every change that may let a waiting claim fit.
+    """Slices and what is taken of them.
 
-    Args: describe — a node as node selectors see it, by its name; who changes the answer calls `outdate`. views — works out what searches need of a device.
+    `count` grows with every change that may let a waiting claim fit. Args: describe — a node as
+    node selectors see it, by its name; who changes the answer calls `outdate`. views — works out
+    what searches need of a device.
     """
 
     def __init__(self, describe: Callable[[str], Node] = node_of, views: DeviceViews | None = None) -> None:
@@ -93,7 +100,9 @@ class FreeDevices:
             self.free(node)
 
     def put_cpus(self, node: str, cpus: tuple[Device, ...]) -> None:
-        """Store the device names of a node's CPUs, which map the CPUs of its ledger to devices of claims."""
+        """Store the device names of a node's CPUs, which map the CPUs of its ledger to devices of
+        claims.
+        """
         self._cpus[node] = cpus
         self._in_ledgers.pop(node, None)
         self._taken.pop(node, None)
@@ -105,7 +114,8 @@ class FreeDevices:
             nodes = self._book.nodes_of(pool)
             is_freed = pool in shift.freed
             if nodes is None:
-                # Any node may reach it. What is only taken closes no door that a search would not find closed.
+                # Any node may reach it. What is only taken closes no door that
+                # a search would not find closed.
                 self.free(None) if is_freed else self._taken.clear()
                 continue
             for node in sorted(nodes):
@@ -143,7 +153,9 @@ class FreeDevices:
             self._note(node, is_freed=True)
 
     def freedom_of(self, node: str) -> Hashable:
-        """Number the states of a node's free devices: while the number is equal, nothing became free, so a request that did not fit still does not fit."""
+        """Number the states of a node's free devices: while the number is equal, nothing became
+        free, so a request that did not fit still does not fit.
+        """
         return self._freedom.get(node, 0), self.epoch
 
     def changes_since(self, mark: Mark) -> Changes:
@@ -173,10 +185,13 @@ class FreeDevices:
         """Give the devices in use on a node."""
         return self._taken_on(node).state
 
-    def usage_for(self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> Usage:
+    def usage_for(
+        self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()
+    ) -> Usage:
         """Give the devices in use on a node, without those that these claims hold themselves.
 
-        A claim that holds devices in the ledger already (a crash came between ledger and status) is to get those or none.
+        A claim that holds devices in the ledger already (a crash came between ledger and
+        status) is to get those or none.
         Shapes: ignoring — uids of claims whose own word on what they hold counts for nothing here.
         """
         own_owners = self._in_ledger(node)
@@ -189,7 +204,13 @@ class FreeDevices:
         names = {pool.id.pool for pool in pools}
         uids = frozenset(owner.uid for owner in owners) | frozenset(ignoring)
         others = (
-            (candidate.id for pool in pools if pool.id.pool == node for candidate in pool.candidates if candidate.id not in own)
+            (
+                candidate.id
+                for pool in pools
+                if pool.id.pool == node
+                for candidate in pool.candidates
+                if candidate.id not in own
+            )
             if own
             else ()
         )
@@ -212,10 +233,14 @@ class FreeDevices:
         held = self._in_ledgers.get(node)
         if held is None:
             ledger = self._ledgers.get(node)
-            held = self._in_ledgers[node] = holders_from_ledger(ledger, self._cpus.get(node, ())) if ledger is not None else {}
+            held = self._in_ledgers[node] = (
+                holders_from_ledger(ledger, self._cpus.get(node, ())) if ledger is not None else {}
+            )
         return held
 
-    def _with_pods(self, node: str, consumed: dict[DeviceId, dict[str, Quantity]]) -> dict[DeviceId, dict[str, Quantity]]:
+    def _with_pods(
+        self, node: str, consumed: dict[DeviceId, dict[str, Quantity]]
+    ) -> dict[DeviceId, dict[str, Quantity]]:
         """Add what pods have of shared devices by another way than a claim."""
         ledger = self._ledgers.get(node)
         for device, amounts in consumed_by_pods(ledger).items() if ledger is not None else ():

@@ -1,7 +1,8 @@
 """An index from devices to their holders, from claims and ledgers.
 
-Flows in: stored claims and ledgers. Flows out: the holder of each device, and the amounts in use of shared devices. Indexed by pool, since a node
-reaches its own pools only: the cost of a query does not depend on the claims of other nodes.
+Flows in: stored claims and ledgers. Flows out: the holder of each device, and the amounts in use of
+shared devices. Indexed by pool, since a node reaches its own pools only: the cost of a query does
+not depend on the claims of other nodes.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def _read(stored: Stored) -> _Held:
         value = as_structured(stored.value)
         if not value.status.get("allocation") and ATTEMPT_ANNOTATION not in metadata_of(value).annotations:
             return _Held()  # most of those that come: nothing to read
-        # Read here and let go of: most claims are never asked for again, and their parts would keep the garbage collector busy.
+        # Read here and let go of: most claims are never asked for again, and their parts would
+        # keep the garbage collector busy.
         allocation, owner = allocation_of(value), owner_of(value)
         results = allocation.devices.results if allocation is not None else ()
         return _Held(
@@ -120,7 +122,10 @@ def _read(stored: Stored) -> _Held:
             tuple(
                 (
                     DeviceId(granted_device.driver, granted_device.pool, granted_device.device),
-                    tuple((name, Quantity.parse(amount)) for name, amount in sorted(granted_device.consumed_capacity.items())),
+                    tuple(
+                        (name, Quantity.parse(amount))
+                        for name, amount in sorted(granted_device.consumed_capacity.items())
+                    ),
                 )
                 for granted_device in results
                 if granted_device.share_id is not None

@@ -1,7 +1,9 @@
-"""Converts inventories to ResourceSlices for the stand-alone home: the same slices that a gateway publishes in a cluster.
+"""Converts inventories to ResourceSlices for the stand-alone home: the same slices that a gateway
+publishes in a cluster.
 
-Flows in: a node's inventories and ledger. Flows out: one slice for each class (driver `<class>.topobus.dev`, pool = the node), and the holders. The
-conversion of a device is in `topobus.formats.kubernetes.slices`, which the gateway uses as well.
+Flows in: a node's inventories and ledger. Flows out: one slice for each class (driver
+`<class>.topobus.dev`, pool = the node), and the holders. The conversion of a device is in
+`topobus.formats.kubernetes.slices`, which the gateway uses as well.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from topobus.formats.kubernetes.resource import (
     SliceDevice,
     SliceSpec,
 )
-from topobus.formats.kubernetes.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
+from topobus.formats.kubernetes.slices import (
+    COUNTER_SETS_PER_SLICE,
+    DEVICES_PER_SLICE,
+    shared_counters,
+    slice_device,
+    slice_order,
+)
 from topobus.values.device import Device, Inventory, driver_name
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger
@@ -24,18 +32,23 @@ from topobus.values.request import Owner, OwnerKind
 __all__ = ["consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
 
 
-def slices_from_inventory(inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device) -> tuple[Slice, ...]:
+def slices_from_inventory(
+    inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device
+) -> tuple[Slice, ...]:
     """Show an inventory as slices; counters have slices of their own, as in a cluster.
 
     Shapes: form — shows one device, as `slice_device` does.
-    Order: devices as `slice_order` has them; slice names carry an index, so the order of slices is theirs.
+    Order: devices as `slice_order` has them; slice names carry an index, so
+    the order of slices is theirs.
     """
     driver = driver_name(inventory.device_class)
     devices = tuple(form(device) for device in slice_order(inventory.devices))
     chunks = [devices[start : start + DEVICES_PER_SLICE] for start in range(0, len(devices), DEVICES_PER_SLICE)]
     sets = shared_counters(inventory.counter_sets)
     counters = [sets[start : start + COUNTER_SETS_PER_SLICE] for start in range(0, len(sets), COUNTER_SETS_PER_SLICE)]
-    pool = Pool(name=inventory.node, generation=inventory.generation, resource_slice_count=max(len(chunks) + len(counters), 1))
+    pool = Pool(
+        name=inventory.node, generation=inventory.generation, resource_slice_count=max(len(chunks) + len(counters), 1)
+    )
     name = f"{inventory.node}-{inventory.device_class}"
     return (
         *(
@@ -43,19 +56,27 @@ def slices_from_inventory(inventory: Inventory, form: Callable[[Device], SliceDe
             for index, chunk in enumerate(chunks)
         ),
         *(
-            Slice(f"{name}-counters-{index:03d}", SliceSpec(driver=driver, pool=pool, node_name=inventory.node, shared_counters=chunk))
+            Slice(
+                f"{name}-counters-{index:03d}",
+                SliceSpec(driver=driver, pool=pool, node_name=inventory.node, shared_counters=chunk),
+            )
             for index, chunk in enumerate(counters)
         ),
     )
 
 
 def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
-    """Map the devices that are held whole on a node to their holders; CPUs too, by their device names. Of shares the claims tell, with their amounts."""
+    """Map the devices that are held whole on a node to their holders.
+
+    CPUs too, by their device names. Of shares the claims tell, with their amounts.
+    """
     return {device: owner for device, owner, by_share in _held_in(ledger, cpu_devices) if not by_share}
 
 
 def consumed_by_pods(ledger: Ledger) -> dict[DeviceId, dict[str, Quantity]]:
-    """Add up what others than claims have of shared devices: kubelet gave it by its device plugins, and no claim tells it."""
+    """Add up what others than claims have of shared devices: kubelet gave it by its device plugins,
+    and no claim tells it.
+    """
     consumed: dict[DeviceId, dict[str, Quantity]] = {}
     for _, allocation in sorted(ledger.allocations.items()):
         for holding in allocation.holdings if allocation.owner.kind is not OwnerKind.CLAIM else ():

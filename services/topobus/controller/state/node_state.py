@@ -1,8 +1,10 @@
-"""What the nodes publish on the bus: machines, inventories, ledgers, alignments, and the services that do not answer.
+"""What the nodes publish on the bus: machines, inventories, ledgers, alignments, and the services
+that do not answer.
 
-Flows in: values from watches. Flows out: the nodes by name, and the view of a node that an alignment needs. The planner of both homes uses this class
-alone; what is free for claims is in `ClusterState`. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the
-controller.
+Flows in: values from watches. Flows out: the nodes by name, and the view of a node that an
+alignment needs. The planner of both homes uses this class alone; what is free for claims
+is in `ClusterState`. No I/O; the copy is the only mutable thing and belongs to the event
+loop that runs the controller.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class NodeState:
         self._nodes: tuple[str, ...] | None = None
 
     def nodes(self) -> tuple[str, ...]:
-        """List all nodes that published a machine or an inventory, by name; the same tuple as long as they are the same."""
+        """List all nodes that published a machine or an inventory, by name.
+
+        The same tuple as long as they are the same.
+        """
         if self._nodes is None:
             self._nodes = tuple(sorted(self.machines.keys() | self._inventories_of.keys()))
         return self._nodes
@@ -103,7 +108,10 @@ class NodeState:
         self.alignments[node] = alignment or NodeAlignment(node=node)
 
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
-        """Store the services that do not answer, by node and class, with the time since when; their devices are Unknown and are not allocated."""
+        """Store the services that do not answer, by node and class, with the time since when.
+
+        Their devices are Unknown and are not allocated.
+        """
         self.silent = dict(silent)
 
     def classes_on(self, node: str) -> tuple[str, ...]:
@@ -116,12 +124,17 @@ class NodeState:
         return cpus.devices if cpus is not None else ()
 
     def view_of(self, node: str) -> NodeView | None:
-        """Build the view of a node that a plan needs; None when it has published no machine. Without alignment options kubelet's defaults apply."""
+        """Build the view of a node that a plan needs; None when it has published no machine.
+
+        Without alignment options kubelet's defaults apply.
+        """
         machine = self.machines.get(node)
         if machine is None:
             return None
         silent = {device_class: since for (there, device_class), since in self.silent.items() if there == node}
-        inventories = {name: without_strays(inventory, machine) for name, inventory in self._inventories_of.get(node, {}).items()}
+        inventories = {
+            name: without_strays(inventory, machine) for name, inventory in self._inventories_of.get(node, {}).items()
+        }
         asked = self.alignments.get(node, NodeAlignment(node=node))
         return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
 
@@ -131,7 +144,9 @@ class NodeState:
         return device.numa_nodes if device is not None else None
 
     def device(self, device_id: DeviceId) -> Device | None:
-        """Give one of our devices as its node published it; None for another vendor's, and for one that is not published.
+        """Give one of our devices as its node published it.
+
+        None for another vendor's, and for one that is not published.
 
         Cost: O(1); the first device of an inventory is looked up in O(devices).
         """
@@ -145,7 +160,12 @@ class NodeState:
         return by_name.get(device_id.device)
 
     def lie_together(self, node: str, devices: Iterable[DeviceId]) -> bool:
-        """Say whether devices lie so close that nothing on the node lies closer; False where that takes a closer look."""
+        """Say whether devices lie so close that nothing on the node lies closer.
+
+        False where that takes a closer look.
+        """
         machine = self.machines.get(node)
         published = [self.device(device_id) for device_id in devices]
-        return machine is not None and is_closest([device for device in published if device is not None], machine.node_set)
+        return machine is not None and is_closest(
+            [device for device in published if device is not None], machine.node_set
+        )

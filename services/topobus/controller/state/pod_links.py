@@ -1,7 +1,8 @@
 """Indexes which claims belong to pods: those that a pod owns, and those that a pod has reserved.
 
-Flows in: claims and pods as they change. Flows out: the claims whose pod is not stored any more. The cost of a query depends on the number of pods that own or reserve claims
-by one set difference alone, so a round may ask each time.
+Flows in: claims and pods as they change. Flows out: the claims whose pod is not stored any more.
+The cost of a query depends on the number of pods that own or reserve claims by one set difference
+alone, so a round may ask each time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """Caches results of searches by kind of node, and the nodes worth trying for a request.
 
-Claims of one template are equal but for their names, and so are most nodes. Results are cached by (fingerprint of what the claim can observe of the
-node, devices in use); the fingerprint is `NodeTable.fingerprint`. Another node with the same key gets the cached result with its own device names
-substituted. A node on which a request did not fit is skipped until a device becomes free there.
+Claims of one template are equal but for their names, and so are most nodes. Results are
+cached by (fingerprint of what the claim can observe of the node, devices in use); the
+fingerprint is `NodeTable.fingerprint`. Another node with the same key gets the cached
+result with its own device names substituted. A node on which a request did not fit is
+skipped until a device becomes free there.
 
-Flows in: requests, nodes and outcomes. Flows out: the outcomes that a search would give, and the nodes to try in order. Misses are cached without
-their reasons, because reasons name devices; a caller that needs the reasons searches again.
+Flows in: requests, nodes and outcomes. Flows out: the outcomes that a search would give, and the
+nodes to try in order. Misses are cached without their reasons, because reasons name devices; a
+caller that needs the reasons searches again.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from topobus.formats.messages.codec import encode
 
 __all__ = ["CacheKey", "RequestShape", "ResultCache"]
 
-# Different questions remembered; beyond that all is forgotten and found again. Each keeps the list of its nodes: 512 of 5,000 nodes are 20 MB.
+# Different questions remembered; beyond that all is forgotten and found again. Each keeps the list
+# of its nodes: 512 of 5,000 nodes are 20 MB.
 _MOST_SHAPES = 512
 # Answers remembered, some 500 bytes each.
 _MOST_RESULTS = 100_000
@@ -60,11 +64,14 @@ class _Frontier:
 
 @dataclass(frozen=True, eq=False)
 class RequestShape:
-    """The specs of claims to be allocated together, without their names: claims with equal specs share one shape."""
+    """The specs of claims to be allocated together, without their names: claims with equal specs
+    share one shape.
+    """
 
     number: int
     reads: tuple[Reads, ...] | None
-    """What their selectors read; None when that cannot be told, and nothing is shared between nodes then."""
+    """What their selectors read; None when that cannot be told, and nothing is shared between nodes
+    then."""
     attributes: tuple[str, ...]
     """What their constraints compare."""
     specs: tuple[ClaimSpec, ...] = ()
@@ -97,7 +104,8 @@ class _CachedResult:
 class ResultCache:
     """Caches results for one stock of devices and one mode; it decides nothing.
 
-    Args: nodes — all nodes by name, the same tuple as long as they are the same; classes — all classes as they are now.
+    Args: nodes — all nodes by name, the same tuple as long as they are the same; classes
+    — all classes as they are now.
     """
 
     def __init__(
@@ -118,7 +126,10 @@ class ResultCache:
         self._results: dict[Hashable, _CachedResult] = {}
 
     def shape(self, specs: Sequence[ClaimSpec]) -> RequestShape:
-        """Give the shape of these specs; the same object for equal specs as long as their classes are the same."""
+        """Give the shape of these specs.
+
+        The same object for equal specs as long as their classes are the same.
+        """
         classes = self._classes()
         wanted = [
             other_request
@@ -181,7 +192,10 @@ class ResultCache:
         if isinstance(outcome, Allocated):
             table = cache_key.table
             ids = [
-                [DeviceId(granted_device.driver, granted_device.pool, granted_device.device) for granted_device in result.devices.results]
+                [
+                    DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+                    for granted_device in result.devices.results
+                ]
                 for result in outcome.results
             ]
             self._results[cache_key.key] = _CachedResult(
@@ -204,7 +218,8 @@ class ResultCache:
         return outcome
 
     def open_nodes(self, shape: RequestShape) -> Iterator[str]:
-        """Iterate over the nodes worth trying for a shape, by name; `close` may be called for the current one.
+        """Iterate over the nodes worth trying for a shape, by name; `close` may be called for the
+        current one.
 
         Cost: O(nodes that changed since the last walk), not O(nodes).
         """
@@ -217,7 +232,8 @@ class ResultCache:
             place = bisect_right(frontier.open, node)
 
     def close(self, shape: RequestShape, node: str) -> None:
-        """Leave a node out until something becomes free there: what does not fit does not fit when more is taken.
+        """Leave a node out until something becomes free there: what does not fit does not fit when
+        more is taken.
 
         In mode `compatible` upstream's defects may make it fit then, so any change opens it.
         """
@@ -241,7 +257,9 @@ class ResultCache:
             frontier.nodes = nodes
             frontier.open[:] = [node for node in nodes if node not in frontier.closed]
 
-    def _reads(self, wanted: Sequence[ExactRequest | SubRequest], classes: Mapping[str, DeviceClassSpec]) -> tuple[Reads, ...] | None:
+    def _reads(
+        self, wanted: Sequence[ExactRequest | SubRequest], classes: Mapping[str, DeviceClassSpec]
+    ) -> tuple[Reads, ...] | None:
         """Collect what all selectors read."""
         reads: set[Reads] = set()
         for expression in {expression for request in wanted for expression in _expressions(request, classes)}:
@@ -261,7 +279,10 @@ def _expressions(request: ExactRequest | SubRequest, classes: Mapping[str, Devic
 def _placed(cached: Allocated, places: Sequence[tuple[int, ...]], table: NodeTable) -> Allocated:
     """Give each claim the devices at these places of a node."""
     return Allocated(
-        tuple([_renamed(result, claim_places, table) for result, claim_places in zip(cached.results, places, strict=True)]), cached.steps
+        tuple(
+            [_renamed(result, claim_places, table) for result, claim_places in zip(cached.results, places, strict=True)]
+        ),
+        cached.steps,
     )
 
 
@@ -271,7 +292,14 @@ def _renamed(result: AllocationResult, places: tuple[int, ...], table: NodeTable
     for granted, place in zip(result.devices.results, places, strict=True):
         device = table.candidates[place].id
         devices.append(structs.replace(granted, driver=device.driver, pool=device.pool, device=device.device))
-    # All devices are the node's own, so the allocation names the node and nothing else; without a device it names none.
+    # All devices are the node's own, so the allocation names the node and nothing else;
+    # without a device it names none.
     only = NodeRequirement(key="metadata.name", operator="In", values=(table.node.name,))
-    selector = NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(only,)),)) if result.node_selector is not None else None
-    return structs.replace(result, devices=structs.replace(result.devices, results=tuple(devices)), node_selector=selector)
+    selector = (
+        NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(only,)),))
+        if result.node_selector is not None
+        else None
+    )
+    return structs.replace(
+        result, devices=structs.replace(result.devices, results=tuple(devices)), node_selector=selector
+    )

@@ -1,9 +1,12 @@
 """Keeps equal values of different nodes once, since most nodes of a fleet are alike.
 
-Flows in: machines and inventories as they were read. Flows out: equal values, made of parts that other nodes have, too; and what a search needs of a device, worked out once for all
-nodes that have its like. Values are frozen, so nobody can tell a shared one from another. What is a node's own stays its own: devices with a uuid, health, names.
+Flows in: machines and inventories as they were read. Flows out: equal values, made of parts that
+other nodes have, too; and what a search needs of a device, worked out once for all nodes that have
+its like. Values are frozen, so nobody can tell a shared one from another. What is a node's own
+stays its own: devices with a uuid, health, names.
 
-Measured with DGX nodes (242 devices, 224 of them CPUs): 0.33 MiB a node instead of 1.35, and half of the processor time to take one in (docs/explanation/large-fleets.md).
+Measured with DGX nodes (242 devices, 224 of them CPUs): 0.33 MiB a node instead of 1.35, and half
+of the processor time to take one in (docs/explanation/large-fleets.md).
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ __all__ = ["SharedValues"]
 
 T = TypeVar("T")
 
-# Different values kept; beyond that all are forgotten, and kept anew as they come. A kind of node has some hundred, each of some kilobytes.
+# Different values kept; beyond that all are forgotten, and kept anew as they come. A kind of node
+# has some hundred, each of some kilobytes.
 _MOST_VALUES = 50_000
 
 
@@ -81,12 +85,16 @@ class SharedValues(DeviceViews):
         """Give an equal inventory. Cost: one encoding of the devices without a uuid."""
         self._bound()
         healths: dict[tuple[HealthState, str], DeviceHealth] = {}
-        return structs.replace(inventory, devices=tuple([self._device(device, healths) for device in inventory.devices]))
+        return structs.replace(
+            inventory, devices=tuple([self._device(device, healths) for device in inventory.devices])
+        )
 
     def slice_device(self, device: Device) -> SliceDevice:
         """Show a device as a slice does; healthy devices of one kind are one value."""
         kind = self._kinds_by_attributes.get(id(device.attributes))
-        is_plain = device.health.state is HealthState.HEALTHY and not device.health.conditions and device.maintenance is None
+        is_plain = (
+            device.health.state is HealthState.HEALTHY and not device.health.conditions and device.maintenance is None
+        )
         if kind is None or kind.device.attributes is not device.attributes or not is_plain:
             return slice_device(device)
         if kind.form is None:

@@ -1,8 +1,10 @@
-"""An index of all slices by node and by pool, so that the devices of a node are built from its own slices only.
+"""An index of all slices by node and by pool, so that the devices of a node are built from its own
+slices only.
 
-Flows in: slices, by origin (an inventory or an object). Flows out: a NodeTable for each node, built at its first use and cached until a slice that
-concerns the node changes. Upstream walks all slices of the cluster for each node; the index gives the same result from the pools that the node can
-reach.
+Flows in: slices, by origin (an inventory or an object). Flows out: a NodeTable for each
+node, built at its first use and cached until a slice that concerns the node changes.
+Upstream walks all slices of the cluster for each node; the index gives the same result from
+the pools that the node can reach.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from topobus.engine.allocation.values import (
 __all__ = ["Origin", "SliceIndex"]
 
 Origin = tuple[int, Hashable]
-"""What brought slices: a rank, then a name. Slices of one pool with equal names are tried in this order."""
+"""What brought slices: a rank, then a name. Slices of one pool with equal names are tried in this
+order."""
 
 
 class SliceIndex:
@@ -38,7 +41,10 @@ class SliceIndex:
         self._numbers = Numbers()
 
     def put(self, origin: Origin, slices: tuple[Slice, ...]) -> frozenset[str] | None:
-        """Take in all slices of an origin; none takes it out. Gives the nodes that this may concern, None for all."""
+        """Take in all slices of an origin; none takes it out.
+
+        Gives the nodes that this may concern, None for all.
+        """
         before = self._slices.pop(origin, ())
         if slices:
             self._slices[origin] = slices
@@ -47,7 +53,8 @@ class SliceIndex:
         for resource_slice in slices:
             self._file(origin, resource_slice, is_there=True)
         concerned = [
-            self._outdate(pool, (*before, *slices)) for pool in {_pool_of(resource_slice) for resource_slice in (*before, *slices)}
+            self._outdate(pool, (*before, *slices))
+            for pool in {_pool_of(resource_slice) for resource_slice in (*before, *slices)}
         ]
         node_sets = [nodes for nodes in concerned if nodes is not None]
         return frozenset().union(*node_sets) if len(node_sets) == len(concerned) else None
@@ -87,7 +94,11 @@ class SliceIndex:
 
     def _file(self, origin: Origin, resource_slice: Slice, *, is_there: bool) -> None:
         shelves = [self._by_pool.setdefault(_pool_of(resource_slice), set())]
-        shelves.append(self._by_node.setdefault(resource_slice.spec.node_name, set()) if resource_slice.spec.node_name else self._unbound)
+        shelves.append(
+            self._by_node.setdefault(resource_slice.spec.node_name, set())
+            if resource_slice.spec.node_name
+            else self._unbound
+        )
         for shelf in shelves:
             if is_there:
                 shelf.add(origin)
@@ -95,15 +106,21 @@ class SliceIndex:
                 shelf.discard(origin)
 
     def _outdate(self, pool: PoolId, changed: Iterable[Slice]) -> frozenset[str] | None:
-        """Drop the tables that a change in a pool may concern: those of the nodes that its slices name, or all when a slice names none."""
-        slices = [*changed, *(resource_slice for origin in self._by_pool[pool] for resource_slice in self._slices[origin])]
+        """Drop the tables that a change in a pool may concern: those of the nodes that its slices
+        name, or all when a slice names none.
+        """
+        slices = [
+            *changed,
+            *(resource_slice for origin in self._by_pool[pool] for resource_slice in self._slices[origin]),
+        ]
         slices = [resource_slice for resource_slice in slices if _pool_of(resource_slice) == pool]
         was_broken = pool in self._broken
         self._broken.discard(pool)
-        # Upstream takes counters to concern every node, whatever node they name: all that another node sees of them is whether their pool is whole.
-        if any(resource_slice.spec.shared_counters and resource_slice.spec.node_name for resource_slice in slices) and not self._is_whole(
-            pool
-        ):
+        # Upstream takes counters to concern every node, whatever node they name: all that another
+        # node sees of them is whether their pool is whole.
+        if any(
+            resource_slice.spec.shared_counters and resource_slice.spec.node_name for resource_slice in slices
+        ) and not self._is_whole(pool):
             self._broken.add(pool)
         if was_broken or pool in self._broken or not all(resource_slice.spec.node_name for resource_slice in slices):
             self._tables.clear()
@@ -114,14 +131,20 @@ class SliceIndex:
         return nodes
 
     def _is_whole(self, pool: PoolId) -> bool:
-        slices = [resource_slice for origin in sorted(self._by_pool[pool], key=str) for resource_slice in self._slices[origin]]
+        slices = [
+            resource_slice for origin in sorted(self._by_pool[pool], key=str) for resource_slice in self._slices[origin]
+        ]
         pools = gather_pools(slices, Node(""), ALL_GATES)
         return all(other_pool.state is PoolState.READY for other_pool in pools if other_pool.id == pool)
 
     def _relevant(self, node: str) -> list[Slice]:
-        """Collect the slices that an allocation on a node may have to look at, in the order in which they would all stand."""
+        """Collect the slices that an allocation on a node may have to look at, in the order in
+        which they would all stand.
+        """
         origins = self._by_node.get(node, set()) | self._unbound
-        pools = {_pool_of(resource_slice) for origin in origins for resource_slice in self._slices[origin]} | self._broken
+        pools = {
+            _pool_of(resource_slice) for origin in origins for resource_slice in self._slices[origin]
+        } | self._broken
         origins = origins.union(*(self._by_pool[pool] for pool in pools))
         return [
             resource_slice

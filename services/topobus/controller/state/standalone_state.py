@@ -1,7 +1,8 @@
-"""The stand-alone home's part of the state: the objects of the store, the users of each claim, and slices and classes derived from inventories.
+"""The stand-alone home's part of the state: the objects of the store, the users of each claim, and
+slices and classes derived from inventories.
 
-Flows in: values from watches. Flows out: the nodes to try for a claim. No I/O; the copy is the only mutable thing and belongs to the event loop that
-runs the controller.
+Flows in: values from watches. Flows out: the nodes to try for a claim. No I/O; the copy is the only
+mutable thing and belongs to the event loop that runs the controller.
 """
 
 from __future__ import annotations
@@ -36,19 +37,23 @@ from topobus.values.machine import Machine
 
 __all__ = ["StandaloneState"]
 
-# Nothing but these objects themselves, and what is free, decides on their next step; all other kinds are read for them.
+# Nothing but these objects themselves, and what is free, decides on their next step; all
+# other kinds are read for them.
 _OWN_KINDS = ("pod", "resourceclaim", "podschedulingcontext")
 
 
 class StandaloneState(ClusterState):
-    """All copies of the stand-alone home: objects by their place in the store, and slices made of inventories."""
+    """All copies of the stand-alone home: objects by their place in the store, and slices made of
+    inventories.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._described: dict[str, Node] = {}
         self.objects: dict[ObjectKey, Stored] = {}
         self.shared_epoch = 0
-        """Grows with every change of an object that others refer to: classes, templates, slices, rules, parameters, nodes; not of claims and pods."""
+        """Grows with every change of an object that others refer to: classes, templates, slices,
+        rules, parameters, nodes; not of claims and pods."""
         self.pod_epoch = 0
         """Grows with every change of a pod."""
         self.claim_set_epoch = 0
@@ -91,7 +96,10 @@ class StandaloneState(ClusterState):
             self.class_epoch += 1
 
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
-        """Store the services that do not answer, by node and class, with the time since when; their devices are Unknown and are not allocated."""
+        """Store the services that do not answer, by node and class, with the time since when.
+
+        Their devices are Unknown and are not allocated.
+        """
         before = self.silent
         super().note_silence(silent)
         for place in sorted(before.keys() ^ self.silent.keys()):
@@ -114,7 +122,8 @@ class StandaloneState(ClusterState):
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
         """Take in an object.
 
-        Errors: raises ContractError for a class, slice or rule that nobody can read; it counts as absent then.
+        Errors: raises ContractError for a class, slice or rule that nobody can
+        read; it counts as absent then.
         """
         self._drop_derived(key)
         self.shared_epoch += key.kind not in _OWN_KINDS
@@ -162,10 +171,15 @@ class StandaloneState(ClusterState):
             self._unsettled.put(key, created)
         # Another than is kept: what is read of a claim stays as long as that does.
         users = claim.unread().known_consumers if claim.value.status.get("reservedFor") else ()
-        self._links.put_claim(key, owner_pod_uid(claim.value) if claim.value.metadata.get("ownerReferences") else None, users)
+        self._links.put_claim(
+            key, owner_pod_uid(claim.value) if claim.value.metadata.get("ownerReferences") else None, users
+        )
 
     def assume(self, key: ObjectKey, claim: ApiObject) -> None:
-        """Count a claim's devices as taken while its next version is being written; what is stored stays as it is, until `put_object` or `restore`."""
+        """Count a claim's devices as taken while its next version is being written.
+
+        What is stored stays as it is, until `put_object` or `restore`.
+        """
         self.stock.put_claim(key, Stored(0, claim))
 
     def restore(self, key: ObjectKey) -> None:
@@ -231,7 +245,10 @@ class StandaloneState(ClusterState):
         return [(key, self.objects[key]) for key in self._links.reserved_by_gone_pods() if key not in self._classic]
 
     def unsettled_claims(self) -> tuple[ObjectKey, ...]:
-        """List the claims of structured parameters that have changed since `settle`, oldest first. Cost: O(unsettled claims)."""
+        """List the claims of structured parameters that have changed since `settle`, oldest first.
+
+        Cost: O(unsettled claims).
+        """
         return tuple(self._unsettled)
 
     def settle(self, key: ObjectKey) -> None:
@@ -239,10 +256,13 @@ class StandaloneState(ClusterState):
         self._unsettled.drop(key)
 
     def has_waiting(self) -> bool:
-        """Say whether any claim waits for its devices, or any pod for its node. Cost: each claim and pod is looked at, until one waits."""
-        return any(not stored.value.status.get("allocation") for stored in self.of_kind("resourceclaim").values()) or any(
-            not stored.pod.is_bound for stored in self.of_kind("pod").values()
-        )
+        """Say whether any claim waits for its devices, or any pod for its node.
+
+        Cost: each claim and pod is looked at, until one waits.
+        """
+        return any(
+            not stored.value.status.get("allocation") for stored in self.of_kind("resourceclaim").values()
+        ) or any(not stored.pod.is_bound for stored in self.of_kind("pod").values())
 
     def classic_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims of classic DRA, oldest first."""
@@ -251,7 +271,8 @@ class StandaloneState(ClusterState):
     def nodes_for(self, claim: Claim) -> tuple[str, ...]:
         """List the nodes to try, in order.
 
-        The one where the claim holds devices already, else the one it names, else that of other claims of its pod, else all by name.
+        The one where the claim holds devices already, else the one it names, else that of other
+        claims of its pod, else all by name.
         """
         holding = self.stock.nodes_holding(claim.owner.key)
         if holding:
@@ -260,20 +281,30 @@ class StandaloneState(ClusterState):
         return (named,) if named else self.nodes()
 
     def mates(self, claim: Claim) -> tuple[tuple[ObjectKey, Stored], ...]:
-        """List the other structured claims of the pods that use this one, by name: a pod runs on one node, so they are best served together."""
+        """List the other structured claims of the pods that use this one, by name: a pod runs on
+        one node, so they are best served together.
+        """
         return tuple((key, stored) for key, stored in self._all_mates(claim) if key not in self._classic)
 
     def _all_mates(self, claim: Claim) -> tuple[tuple[ObjectKey, Stored], ...]:
         namespace, own_name = claim.owner.namespace, claim.owner.name
-        names = {name for pod in self._users.get((namespace, own_name), ()) for name in self._claims_of[pod]} - {own_name}
+        names = {name for pod in self._users.get((namespace, own_name), ()) for name in self._claims_of[pod]} - {
+            own_name
+        }
         keys = (ObjectKey("resourceclaim", namespace, name) for name in sorted(names))
         return tuple((key, self.objects[key]) for key in keys if key in self.objects)
 
     def missing_mates(self, claim: Claim) -> tuple[str, ...]:
-        """List claims that are not stored yet and without which no pod that uses this one can start; none when one pod has all of its claims."""
+        """List claims that are not stored yet and without which no pod that uses this one can
+        start.
+
+        None when one pod has all of its claims.
+        """
         namespace, own_name = claim.owner.namespace, claim.owner.name
         missing = [
-            tuple(name for name in self._claims_of[pod] if ObjectKey("resourceclaim", namespace, name) not in self.objects)
+            tuple(
+                name for name in self._claims_of[pod] if ObjectKey("resourceclaim", namespace, name) not in self.objects
+            )
             for pod in sorted(self._users.get((namespace, own_name), ()))
         ]
         return min(missing, key=len, default=())
@@ -285,7 +316,11 @@ class StandaloneState(ClusterState):
                 allocation = other.structured.held
             except ContractError:
                 continue
-            pools = {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()
+            pools = (
+                {granted_device.pool for granted_device in allocation.devices.results}
+                if allocation is not None
+                else set()
+            )
             nodes = pools & set(self.nodes())
             if nodes:
                 return min(nodes)
@@ -293,7 +328,9 @@ class StandaloneState(ClusterState):
 
     @property
     def classes(self) -> Mapping[str, DeviceClassSpec]:
-        """Give all classes: the built-in one of each Topobus driver, and the stored ones, which take precedence."""
+        """Give all classes: the built-in one of each Topobus driver, and the stored ones, which
+        take precedence.
+        """
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:
             self._all_classes = self.class_epoch, self._built_in | self._classes
         return self._all_classes[1]
@@ -306,7 +343,9 @@ class StandaloneState(ClusterState):
         )
 
     def describe(self, node: str) -> Node:
-        """Show a node as node selectors see it: its host name, and the labels of its Node object where one is stored."""
+        """Show a node as node selectors see it: its host name, and the labels of its Node object
+        where one is stored.
+        """
         known_node = self._described.get(node)
         if known_node is None:
             stored = self.objects.get(ObjectKey("node", CLUSTER, node))

@@ -1,8 +1,10 @@
-"""Taints of devices from three sources: slices, DeviceTaintRules, and device services that do not answer.
+"""Taints of devices from three sources: slices, DeviceTaintRules, and device services that do not
+answer.
 
-Flows in: slices as published, stored rules. Flows out: the slices with all taints that an allocation has to respect, and the devices with a taint
-that evicts. A rule selects by driver, pool and device, each of which may be omitted; a rule without a selector taints nothing, one with an empty
-selector everything.
+Flows in: slices as published, stored rules. Flows out: the slices with all taints that an
+allocation has to respect, and the devices with a taint that evicts. A rule selects by driver,
+pool and device, each of which may be omitted; a rule without a selector taints nothing, one
+with an empty selector everything.
 Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
 
@@ -46,7 +48,9 @@ def read_rule(rule: ApiObject) -> TaintRule:
 
 
 def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slice, ...]:
-    """Add the rules' taints to the devices that they mean; slices that none means stay the same objects.
+    """Add the rules' taints to the devices that they mean.
+
+    Slices that none means stay the same objects.
 
     Shapes: rules — in order of name, which is the order of their taints.
     """
@@ -76,7 +80,10 @@ def silenced(slices: tuple[Slice, ...], since: str) -> tuple[Slice, ...]:
             resource_slice,
             spec=_with_devices(
                 resource_slice.spec,
-                tuple(msgspec.structs.replace(device, taints=(mark, *device.taints)) for device in resource_slice.spec.devices),
+                tuple(
+                    msgspec.structs.replace(device, taints=(mark, *device.taints))
+                    for device in resource_slice.spec.devices
+                ),
             ),
         )
         for resource_slice in slices
@@ -88,14 +95,18 @@ def _with_devices(spec: SliceSpec, devices: tuple[SliceDevice, ...]) -> SliceSpe
 
 
 class TaintIndex:
-    """All slices as published and all rules. It has one owner, who applies the changed slices that each update returns."""
+    """All slices as published and all rules.
+
+    It has one owner, who applies the changed slices that each update returns.
+    """
 
     def __init__(self) -> None:
         self._published: dict[Origin, tuple[Slice, ...]] = {}
         self._rules: dict[Hashable, TaintRule] = {}
         self._evicting: dict[Origin, dict[DeviceId, tuple[Taint, ...]]] = {}
         self.has_seen_binding = False
-        """Whether any device with binding conditions was ever published: without one nobody has to look at all claims for them."""
+        """Whether any device with binding conditions was ever published: without one nobody has to
+        look at all claims for them."""
 
     @property
     def rules(self) -> Mapping[Hashable, TaintRule]:
@@ -123,7 +134,10 @@ class TaintIndex:
         return tainted(slices, self._in_order())
 
     def put_rule(self, key: Hashable, rule: TaintRule | None) -> dict[Origin, tuple[Slice, ...]]:
-        """Store a rule, or remove it with None; gives the slices of the origins whose taints changed."""
+        """Store a rule, or remove it with None.
+
+        Gives the slices of the origins whose taints changed.
+        """
         before = self._in_order()
         self._rules.pop(key, None)
         if rule is not None:
@@ -131,13 +145,19 @@ class TaintIndex:
         after = self._in_order()
         if before == after:
             return {}
-        return {origin: now for origin, slices in self._published.items() if (now := tainted(slices, after)) != tainted(slices, before)}
+        return {
+            origin: now
+            for origin, slices in self._published.items()
+            if (now := tainted(slices, after)) != tainted(slices, before)
+        }
 
     def evicting(self, device: DeviceId) -> tuple[RuleTaint, ...]:
         """List the evicting taints of a device: the driver's, then the rules'."""
         own = tuple(RuleTaint(taint) for taints in self._evicting.values() for taint in taints.get(device, ()))
         ruled = (
-            taint_rule for taint_rule in self._in_order() if taint_rule.taint.effect == EXECUTES and matches(taint_rule.selector, device)
+            taint_rule
+            for taint_rule in self._in_order()
+            if taint_rule.taint.effect == EXECUTES and matches(taint_rule.selector, device)
         )
         return (*own, *(RuleTaint(taint_rule.taint, taint_rule.name) for taint_rule in ruled))
 

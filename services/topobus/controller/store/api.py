@@ -1,7 +1,10 @@
-"""The protocol of a Kubernetes API server as the controller uses it; no other module of the cluster home depends on a client library.
+"""The protocol of a Kubernetes API server as the controller uses it.
 
-Flows in: kinds, names, merge patches. Flows out: objects in Kubernetes' wire shape; refusals of the server as values. A request without an answer
-raises PeerUnavailable, and a write without an answer may or may not have taken effect.
+No other module of the cluster home depends on a client library.
+
+Flows in: kinds, names, merge patches. Flows out: objects in Kubernetes' wire shape; refusals of the
+server as values. A request without an answer raises PeerUnavailable, and a write without an answer
+may or may not have taken effect.
 Source: Kubernetes API concepts (resource versions, bookmarks, 410, preconditions of a patch).
 """
 
@@ -11,7 +14,17 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from topobus.kubernetes.answers import HistoryLost, Plain, Rejected
-from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind, Page, ReadApi, WatchEvent, WatchEventKind
+from topobus.kubernetes.reading import (
+    CLAIMS,
+    DRA_GROUP,
+    DRA_VERSIONS,
+    PODS,
+    Kind,
+    Page,
+    ReadApi,
+    WatchEvent,
+    WatchEventKind,
+)
 
 __all__ = [
     "CLAIMS",
@@ -44,10 +57,20 @@ FIELD_MANAGER = "topobus-controller"
 
 
 CLASSES = Kind(name="DeviceClass", plural="deviceclasses", group=DRA_GROUP, versions=DRA_VERSIONS)
-TEMPLATES = Kind(name="ResourceClaimTemplate", plural="resourceclaimtemplates", group=DRA_GROUP, versions=DRA_VERSIONS, is_namespaced=True)
+TEMPLATES = Kind(
+    name="ResourceClaimTemplate",
+    plural="resourceclaimtemplates",
+    group=DRA_GROUP,
+    versions=DRA_VERSIONS,
+    is_namespaced=True,
+)
 SLICES = Kind(name="ResourceSlice", plural="resourceslices", group=DRA_GROUP, versions=DRA_VERSIONS)
 TAINT_RULES = Kind(
-    name="DeviceTaintRule", plural="devicetaintrules", group=DRA_GROUP, versions=("v1", "v1beta2", "v1alpha3"), is_optional=True
+    name="DeviceTaintRule",
+    plural="devicetaintrules",
+    group=DRA_GROUP,
+    versions=("v1", "v1beta2", "v1alpha3"),
+    is_optional=True,
 )
 NODES = Kind(name="Node", plural="nodes")
 NAMESPACES = Kind(name="Namespace", plural="namespaces")
@@ -57,23 +80,45 @@ VOLUME_CLASSES = Kind(name="StorageClass", plural="storageclasses", group="stora
 CSI_NODES = Kind(name="CSINode", plural="csinodes", group="storage.k8s.io")
 EVENTS = Kind(name="Event", plural="events", is_namespaced=True)
 
-WATCHED = (CLASSES, CLAIMS, TEMPLATES, SLICES, TAINT_RULES, PODS, NODES, VOLUME_CLAIMS, VOLUMES, VOLUME_CLASSES, CSI_NODES)
+WATCHED = (
+    CLASSES,
+    CLAIMS,
+    TEMPLATES,
+    SLICES,
+    TAINT_RULES,
+    PODS,
+    NODES,
+    VOLUME_CLAIMS,
+    VOLUMES,
+    VOLUME_CLASSES,
+    CSI_NODES,
+)
 
 
 class Api(ReadApi, Protocol):
-    """An API server. All methods raise PeerUnavailable when it does not answer, or asks the client to retry later."""
+    """An API server.
+
+    All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
+    """
 
     async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
         """Make an object; the answer is what the server stored."""
         ...
 
-    async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Plain | Rejected:
-        """Change an object by a merge patch; one that carries metadata.resourceVersion is refused when the object is another by now.
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = ""
+    ) -> Plain | Rejected:
+        """Change an object by a merge patch.
+
+        One that carries metadata.resourceVersion is refused when the object is another by now.
 
         Shapes: part — `status` changes the status and nothing else.
         """
         ...
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
-        """Delete an object that is still at this version; the server marks one that has finalizers."""
+        """Delete an object that is still at this version.
+
+        The server marks one that has finalizers.
+        """
         ...

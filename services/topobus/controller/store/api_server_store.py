@@ -1,8 +1,9 @@
 """The object store on an API server: the revision is the resource version.
 
-Flows in: the next version of an object; its difference to the copy is sent as a merge patch that names the version of the copy. Flows out: the stored
-object, which is put into the state at once. After a conflict, or a write without an answer, the object is read again, so that the next decision
-starts from the stored state.
+Flows in: the next version of an object; its difference to the copy is sent as a merge patch that
+names the version of the copy. Flows out: the stored object, which is put into the state at once.
+After a conflict, or a write without an answer, the object is read again, so that the next
+decision starts from the stored state.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class ApiServerStore:
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
         """Write the difference to the copy as a patch; a copy at another revision is a conflict.
 
-        Errors: raises InvariantError when the status and something else differ: no one write changes both.
+        Errors: raises InvariantError when the status and something else
+        differ: no one write changes both.
         """
         stored = self._known(key)
         if stored is None or stored.revision != revision:
@@ -86,7 +88,9 @@ class ApiServerStore:
         patch = bound_patch(stored.value, value)
         kind = _KINDS[key.kind]
         try:
-            written = await self._api.patch(kind, key.namespace, key.name, patch, part="status" if "status" in patch else "")
+            written = await self._api.patch(
+                kind, key.namespace, key.name, patch, part="status" if "status" in patch else ""
+            )
         except PeerUnavailable as err:
             return await self._unknown(kind, key, err)
         return await self._outcome(kind, key, written)
@@ -124,7 +128,9 @@ class ApiServerStore:
     async def _unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> Unknown:
         """Look what became of a write that nobody answered."""
         self._count(kind, "unknown")
-        get_logger().warning("write.ambiguous", kind=kind.name, namespace=key.namespace, name=key.name, error=str(error))
+        get_logger().warning(
+            "write.ambiguous", kind=kind.name, namespace=key.namespace, name=key.name, error=str(error)
+        )
         try:
             await self.get(key)
         except PeerUnavailable as err:
@@ -138,7 +144,9 @@ class ApiServerStore:
         return self._state.objects.get(key)
 
     async def _update_copy(self, kind: Kind, key: ObjectKey, plain: dict[str, Any]) -> Stored:
-        """Take in what the server shows; one that nobody can read is not "gone": who asked sets aside what it was about to do.
+        """Take in what the server shows.
+
+        One that nobody can read is not "gone": who asked sets aside what it was about to do.
 
         Errors: raises ContractError.
         """
@@ -157,21 +165,26 @@ def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:
     """Make the error of a write that the server refuses whatever anybody else does."""
     return PeerUnavailable(
         f"API server: {kind.name} {key.namespace}/{key.name}: {rejected.code} {rejected.message}",
-        next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml), and that the namespace is there",
+        next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml), and that the "
+        "namespace is there",
         code=rejected.code,
     )
 
 
 def bound_patch(before: ApiObject, after: ApiObject) -> dict[str, Any]:
-    """Give the merge patch of an object's next version, bound to the very version on which that was decided.
+    """Give the merge patch of an object's next version, bound to the very version on which that was
+    decided.
 
     Fields that the server keeps and the copy does not are in neither, so they stay as they are.
-    Errors: raises InvariantError when the status and something else differ: no one write changes both.
+    Errors: raises InvariantError when the status and something else
+    differ: no one write changes both.
     """
     parts = ("metadata", "spec", "status")
     patch = {part: changes for part in parts if (changes := merge_patch(getattr(before, part), getattr(after, part)))}
     if "status" in patch and len(patch) > 1:
-        raise InvariantError(f"{name_of(before)}: one write changes the status or the rest, not both: got {sorted(patch)}")
+        raise InvariantError(
+            f"{name_of(before)}: one write changes the status or the rest, not both: got {sorted(patch)}"
+        )
     identity = {key: before.metadata.get(key) for key in ("uid", "resourceVersion")}
     return {**patch, "metadata": {**patch.get("metadata", {}), **identity}}
 

@@ -1,8 +1,11 @@
-"""Writes Kubernetes Events on pods and claims, deduplicated, aggregated and rate-limited, for `kubectl describe`.
+"""Writes Kubernetes Events on pods and claims, deduplicated, aggregated and rate-limited, for
+`kubectl describe`.
 
-Flows in: an object, a reason, a message. Flows out: v1 Events. The same message within a short time is dropped; later it raises the count of the
-existing Event. An object whose messages change too often has its Events limited by a token bucket. When many objects of a namespace are told one reason, all but the first
-ones share one Event that counts them: a cluster that is full must not have an Event written for each of thousands of pods. An Event that cannot be written is logged and
+Flows in: an object, a reason, a message. Flows out: v1 Events. The same message within a short time
+is dropped; later it raises the count of the existing Event. An object whose messages change too
+often has its Events limited by a token bucket. When many objects of a namespace are told one
+reason, all but the first ones share one Event that counts them: a cluster that is full must not
+have an Event written for each of thousands of pods. An Event that cannot be written is logged and
 dropped, since no decision depends on it.
 Source: client-go tools/record (EventCorrelator: 25 at once, then one in 5 minutes for each object).
 """
@@ -26,13 +29,15 @@ from topobus.values.errors import TopobusError
 
 __all__ = ["EventRecorder"]
 
-# What `kubectl describe` shows in three lines of a terminal; an API server takes 1,024 and refuses more. Whoever has more to say has it in a condition.
+# What `kubectl describe` shows in three lines of a terminal; an API server takes 1,024 and refuses
+# more. Whoever has more to say has it in a condition.
 _MAX_MESSAGE = 300
 _SAME_S = 300.0
 _BURST = 25.0
 _REFILL_S = 300.0
 _MOST_KNOWN = 4096
-# Objects of a namespace that are told one reason in Events of their own: so many at once, then one more in so many seconds. The others are counted in one Event.
+# Objects of a namespace that are told one reason in Events of their own: so many at once, then one
+# more in so many seconds. The others are counted in one Event.
 _ALIKE_BURST = 25.0
 _ALIKE_REFILL_S = 1.0
 _COUNTED_EVERY_S = 10.0
@@ -81,7 +86,8 @@ class EventRecorder:
     async def warn(self, stored: Stored, reason: str, message: str, *, more: str = "") -> None:
         """Write a Warning Event on a pod, a claim or a node: 300 characters of the message at most.
 
-        Shapes: more — where the rest stands, for a message that is cut: `its condition topobus.dev/Allocated`.
+        Shapes: more — where the rest stands, for a message that is cut: `its
+        condition topobus.dev/Allocated`.
         """
         await self._write_event(stored, "Warning", reason, _shorten(message, more))
 
@@ -107,10 +113,13 @@ class EventRecorder:
             if before is not None and before.message == shown:
                 again = replace(before, count=before.count + 1, at_s=now_s)
                 self._written[metadata.uid, reason] = again
-                patched = await self._api.patch(EVENTS, namespace, before.name, {"count": again.count, "lastTimestamp": now})
+                patched = await self._api.patch(
+                    EVENTS, namespace, before.name, {"count": again.count, "lastTimestamp": now}
+                )
                 if not isinstance(patched, Rejected):
                     return
-            # The name follows from what is told: neither a repeated write nor another replica makes a second event.
+            # The name follows from what is told: neither a repeated write nor
+            # another replica makes a second event.
             digest = hashlib.sha256(f"{metadata.uid}/{reason}/{shown}".encode()).hexdigest()[:16]
             name = f"{metadata.name[:200]}.{digest}"
             self._written[metadata.uid, reason] = _Written(shown, name, 1, now, now_s)
@@ -121,7 +130,10 @@ class EventRecorder:
             get_logger().warning("event.untold", object=metadata.name, reason=reason, error=str(err))
 
     async def tell_counts(self) -> float | None:
-        """Write the counts of Events for many objects that are due; gives after how many seconds another is, None when none is."""
+        """Write the counts of Events for many objects that are due.
+
+        Gives after how many seconds another is, None when none is.
+        """
         waits: list[float] = []
         for place, counted in tuple(self._counted.items()):
             if counted.is_told:
@@ -131,7 +143,11 @@ class EventRecorder:
                 waits.append(rest_s)
                 continue
             self._counted[place] = replace(counted, at_s=self._clock.monotonic(), is_told=True)
-            changes = {"count": counted.count, "message": _of_many(counted.count, counted.message), "lastTimestamp": self._now()}
+            changes = {
+                "count": counted.count,
+                "message": _of_many(counted.count, counted.message),
+                "lastTimestamp": self._now(),
+            }
             try:
                 if isinstance(await self._api.patch(EVENTS, counted.namespace, counted.name, changes), Rejected):
                     # A server keeps Events for an hour: the next one begins anew.
@@ -141,7 +157,9 @@ class EventRecorder:
         return min(waits, default=None)
 
     async def _count_alike(self, stored: Stored, kind: str, reason: str, shown: str, namespace: str) -> None:
-        """Count an object in the Event of its namespace and reason, which stands at the first one that was counted."""
+        """Count an object in the Event of its namespace and reason, which stands at the first one
+        that was counted.
+        """
         place, name = (namespace, reason), stored.metadata.name
         message = f"{stored.value.kind} {name}: {shown}"
         counted = self._counted.get(place)

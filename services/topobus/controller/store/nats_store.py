@@ -1,7 +1,8 @@
 """The object store on a NATS bucket: the revision is the message's sequence in the bucket's stream.
 
-Flows in: the next versions of objects, and changes of the bucket. Flows out: compare-and-set writes. Each written object is put into the state at
-once, so that the next decision sees it; objects that others wrote arrive by the watch.
+Flows in: the next versions of objects, and changes of the bucket. Flows out: compare-and-set
+writes. Each written object is put into the state at once, so that the next decision sees it;
+objects that others wrote arrive by the watch.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class NatsStore:
         try:
             self._state.put_object(key, stored)
         except ContractError as err:
-            # It is written, and known as far as it can be read; that its content is malformed is what may have been told by this very write.
+            # It is written, and known as far as it can be read; that its content is malformed is
+            # what may have been told by this very write.
             get_logger().debug("object.written-malformed", object=name_of(value), error=str(err))
         return stored
 
@@ -67,15 +69,19 @@ class NatsStore:
         except AmbiguousWrite as err:
             return Unknown(err)
         if conflict is not None:
-            get_logger().debug("object.deletion-lost", object=f"{key.kind} {key.namespace}/{key.name}", revision=revision)
+            get_logger().debug(
+                "object.deletion-lost", object=f"{key.kind} {key.namespace}/{key.name}", revision=revision
+            )
             return Conflict()
         return Deleted()
 
 
 class NatsWatch:
-    """Keeps the copy of all kinds: the `ObjectWatch` of the bucket. After the bucket was lost, the copy is emptied before the new content arrives.
+    """Keeps the copy of all kinds: the `ObjectWatch` of the bucket.
 
-    Args: changed — called after each change; refused — hears of objects that the copy does not take in; dropped — hears of each object that is gone, as it was known;
+    After the bucket was lost, the copy is emptied before the new content arrives. Args: changed —
+    called after each change; refused — hears of objects that the copy does not take in; dropped —
+    hears of each object that is gone, as it was known;
     forgotten — called when the bucket was lost.
     """
 
@@ -110,7 +116,10 @@ class NatsWatch:
         return self._trouble
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a revision; False when it does not come so far in time."""
+        """Wait until the copy shows everything up to a revision.
+
+        False when it does not come so far in time.
+        """
         return await self._feed.reached(revision, timeout_s)
 
     async def run(self) -> None:
@@ -146,15 +155,22 @@ class NatsWatch:
             self._feed.advance(change.revision)
 
     def _fall_back(self, key: ObjectKey, change: Change[ApiObject]) -> None:
-        """Go on with the newest version that can be read, as if it stood at the key's present revision: what is written next heals the key.
+        """Go on with the newest version that can be read, as if it stood at the key's present
+        revision: what is written next heals the key.
 
-        What another release wrote may be right, and is not written over: the copy goes on with what it has.
+        What another release wrote may be right, and is not written over: the
+        copy goes on with what it has.
         """
         last = change.value or (stored.value if (stored := self._state.objects.get(key)) is not None else None)
         is_others = standing(change.origin.release, self._bus.release) not in (Standing.SAME, Standing.UNSAID)
         if last is None or is_others:
             return
-        get_logger().warning("object.fell-back", object=name_of(last), revision=change.revision, why="what stands there now cannot be read")
+        get_logger().warning(
+            "object.fell-back",
+            object=name_of(last),
+            revision=change.revision,
+            why="what stands there now cannot be read",
+        )
         self._feed.put(key, change.revision, partial(self._put, key, Stored(change.revision, last)))
 
     def _is_known(self, key: ObjectKey, revision: int) -> bool:

@@ -1,9 +1,10 @@
-"""The writes of reconcilers: a lost compare-and-set is dropped, and a write without an answer ends the work on the object.
+"""The writes of reconcilers: a lost compare-and-set is dropped, and a write without an answer ends
+the work on the object.
 
 That work starts again from the stored state.
 
-Flows in: the next versions of objects. Flows out: the stored object; None when another writer was first, since the copy then has the newer object or
-the watch brings it.
+Flows in: the next versions of objects. Flows out: the stored object; None when another writer was
+first, since the copy then has the newer object or the watch brings it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ObjectWriter:
         return confirmed(await self._store.put(key, revision, value))
 
     async def delete(self, key: ObjectKey, revision: int) -> bool:
-        """Delete an object if its stored revision is `revision`; False when it is not, or the object is gone. The watch updates the state.
+        """Delete an object if its stored revision is `revision`.
+
+        False when it is not, or the object is gone. The watch updates the state.
 
         Errors: raises PeerUnavailable when it is not known whether it was deleted.
         """

@@ -1,12 +1,15 @@
-"""The object store's protocol for both homes: keys, revisions, the three outcomes of a write, and a watch that keeps a copy.
+"""The object store's protocol for both homes: keys, revisions, the three outcomes of a write, and a
+watch that keeps a copy.
 
-A NATS stream counts its messages and an API server its resource versions; both refuse a write whose revision is not the stored one, and both may
-leave a write without an answer. So one protocol serves both homes, and one contract suite holds both stores to it
+A NATS stream counts its messages and an API server its resource versions; both refuse a write whose
+revision is not the stored one, and both may leave a write without an answer. So one protocol serves
+both homes, and one contract suite holds both stores to it
 (`tests/integration/test_object_store.py`).
 
-Flows in: the next versions of objects. Flows out: the stored object, or why it was not stored. A store puts what it wrote into its copy at once, so
-that the next decision sees it. Writes of others arrive by a watch (`NatsWatch`, or an `Informer` for each kind); `ObjectFeed` applies both to the
-copy in the same way.
+Flows in: the next versions of objects. Flows out: the stored object, or why it was not stored.
+A store puts what it wrote into its copy at once, so that the next decision sees it. Writes of
+others arrive by a watch (`NatsWatch`, or an `Informer` for each kind); `ObjectFeed` applies
+both to the copy in the same way.
 """
 
 from __future__ import annotations
@@ -23,14 +26,21 @@ __all__ = ["Conflict", "Deleted", "ObjectStore", "ObjectWatch", "Unknown", "Writ
 
 @dataclass(frozen=True)
 class Conflict:
-    """The stored revision is another one: the object was changed, deleted or created by another writer. The copy has it, or the watch brings it."""
+    """The stored revision is another one: the object was changed, deleted or created by another
+    writer.
+
+    The copy has it, or the watch brings it.
+    """
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The write was sent and not answered: it may or may not take effect, even later. The next decision starts from what is then stored."""
+    """The write was sent and not answered: it may or may not take effect, even later.
+
+    The next decision starts from what is then stored.
+    """
 
     error: PeerUnavailable
 
@@ -46,8 +56,10 @@ WriteOutcome = Stored | Conflict | Unknown
 class ObjectStore(Protocol):
     """A store of objects with compare-and-set.
 
-    Errors: each method raises ContractError for an object that nobody can read, and PeerUnavailable when the store refuses what it is asked for another reason than a
-    conflict (a right is missing, the object is invalid): then nothing was written. `get` raises PeerUnavailable when there is no answer.
+    Errors: each method raises ContractError for an object that nobody can read, and
+    PeerUnavailable when the store refuses what it is asked for another reason than a conflict (a
+    right is missing, the object is invalid): then nothing was written. `get` raises
+    PeerUnavailable when there is no answer.
     """
 
     async def get(self, key: ObjectKey) -> Stored | None:
@@ -61,25 +73,33 @@ class ObjectStore(Protocol):
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
         """Write an object onto the revision on which that was decided.
 
-        Shapes: value — differs from what was stored in its status or in all else: an API server changes the one or the other by one write, never both.
+        Shapes: value — differs from what was stored in its status or in all else: an API server
+        changes the one or the other by one write, never both.
         """
         ...
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
-        """Delete an object as it was at a revision: what a user has made under the same name since, and what another replica has protected, stays."""
+        """Delete an object as it was at a revision: what a user has made under the same name since,
+        and what another replica has protected, stays.
+        """
         ...
 
 
 class ObjectWatch(Protocol):
     """Keeps a copy of the objects in step with a store, whoever writes there.
 
-    Order: the objects that exist, then each change by its revision. After a gap (a connection that was cut, a history that the store forgot) the objects that exist are
-    told anew, and those that went meanwhile are dropped. An object that nobody can read is counted and logged once a revision, and the others go on.
+    Order: the objects that exist, then each change by its revision. After a gap (a connection that
+    was cut, a history that the store forgot) the objects that exist are told anew, and those that
+    went meanwhile are dropped. An object that nobody can read is counted and logged once a
+    revision, and the others go on.
     """
 
     @property
     def is_whole(self) -> bool:
-        """Say whether all objects that existed have been taken in; False again only where the store itself was lost."""
+        """Say whether all objects that existed have been taken in.
+
+        False again only where the store itself was lost.
+        """
         ...
 
     @property
@@ -88,7 +108,10 @@ class ObjectWatch(Protocol):
         ...
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a revision; False when it does not come so far in time."""
+        """Wait until the copy shows everything up to a revision.
+
+        False when it does not come so far in time.
+        """
         ...
 
     async def run(self) -> None:

@@ -1,7 +1,10 @@
-"""Reads what selectors may want of CPUs beside their place: isolation from the scheduler, frequencies, the PCIe roots near their memory.
+"""Reads what selectors may want of CPUs beside their place: isolation from the scheduler,
+frequencies, the PCIe roots near their memory.
 
-Flows in: sysfs and the machine. Flows out: attributes by CPU. What a kernel does not tell is absent. Frequencies here are those that do not change: base and maximum.
-Source: Documentation/ABI/testing/sysfs-devices-system-cpu, Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst.
+Flows in: sysfs and the machine. Flows out: attributes by CPU. What a kernel does not tell is
+absent. Frequencies here are those that do not change: base and maximum.
+Source: Documentation/ABI/testing/sysfs-devices-system-cpu,
+Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class CpuFacts:
         for function in machine.pci_devices:
             if function.root:
                 roots.setdefault(function.numa_node, set()).add(function.root)
-        # On one node alone all is near, whatever the firmware leaves out; with several, what tells no node is near none.
+        # On one node alone all is near, whatever the firmware leaves out; with several,
+        # what tells no node is near none.
         everything = {root for near in roots.values() for root in near} if len(machine.numa_nodes) < 2 else None
         self._roots = {node: tuple(sorted(near)) for node, near in roots.items() if node is not None}
         self._all_roots = tuple(sorted(everything)) if everything is not None else None
@@ -59,7 +63,10 @@ class CpuFacts:
 
 
 def _cpus(tree: Tree, path: str) -> CpuSet | None:
-    """Read a list of CPUs; None where the kernel has none, or writes `(null)` for a parameter that was not given."""
+    """Read a list of CPUs.
+
+    None where the kernel has none, or writes `(null)` for a parameter that was not given.
+    """
     text = tree.read(path)
     if text is None:
         return None

@@ -1,7 +1,9 @@
-"""Groups of CPUs as devices: one for each NUMA node, socket, level-3 cache, or for the machine, of which claims have shares.
+"""Groups of CPUs as devices: one for each NUMA node, socket, level-3 cache, or for the machine, of
+which claims have shares.
 
-Flows in: a machine's online CPUs, by what they are grouped. Flows out: devices `cpus-<unit>-<id>` with a capacity `cpus`. Which CPUs a claim has is no matter of this service:
-the node's ledger chooses. A CPU that does not tell its unit is in no group of that kind.
+Flows in: a machine's online CPUs, by what they are grouped. Flows out: devices `cpus-<unit>-<id>`
+with a capacity `cpus`. Which CPUs a claim has is no matter of this service: the node's ledger
+chooses. A CPU that does not tell its unit is in no group of that kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Reads what a claim says of its CPUs: opaque parameters of kind CpuParameters, in its own configuration or in its class's.
+"""Reads what a claim says of its CPUs: opaque parameters of kind CpuParameters, in its own
+configuration or in its class's.
 
-Flows in: the configuration that `prepare` got. Flows out: the parameters, or a Refusal that names the field. Of several entries the last that writes a field counts, for claims come
-after classes. A sharing configuration is another reader's matter; any other kind is refused, for a misspelt one must not be without effect.
+Flows in: the configuration that `prepare` got. Flows out: the parameters, or a Refusal that
+names the field. Of several entries the last that writes a field counts, for claims come after
+classes. A sharing configuration is another reader's matter; any other kind is refused, for a
+misspelt one must not be without effect.
 """
 
 from __future__ import annotations
@@ -26,13 +29,15 @@ class CpuParameters(Struct, frozen=True, kw_only=True):
     """How containers of a claim use its CPUs."""
 
     with_shared: bool = False
-    """Besides their own CPUs they run on those of everybody: for threads that need no CPU of their own."""
+    """Besides their own CPUs they run on those of everybody: for threads that need no CPU of their
+    own."""
 
 
 def read_cpu_parameters(config: Sequence[Mapping[str, Any]]) -> CpuParameters | Refusal:
     """Read the parameters of one device.
 
-    Errors: raises nothing; Refusal code cpu-parameters-invalid with the field, what is there and what is wanted.
+    Errors: raises nothing; Refusal code cpu-parameters-invalid with the field,
+    what is there and what is wanted.
 
     >>> read_cpu_parameters([{"apiVersion": "topobus.dev/v1", "kind": "CpuParameters", "withShared": True}])
     CpuParameters(with_shared=True)

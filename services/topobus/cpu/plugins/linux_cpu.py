@@ -1,8 +1,10 @@
 """Logical CPUs as devices: one for every CPU that Linux has online.
 
-Flows in: the machine as discovery published it, and the kernel's list of online CPUs. Flows out: devices `cpu-<id>` with core, socket, L3 and NUMA
-node; a CPU that went offline as removed. The edits of a prepared CPU have a cpuset of that CPU and of its NUMA node's memory; the gateway has the
-container runtime set it where it owns the node's CPUs. Elsewhere a container only gets the list of its CPUs.
+Flows in: the machine as discovery published it, and the kernel's list of online CPUs. Flows
+out: devices `cpu-<id>` with core, socket, L3 and NUMA node; a CPU that went offline as
+removed. The edits of a prepared CPU have a cpuset of that CPU and of its NUMA node's memory;
+the gateway has the container runtime set it where it owns the node's CPUs. Elsewhere a
+container only gets the list of its CPUs.
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
 """
 
@@ -39,7 +41,8 @@ _Ids = TypeVar("_Ids", bound=IdSet)
 _ONLINE = "sys/devices/system/cpu/online"
 # NUMA nodes with memory; the kernel refuses any other in cpuset.mems (EINVAL).
 _HAS_MEMORY = "sys/devices/system/node/has_memory"
-# A DRA string attribute holds at most 64 characters; only a machine with more than 16 threads a core could exceed it.
+# A DRA string attribute holds at most 64 characters; only a machine with more than 16
+# threads a core could exceed it.
 _MAX_ATTRIBUTE = 64
 
 
@@ -53,7 +56,8 @@ class LinuxCpuDriver(DeviceDriver):
         self._settings = CpuGroupSettings()
         self._counters = CounterRises()
         self._places: dict[int, tuple[int | None, int | None]] = {}
-        """Core and socket of each CPU, as the last `discover` had them: a group tells neither of its CPUs."""
+        """Core and socket of each CPU, as the last `discover` had them: a group tells neither of
+        its CPUs."""
 
     def configure(self, host: HostServices) -> None:
         """Take the operator's word on how CPUs are offered."""
@@ -62,7 +66,10 @@ class LinuxCpuDriver(DeviceDriver):
             self._settings = host.cpus
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """List one device for each online CPU, or for each group of them; two file reads a CPU, for its frequencies, and none for groups."""
+        """List one device for each online CPU, or for each group of them.
+
+        Two file reads a CPU, for its frequencies, and none for groups.
+        """
         online = [cpu for cpu in machine.cpus if cpu.online]
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
         facts = CpuFacts(tree, machine)
@@ -73,10 +80,14 @@ class LinuxCpuDriver(DeviceDriver):
             if cpu.core is not None:
                 siblings.setdefault(cpu.core, []).append(cpu.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        return Discovery(devices=tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id)))
+        return Discovery(
+            devices=tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id))
+        )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Report the CPUs that are no longer online, by one read of the kernel's list, and what the kernel counts of the others: one read a core."""
+        """Report the CPUs that are no longer online, by one read of the kernel's list, and what the
+        kernel counts of the others: one read a core.
+        """
         tree = tree.for_scan()
         online = _online(tree)
         if online is None:
@@ -104,14 +115,26 @@ class LinuxCpuDriver(DeviceDriver):
                 seen[device.name] = tuple(sign for sign in (hot, worn) if sign is not None)
         return seen
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each CPU as a cpuset, and tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give each CPU as a cpuset, and tell the container its CPUs: all of them in
+        `TOPOBUS_CPUS`, and one variable a CPU.
+        """
         online = _online(tree)
         unchosen = [device.name for device in devices if is_cpu_group(device) and not context.cpus.get(device.name)]
         if unchosen:
-            message = f"which CPUs of {', '.join(unchosen)} the claim has was not decided: only claims have shares of groups, and the gateway must be as new as this service"
-            return Refusal(reasons=(Reason(code="cpus-not-chosen", message=message, facts={"devices": tuple(unchosen)}),))
-        chosen = {device.name: context.cpus.get(device.name, CpuSet()) if is_cpu_group(device) else cpus_of(device) for device in devices}
+            message = (
+                f"which CPUs of {', '.join(unchosen)} the claim has was not decided: only claims have shares of "
+                "groups, and the gateway must be as new as this service"
+            )
+            return Refusal(
+                reasons=(Reason(code="cpus-not-chosen", message=message, facts={"devices": tuple(unchosen)}),)
+            )
+        chosen = {
+            device.name: context.cpus.get(device.name, CpuSet()) if is_cpu_group(device) else cpus_of(device)
+            for device in devices
+        }
         wanted = CpuSet()
         for cpus in chosen.values():
             wanted |= cpus
@@ -142,7 +165,10 @@ class LinuxCpuDriver(DeviceDriver):
         return True
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: this service changes nothing on the machine; the gateway gives the CPU back to the shared pool."""
+        """Undo nothing: this service changes nothing on the machine.
+
+        The gateway gives the CPU back to the shared pool.
+        """
 
     def _device(self, cpu: Cpu, siblings: Mapping[int, str], found_facts: CpuFacts) -> Device:
         facts: dict[str, AttributeValue | None] = {
@@ -170,7 +196,9 @@ class LinuxCpuDriver(DeviceDriver):
 
 
 def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[int, CpuSet]) -> Cpuset | None:
-    """Give a device's cpuset: memory comes from its CPUs' nodes, and from anywhere when these have none or are not known."""
+    """Give a device's cpuset: memory comes from its CPUs' nodes, and from anywhere when these have
+    none or are not known.
+    """
     if not cpus:
         return None
     if not is_cpu_group(device):
@@ -192,7 +220,8 @@ def _offline(cpu: int, online: CpuSet) -> Observation:
     return Observation(
         dimension=Dimension.PRESENCE,
         state=HealthState.UNHEALTHY,
-        # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
+        # The reason that the host gives as well, once the machine no longer has the
+        # CPU online: one fault, one event.
         reason="device-gone",
         message=f"CPU {cpu} is offline",
         evidence={"path": _ONLINE, "value": str(online)},
@@ -201,7 +230,10 @@ def _offline(cpu: int, online: CpuSet) -> Observation:
 
 
 def _online(tree: Tree) -> CpuSet | None:
-    """Read the CPUs that are online now; None on a tree without the file (old recordings), which then is no evidence."""
+    """Read the CPUs that are online now.
+
+    None on a tree without the file (old recordings), which then is no evidence.
+    """
     return _ids(tree, _ONLINE, CpuSet)
 
 
@@ -212,4 +244,6 @@ def _ids(tree: Tree, path: str, kind: type[_Ids]) -> _Ids | None:
     try:
         return kind.parse(text)
     except ValueError as err:
-        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted a list of ids", path=path, raw=text[:200]) from err
+        raise HardwareError(
+            f"{path} under {tree.root}: got {text[:60]!r}, wanted a list of ids", path=path, raw=text[:200]
+        ) from err

@@ -1,7 +1,8 @@
 """Decides whether a freshly read machine counts as changed, and describes the change.
 
-Flows in: the machine as published and as just read. Flows out: the machine to publish (or none), and the changes as text and codes. Values that move by themselves
-(free huge pages, a link that slows down to save power) do not count, because every publication wakes all readers.
+Flows in: the machine as published and as just read. Flows out: the machine to publish (or none),
+and the changes as text and codes. Values that move by themselves (free huge pages, a link that
+slows down to save power) do not count, because every publication wakes all readers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ V = TypeVar("V")
 
 
 class MachineChange(Struct, frozen=True, kw_only=True):
-    """One difference: a stable code, what it is about, and the values before and after where they say more."""
+    """One difference: a stable code, what it is about, and the values before and after where they
+    say more.
+    """
 
     code: str
     what: str
@@ -36,11 +39,16 @@ class MachineChange(Struct, frozen=True, kw_only=True):
 
 
 def steady(machine: Machine) -> Machine:
-    """Take out what counts for no change: the generation, free huge pages, the present speed of links."""
+    """Take out what counts for no change: the generation, free huge pages, the present speed of
+    links.
+    """
     return replace(
         machine,
         generation=0,
-        numa_nodes=tuple(replace(node, hugepages=tuple(replace(pool, free=0) for pool in node.hugepages)) for node in machine.numa_nodes),
+        numa_nodes=tuple(
+            replace(node, hugepages=tuple(replace(pool, free=0) for pool in node.hugepages))
+            for node in machine.numa_nodes
+        ),
         pci_devices=tuple(
             pci_device if pci_device.link is None else replace(pci_device, link=replace(pci_device.link, speed_gts=0.0))
             for pci_device in machine.pci_devices
@@ -63,7 +71,9 @@ def machine_to_publish(stored: Machine | None, machine: Machine) -> Machine | No
 
 
 def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ...]:
-    """Name all differences between two machines, CPUs first, then memory, then PCI functions by address."""
+    """Name all differences between two machines, CPUs first, then memory, then PCI functions by
+    address.
+    """
     changes: list[MachineChange] = []
     if before.boot_id != after.boot_id:
         changes.append(MachineChange(code="booted", what="machine", before=before.boot_id, after=after.boot_id))
@@ -72,8 +82,12 @@ def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ..
     if before.distances != after.distances:
         changes.append(MachineChange(code="distances-changed", what="numa"))
     changes.extend(_pci_changes(before, after))
-    changes.extend(MachineChange(code="warning-new", what=warning) for warning in after.warnings if warning not in before.warnings)
-    changes.extend(MachineChange(code="warning-gone", what=warning) for warning in before.warnings if warning not in after.warnings)
+    changes.extend(
+        MachineChange(code="warning-new", what=warning) for warning in after.warnings if warning not in before.warnings
+    )
+    changes.extend(
+        MachineChange(code="warning-gone", what=warning) for warning in before.warnings if warning not in after.warnings
+    )
     return tuple(changes)
 
 
@@ -85,18 +99,25 @@ def _cpu_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
         yield MachineChange(code="cpus-online", what=str(come))
     places = {cpu.id: cpu for cpu in before.cpus if cpu.online}
     moved = CpuSet.of(cpu.id for cpu in after.cpus if cpu.online and cpu.id in places and places[cpu.id] != cpu)
-    # A core whose lowest thread went offline gets another name: that follows from the change told above.
+    # A core whose lowest thread went offline gets another name: that
+    # follows from the change told above.
     if moved and not gone and not come:
         yield MachineChange(code="cpus-changed", what=str(moved))
 
 
 def _node_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
-    old, new = {numa_node.id: numa_node for numa_node in before.numa_nodes}, {numa_node.id: numa_node for numa_node in after.numa_nodes}
+    old, new = (
+        {numa_node.id: numa_node for numa_node in before.numa_nodes},
+        {numa_node.id: numa_node for numa_node in after.numa_nodes},
+    )
     yield from _came_and_went("numa", old, new)
     for node in sorted(old.keys() & new.keys()):
         if old[node].memory_bytes != new[node].memory_bytes:
             yield MachineChange(
-                code="memory-changed", what=f"node{node}", before=str(old[node].memory_bytes), after=str(new[node].memory_bytes)
+                code="memory-changed",
+                what=f"node{node}",
+                before=str(old[node].memory_bytes),
+                after=str(new[node].memory_bytes),
             )
         pools = [{pool.page_bytes: pool.total for pool in side[node].hugepages} for side in (old, new)]
         if pools[0] != pools[1]:

@@ -1,6 +1,8 @@
-"""A bounded view into a file or a buffer: every read is checked against its end, so that a hostile length neither reads elsewhere nor allocates.
+"""A bounded view into a file or a buffer: every read is checked against its end, so that a hostile
+length neither reads elsewhere nor allocates.
 
-Flows in: how to read at an offset, and how much there is. Flows out: exactly the bytes that were asked for, or `UnreadableBitstream`. No read is larger than the caller's own bound.
+Flows in: how to read at an offset, and how much there is. Flows out: exactly the bytes that were
+asked for, or `UnreadableBitstream`. No read is larger than the caller's own bound.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class ByteWindow:
     """`size` bytes from `start` on."""
 
     read_at: Callable[[int, int], bytes]
-    """Reads at most so many bytes at an offset of the whole: `read_at(size, offset)`, as os.pread does."""
+    """Reads at most so many bytes at an offset of the whole: `read_at(size, offset)`, as os.pread
+    does."""
     size: int
     start: int = 0
 
@@ -38,7 +41,8 @@ class ByteWindow:
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Read a part.
 
-        Errors: raises UnreadableBitstream when it is not all inside, or the file has become shorter.
+        Errors: raises UnreadableBitstream when it is not all inside,
+        or the file has become shorter.
         """
         part = self.window(offset, size, what)
         data = self.read_at(part.size, part.start)

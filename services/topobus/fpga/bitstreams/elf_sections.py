@@ -1,6 +1,8 @@
-"""Finds a section of an ELF file by its name, within fixed bounds: as much as OpenCL's .aocx containers need.
+"""Finds a section of an ELF file by its name, within fixed bounds: as much as OpenCL's .aocx
+containers need.
 
-Flows in: a window over the file. Flows out: a window over the section. Little-endian ELF of 32 and 64 bits; segments, symbols and everything else are not looked at.
+Flows in: a window over the file. Flows out: a window over the section. Little-endian ELF of 32 and
+64 bits; segments, symbols and everything else are not looked at.
 Source: elf(5); include/uapi/linux/elf.h (Elf32_Ehdr, Elf64_Ehdr, Elf32_Shdr, Elf64_Shdr).
 """
 
@@ -15,7 +17,8 @@ __all__ = ["ELF_MAGIC", "find_section"]
 ELF_MAGIC = b"\x7fELF"
 _IDENTITY_BYTES = 16
 _LITTLE_ENDIAN = 1
-# By EI_CLASS: e_type to e_shstrndx, and one section header: sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size and four that are not read.
+# By EI_CLASS: e_type to e_shstrndx, and one section header: sh_name, sh_type, sh_flags, sh_addr,
+# sh_offset, sh_size and four that are not read.
 _HEADERS = {1: struct.Struct("<HHIIIIIHHHHHH"), 2: struct.Struct("<HHIQQQIHHHHHH")}
 _SECTIONS = {1: struct.Struct("<IIIIIIIIII"), 2: struct.Struct("<IIQQQQIIQQ")}
 # An .aocx has some twenty sections with short names.

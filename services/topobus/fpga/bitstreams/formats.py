@@ -1,6 +1,9 @@
-"""Tells a bitstream's format by its first bytes, and reads it: what it is, and what the kernel is to be given.
+"""Tells a bitstream's format by its first bytes, and reads it: what it is, and what the kernel is
+to be given.
 
-Flows in: a window over a file of anybody's. Flows out: a Bitstream, or a Refusal that says what is wrong. However long or broken the file is, at most some 200 KiB of it are held while it is looked at.
+Flows in: a window over a file of anybody's. Flows out: a Bitstream, or a Refusal
+that says what is wrong. However long or broken the file is, at most some 200 KiB of
+it are held while it is looked at.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ def read_bitstream(file: ByteWindow) -> Bitstream | Refusal:
 
 
 def image_of(file: ByteWindow, form: BitstreamForm) -> bytes | Refusal:
-    """Give what the kernel's programming call takes: of an xclbin the whole file, else the raw image.
+    """Give what the kernel's programming call takes: of an xclbin the whole file, else the raw
+    image.
 
     Errors: raises nothing for anything that a file can contain; OSError when it cannot be read.
     """

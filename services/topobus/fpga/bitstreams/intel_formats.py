@@ -1,8 +1,12 @@
-"""Reads Intel's bitstreams: a green bitstream (GBS: header, JSON, raw image), and OpenCL's .aocx, an ELF file that has a compressed one inside.
+"""Reads Intel's bitstreams: a green bitstream (GBS: header, JSON, raw image), and OpenCL's .aocx,
+an ELF file that has a compressed one inside.
 
-Flows in: a window over the file. Flows out: which function it holds and which region it fits, and the raw image that the kernel's ioctl takes.
-Source: OPAE's packager and Intel's FPGA plugin for Kubernetes (pkg/fpga/bitstream: gbs.go, aocx.go), read for the facts: header `XeonFPGA·GBSv001` and a length of
-32 bits, then JSON with `afu-image.interface-uuid` and one accelerator cluster; .aocx: section .acl.fpga.bin, an ELF file itself, with section .acl.gbs.gz.
+Flows in: a window over the file. Flows out: which function it holds and which region it fits, and
+the raw image that the kernel's ioctl takes.
+Source: OPAE's packager and Intel's FPGA plugin for Kubernetes (pkg/fpga/bitstream: gbs.go,
+aocx.go), read for the facts: header `XeonFPGA·GBSv001` and a length of 32 bits, then JSON with
+`afu-image.interface-uuid` and one accelerator cluster; .aocx: section .acl.fpga.bin, an ELF file
+itself, with section .acl.gbs.gz.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ def read_gbs(file: ByteWindow) -> Bitstream:
     if len(image.accelerator_clusters) != 1:
         raise UnreadableBitstream(f"GBS metadata: {len(image.accelerator_clusters)} accelerator clusters, wanted one")
     function = read_id(image.accelerator_clusters[0].accelerator_type_uuid, "accelerator-type-uuid")
-    return Bitstream(form=BitstreamForm.GBS, function=function, interface=read_id(image.interface_uuid, "interface-uuid"))
+    return Bitstream(
+        form=BitstreamForm.GBS, function=function, interface=read_id(image.interface_uuid, "interface-uuid")
+    )
 
 
 def image_of_gbs(file: ByteWindow) -> bytes:
@@ -70,7 +76,9 @@ def image_of_gbs(file: ByteWindow) -> bytes:
 
 
 def read_aocx(file: ByteWindow) -> Bitstream:
-    """Read what an OpenCL container is. All of one board package have one function id, so the id does not tell which kernels are loaded.
+    """Read what an OpenCL container is.
+
+    All of one board package have one function id, so the id does not tell which kernels are loaded.
 
     Errors: raises UnreadableBitstream.
     """
@@ -109,7 +117,9 @@ def _packed(file: ByteWindow) -> ByteWindow:
 
 
 def _unpacked(packed: ByteWindow, limit: int, *, is_whole: bool = False) -> list[bytes]:
-    """Unpack up to `limit` bytes, in pieces; `is_whole`: what is longer, or ends early, is an error."""
+    """Unpack up to `limit` bytes, in pieces; `is_whole`: what is longer, or ends early, is an
+    error.
+    """
     unpacker = zlib.decompressobj(_GZIP_BITS)
     pieces: list[bytes] = []
     left, offset = limit, 0

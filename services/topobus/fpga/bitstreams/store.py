@@ -1,7 +1,10 @@
-"""The store of bitstreams: a folder in which each bitstream is a file named by its sha256, with a manifest beside it that says which function it is and who may have it.
+"""The store of bitstreams: a folder in which each bitstream is a file named by its sha256, with a
+manifest beside it that says which function it is and who may have it.
 
-Flows in: the folder, looked at whenever drivers look at their cards. Flows out: its entries, and what was left out and why. What programs a card is read anew and hashed
-first, and the bytes that were hashed are the bytes that are given to the kernel: a file that was changed since it was added programs nothing.
+Flows in: the folder, looked at whenever drivers look at their cards. Flows out: its entries,
+and what was left out and why. What programs a card is read anew and hashed first, and the
+bytes that were hashed are the bytes that are given to the kernel: a file that was changed
+since it was added programs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES, Bitstream
 from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["DEFAULT_STORE", "EVERYBODY", "BitstreamStore", "StoreContent", "StoreEntry", "check_entry", "load_image", "manifest_name"]
+__all__ = [
+    "DEFAULT_STORE",
+    "EVERYBODY",
+    "BitstreamStore",
+    "StoreContent",
+    "StoreEntry",
+    "check_entry",
+    "load_image",
+    "manifest_name",
+]
 
 DEFAULT_STORE = "/var/lib/topobus/bitstreams"
 EVERYBODY = "*"
@@ -88,7 +100,11 @@ class BitstreamStore:
         self._content = StoreContent()
 
     def look(self) -> StoreContent:
-        """Give what is in it now. Manifests and headers are read again only when a name, size or time in the folder has changed."""
+        """Give what is in it now.
+
+        Manifests and headers are read again only when a name, size or
+        time in the folder has changed.
+        """
         if not self._is_given:
             return StoreContent()
         with self._lock:
@@ -98,7 +114,9 @@ class BitstreamStore:
                 seen = ()
             except OSError as err:
                 self._seen = None
-                return StoreContent(left_out=(f"the bitstream store {self.folder} cannot be read: {err.strerror or err}",))
+                return StoreContent(
+                    left_out=(f"the bitstream store {self.folder} cannot be read: {err.strerror or err}",)
+                )
             if seen != self._seen:
                 self._content = _read_all(self.folder, [name for name, *_ in seen if name.endswith(".json")])
                 self._seen = seen
@@ -116,7 +134,9 @@ def check_entry(entry: StoreEntry) -> list[str]:
     if _DIGEST.fullmatch(entry.digest) is None:
         wrong.append(f"digest is {entry.digest[:80]!r}, wanted 64 hexadecimal digits")
     if _NAME.fullmatch(entry.name) is None:
-        wrong.append(f"name is {entry.name[:60]!r}, wanted a small letter and up to 26 small letters, digits and underscores")
+        wrong.append(
+            f"name is {entry.name[:60]!r}, wanted a small letter and up to 26 small letters, digits and underscores"
+        )
     if not entry.namespaces and not entry.is_blank:
         wrong.append(f"namespaces is empty: wanted names of namespaces, or {EVERYBODY!r} for all")
     wrong += [
@@ -130,7 +150,8 @@ def check_entry(entry: StoreEntry) -> list[str]:
 def load_image(folder: Path, entry: StoreEntry) -> bytes | Refusal:
     """Read a bitstream whole, hash it, and give what the kernel's programming call takes.
 
-    Errors: a Refusal when the file cannot be read, has another hash, or is something else than its manifest says.
+    Errors: a Refusal when the file cannot be read, has another hash, or is
+    something else than its manifest says.
     """
     try:
         descriptor = _open(folder / entry.file)
@@ -139,7 +160,9 @@ def load_image(folder: Path, entry: StoreEntry) -> bytes | Refusal:
     try:
         size = os.fstat(descriptor).st_size
         if size > MOST_FILE_BYTES:
-            return _refuse("bitstream-unreadable", f"{entry.file} has {size} bytes, wanted at most {MOST_FILE_BYTES}", entry)
+            return _refuse(
+                "bitstream-unreadable", f"{entry.file} has {size} bytes, wanted at most {MOST_FILE_BYTES}", entry
+            )
         content = _read_whole(descriptor, size)
     except OSError as err:
         return _refuse("bitstream-missing", f"{folder / entry.file}: {err.strerror or err}", entry)
@@ -151,7 +174,9 @@ def load_image(folder: Path, entry: StoreEntry) -> bytes | Refusal:
         return _refuse("bitstream-changed", text, entry)
     file = ByteWindow.of_bytes(content)
     if read_bitstream(file) != entry.bitstream:
-        return _refuse("bitstream-changed", f"{entry.file} of function {entry.name} is not what its manifest says", entry)
+        return _refuse(
+            "bitstream-changed", f"{entry.file} of function {entry.name} is not what its manifest says", entry
+        )
     return image_of(file, entry.bitstream.form)
 
 
@@ -167,7 +192,11 @@ def _signature(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 def _read_all(folder: Path, names: list[str]) -> StoreContent:
     entries: list[StoreEntry] = []
-    left_out = [f"{folder}: {len(names)} manifests, of which only {_MOST_ENTRIES} are read"] if len(names) > _MOST_ENTRIES else []
+    left_out = (
+        [f"{folder}: {len(names)} manifests, of which only {_MOST_ENTRIES} are read"]
+        if len(names) > _MOST_ENTRIES
+        else []
+    )
     for name in names[:_MOST_ENTRIES]:
         try:
             entry = _read_entry(folder, name)
@@ -176,7 +205,9 @@ def _read_all(folder: Path, names: list[str]) -> StoreContent:
             left_out.append(f"{name} of the bitstream store is left out: {err}")
             continue
         entries.append(entry)
-    return StoreContent(entries=tuple(sorted(entries, key=lambda entry: (entry.name, entry.digest))), left_out=tuple(sorted(left_out)))
+    return StoreContent(
+        entries=tuple(sorted(entries, key=lambda entry: (entry.name, entry.digest))), left_out=tuple(sorted(left_out))
+    )
 
 
 def _read_entry(folder: Path, name: str) -> StoreEntry:
@@ -224,4 +255,6 @@ def _read_whole(descriptor: int, size: int) -> bytes:
 
 
 def _refuse(code: str, message: str, entry: StoreEntry) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={"digest": entry.digest, "function": entry.name}),))
+    return Refusal(
+        reasons=(Reason(code=code, message=message, facts={"digest": entry.digest, "function": entry.name}),)
+    )

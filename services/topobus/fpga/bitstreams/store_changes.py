@@ -1,4 +1,6 @@
-"""Adds a bitstream to a store, and takes one out: the file first and its manifest last, so that whoever looks meanwhile sees a whole entry or none."""
+"""Adds a bitstream to a store, and takes one out: the file first and its manifest last, so that
+whoever looks meanwhile sees a whole entry or none.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,20 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["add_bitstream", "remove_bitstream"]
 
-# Read by everybody, written by the one who added it: a bitstream is no secret, its integrity counts.
+# Read by everybody, written by the one who added it: a bitstream is no
+# secret, its integrity counts.
 _MODE = 0o644
 
 
 def add_bitstream(
-    folder: Path, source: Path, *, name: str, namespaces: tuple[str, ...], is_blank: bool = False, signer: str = "", notes: str = ""
+    folder: Path,
+    source: Path,
+    *,
+    name: str,
+    namespaces: tuple[str, ...],
+    is_blank: bool = False,
+    signer: str = "",
+    notes: str = "",
 ) -> StoreEntry | Refusal:
     """Copy a file into a store; the same file again replaces what its manifest said.
 
@@ -34,7 +44,8 @@ def add_bitstream(
     bitstream = read_bitstream(ByteWindow.of_bytes(content))
     if isinstance(bitstream, Refusal):
         return bitstream
-    # Also what is behind the header must be whole: a cut file is refused today, not when a card is to be programmed.
+    # Also what is behind the header must be whole: a cut file is refused today, not
+    # when a card is to be programmed.
     image = image_of(ByteWindow.of_bytes(content), bitstream.form)
     if isinstance(image, Refusal):
         return image
@@ -51,12 +62,16 @@ def add_bitstream(
     if wrong:
         return _refuse("; ".join(wrong))
     durable_file.write(folder, entry.file, content, mode=_MODE)
-    durable_file.write(folder, manifest_name(entry.digest), msgspec.json.format(msgspec.json.encode(entry)) + b"\n", mode=_MODE)
+    durable_file.write(
+        folder, manifest_name(entry.digest), msgspec.json.format(msgspec.json.encode(entry)) + b"\n", mode=_MODE
+    )
     return entry
 
 
 def remove_bitstream(folder: Path, digest: str) -> bool:
-    """Take a bitstream out, its manifest first; says whether it was there. A card that has the function keeps it.
+    """Take a bitstream out, its manifest first; says whether it was there.
+
+    A card that has the function keeps it.
 
     Errors: OSError when the folder cannot be written. Blocks.
     """

@@ -9,10 +9,19 @@ from msgspec import Struct
 
 from topobus.fpga.bitstreams.byte_window import UnreadableBitstream
 
-__all__ = ["MOST_FILE_BYTES", "MOST_IMAGE_BYTES", "Bitstream", "BitstreamForm", "normal_id", "normal_platform", "read_id"]
+__all__ = [
+    "MOST_FILE_BYTES",
+    "MOST_IMAGE_BYTES",
+    "Bitstream",
+    "BitstreamForm",
+    "normal_id",
+    "normal_platform",
+    "read_id",
+]
 
 MOST_FILE_BYTES = 512 * 1024 * 1024
-"""The largest file: it is held in memory while a card is programmed with it. The largest xclbin files of today are some 100 MiB; XRT's driver takes 1 GiB."""
+"""The largest file: it is held in memory while a card is programmed with it. The largest xclbin
+files of today are some 100 MiB; XRT's driver takes 1 GiB."""
 MOST_IMAGE_BYTES = 256 * 1024 * 1024
 """What a compressed image may unpack to: several times what the largest region of a DFL card takes."""
 
@@ -56,7 +65,8 @@ def normal_id(text: str) -> str:
 def read_id(text: str, what: str) -> str:
     """Read an id of 128 bits.
 
-    Errors: raises UnreadableBitstream for what is none, or says nothing (all zeros, all ones: what a dead function reads as).
+    Errors: raises UnreadableBitstream for what is none, or says nothing (all zeros, all ones:
+    what a dead function reads as).
     """
     plain = normal_id(text)
     if _ID.fullmatch(plain) is None or plain in ("0" * 32, "f" * 32):
@@ -65,7 +75,8 @@ def read_id(text: str, what: str) -> str:
 
 
 def normal_platform(text: str) -> str:
-    """Write a shell's name one way: headers of xclbin files have had colons and dots where the card has underscores.
+    """Write a shell's name one way: headers of xclbin files have had colons and dots where the card
+    has underscores.
 
     >>> normal_platform("xilinx:u200:xdma:201830.2")
     'xilinx_u200_xdma_201830_2'

@@ -1,8 +1,10 @@
 """Reads the header of an xclbin (axlf) file: which function it holds, and which shell it fits.
 
-Flows in: a window over the file. Flows out: its uuid, the interface's uuid, the platform. The kernel driver takes the whole file, so there is nothing to unpack; it copies as many bytes as the header
-says, which is why a header that says more than there is is refused here.
-Source: XRT's xclbin.h (struct axlf, axlf_header, axlf_section_header; their sizes are asserted there: 152 and 40 bytes), read for the facts.
+Flows in: a window over the file. Flows out: its uuid, the interface's uuid, the platform. The
+kernel driver takes the whole file, so there is nothing to unpack; it copies as many bytes as the
+header says, which is why a header that says more than there is is refused here.
+Source: XRT's xclbin.h (struct axlf, axlf_header, axlf_section_header; their sizes are asserted
+there: 152 and 40 bytes), read for the facts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ XCLBIN_MAGIC = b"xclbin2\0"
 XCLBIN_PREFIX = struct.Struct("<8si28s256sQ")
 """Magic, length of the signature, reserved, key block, unique id."""
 XCLBIN_HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI4x")
-"""Length, time stamp, time stamp of the shell, version (patch, major, minor), mode, actions, interface uuid, platform, uuid, debug file, number of sections."""
+"""Length, time stamp, time stamp of the shell, version (patch, major, minor), mode, actions,
+interface uuid, platform, uuid, debug file, number of sections."""
 XCLBIN_SECTION = struct.Struct("<I16s4xQQ")
 """Kind, name, offset, size."""
 # Those for cards: flat, partial, tandem and tandem with partial; the rest is for emulation.
@@ -38,7 +41,9 @@ def read_xclbin(file: ByteWindow) -> Bitstream:
     if magic != XCLBIN_MAGIC:
         raise UnreadableBitstream(f"xclbin magic: begins with {magic!r}, wanted {XCLBIN_MAGIC!r}")
     header = XCLBIN_HEADER.unpack(file.read(XCLBIN_PREFIX.size, XCLBIN_HEADER.size, "xclbin header"))
-    length, shell_timestamp, mode, interface, platform, uuid, count = (header[index] for index in (0, 2, 6, 8, 9, 10, 12))
+    length, shell_timestamp, mode, interface, platform, uuid, count = (
+        header[index] for index in (0, 2, 6, 8, 9, 10, 12)
+    )
     table_offset = XCLBIN_PREFIX.size + XCLBIN_HEADER.size
     if not table_offset <= length <= file.size:
         raise UnreadableBitstream(f"xclbin header: says {length} bytes of a file of {file.size}")

@@ -1,10 +1,14 @@
-"""Intel FPGAs of the kernel's Device Feature List: one device for each port, through which one function (AFU) is reached.
+"""Intel FPGAs of the kernel's Device Feature List: one device for each port, through which one
+function (AFU) is reached.
 
-Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: ports with their loaded functions, errors of the management engine
-and the ports, device nodes. The port of a card that has no other is named after the card; of a card with several, each has its own function, its own region's
-interface id and its own node, names the card as its parent, and shares what is wrong with it. A card on the processor's own bus has no PCI address and possibly no NUMA node; it is named by its region, which is
-stable as long as no card is added before it.
-Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a crashed function: Intel's FPGA plugin.
+Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: ports with their
+loaded functions, errors of the management engine and the ports, device nodes. The port of a card
+that has no other is named after the card; of a card with several, each has its own function, its
+own region's interface id and its own node, names the card as its parent, and shares what is wrong
+with it. A card on the processor's own bus has no PCI address and possibly no NUMA node; it is named
+by its region, which is stable as long as no card is added before it.
+Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a
+crashed function: Intel's FPGA plugin.
 """
 
 from __future__ import annotations
@@ -56,7 +60,8 @@ _MODELS = {
     0xBCCE: "N6000",
     0xBCCF: "N6000 VF",
 }
-# Registers of the management engine by what they mean; those not here are unknown to this driver and only degrade.
+# Registers of the management engine by what they mean; those not here are unknown
+# to this driver and only degrade.
 _FATAL = {"catfatal_errors"}
 _LINK = {"pcie0_errors", "pcie1_errors"}
 # Values of dfl-port's power_state: AP1 and AP2 throttle the function, AP6 stops it.
@@ -64,7 +69,10 @@ _STOPPED = 6
 
 
 class IntelDflDriver(LoadsFunctions):
-    """Finds and watches DFL cards, and loads functions into them. Keeps the PCIe error counters, and what it has programmed."""
+    """Finds and watches DFL cards, and loads functions into them.
+
+    Keeps the PCIe error counters, and what it has programmed.
+    """
 
     name = "intel-dfl"
     device_class = "fpga"
@@ -83,7 +91,8 @@ class IntelDflDriver(LoadsFunctions):
             try:
                 card = read_dfl_card(tree, region)
             except HardwareError as err:
-                # One card that nobody can read has no address to name it by; known before, it is missed by the host, which says so.
+                # One card that nobody can read has no address to name it by; known before, it is
+                # missed by the host, which says so.
                 left_out.append(f"{region} is left out: {err.message}")
                 continue
             if card.pci is None or is_offered(tree, card.pci, left_out):
@@ -91,11 +100,17 @@ class IntelDflDriver(LoadsFunctions):
                     devices.append(self._device(card, None, machine))
                 devices += [self._device(card, port, machine) for port in card.ports]
                 if not card.ports and card.pci is not None:
-                    left_out.keep(card.pci, DeviceRole.MANAGEMENT, "it has no port, and its management engine is for nobody's container")
+                    left_out.keep(
+                        card.pci,
+                        DeviceRole.MANAGEMENT,
+                        "it has no port, and its management engine is for nobody's container",
+                    )
         self._functions.loader.forget_absent({device.name for device in devices})
         return Discovery(
             devices=tuple(
-                msgspec.structs.replace(device, attributes={**device.attributes, **self._functions.attributes(tree, device)})
+                msgspec.structs.replace(
+                    device, attributes={**device.attributes, **self._functions.attributes(tree, device)}
+                )
                 for device in devices
             ),
             warnings=(*left_out, *self._functions.loader.left_out),
@@ -103,17 +118,26 @@ class IntelDflDriver(LoadsFunctions):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at bus, engine and port of each device; a card that cannot be read leaves the others alone."""
+        """Look at bus, engine and port of each device.
+
+        A card that cannot be read leaves the others alone.
+        """
         tree = tree.for_scan()
         # Once a function: its error counters tell a rise only once.
         addresses = sorted({device.pci for device in devices if device.pci is not None})
         on_bus = {address: self._observe_function(tree, address) for address in addresses}
-        return {device.name: self._observe_one(tree, device, on_bus[device.pci] if device.pci is not None else []) for device in devices}
+        return {
+            device.name: self._observe_one(tree, device, on_bus[device.pci] if device.pci is not None else [])
+            for device in devices
+        }
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each port's node, once its region has the function that the claim asks for; the kit adds `TOPOBUS_FPGA_DEVICES`.
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each port's node, once its region has the function that the claim asks for.
 
-        Never the management engine's: through it a container could re-flash the card, load another region or inject errors for whoever comes next.
+        The kit adds `TOPOBUS_FPGA_DEVICES`. Never the management engine's: through it a container
+        could re-flash the card, load another region or inject errors for whoever comes next.
         """
         refusal = unusable(tree, devices)
         if refusal is not None:
@@ -129,8 +153,13 @@ class IntelDflDriver(LoadsFunctions):
             card = read_dfl_card(tree, str(device.attributes["region"]))
             ports = ports_of(card, device)
             if not ports:
-                text = f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a virtual function)"
-                return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
+                text = (
+                    f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a "
+                    "virtual function)"
+                )
+                return Refusal(
+                    reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),)
+                )
             where = str(device.pci) if device.pci is not None else card.region
             edits[device.name] = ContainerEdits(
                 env={own_variable(device): f"{where}/{ports[0].number}" if device.partition_of else where},
@@ -157,7 +186,9 @@ class IntelDflDriver(LoadsFunctions):
         role = DeviceRole.COMPUTE if port is not None else DeviceRole.PARTITION_PARENT
         parent = whole if port is not None and card.port_count > 1 else ""
         name = f"{whole}-port-{port.number}" if port is not None and parent else whole
-        function = next((device for device in machine.pci_devices if card.pci is not None and device.address == card.pci), None)
+        function = next(
+            (device for device in machine.pci_devices if card.pci is not None and device.address == card.pci), None
+        )
         if function is None:
             return Device(
                 name=name,
@@ -191,7 +222,10 @@ class IntelDflDriver(LoadsFunctions):
             return [unreadable(err)]
 
     def _observe_one(self, tree: Tree, device: Device, on_bus: list[Observation]) -> list[Observation]:
-        if any(observation.dimension is Dimension.PRESENCE or observation.state is HealthState.UNKNOWN for observation in on_bus):
+        if any(
+            observation.dimension is Dimension.PRESENCE or observation.state is HealthState.UNKNOWN
+            for observation in on_bus
+        ):
             return on_bus
         turn = self._functions.loader.turn(device.name)
         try:
@@ -221,7 +255,8 @@ def _engine_error(register: ErrorRegister) -> Observation:
 
 
 def _alarm(register: ErrorRegister) -> Observation:
-    # At the critical temperature the hardware throttles by 100 %: the function stands still until it is cooler.
+    # At the critical temperature the hardware throttles by 100 %: the function
+    # stands still until it is cooler.
     is_critical = register.name.startswith("temp") and register.name.endswith("crit_alarm")
     return Observation(
         dimension=Dimension.THERMAL,

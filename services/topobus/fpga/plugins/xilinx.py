@@ -1,11 +1,15 @@
-"""Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0; each user function of a card that has several is a device.
+"""Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0.
 
-An Alveo has a management function (driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels). The driver's marker file or
-name distinguishes them, else the device id. In a virtual machine the user function may be the only one. A card that has its management function but
-not its user function cannot compute and is Unhealthy.
+Each user function of a card that has several is a device. An Alveo has a management function
+(driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels). The
+driver's marker file or name distinguishes them, else the device id. In a virtual machine the user
+function may be the only one. A card that has its management function but not its user function
+cannot compute and is Unhealthy.
 
-Flows in: the machine's PCI functions and the driver's files. Flows out: cards with their shell, health, device nodes.
-Source: XRT's drivers (xocl and xclmgmt: user_pf, mgmt_pf, ready, dev_offline, instance, rom VBNV, firewall); Xilinx' Kubernetes device plugin.
+Flows in: the machine's PCI functions and the driver's files. Flows out: cards with
+their shell, health, device nodes.
+Source: XRT's drivers (xocl and xclmgmt: user_pf, mgmt_pf, ready, dev_offline, instance, rom VBNV,
+firewall); Xilinx' Kubernetes device plugin.
 """
 
 from __future__ import annotations
@@ -23,7 +27,14 @@ from topobus.devicekit.edits_text import (
     unusable,
 )
 from topobus.devicekit.left_out import LeftOut
-from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
+from topobus.devicekit.pci import (
+    PciHealth,
+    observe_kernel_driver,
+    pci_device,
+    pci_device_name,
+    pci_folder,
+    select_functions,
+)
 from topobus.fpga.function_hands import FunctionHands, LoadsFunctions
 from topobus.fpga.programmer import KernelXrtProgrammer, XrtProgrammer
 from topobus.fpga.xilinx_region import xilinx_region
@@ -40,7 +51,8 @@ from topobus.values.pci import PciAddress
 __all__ = ["XilinxDriver"]
 
 _XILINX = 0x10EE
-# Other makers' cards with Xilinx' drivers, by exact id: their vendors make other things too. Source: XRT's list of PCI ids.
+# Other makers' cards with Xilinx' drivers, by exact id: their vendors make other things too.
+# Source: XRT's list of PCI ids.
 _OTHERS = {
     (0x13FE, 0x0065): "user",
     (0x13FE, 0x006C): "management",
@@ -80,7 +92,9 @@ _DRIVERS = {"xocl": "user", "xuser": "user", "xclmgmt": "management", "xmgmt": "
 
 @dataclass(frozen=True)
 class _Card:
-    """The functions of one slot, in order, as one of its user functions sees it; `user` and `management` are None when the slot has no such function."""
+    """The functions of one slot, in order, as one of its user functions sees it; `user` and
+    `management` are None when the slot has no such function.
+    """
 
     functions: tuple[PciDevice, ...]
     user: PciDevice | None
@@ -94,7 +108,11 @@ class _Card:
 
 
 class XilinxDriver(LoadsFunctions):
-    """Finds and watches Xilinx cards. Keeps the PCIe error counters, and which slots had a management function or several user functions."""
+    """Finds and watches Xilinx cards.
+
+    Keeps the PCIe error counters, and which slots had a management
+    function or several user functions.
+    """
 
     name = "xilinx"
     device_class = "fpga"
@@ -108,7 +126,9 @@ class XilinxDriver(LoadsFunctions):
         self._functions = FunctionHands(lambda tree, device: xilinx_region(tree, device, self._programmer))
 
     def remember(self, devices: Sequence[Device]) -> None:
-        """Learn from the inventory of an earlier run what cannot be seen while a function of a slot is missing: names must not change with it."""
+        """Learn from the inventory of an earlier run what cannot be seen while a function of a slot
+        is missing: names must not change with it.
+        """
         for device in devices:
             whole = device.partition_of or device.name
             if device.partition_of:
@@ -128,7 +148,9 @@ class XilinxDriver(LoadsFunctions):
         devices = tuple(self._device(tree, card) for card in cards if is_offered(tree, card.main.address, left_out))
         for card in cards:
             if card.user is not None and card.management is not None:
-                left_out.keep(card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False)
+                left_out.keep(
+                    card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False
+                )
         self._functions.loader.forget_absent({device.name for device in devices})
         return Discovery(
             devices=tuple(self._with_functions(tree, device) for device in devices),
@@ -137,25 +159,39 @@ class XilinxDriver(LoadsFunctions):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
+        """Look at both functions of each card: presence, PCIe errors, shell, firewall.
+
+        One that cannot be read leaves the others alone.
+        """
         tree = tree.for_scan()
-        # Once a function: several devices may share a management function, and its error counters tell a rise only once.
+        # Once a function: several devices may share a management function, and its error
+        # counters tell a rise only once.
         mains = {device.pci for device in devices}
         addresses = sorted({address for device in devices for address in _functions_of(device)})
         turns = {device.name: self._functions.loader.turn(device.name) for device in devices}
         seen = {address: self._observe_function(tree, address, is_main=address in mains) for address in addresses}
-        return {device.name: self._observe_one(device, seen, turns[device.name]) for device in devices if device.pci is not None}
+        return {
+            device.name: self._observe_one(device, seen, turns[device.name])
+            for device in devices
+            if device.pci is not None
+        }
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give the render node of the user function, where the driver made one, once the card has the function that the claim asks for.
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give the render node of the user function, where the driver made one, once the card has
+        the function that the claim asks for.
 
-        Never the management node: through it a container could re-flash or reset the card for whoever comes next. Each card's variable holds its PCI
-        address, for XRT's tools; the kit adds `TOPOBUS_FPGA_DEVICES`.
+        Never the management node: through it a container could re-flash or reset the card for
+        whoever comes next. Each card's variable holds its PCI address, for XRT's tools; the
+        kit adds `TOPOBUS_FPGA_DEVICES`.
         """
         refusal = unusable(tree, devices)
         if refusal is not None:
             return refusal
-        return self._functions.prepare(tree, devices, context, lambda: {device.name: self._edits(tree, device) for device in devices})
+        return self._functions.prepare(
+            tree, devices, context, lambda: {device.name: self._edits(tree, device) for device in devices}
+        )
 
     def _with_functions(self, tree: Tree, device: Device) -> Device:
         return msgspec.structs.replace(
@@ -167,10 +203,13 @@ class XilinxDriver(LoadsFunctions):
         is_user = device.pci is not None and device.attributes.get("managementPciBusID") != str(device.pci)
         names = tree.names(f"{pci_folder(device.pci)}/drm") if device.pci is not None and is_user else ()
         nodes = [f"dri/{name}" for name in names if name.startswith("renderD")]
-        return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(node) for node in nodes))
+        return ContainerEdits(
+            env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(node) for node in nodes)
+        )
 
     def _device(self, tree: Tree, card: _Card) -> Device:
-        # Function 0 names the slot even when it is missing: the name must not move to the function that is left.
+        # Function 0 names the slot even when it is missing: the name must not
+        # move to the function that is left.
         whole = pci_device_name(self.device_class, PciAddress(*card.main.address.key[:3], 0))
         if card.users > 1:
             self._several.add(whole)
@@ -222,11 +261,16 @@ class XilinxDriver(LoadsFunctions):
             return [unreadable(err)]
         return observations
 
-    def _observe_one(self, device: Device, by_function: Mapping[PciAddress, list[Observation]], turn: int) -> list[Observation]:
+    def _observe_one(
+        self, device: Device, by_function: Mapping[PciAddress, list[Observation]], turn: int
+    ) -> list[Observation]:
         seen = [observation for address in _functions_of(device) for observation in by_function[address]]
         if not self._functions.loader.was_quiet(device.name, turn):
-            # The driver takes the card offline while it is programmed; that it left the bus is told all the same.
-            seen = [observation for observation in seen if observation.dimension in (Dimension.PRESENCE, Dimension.LINK)]
+            # The driver takes the card offline while it is programmed; that it
+            # left the bus is told all the same.
+            seen = [
+                observation for observation in seen if observation.dimension in (Dimension.PRESENCE, Dimension.LINK)
+            ]
         if device.attributes.get("managementPciBusID") == str(device.pci) and not seen:
             seen.append(_without_user(device))
         return seen
@@ -290,7 +334,9 @@ def _serial(tree: Tree, address: PciAddress) -> str:
 
 
 def _below(tree: Tree, address: PciAddress, prefix: str, file: str) -> str:
-    """Read a file of the first part whose name begins so: the driver numbers its parts (`rom.u.22529`)."""
+    """Read a file of the first part whose name begins so: the driver numbers its parts
+    (`rom.u.22529`).
+    """
     folder = pci_folder(address)
     texts = (tree.read(f"{folder}/{name}/{file}") for name in tree.names(folder) if name.startswith(prefix))
     return next((text for text in texts if text), "")

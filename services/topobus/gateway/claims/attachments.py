@@ -1,4 +1,5 @@
-"""The doors around a claim's devices in a pod's sandbox: who hears of them, and who knows more of a pod than the container runtime tells.
+"""The doors around a claim's devices in a pod's sandbox: who hears of them, and who knows more of a
+pod than the container runtime tells.
 
 Flows in: nothing. Flows out: Protocols, and an empty form for gateways without a cluster.
 """
@@ -16,7 +17,10 @@ __all__ = ["AttachmentReports", "Attachments", "Describe", "NoPodDetails", "PodD
 
 
 class Attachments(Protocol):
-    """Brings devices into the sandboxes of their pods; what prepares and unprepares claims needs to know no more of it."""
+    """Brings devices into the sandboxes of their pods.
+
+    What prepares and unprepares claims needs to know no more of it.
+    """
 
     def check(self, entry: ClaimEntry) -> None:
         """Let a claim be prepared only when its devices can be brought into its pod later.
@@ -38,17 +42,25 @@ Describe = Callable[[ClaimEntry, Mapping[str, AttachedInterface]], Awaitable[Non
 
 
 class AttachmentReports(Protocol):
-    """Hears what became of a claim's devices in a pod's sandbox. Calls must not block: the container runtime waits for their end."""
+    """Hears what became of a claim's devices in a pod's sandbox.
+
+    Calls must not block: the container runtime waits for their end.
+    """
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Hear that all devices of a claim are in a sandbox; also once more after each start of the gateway, since nobody remembers what was told.
+        """Hear that all devices of a claim are in a sandbox.
+
+        Also once more after each start of the gateway, since nobody remembers what was told.
 
         Shapes: interfaces — by device; a device that is no network interface is absent.
         """
         ...
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Hear why a sandbox does not get them; its containers wait, and each new try may say it again."""
+        """Hear why a sandbox does not get them.
+
+        Its containers wait, and each new try may say it again.
+        """
         ...
 
     def detached(self, entry: ClaimEntry) -> None:
@@ -64,7 +76,8 @@ class PodDetails(Protocol):
     """Knows of a pod what the runtime does not tell."""
 
     async def of(self, sandbox: Sandbox) -> Sandbox:
-        """Give the sandbox with its host ports, or with why they are not known (`ports_unknown`): then only what has to open them is refused.
+        """Give the sandbox with its host ports, or with why they are not known (`ports_unknown`):
+        then only what has to open them is refused.
 
         Within half a second: the runtime starts nothing meanwhile. Errors: raises nothing.
         """

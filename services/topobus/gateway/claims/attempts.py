@@ -1,6 +1,8 @@
-"""Records how the preparations of claims go in this process: which run now, and the last failure of each claim.
+"""Records how the preparations of claims go in this process: which run now, and the last failure of
+each claim.
 
-Flows in: start and end of each attempt. Flows out: the same, for `cluster.pod_retries`, which decides when kubelet should try again. Kept in memory only.
+Flows in: start and end of each attempt. Flows out: the same, for `cluster.pod_retries`, which
+decides when kubelet should try again. Kept in memory only.
 """
 
 from __future__ import annotations
@@ -59,9 +61,14 @@ class Attempts:
         self._failures.pop((uid, device_class), None)
 
     def failure(self, uid: ClaimUid) -> Failure | None:
-        """The newest failure of a claim; None when no try has failed since it was prepared or undone."""
+        """The newest failure of a claim.
+
+        None when no try has failed since it was prepared or undone.
+        """
         return max(
-            (failure for (claim, _), failure in self._failures.items() if claim == uid), key=lambda failure: failure.at_s, default=None
+            (failure for (claim, _), failure in self._failures.items() if claim == uid),
+            key=lambda failure: failure.at_s,
+            default=None,
         )
 
     def keep(self, uids: set[ClaimUid]) -> None:

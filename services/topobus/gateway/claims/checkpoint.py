@@ -1,7 +1,9 @@
-"""The node checkpoint: a file of the claims that this node has prepared or has begun to prepare, written before kubelet gets an answer.
+"""The node checkpoint: a file of the claims that this node has prepared or has begun to prepare,
+written before kubelet gets an answer.
 
-Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced as a whole and synced. A file that cannot be read stops the gateway; to take it for
-empty would forget devices that containers use. Another number in `version` is refused.
+Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced as a whole and
+synced. A file that cannot be read stops the gateway; to take it for empty would forget devices that
+containers use. Another number in `version` is refused.
 """
 
 from __future__ import annotations
@@ -49,18 +51,24 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     uid: ClaimUid
     device_class: str
     attempt: str
-    """Part of the operation ids of this preparation: the same on every retry, another one after an unprepare."""
+    """Part of the operation ids of this preparation: the same on every retry, another one after an
+    unprepare."""
     devices: tuple[AllocatedDevice, ...] = ()
     is_prepared: bool = False
-    """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have happened."""
+    """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have
+    happened."""
     is_undoing: bool = False
-    """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as another attempt."""
+    """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as
+    another attempt."""
     is_left: bool = False
-    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away, or a container had its devices. They stay held until it is."""
+    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs
+    was away, or a container had its devices. They stay held until it is."""
     left_for: tuple[str, ...] = ()
-    """Ids of the containers that had its devices then: it is not undone before the container runtime has told that they have ended."""
+    """Ids of the containers that had its devices then: it is not undone before the container
+    runtime has told that they have ended."""
     boot_id: str = ""
-    """The boot of the machine in which its devices were made ready; in another one they are no longer, and may have other numbers."""
+    """The boot of the machine in which its devices were made ready; in another one they are no
+    longer, and may have other numbers."""
     cpus: dict[str, CpuSet] = {}
     """Which CPUs the ledger chose for it, by the group of CPUs that it has a share of."""
     to_attach: tuple[str, ...] = ()
@@ -68,17 +76,21 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     to_adjust: tuple[str, ...] = ()
     """Devices whose service is asked for each container that gets them."""
     config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """Opaque parameters of `to_attach` and `to_adjust`, by device: a sandbox may start while nobody can be asked for the claim."""
+    """Opaque parameters of `to_attach` and `to_adjust`, by device: a sandbox may start while nobody
+    can be asked for the claim."""
     pods: tuple[str, ...] = ()
-    """Uids of the pods that the claim was reserved for when it was looked at last; others may have come since."""
+    """Uids of the pods that the claim was reserved for when it was looked at last; others may have
+    come since."""
     attachment: SandboxAttachment | None = None
     """None: its devices are in no sandbox."""
     left_sandbox: str = ""
-    """Id of the sandbox that they were taken out of last: a runtime goes on listing one that it has stopped."""
+    """Id of the sandbox that they were taken out of last: a runtime goes on listing one that it has
+    stopped."""
     generation: int = 0
     """The claim's, when it was prepared; 0: not known."""
     pod_claim_name: str = ""
-    """The name that its pod knows the claim by, where it was made of a template; empty: the claim's own."""
+    """The name that its pod knows the claim by, where it was made of a template; empty: the claim's
+    own."""
     has_metadata: bool = False
     """Its containers get files that describe its devices."""
     cdi: CdiSpec | None = None
@@ -86,12 +98,18 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """Say whether its preparation is complete, with nothing half done; perhaps of the boot before, see `Checkpoint.is_ready`."""
+        """Say whether its preparation is complete, with nothing half done.
+
+        Perhaps of the boot before, see `Checkpoint.is_ready`.
+        """
         return self.is_prepared and not self.is_undoing
 
     @property
     def own_cpus(self) -> CpuSet:
-        """List the CPUs that were given to it alone, whether by name or out of groups; none of what it only looks at (admin access)."""
+        """List the CPUs that were given to it alone, whether by name or out of groups.
+
+        None of what it only looks at (admin access).
+        """
         if self.cdi is None:
             return CpuSet()
         own = {cdi_device_name(self.uid, device.device) for device in self.devices if not device.is_shared}
@@ -121,7 +139,8 @@ class Checkpoint:
         self.boot_id = boot_id
         """The machine's present boot."""
         self.undone: frozenset[ClaimUid] = frozenset()
-        """Claims that were undone here and hold their devices until the cluster has deallocated them."""
+        """Claims that were undone here and hold their devices until the cluster has deallocated
+        them."""
         self.undone_changed = Broadcast()
         self._path = path
         self._entries = entries
@@ -131,15 +150,18 @@ class Checkpoint:
     def load(cls, path: Path, *, boot_id: str = "") -> Checkpoint:
         """Read the file in a boot of the machine; one that does not exist is a new node.
 
-        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version, or its folder cannot be written.
+        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version,
+        or its folder cannot be written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A link that leads nowhere is no new node: somebody wanted the file elsewhere, and it is not there.
+            # A link that leads nowhere is no new node: somebody wanted the file
+            # elsewhere, and it is not there.
             data = path.read_bytes() if path.exists() or path.is_symlink() else None
         except OSError as err:
             raise ConfigError(
-                f"gateway: checkpoint_path: cannot use {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+                f"gateway: checkpoint_path: cannot use {path}: {err.strerror}",
+                next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH",
             ) from err
         if data is None:
             return cls(path, {}, boot_id=boot_id)
@@ -148,14 +170,17 @@ class Checkpoint:
             stated = decode(data, _Version, where=str(path)).version
             if stated > _VERSION:
                 raise ConfigError(
-                    f"gateway: checkpoint_path: {path} has version {stated}, which a newer gateway wrote; wanted {_VERSION}",
+                    f"gateway: checkpoint_path: {path} has version {stated}, which a newer gateway wrote; "
+                    f"wanted {_VERSION}",
                     next_step=f"start that gateway again, or {mend}",
                 )
             file = decode(data, _File, where=str(path))
         except ContractError as err:
             raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
         if file.version != _VERSION:
-            raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
+            raise ConfigError(
+                f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend
+            )
         entries = {claim_entry.key: claim_entry for claim_entry in file.entries}
         checkpoint = cls(path, entries, boot_id=boot_id)
         checkpoint.undone = frozenset(file.undone)
@@ -174,11 +199,16 @@ class Checkpoint:
         return self._entries.get(f"{uid}/{device_class}")
 
     def is_ready(self, entry: ClaimEntry) -> bool:
-        """Say whether containers may have an entry's devices: they were made ready completely, and in this boot of the machine."""
+        """Say whether containers may have an entry's devices: they were made ready completely, and
+        in this boot of the machine.
+        """
         return entry.is_running and entry.boot_id == self.boot_id
 
     def ready(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
-        """One claim at one driver whose devices containers may have; None: it is not prepared, or was in the boot before."""
+        """One claim at one driver whose devices containers may have.
+
+        None: it is not prepared, or was in the boot before.
+        """
         entry = self.get(uid, device_class)
         return entry if entry is not None and self.is_ready(entry) else None
 
@@ -191,7 +221,9 @@ class Checkpoint:
             await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
 
     async def change(self, key: str, change: Callable[[ClaimEntry], ClaimEntry]) -> ClaimEntry | None:
-        """Change an entry as it is when nothing is being written any more, and store it; None when there is none by then.
+        """Change an entry as it is when nothing is being written any more, and store it.
+
+        None when there is none by then.
 
         Errors: raises OSError when the disk refuses; memory then is as before.
         """
@@ -204,29 +236,41 @@ class Checkpoint:
         return self._entries.get(key)
 
     async def remove(self, uid: ClaimUid, device_class: str, *, is_kept: bool = False) -> None:
-        """Forget an entry; one that is not there is no error. `is_kept`: the claim holds its devices all the same, and is remembered in `undone`."""
+        """Forget an entry; one that is not there is no error.
+
+        `is_kept`: the claim holds its devices all the same, and is remembered in `undone`.
+        """
         key = f"{uid}/{device_class}"
         undone = frozenset({uid} if is_kept else ())
         with span("write checkpoint", claim_uid=uid):
             await self._disk.do(
-                lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}, undone)
+                lambda: self._save(
+                    lambda: {other: entry for other, entry in self._entries.items() if other != key}, undone
+                )
             )
 
     def keep_undone(self, held: Collection[ClaimUid]) -> None:
-        """Forget claims that were undone here and hold nothing any more; on disk with the next write, for one too many does no harm."""
+        """Forget claims that were undone here and hold nothing any more.
+
+        On disk with the next write, for one too many does no harm.
+        """
         self.undone &= {*held}
 
     async def finish(self) -> None:
         """Wait until nothing is being written: then the file may be another process's."""
         await self._disk.finish()
 
-    async def _save(self, change: Callable[[], dict[str, ClaimEntry]], undone: frozenset[ClaimUid] = frozenset()) -> None:
+    async def _save(
+        self, change: Callable[[], dict[str, ClaimEntry]], undone: frozenset[ClaimUid] = frozenset()
+    ) -> None:
         entries = change()
         if entries == self._entries:
             return
         # Prepared once more, a claim is not undone any more.
         undone = (self.undone | undone) - {entry.uid for entry in entries.values()}
-        file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone)))
+        file = _File(
+            version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone))
+        )
         await asyncio.to_thread(write, self._path.parent, self._path.name, encode(file))
         self._entries = entries
         if undone != self.undone:

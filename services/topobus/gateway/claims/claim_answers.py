@@ -1,6 +1,7 @@
 """Makes kubelet's answer for a prepared claim.
 
-Flows in: a claim's checkpoint entry. Flows out: its devices, each with the CDI names of its request, and once the CDI name for containers that name no request.
+Flows in: a claim's checkpoint entry. Flows out: its devices, each with the CDI names of its
+request, and once the CDI name for containers that name no request.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from topobus.gateway.claims.rules.device_metadata import metadata_device_name
 __all__ = ["WHOLE_CLAIM", "PreparedDevice", "answer_of"]
 
 WHOLE_CLAIM = "_whole"
-"""Stands for a request in what all requests have in common. No container can name it (it is no DNS label), and kubelet gives it to those that name none:
-pkg/kubelet/cm/dra/claiminfo.go, cdiDevicesAsList."""
+"""Stands for a request in what all requests have in common. No container can name it (it is no DNS
+label), and kubelet gives it to those that name none: pkg/kubelet/cm/dra/claiminfo.go,
+cdiDevicesAsList."""
 
 
 class PreparedDevice(Struct, frozen=True, kw_only=True):
@@ -31,7 +33,8 @@ class PreparedDevice(Struct, frozen=True, kw_only=True):
 
 def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
     """List the devices of a claim that is prepared, as kubelet is to have them."""
-    # The file of a request comes with its first device, and each container that names the request has that.
+    # The file of a request comes with its first device, and each container
+    # that names the request has that.
     firsts = {device.request: device for device in reversed(entry.devices)} if entry.has_metadata else {}
     devices = [
         PreparedDevice(

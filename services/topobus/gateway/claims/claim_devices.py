@@ -1,7 +1,10 @@
-"""What a device service does to a claim's devices: it makes them ready and undoes that, and claims that share a device wait for each other.
+"""What a device service does to a claim's devices: it makes them ready and undoes that, and claims
+that share a device wait for each other.
 
-Flows in: a claim's checkpoint entry and allocation. Flows out: the edits for its containers, or ClaimFailed with the service's reason. Who only shares a device, or only
-looks at it (admin access), ends without a word to the device while others go on. Nothing is written here; the order on disk and in the ledger is the caller's.
+Flows in: a claim's checkpoint entry and allocation. Flows out: the edits for its containers, or
+ClaimFailed with the service's reason. Who only shares a device, or only looks at it (admin access),
+ends without a word to the device while others go on. Nothing is written here; the order on disk and
+in the ledger is the caller's.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ class ClaimDevices:
         find_device: Callable[[str, str], Device | None],
         why_held: Callable[[ClaimEntry], str],
     ) -> None:
-        """Take what it works with; `find_device` gives the inventory's device by class and name, `why_held` why a claim's containers may have its devices still."""
+        """Take what it works with; `find_device` gives the inventory's device by class and name,
+        `why_held` why a claim's containers may have its devices still.
+        """
         self._why_held = why_held
         self._asks = asks
         self._find = find_device
@@ -54,17 +59,27 @@ class ClaimDevices:
         """Keys of entries whose devices are undone and that are still in the checkpoint."""
 
     async def prepare(
-        self, op_id: str, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation, *, is_again: bool = False
+        self,
+        op_id: str,
+        claim: ClaimKey,
+        device_class: str,
+        claim_allocation: ClaimAllocation,
+        *,
+        is_again: bool = False,
     ) -> DeviceAnswers:
         """Have all devices of a claim's class made ready; `is_again`: it had them before a reboot.
 
-        Errors: raises ClaimFailed when the service refuses or leaves a device out, PeerUnavailable when it is away.
+        Errors: raises ClaimFailed when the service refuses or leaves a device out,
+        PeerUnavailable when it is away.
         """
         async with self._alone_with(device_class, claim_allocation.names):
-            prepared = await self._ask(op_id, claim, device_class, claim_allocation, claim_allocation.names, is_again=is_again)
+            prepared = await self._ask(
+                op_id, claim, device_class, claim_allocation, claim_allocation.names, is_again=is_again
+            )
             by_request: dict[str, Prepared] = {}
             if len(claim_allocation.requests) > 1:
-                # Containers that name one request get what its devices have in common, which only their driver knows.
+                # Containers that name one request get what its devices have in common,
+                # which only their driver knows.
                 for request, names in claim_allocation.requests.items():
                     by_request[request] = await self._ask(
                         f"{op_id}-of-{request}", claim, device_class, claim_allocation, names, is_again=is_again
@@ -82,7 +97,9 @@ class ClaimDevices:
         is_again: bool,
     ) -> Prepared:
         """Have some of the claim's devices made ready together."""
-        looked_at = sorted({allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names))
+        looked_at = sorted(
+            {allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names)
+        )
         tolerated = sorted({*claim_allocation.tolerated} & set(names))
         common, by_device = configured(names, claim_allocation.config)
         shares = claim_allocation.shares.get(device_class, {})
@@ -107,7 +124,10 @@ class ClaimDevices:
         return prepared
 
     async def undo(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
-        """Have the device service undo what nobody else uses, and each share of what its operator shares; gives the devices that were undone.
+        """Have the device service undo what nobody else uses, and each share of what its operator
+        shares.
+
+        Gives the devices that were undone.
 
         Errors: raises ClaimFailed when the service refuses, PeerUnavailable when it is away.
         """
@@ -116,7 +136,9 @@ class ClaimDevices:
             used = self._used_by_others(entry) - self._shared_by_operator(entry)
             names = tuple(name for name in names if name not in used)
             if names:
-                refusal = await self._asks.unprepare(f"{entry.attempt}-unprepare", claim.owner, entry.device_class, names)
+                refusal = await self._asks.unprepare(
+                    f"{entry.attempt}-unprepare", claim.owner, entry.device_class, names
+                )
                 if refusal is not None:
                     raise refused(refusal)
             self._undone.add(entry.key)
@@ -127,9 +149,11 @@ class ClaimDevices:
         self._undone.discard(entry.key)
 
     def check_rivals(self, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation) -> None:
-        """Refuse what another claim is prepared with, whatever the ledger says: the checkpoint is what containers run on.
+        """Refuse what another claim is prepared with, whatever the ledger says: the checkpoint is
+        what containers run on.
 
-        Errors: raises ClaimFailed; StillRuns while a container has them whose claim kubelet has forgotten, PeerUnavailable while the other claim is being undone.
+        Errors: raises ClaimFailed; StillRuns while a container has them whose claim kubelet has
+        forgotten, PeerUnavailable while the other claim is being undone.
         """
         whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.share_id}
         shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.share_id}
@@ -140,7 +164,8 @@ class ClaimDevices:
             clash = {
                 allocated_device.device
                 for allocated_device in devices
-                if allocated_device.device in whole or (allocated_device.device in shared and not allocated_device.share_id)
+                if allocated_device.device in whole
+                or (allocated_device.device in shared and not allocated_device.share_id)
             }
             if clash:
                 holds = f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}"
@@ -152,7 +177,10 @@ class ClaimDevices:
                 raise ClaimFailed(f"{holds}: it is prepared on this node")
 
     def _used_by_others(self, entry: ClaimEntry) -> set[str]:
-        """Devices that other claims are prepared with, or begin to be; who only looks (admin access) keeps no holder's device up."""
+        """Devices that other claims are prepared with, or begin to be.
+
+        Who only looks (admin access) keeps no holder's device up.
+        """
         looked_at = {device.device for device in entry.devices if device.is_shared}
         others = [
             claim_entry
@@ -166,14 +194,21 @@ class ClaimDevices:
         """Devices of which each owner is undone by itself: their driver knows who else is there."""
         shared: set[str] = set()
         for allocated in entry.devices:
-            device = self._find(entry.device_class, allocated.device) if allocated.share_id and not allocated.is_shared else None
+            device = (
+                self._find(entry.device_class, allocated.device)
+                if allocated.share_id and not allocated.is_shared
+                else None
+            )
             if device is not None and device.sharing is not None:
                 shared.add(allocated.device)
         return shared
 
     @asynccontextmanager
     async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:
-        """Serialize what a device service does to devices that claims share; in order of the names, so that nobody waits in a circle."""
+        """Serialize what a device service does to devices that claims share.
+
+        In order of the names, so that nobody waits in a circle.
+        """
         async with AsyncExitStack() as stack:
             for name in sorted(names):
                 await stack.enter_async_context(self._locks.of(f"{device_class}/{name}"))

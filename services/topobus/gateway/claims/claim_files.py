@@ -1,7 +1,9 @@
-"""The CDI files of claims: one file a claim and class, written whole or not at all, and always to be made again from the checkpoint.
+"""The CDI files of claims: one file a claim and class, written whole or not at all, and always to
+be made again from the checkpoint.
 
-Flows in: entries of the checkpoint. Flows out: files that the container runtime reads, and what is wrong with their folder. A file that no entry stands behind is removed
-at the start: the runtime would go on giving the devices to whoever names it.
+Flows in: entries of the checkpoint. Flows out: files that the container runtime reads, and what is
+wrong with their folder. A file that no entry stands behind is removed at the start: the runtime
+would go on giving the devices to whoever names it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ __all__ = ["ClaimFiles", "why_unwritable"]
 
 
 class ClaimFiles:
-    """The folder of CDI files; writes go one after the other, so that an older one never ends last."""
+    """The folder of CDI files.
+
+    Writes go one after the other, so that an older one never ends last.
+    """
 
     def __init__(
         self,
@@ -38,7 +43,9 @@ class ClaimFiles:
         metrics: ClaimMetrics,
         tell: Callable[[str], None],
     ) -> None:
-        """Take the folder and what it works with; `tell` hears what is wrong with the folder, nothing when it is good."""
+        """Take the folder and what it works with; `tell` hears what is wrong with the folder,
+        nothing when it is good.
+        """
         self._folder = folder
         self._metadata = metadata
         self._pinning = pinning
@@ -49,13 +56,20 @@ class ClaimFiles:
     async def restore(self, entries: Iterable[ClaimEntry]) -> None:
         """Write the files of these entries that are missing, and remove files that belong to none.
 
-        Errors: raises ConfigError when there is something to write and the folder cannot be written.
+        Errors: raises ConfigError when there is something to write and
+        the folder cannot be written.
         """
-        wanted = {_file(entry): self._render(entry, spec) for entry in entries if (spec := self._metadata.described(entry)) is not None}
+        wanted = {
+            _file(entry): self._render(entry, spec)
+            for entry in entries
+            if (spec := self._metadata.described(entry)) is not None
+        }
         try:
             written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, wanted)
         except OSError as err:
-            raise ConfigError(f"gateway: cdi_dir: cannot use {self._folder}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR") from err
+            raise ConfigError(
+                f"gateway: cdi_dir: cannot use {self._folder}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR"
+            ) from err
         if written or orphans:
             get_logger().info("claims.restored", written=written, orphans_removed=orphans)
 
@@ -64,7 +78,9 @@ class ClaimFiles:
         try:
             await asyncio.to_thread(check_writable, self._folder, CDI_VENDOR)
         except OSError as err:
-            get_logger().error("cdi.unwritable", folder=str(self._folder), error=str(err), next_step="set TOPOBUS_GATEWAY__CDI_DIR")
+            get_logger().error(
+                "cdi.unwritable", folder=str(self._folder), error=str(err), next_step="set TOPOBUS_GATEWAY__CDI_DIR"
+            )
             self._tell(why_unwritable(err))
         else:
             self._tell("")
@@ -98,7 +114,8 @@ class ClaimFiles:
         await self._disk.do(lambda: asyncio.to_thread(delete, self._folder, _file(entry)))
 
     def _render(self, entry: ClaimEntry, spec: CdiSpec) -> bytes:
-        # Its containers start only past the gateway. Not in the checkpoint: what stands there came from a device service, which may not make such a mount, and is looked at again.
+        # Its containers start only past the gateway. Not in the checkpoint: what stands there came
+        # from a device service, which may not make such a mount, and is looked at again.
         is_guarded = bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry)
         return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
 

@@ -1,8 +1,11 @@
-"""Decides where kubelet's calls about claims are handled: in this process when it holds the node lock, else in the gateway that holds it.
+"""Decides where kubelet's calls about claims are handled: in this process when it holds the node
+lock, else in the gateway that holds it.
 
-Flows in: calls to any of our drivers. Flows out: this process' claim preparer, or the other gateway's answer. Kubelet calls the gateway that registered last. During
-a roll-over that is the new one, which does not hold the lock yet; it forwards the calls, so none is lost while it waits or while the lock changes hands. Both calls
-are idempotent, so a forwarded call that was cut off is sent again.
+Flows in: calls to any of our drivers. Flows out: this process' claim preparer, or the other
+gateway's answer. Kubelet calls the gateway that registered last. During a roll-over that is
+the new one, which does not hold the lock yet; it forwards the calls, so none is lost while
+it waits or while the lock changes hands. Both calls are idempotent, so a forwarded call
+that was cut off is sent again.
 """
 
 from __future__ import annotations
@@ -49,9 +52,11 @@ class ClaimForwarder:
         self._opened.set()
 
     async def local_or_forwarded(self, driver: str, method: str, request: Message, reply: type[R]) -> ClaimPreparer | R:
-        """Give our own preparer when it is our turn, else the answer of the gateway whose turn it is.
+        """Give our own preparer when it is our turn, else the answer of the gateway whose turn it
+        is.
 
-        Errors: raises CallRefused with the other's own error, PeerUnavailable when nobody has the turn for too long.
+        Errors: raises CallRefused with the other's own error, PeerUnavailable when
+        nobody has the turn for too long.
         """
         try:
             async with asyncio.timeout(self._limit_s):
@@ -72,16 +77,22 @@ class ClaimForwarder:
         instance = self._lock.other_instance()
         if instance is None:
             return None
-        path = Path(driver_sockets(self._kubelet.plugins_dir, self._kubelet.plugins_registry_dir, driver, instance).service)
+        path = Path(
+            driver_sockets(self._kubelet.plugins_dir, self._kubelet.plugins_registry_dir, driver, instance).service
+        )
         async with dialling(path) as channel:
             call = channel.unary_unary(
-                f"{_SERVICE}/{method}", request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString
+                f"{_SERVICE}/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=reply.FromString,
             )
             try:
                 answer = await call(request, timeout=self._limit_s)
             except grpc.aio.AioRpcError as err:
                 if err.code() in _ENDING:
-                    get_logger().debug("claims.pass-failed", driver=driver, method=method, instance=instance, error=err.details())
+                    get_logger().debug(
+                        "claims.pass-failed", driver=driver, method=method, instance=instance, error=err.details()
+                    )
                     return None
                 raise CallRefused(err.code(), err.details() or err.code().name) from err
         get_logger().info("claims.passed-on", driver=driver, method=method, instance=instance)

@@ -1,6 +1,7 @@
 """A claim as kubelet names it, and the failure that becomes the claim's own error text.
 
-Flows in: namespace, name and uid of kubelet's calls and of the checkpoint. Flows out: the owner that the ledger knows, and sentences for kubelet.
+Flows in: namespace, name and uid of kubelet's calls and of the checkpoint. Flows out: the owner
+that the ledger knows, and sentences for kubelet.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class ClaimKey(Struct, frozen=True, kw_only=True):
 
 
 class ClaimFailed(Exception):
-    """Raised on the way of one claim for what becomes its own error text; `ClaimPreparer` catches it, and no other claim sees it."""
+    """Raised on the way of one claim for what becomes its own error text; `ClaimPreparer` catches
+    it, and no other claim sees it.
+    """
 
     def __init__(self, text: str, code: str = "") -> None:
         """Take the text and, of a refusal, the code of its first reason."""

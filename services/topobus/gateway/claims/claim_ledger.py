@@ -1,7 +1,10 @@
-"""What the node's ledger is told of a claim: that its devices are taken, and that nothing of it is prepared any more.
+"""What the node's ledger is told of a claim: that its devices are taken, and that nothing of it is
+prepared any more.
 
-Flows in: checkpoint entries, allocations, and whether a claim is still allocated. Flows out: asks to the topology service. Each attempt of a claim is an operation of its own,
-named in the checkpoint before it is asked for: the answer to an operation is stored, so a refused attempt could never succeed later under its old name.
+Flows in: checkpoint entries, allocations, and whether a claim is still allocated. Flows out: asks
+to the topology service. Each attempt of a claim is an operation of its own, named in the checkpoint
+before it is asked for: the answer to an operation is stored, so a refused attempt could never
+succeed later under its old name.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ __all__ = ["ClaimLedger", "Releaser"]
 
 
 class Releaser(Protocol):
-    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
+    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no
+    ledger.
+    """
 
     async def settle(self) -> bool:
         """Release what is over; True when something was."""
@@ -37,7 +42,9 @@ class Releaser(Protocol):
 class ClaimLedger:
     """Adopts and releases claims in the ledger of this node."""
 
-    def __init__(self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, releaser: Releaser | None) -> None:
+    def __init__(
+        self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, releaser: Releaser | None
+    ) -> None:
         self._state = state
         self._asks = asks
         self._reader = reader
@@ -45,14 +52,18 @@ class ClaimLedger:
         self._releaser = releaser
 
     async def adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
-        """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was.
+        """Tell the ledger; refused, look once whether the holder is a claim that is over.
 
-        Errors: raises ClaimFailed when the ledger refuses (the entry has left the checkpoint then), PeerUnavailable when it cannot be asked.
+        The entry says which attempt it was.
+
+        Errors: raises ClaimFailed when the ledger refuses (the entry has left the checkpoint then),
+        PeerUnavailable when it cannot be asked.
         """
         adopted = await self._try_adopt(entry, claim, claim_allocation)
         if not isinstance(adopted, Refusal):
             return adopted
-        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
+        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation,
+        # for this one's answer is stored.
         await self._checkpoint.remove(entry.uid, entry.device_class)
         if self._releaser is not None and await self._releaser.settle():
             entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
@@ -63,8 +74,13 @@ class ClaimLedger:
             await self._checkpoint.remove(entry.uid, entry.device_class)
         raise refused(adopted)
 
-    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry | Refusal:
-        """Exclusive devices are held, those of admin access are only looked at; the entry has the CPUs that were chosen of groups."""
+    async def _try_adopt(
+        self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation
+    ) -> ClaimEntry | Refusal:
+        """Exclusive devices are held, those of admin access are only looked at.
+
+        The entry has the CPUs that were chosen of groups.
+        """
         looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
         if looked_at:
             # What holds nothing first: when it is refused, nothing has been taken.
@@ -100,7 +116,9 @@ class ClaimLedger:
         return msgspec.structs.replace(entry, cpus=adopted.cpus)
 
     def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
-        """List the CPUs that containers of other claims may run on: a ledger that was lost knows nothing of them until it is told again."""
+        """List the CPUs that containers of other claims may run on: a ledger that was lost knows
+        nothing of them until it is told again.
+        """
         taken = CpuSet()
         for other in self._checkpoint.entries():
             if other.is_running and other.uid != entry.uid:
@@ -110,9 +128,12 @@ class ClaimLedger:
     async def let_go(self, attempt: str, claim: ClaimKey) -> None:
         """Tell the ledger that nothing of a claim is prepared any more.
 
-        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the releaser: undoing
-        must not wait for the API server. Where no claims can be read (`claim_reading.NoClaims`) it is the hub's controller, for those that were prepared before.
-        Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or the claim cannot be asked for.
+        While the claim is allocated its devices stay its own, prepared or not; who deallocates it
+        releases them. In a cluster that is the releaser: undoing must not wait for the API server.
+        Where no claims can be read (`claim_reading.NoClaims`) it is the hub's controller, for
+        those that were prepared before.
+        Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or
+        the claim cannot be asked for.
         """
         is_kept = self._releaser is not None or await self._is_allocated(claim)
         op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
@@ -124,10 +145,13 @@ class ClaimLedger:
         try:
             return is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
         except ConfigError:
-            # Claims are read nowhere: this one was prepared when they were, and is allocated as far as this node can know.
+            # Claims are read nowhere: this one was prepared when they were, and is
+            # allocated as far as this node can know.
             return True
 
     @property
     def is_settled(self) -> bool:
-        """Say whether a releaser releases claims that are no longer prepared here: the checkpoint remembers them for it."""
+        """Say whether a releaser releases claims that are no longer prepared here: the checkpoint
+        remembers them for it.
+        """
         return self._releaser is not None

@@ -1,7 +1,10 @@
-"""Keeps the files that describe claims' devices to their containers, on a disk that survives a reboot: one for each request, replaced as a whole.
+"""Keeps the files that describe claims' devices to their containers, on a disk that survives a
+reboot: one for each request, replaced as a whole.
 
-Flows in: claims as they are prepared, attached, undone; attributes of the inventories. Flows out: files, and CDI files with their mounts. A claim whose files cannot be written is prepared
-without them, for they help its containers and hold nothing back; that is logged. Files that no claim stands behind go at the start.
+Flows in: claims as they are prepared, attached, undone; attributes of the inventories. Flows out:
+files, and CDI files with their mounts. A claim whose files cannot be written is prepared without
+them, for they help its containers and hold nothing back; that is logged. Files that no claim
+stands behind go at the start.
 """
 
 from __future__ import annotations
@@ -35,20 +38,28 @@ _OURS = re.compile(r"[0-9A-Za-z.-]+_[a-z0-9-]+")
 class ClaimMetadata:
     """The files of all claims of this node."""
 
-    def __init__(self, folder: Path, versions: tuple[str, ...], inventories: Callable[[], Mapping[str, Inventory]]) -> None:
-        """Take the folder, which versions to write (none: no claim gets files any more), and where attributes come from."""
+    def __init__(
+        self, folder: Path, versions: tuple[str, ...], inventories: Callable[[], Mapping[str, Inventory]]
+    ) -> None:
+        """Take the folder, which versions to write (none: no claim gets files any more), and where
+        attributes come from.
+        """
         self._folder = folder
         self._versions = versions
         self._inventories = inventories
         self._disk = DiskWork()
 
     @classmethod
-    def open(cls, settings: MetadataSettings, beside: Path, inventories: Callable[[], Mapping[str, Inventory]]) -> ClaimMetadata:
+    def open(
+        cls, settings: MetadataSettings, beside: Path, inventories: Callable[[], Mapping[str, Inventory]]
+    ) -> ClaimMetadata:
         """Take the settings, and the folder of the checkpoint."""
         return cls(Path(settings.dir) if settings.dir else beside / "device-metadata", settings.versions, inventories)
 
     async def restore(self, entries: Iterable[ClaimEntry]) -> None:
-        """Write files that are missing, without attributes where no inventory is known yet, and remove those of claims that are no more."""
+        """Write files that are missing, without attributes where no inventory is known yet, and
+        remove those of claims that are no more.
+        """
         wanted = {_name(entry): entry for entry in entries if entry.has_metadata}
         try:
             await asyncio.to_thread(_remove_others, self._folder, wanted.keys())
@@ -64,7 +75,10 @@ class ClaimMetadata:
         return await self._write(entry, {})
 
     async def attached(self, entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Write what the devices became in the pod's sandbox; before its containers are made, for a container keeps the file that it was made with."""
+        """Write what the devices became in the pod's sandbox.
+
+        Before its containers are made, for a container keeps the file that it was made with.
+        """
         if entry.has_metadata:
             await self._write(entry, interfaces)
 
@@ -107,13 +121,18 @@ class ClaimMetadata:
             await self._disk.do(lambda: asyncio.to_thread(_write_all, self._folder / _name(entry), claim, versions))
         except OSError as err:
             where = f"{entry.namespace}/{entry.name}"
-            get_logger().warning("metadata.unwritten", claim_uid=entry.uid, claim=where, error=str(err), next_step="set metadata.dir")
+            get_logger().warning(
+                "metadata.unwritten", claim_uid=entry.uid, claim=where, error=str(err), next_step="set metadata.dir"
+            )
             return False
         return True
 
     def _attributes(self, entry: ClaimEntry) -> dict[str, dict[str, Any]]:
         inventory = self._inventories().get(entry.device_class)
-        devices = {device.device: inventory.device(device.device) if inventory is not None else None for device in entry.devices}
+        devices = {
+            device.device: inventory.device(device.device) if inventory is not None else None
+            for device in entry.devices
+        }
         return {
             name: {key: msgspec.to_builtins(attribute) for key, attribute in slice_device(device).attributes.items()}
             for name, device in devices.items()
@@ -121,7 +140,9 @@ class ClaimMetadata:
         }
 
 
-def _claim(entry: ClaimEntry, attributes: Mapping[str, Mapping[str, Any]], interfaces: Mapping[str, AttachedInterface]) -> DescribedClaim:
+def _claim(
+    entry: ClaimEntry, attributes: Mapping[str, Mapping[str, Any]], interfaces: Mapping[str, AttachedInterface]
+) -> DescribedClaim:
     return DescribedClaim(
         namespace=entry.namespace,
         name=entry.name,
@@ -164,7 +185,9 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_others(folder: Path, wanted: Collection[str]) -> None:
-    """Remove the folders of claims that are no more; what is not named as one is none of ours, should the setting name a folder that others use.
+    """Remove the folders of claims that are no more.
+
+    What is not named as one is none of ours, should the setting name a folder that others use.
 
     Errors: raises OSError.
     """

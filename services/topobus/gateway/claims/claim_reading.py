@@ -1,7 +1,10 @@
-"""Reads claims by name: from the stand-alone store in this module; from a cluster's API server in `gateway.cluster`.
+"""Reads claims by name: from the stand-alone store in this module.
 
-Flows in: a claim's namespace and name. Flows out: the claim in the shape of resource.k8s.io/v1. The caller compares the uid, because a claim of the same name may
-have replaced the one that kubelet means.
+From a cluster's API server in `gateway.cluster`.
+
+Flows in: a claim's namespace and name. Flows out: the claim in the shape of
+resource.k8s.io/v1. The caller compares the uid, because a claim of the same name may have
+replaced the one that kubelet means.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ class ClaimReader(Protocol):
     async def read(self, namespace: str, name: str) -> ApiObject | None:
         """Read a claim; None when there is none.
 
-        Errors: raises PeerUnavailable or ContractError, and ConfigError where no claims are read at all.
+        Errors: raises PeerUnavailable or ContractError, and ConfigError
+        where no claims are read at all.
         """
         ...
 
@@ -45,7 +49,9 @@ class BusClaims:
 
 
 class NoClaims:
-    """No claims: the stand-alone ones are at the hub, which a node with a server of its own does not read."""
+    """No claims: the stand-alone ones are at the hub, which a node with a server of its own does
+    not read.
+    """
 
     async def read(self, namespace: str, name: str) -> ApiObject | None:
         """Read nothing, and say why.
@@ -58,9 +64,11 @@ class NoClaims:
 def without_claims() -> ConfigError:
     """Say why no claim can be read on a node with a server of its own."""
     return ConfigError(
-        "no claim can be read on this node: its NATS server is its own (nats.provisioner is topology), where none are stored, "
+        "no claim can be read on this node: its NATS server is its own (nats.provisioner is topology), where "
+        "none are stored, "
         "and no Kubernetes API server is named (cluster.mode is off)",
-        next_step="set TOPOBUS_GATEWAY__CLUSTER__MODE, or let the node's services use the hub's server (docs/how-to/choose-a-nats-shape.md)",
+        next_step="set TOPOBUS_GATEWAY__CLUSTER__MODE, or let the node's services use the hub's server "
+        "(docs/how-to/choose-a-nats-shape.md)",
     )
 
 

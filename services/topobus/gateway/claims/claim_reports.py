@@ -1,6 +1,8 @@
-"""The door to whoever tells the cluster what became of claims on this node, and its empty form for gateways without a cluster.
+"""The door to whoever tells the cluster what became of claims on this node, and its empty form for
+gateways without a cluster.
 
-Flows in: claims that were prepared, attached, refused, detached, undone. Flows out: nothing; no call waits or fails, for kubelet and the container runtime wait for its caller.
+Flows in: claims that were prepared, attached, refused, detached, undone. Flows out: nothing; no
+call waits or fails, for kubelet and the container runtime wait for its caller.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class ClaimReports(AttachmentReports, Protocol):
     """Hears of claims, besides of what becomes of them in sandboxes."""
 
     def prepared(self, entry: ClaimEntry) -> None:
-        """Hear that containers may have the claim's devices of a class, or may as soon as these are in their sandbox."""
+        """Hear that containers may have the claim's devices of a class, or may as soon as these are
+        in their sandbox.
+        """
         ...
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:

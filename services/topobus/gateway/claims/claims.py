@@ -1,8 +1,12 @@
-"""Prepares and unprepares claims, with ledger, device service, CDI file and checkpoint in an order that survives a crash at any point.
+"""Prepares and unprepares claims, with ledger, device service, CDI file and checkpoint in an order
+that survives a crash at any point.
 
-Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text for kubelet. Prepare: write "begun" to the checkpoint, adopt in the
-ledger (`claim_ledger`), prepare the devices (`claim_devices`), write the CDI file (`claim_files`), write "done" to the checkpoint, answer. Unprepare goes the other way. Both
-are idempotent. The order is decided here and nowhere else, and so is how long a claim is tried; a claim that cannot be undone now is left, and undone when that is possible.
+Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text
+for kubelet. Prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`),
+prepare the devices (`claim_devices`), write the CDI file (`claim_files`), write "done" to the
+checkpoint, answer. Unprepare goes the other way. Both are idempotent. The order is decided here
+and nowhere else, and so is how long a claim is tried; a claim that cannot be undone now is left,
+and undone when that is possible.
 """
 
 from __future__ import annotations
@@ -50,11 +54,13 @@ T = TypeVar("T")
 
 # Pauses between the tries of a claim whose peer is not there.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# Before the end of a claim's time: what the service works at is said rather than that the time is over.
+# Before the end of a claim's time: what the service works at is said
+# rather than that the time is over.
 _ANSWER_S = 1.0
 # Between two tries to let go of what nobody knows; topology may be starting.
 _UNDO_AGAIN_S = 5.0
-# kubelet asks for the end of a claim when its containers have ended, and may hear of that a moment before we do.
+# kubelet asks for the end of a claim when its containers have ended, and may hear
+# of that a moment before we do.
 _ENDING_S = 1.0
 
 
@@ -98,13 +104,17 @@ class ClaimPreparer:
         """Set when a claim was left that is to be undone later."""
 
     async def restore(self, *, is_offered: bool = True) -> None:
-        """Write CDI files that a reboot removed, and remove those that belong to no claim. Runs before kubelet is served.
+        """Write CDI files that a reboot removed, and remove those that belong to no claim.
 
-        Errors: raises ConfigError when there is something to write and the folder cannot be written. With nothing to write it is only
-        logged: device plugins work without the folder, and it may be mended before the first claim comes.
+        Runs before kubelet is served.
+
+        Errors: raises ConfigError when there is something to write and the folder cannot be
+        written. With nothing to write it is only logged: device plugins work without the folder,
+        and it may be mended before the first claim comes.
         """
         running = [entry for entry in self._checkpoint.entries() if entry.is_running]
-        # An earlier gateway process may have written what the settings forbid now; its claim is told so when kubelet asks, and the others have their files.
+        # An earlier gateway process may have written what the settings forbid now; its claim is
+        # told so when kubelet asks, and the others have their files.
         wanted = [entry for entry in running if entry.cdi is not None and await self._refusal(entry) is None]
         await asyncio.to_thread(self._checkpoint.sweep)
         await self._metadata.restore(self._checkpoint.entries())
@@ -120,9 +130,11 @@ class ClaimPreparer:
         await self._checkpoint.finish()
 
     async def undo_unknown(self) -> None:
-        """Let go of claims that the ledger calls prepared and the checkpoint does not know, at the start and whenever an older ledger is shown; for ever.
+        """Let go of claims that the ledger calls prepared and the checkpoint does not know, at the
+        start and whenever an older ledger is shown; for ever.
 
-        Who moved the checkpoint away said that nothing uses them. A ledger that was put back from an older copy has claims that were undone since.
+        Who moved the checkpoint away said that nothing uses them. A ledger that was put back from
+        an older copy has claims that were undone since.
         """
         while True:
             ticket = self._state.ledger_went_back.ticket()
@@ -132,7 +144,10 @@ class ClaimPreparer:
                 await asyncio.sleep(_UNDO_AGAIN_S)
 
     async def _undo_unknown(self) -> bool:
-        """Look once; False: something could not be undone, and its devices stay held until it is."""
+        """Look once.
+
+        False: something could not be undone, and its devices stay held until it is.
+        """
         is_done = True
         ledger = self._state.ledger
         for allocation in ledger.allocations.values() if ledger is not None else ():
@@ -150,7 +165,9 @@ class ClaimPreparer:
                     is_done = False
                     get_logger().warning("claim.undo-failed", claim_uid=owner.uid, error=str(err))
                 else:
-                    get_logger().warning("claim.undone-unknown", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}")
+                    get_logger().warning(
+                        "claim.undone-unknown", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}"
+                    )
         return is_done
 
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
@@ -195,13 +212,17 @@ class ClaimPreparer:
             error = f"not undone within {self._deadlines.claim_s} s"
         except OSError as err:
             error = why_unwritable(err)
-        get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
+        get_logger().warning(
+            "claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error
+        )
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
     async def _leave(self, device_class: str, claim: ClaimKey, why: str) -> bool:
-        """Let kubelet end the pod of a claim that cannot be undone now, since somebody is away, perhaps for good, or a container runs on that kubelet has forgotten.
+        """Let kubelet end the pod of a claim that cannot be undone now, since somebody is away,
+        perhaps for good, or a container runs on that kubelet has forgotten.
 
-        The entry stays, and the devices stay held, until it is undone. False when not even that could be written down.
+        The entry stays, and the devices stay held, until it is undone. False when not
+        even that could be written down.
         """
         async with self._locks.of(claim.uid):
             entry = self._checkpoint.get(claim.uid, device_class)
@@ -217,12 +238,21 @@ class ClaimPreparer:
                 return False
         self._has_left.set()
         where = f"{claim.namespace}/{claim.name}"
-        get_logger().warning("claim.left", claim_uid=claim.uid, claim=where, device_class=device_class, why=why, held="until it is undone")
+        get_logger().warning(
+            "claim.left",
+            claim_uid=claim.uid,
+            claim=where,
+            device_class=device_class,
+            why=why,
+            held="until it is undone",
+        )
         self.attempts.ended(claim.uid, device_class)
         return True
 
     async def undo_left(self) -> None:
-        """Undo what was left, for ever: as soon as whoever was away is back, or the containers that have it have ended."""
+        """Undo what was left, for ever: as soon as whoever was away is back, or the containers that
+        have it have ended.
+        """
         while True:
             self._has_left.clear()
             ticket = self._containers.changed.ticket()
@@ -257,17 +287,25 @@ class ClaimPreparer:
             return
 
     def _why_held(self, entry: ClaimEntry) -> str:
-        """Say which container has a claim's devices still; empty: none, or nobody tells of containers."""
+        """Say which container has a claim's devices still.
+
+        Empty: none, or nobody tells of containers.
+        """
         running = self._containers.of_claim(entry)
         if running:
-            return f"{', '.join(map(str, running))} has not ended and has {', '.join(sorted({device.device for device in entry.devices}))}"
+            return (
+                f"{', '.join(map(str, running))} has not ended and has "
+                f"{', '.join(sorted({device.device for device in entry.devices}))}"
+            )
         why_untold = self._containers.why_untold(is_needed=bool(entry.left_for))
         return f"whether its containers have ended is not known: {why_untold}" if why_untold else ""
 
     async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
-        """Do a claim's work, again for a while when a peer is not there: kubelet itself comes back only after a minute and more.
+        """Do a claim's work, again for a while when a peer is not there: kubelet itself comes back
+        only after a minute and more.
 
-        Errors: raises what the last try raised, and TimeoutError when the claim's whole time is over.
+        Errors: raises what the last try raised, and TimeoutError when
+        the claim's whole time is over.
         """
         now = asyncio.get_running_loop().time
         start, attempt = now(), 0
@@ -282,7 +320,8 @@ class ClaimPreparer:
                     # It may take for ever: kubelet is told now.
                     raise
                 except StillAtWork as err:
-                    # For all of the claim's time; then kubelet's next try goes on with the same operation.
+                    # For all of the claim's time; then kubelet's next try
+                    # goes on with the same operation.
                     wait_s = min(max(err.retry_after_s, pause_s), _LONGEST_PAUSE_S)
                     if now() + wait_s > start + self._deadlines.claim_s - _ANSWER_S:
                         raise
@@ -315,13 +354,18 @@ class ClaimPreparer:
         if isinstance(allocation, Refusal):
             raise refused(allocation)
         if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
-            # Allocated anew between two tries, or half undone: what was begun is undone to its end, and this is another operation.
+            # Allocated anew between two tries, or half undone: what was begun is undone to its end,
+            # and this is another operation.
             await self._unprepare(device_class, claim)
             entry = None
         self._devices.check_rivals(claim, device_class, allocation)
         if entry is None:
             entry = ClaimEntry(
-                namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
+                namespace=claim.namespace,
+                name=claim.name,
+                uid=claim.uid,
+                device_class=device_class,
+                attempt=uuid.uuid4().hex,
             )
         if not entry.is_running:
             entry = msgspec.structs.replace(entry, devices=allocation.devices)
@@ -356,14 +400,23 @@ class ClaimPreparer:
         async with self._pinning.promising(entry) as refusal:
             if refusal is not None:
                 raise refused(refusal)
-            # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
-            for outcome in await asyncio.gather(self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True):
+            # Side by side: each is made whole from the other at the next start, and kubelet hears
+            # of neither before both are on disk.
+            for outcome in await asyncio.gather(
+                self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True
+            ):
                 if outcome is not None:
                     raise outcome
         self._count_prepared()
         self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
-        get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(allocation.names))
+        get_logger().info(
+            "claim.prepared",
+            claim_uid=claim.uid,
+            claim=where,
+            device_class=device_class,
+            devices=list(allocation.names),
+        )
         return answer_of(entry)
 
     async def _unprepare(self, device_class: str, claim: ClaimKey) -> None:
@@ -373,7 +426,10 @@ class ClaimPreparer:
         if not entry.is_undoing:
             # From here on nobody may be told that it is prepared, should we not come to the end.
             entry = (
-                await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)) or entry
+                await self._checkpoint.change(
+                    entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)
+                )
+                or entry
             )
         why_held = self._why_held(entry)
         if why_held:
@@ -382,7 +438,10 @@ class ClaimPreparer:
         names = await self._devices.undo(entry, claim)
         await self._files.delete(entry)
         await self._metadata.delete(entry)
-        if not any(claim_entry.uid == claim.uid and claim_entry.device_class != device_class for claim_entry in self._checkpoint.entries()):
+        if not any(
+            claim_entry.uid == claim.uid and claim_entry.device_class != device_class
+            for claim_entry in self._checkpoint.entries()
+        ):
             await self._ledger.let_go(entry.attempt, claim)
         await self._checkpoint.remove(claim.uid, device_class, is_kept=self._ledger.is_settled)
         self._count_prepared()
@@ -390,17 +449,23 @@ class ClaimPreparer:
         await self._pinning.released()
         self._reports.unprepared(claim, device_class)
         where = f"{entry.namespace}/{entry.name}"
-        get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names))
+        get_logger().info(
+            "claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names)
+        )
 
     def _count_prepared(self) -> None:
-        self._metrics.set_prepared(entry.device_class for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry))
+        self._metrics.set_prepared(
+            entry.device_class for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry)
+        )
 
     async def _read(self, claim: ClaimKey) -> ApiObject | None:
         with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
             return await self._reader.read(claim.namespace, claim.name)
 
     async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
-        """Look at what the checkpoint would have us write: rights may be fewer than when it was prepared."""
+        """Look at what the checkpoint would have us write: rights may be fewer than when it was
+        prepared.
+        """
         if entry.cdi is None:
             return None
         edits = {device.name: device.edits for device in entry.cdi.devices}
@@ -408,7 +473,9 @@ class ClaimPreparer:
 
 
 def _own_of(claim_allocation: ClaimAllocation, verb: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Choose the devices of an answer that something is done with; one that is only looked at (admin access) stays as it is.
+    """Choose the devices of an answer that something is done with.
+
+    One that is only looked at (admin access) stays as it is.
 
     Errors: raises ClaimFailed when the service names a device that the claim has not.
     """

@@ -1,7 +1,9 @@
-"""The DRA driver of one class: serves its two sockets, keeps them registered with kubelet, and handles kubelet's calls.
+"""The DRA driver of one class: serves its two sockets, keeps them registered with kubelet, and
+handles kubelet's calls.
 
-Flows in: kubelet's calls. Flows out: prepared claims, health. One handler serves both API versions: v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ
-only in the package's name, which is why handlers are added by name instead of by the generated helpers.
+Flows in: kubelet's calls. Flows out: prepared claims, health. One handler serves both API versions:
+v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ only in the package's name, which is
+why handlers are added by name instead of by the generated helpers.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -46,11 +48,13 @@ _HEALTH = {DraHealth.UNKNOWN: health.UNKNOWN, DraHealth.HEALTHY: health.HEALTHY,
 _FINISH_S = 1.0
 # kubelet cuts longer ones itself.
 _MESSAGE_LIMIT = 1024
-# How long news of health is collected, in seconds; a tenth of a second from fault to kubelet is promised.
+# How long news of health is collected, in seconds; a tenth of a second
+# from fault to kubelet is promised.
 _AFTER_LISTS_S = 0.01
 _PLUGIN_SERVICES = ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin")
 _HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-# For the plugin the label is not the wire package; for health the two agree. Health is offered because it is served.
+# For the plugin the label is not the wire package; for health the two agree. Health
+# is offered because it is served.
 _SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *_HEALTH_SERVICES)
 
 
@@ -102,13 +106,17 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await self._clock.sleep(self._deadlines.retry_s)
 
     async def take_over(self) -> None:
-        """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's devices with its stream, so all of it is told again."""
+        """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's
+        devices with its stream, so all of it is told again.
+        """
         await self._remove_stale_sockets()
         self._tellings += 1
         self._state.changed.announce()
 
     async def _remove_stale_sockets(self) -> None:
-        """Remove sockets of this driver's on which nobody listens: a gateway that was killed could not, and kubelet dials a dead one again and again."""
+        """Remove sockets of this driver's on which nobody listens: a gateway that was killed could
+        not, and kubelet dials a dead one again and again.
+        """
         for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
             for name in (path.name, pattern):
                 await asyncio.to_thread(remove_stale, path.parent, name)
@@ -129,7 +137,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
         get_logger().info("driver.lost", driver=self.driver, why="a socket of ours was removed or replaced")
 
     async def _finish_calls(self) -> None:
-        """Let the calls about claims that are under way come to their end: a call cut off is repeated by kubelet after a minute and more."""
+        """Let the calls about claims that are under way come to their end: a call cut off is
+        repeated by kubelet after a minute and more.
+        """
         with suppress(TimeoutError):
             async with self._clock.timeout(_FINISH_S):
                 await self._idle.wait()
@@ -173,11 +183,16 @@ class DraDriver(registration_rpc.RegistrationServicer):
         )
 
     async def GetInfo(
-        self, request: registration.InfoRequest, context: grpc.aio.ServicerContext[registration.InfoRequest, registration.PluginInfo]
+        self,
+        request: registration.InfoRequest,
+        context: grpc.aio.ServicerContext[registration.InfoRequest, registration.PluginInfo],
     ) -> registration.PluginInfo:
         """Tell kubelet's plugin watcher who is here."""
         return registration.PluginInfo(
-            type="DRAPlugin", name=self.driver, endpoint=str(self._service), supported_versions=list(_SUPPORTED_VERSIONS)
+            type="DRAPlugin",
+            name=self.driver,
+            endpoint=str(self._service),
+            supported_versions=list(_SUPPORTED_VERSIONS),
         )
 
     async def NotifyRegistrationStatus(
@@ -201,7 +216,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
     ) -> dra.NodePrepareResourcesResponse:
         """Prepare claims; what fails for one is that one's error."""
         with self._counted():
-            return await answer(context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request))
+            return await answer(
+                context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request)
+            )
 
     async def NodeUnprepareResources(
         self,
@@ -210,14 +227,18 @@ class DraDriver(registration_rpc.RegistrationServicer):
     ) -> dra.NodeUnprepareResourcesResponse:
         """Undo claims; every claim asked for has an entry."""
         with self._counted():
-            return await answer(context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request))
+            return await answer(
+                context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request)
+            )
 
     async def NodeWatchResources(
         self,
         request: health.NodeWatchResourcesRequest,
         context: grpc.aio.ServicerContext[health.NodeWatchResourcesRequest, health.NodeWatchResourcesResponse],
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
-        """Send the complete health at once, after every change, and again before kubelet would call it Unknown."""
+        """Send the complete health at once, after every change, and again before kubelet would call
+        it Unknown.
+        """
         sent: tuple[HealthEntry, ...] | None = None
         telling = self._tellings
         seen_at = int(self._clock.now().timestamp())
@@ -240,7 +261,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await self._clock.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        preparer = await self._forwarder.local_or_forwarded(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+        preparer = await self._forwarder.local_or_forwarded(
+            self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse
+        )
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
@@ -277,14 +300,22 @@ class DraDriver(registration_rpc.RegistrationServicer):
         return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, unprepare))
 
     def _health_message(self, entries: Iterable[HealthEntry], seen_at: int) -> health.NodeWatchResourcesResponse:
-        """Write the complete health; without the devices' own messages when kubelet would not take it with them, for that would end the stream."""
+        """Write the complete health.
+
+        Without the devices' own messages when kubelet would not take it with them,
+        for that would end the stream.
+        """
         devices = [self._to_wire(entry, seen_at) for entry in entries]
         message = health.NodeWatchResourcesResponse(devices=devices)
         size_bytes = message.ByteSize()
         if size_bytes <= LIST_LIMIT_BYTES:
             return message
         get_logger().warning(
-            "health.shortened", driver=self.driver, devices=len(devices), size_bytes=size_bytes, limit_bytes=LIST_LIMIT_BYTES
+            "health.shortened",
+            driver=self.driver,
+            devices=len(devices),
+            size_bytes=size_bytes,
+            limit_bytes=LIST_LIMIT_BYTES,
         )
         for device in devices:
             device.message = ""
@@ -309,7 +340,8 @@ async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:
     try:
         return await work
     except Exception as err:  # noqa: BLE001
-        # boundary: gRPC servicer, one claim. Our own bug must not fail the other claims of the call.
+        # boundary: gRPC servicer, one claim. Our own bug must not fail
+        # the other claims of the call.
         get_logger().exception("claim.crashed", method=method, claim_uid=claim.uid)
         return f"claim {claim.namespace}/{claim.name}: topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
 

@@ -1,8 +1,9 @@
 """Periodically unprepares claims that kubelet has forgotten.
 
-Flows in: the checkpoint, claims from the API server, kubelet's PodResources. Flows out: claims undone. A claim is undone only when the API server and kubelet both
-say twice in a row that nobody uses it. The first check waits until kubelet has run for a while, since a kubelet that has just started lists no pods. When either
-does not answer, nothing is undone.
+Flows in: the checkpoint, claims from the API server, kubelet's PodResources. Flows out: claims
+undone. A claim is undone only when the API server and kubelet both say twice in a row that nobody
+uses it. The first check waits until kubelet has run for a while, since a kubelet that has just
+started lists no pods. When either does not answer, nothing is undone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ class ForgottenClaims:
     """Looks at all prepared claims of one node."""
 
     def __init__(
-        self, preparer: ClaimPreparer, checkpoint: Checkpoint, reader: ClaimReader, usage: PodLook, deadlines: DeadlineSettings, node: str
+        self,
+        preparer: ClaimPreparer,
+        checkpoint: Checkpoint,
+        reader: ClaimReader,
+        usage: PodLook,
+        deadlines: DeadlineSettings,
+        node: str,
     ) -> None:
         self._preparer = preparer
         self._checkpoint = checkpoint
@@ -58,7 +65,8 @@ class ForgottenClaims:
             return frozenset()
         forgotten: set[str] = set()
         for entry in self._checkpoint.entries():
-            # Asked of the API server is only what kubelet does not list: that is nothing on an ordinary node.
+            # Asked of the API server is only what kubelet does not list: that
+            # is nothing on an ordinary node.
             if not entry.is_running or is_listed(listing.uses, entry.namespace, entry.name):
                 continue
             try:
@@ -72,6 +80,13 @@ class ForgottenClaims:
             forgotten.add(key)
             if key in forgotten_before:
                 where = f"{entry.namespace}/{entry.name}"
-                get_logger().warning("claim.forgotten", claim_uid=entry.uid, claim=where, why="not allocated here, and no container has it")
-                await self._preparer.unprepare(entry.device_class, ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid))
+                get_logger().warning(
+                    "claim.forgotten",
+                    claim_uid=entry.uid,
+                    claim=where,
+                    why="not allocated here, and no container has it",
+                )
+                await self._preparer.unprepare(
+                    entry.device_class, ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+                )
         return frozenset(forgotten)

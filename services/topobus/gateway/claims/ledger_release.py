@@ -1,8 +1,12 @@
-"""Releases claims in the ledger when the cluster has deallocated them. In a cluster the scheduler deallocates, and no other component tells the ledger.
+"""Releases claims in the ledger when the cluster has deallocated them.
 
-Flows in: the ledger, the checkpoint, claims from the API server. Flows out: releases. A claim that is prepared here is never released. One that was unprepared here (the
-checkpoint says so) is released as soon as the API server says that it is not allocated to this node any more, and is looked at each moment while another one waits for its
-devices. Any other must be found unallocated twice in a row, because its allocation may be about to be written. No answer means no release.
+In a cluster the scheduler deallocates, and no other component tells the ledger.
+
+Flows in: the ledger, the checkpoint, claims from the API server. Flows out: releases. A claim that
+is prepared here is never released. One that was unprepared here (the checkpoint says so) is
+released as soon as the API server says that it is not allocated to this node any more, and is
+looked at each moment while another one waits for its devices. Any other must be found unallocated
+twice in a row, because its allocation may be about to be written. No answer means no release.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ _AWAITED_S = 0.5
 class LedgerRelease:
     """Looks at the ledger's claims, period after period and when asked."""
 
-    def __init__(self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, deadlines: DeadlineSettings) -> None:
+    def __init__(
+        self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, deadlines: DeadlineSettings
+    ) -> None:
         self._state = state
         self._asks = asks
         self._reader = reader
@@ -53,13 +59,24 @@ class LedgerRelease:
         return released > 0
 
     async def _pause(self) -> None:
-        """Wait for the next look at all claims; meanwhile release what another claim waits for as soon as it is over."""
+        """Wait for the next look at all claims.
+
+        Meanwhile release what another claim waits for as soon as it is over.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._deadlines.reconcile_s
         while (left_s := until - loop.time()) > 0:
-            tickets = (self._state.awaited_changed.ticket(), self._state.ledger_changed.ticket(), self._checkpoint.undone_changed.ticket())
+            tickets = (
+                self._state.awaited_changed.ticket(),
+                self._state.ledger_changed.ticket(),
+                self._checkpoint.undone_changed.ticket(),
+            )
             keys, undone = self._state.awaited, self._checkpoint.undone
-            awaited = [owner for owner in self._owners() if owner.key in keys and owner.uid in undone] if keys and undone else []
+            awaited = (
+                [owner for owner in self._owners() if owner.key in keys and owner.uid in undone]
+                if keys and undone
+                else []
+            )
             if awaited:
                 await self._release_unprepared(frozenset(), awaited)
                 await asyncio.sleep(min(left_s, _AWAITED_S))
@@ -72,8 +89,12 @@ class LedgerRelease:
         owners = [allocation.owner for _, allocation in sorted(ledger.allocations.items())] if ledger else []
         return [owner for owner in owners if owner.kind is OwnerKind.CLAIM]
 
-    async def _release_unprepared(self, over_before: frozenset[str], owners: Sequence[Owner]) -> tuple[frozenset[str], int]:
-        """Look at each of these claims once: the keys of those that look over, and how many were released."""
+    async def _release_unprepared(
+        self, over_before: frozenset[str], owners: Sequence[Owner]
+    ) -> tuple[frozenset[str], int]:
+        """Look at each of these claims once: the keys of those that look over, and how many were
+        released.
+        """
         prepared = {entry.uid for entry in self._checkpoint.entries()}
         if self._state.ledger is not None:
             self._checkpoint.keep_undone({ClaimUid(owner.uid) for owner in self._owners()})
@@ -103,6 +124,9 @@ class LedgerRelease:
             get_logger().warning("claim.settle-refused", claim_uid=owner.uid, error=refusal.reasons[0].message)
             return False
         get_logger().info(
-            "claim.released", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}", why="it is not allocated here any more"
+            "claim.released",
+            claim_uid=owner.uid,
+            claim=f"{owner.namespace}/{owner.name}",
+            why="it is not allocated here any more",
         )
         return True

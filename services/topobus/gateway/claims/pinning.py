@@ -1,4 +1,6 @@
-"""The door to what gives claims CPUs for themselves, and its empty form for nodes whose CPUs are kubelet's."""
+"""The door to what gives claims CPUs for themselves, and its empty form for nodes whose CPUs are
+kubelet's.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ class Pinning(Protocol):
     """Gives claims CPUs for themselves."""
 
     def promising(self, entry: ClaimEntry) -> AbstractAsyncContextManager[Refusal | None]:
-        """Take the claim's CPUs from all other containers for the length of a block, in which the checkpoint is to get the claim; a Refusal says that nothing was taken.
+        """Take the claim's CPUs from all other containers for the length of a block, in which the
+        checkpoint is to get the claim; a Refusal says that nothing was taken.
 
         After the block the CPUs stay taken if the checkpoint has the claim as prepared.
-        Errors: raises PeerUnavailable when the container runtime cannot be told, ContractError when it could not change a container.
+        Errors: raises PeerUnavailable when the container runtime cannot be told, ContractError when
+        it could not change a container.
         """
         ...
 
@@ -27,7 +31,11 @@ class Pinning(Protocol):
         ...
 
     async def released(self) -> None:
-        """Hear that the checkpoint has a claim less; waits a moment for everybody to have its CPUs again. Raises nothing: what could not be changed is changed later."""
+        """Hear that the checkpoint has a claim less.
+
+        Waits a moment for everybody to have its CPUs again. Raises nothing: what could
+        not be changed is changed later.
+        """
         ...
 
 

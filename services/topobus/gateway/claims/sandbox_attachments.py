@@ -1,8 +1,11 @@
-"""Puts claims' devices into the sandboxes of their pods, and takes them out again, as the container runtime starts and stops sandboxes.
+"""Puts claims' devices into the sandboxes of their pods, and takes them out again, as the container
+runtime starts and stops sandboxes.
 
-Flows in: sandboxes and containers as the runtime tells them, entries of the checkpoint, a claim that is being unprepared. Flows out: asks to the device service, a durable word in the
-checkpoint before and after each, refusals for the runtime, reports. A sandbox waits no longer than the runtime bears. Whatever is not done then, or was refused, holds the pod's containers
-back; each new try of kubelet's to make one tries it again. One claim's devices are in one sandbox at a time.
+Flows in: sandboxes and containers as the runtime tells them, entries of the checkpoint, a claim
+that is being unprepared. Flows out: asks to the device service, a durable word in the checkpoint
+before and after each, refusals for the runtime, reports. A sandbox waits no longer than the runtime
+bears. Whatever is not done then, or was refused, holds the pod's containers back; each new try of
+kubelet's to make one tries it again. One claim's devices are in one sandbox at a time.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class SandboxAttachments:
         details: PodDetails,
         describe: Describe,
     ) -> None:
-        """Take what it works with; `limit_s` is how long the runtime waits for one event, `describe` is awaited before a container can be made."""
+        """Take what it works with; `limit_s` is how long the runtime waits for one event,
+        `describe` is awaited before a container can be made.
+        """
         self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
         """Says why no event comes; nothing: they do."""
         self._asks = asks
@@ -97,12 +102,14 @@ class SandboxAttachments:
     def check(self, entry: ClaimEntry) -> None:
         """Let a claim be prepared only when the runtime will show its sandbox.
 
-        Errors: raises PeerUnavailable when the claim has devices to attach and the runtime is not there.
+        Errors: raises PeerUnavailable when the claim has devices to
+        attach and the runtime is not there.
         """
         why = self.why_no_runtime() if entry.to_attach or entry.to_adjust else ""
         if why:
             raise PeerUnavailable(
-                f"claim {entry.namespace}/{entry.name} needs the container runtime's plugin interface (NRI) to {rules.purpose(entry)}: {why}",
+                f"claim {entry.namespace}/{entry.name} needs the container runtime's plugin interface (NRI) "
+                f"to {rules.purpose(entry)}: {why}",
                 next_step="switch NRI on in the container runtime, and mount its socket into the gateway's container",
             )
 
@@ -120,7 +127,9 @@ class SandboxAttachments:
     # What the runtime tells.
 
     def synchronize(self, sandboxes: Sequence[Sandbox]) -> None:
-        """Compare what is there with what is written: a sandbox may have come or gone while nobody was told."""
+        """Compare what is there with what is written: a sandbox may have come or gone while nobody
+        was told.
+        """
         self._sandboxes = {sandbox.id: sandbox for sandbox in sandboxes}
         for sandbox in {attaching.sandbox.id: attaching.sandbox for attaching in self._attaching.values()}.values():
             if sandbox.id not in self._sandboxes:
@@ -130,8 +139,11 @@ class SandboxAttachments:
                 continue
             is_ready = self._checkpoint.is_ready(entry)
             if entry.attachment is None:
-                # Stopped sandboxes are listed, too: of several only a container says which one lives, and asks (`admit`).
-                candidates = [sandbox for sandbox in sandboxes if is_reserved(entry, sandbox) and sandbox.id != entry.left_sandbox]
+                # Stopped sandboxes are listed, too: of several only a container says which
+                # one lives, and asks (`admit`).
+                candidates = [
+                    sandbox for sandbox in sandboxes if is_reserved(entry, sandbox) and sandbox.id != entry.left_sandbox
+                ]
                 if is_ready and len(candidates) == 1 and rules.refuse_sandbox(entry, candidates[0]) is None:
                     self._attach_to(entry, candidates[0])
             elif entry.attachment.sandbox.id not in self._sandboxes:
@@ -145,16 +157,20 @@ class SandboxAttachments:
                 self._attach_to(entry, entry.attachment.sandbox)
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
-        """Bring the devices of a pod's claims into its new sandbox, as far as the runtime waits. What is refused, or goes on, holds the pod's containers back (`admit`).
+        """Bring the devices of a pod's claims into its new sandbox, as far as the runtime waits.
 
-        The sandbox itself is never refused: containerd before 2.2.6 leaves a process behind for each one that a plugin refuses, and ends when it is restarted afterwards
-        (containerd issues 13355, 13609).
+        What is refused, or goes on, holds the pod's containers back (`admit`). The sandbox itself
+        is never refused: containerd before 2.2.6 leaves a process behind for each one that a plugin
+        refuses, and ends when it is restarted afterwards (containerd issues 13355, 13609).
         """
         self._sandboxes[sandbox.id] = sandbox
         await self._bring([entry for entry in self._entries() if is_reserved(entry, sandbox)], sandbox)
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
-        """Take devices out of a sandbox while its namespaces are still there; what takes too long goes on without them."""
+        """Take devices out of a sandbox while its namespaces are still there.
+
+        What takes too long goes on without them.
+        """
         tasks = self._leave(sandbox)
         await self._wait(tasks)
 
@@ -163,18 +179,32 @@ class SandboxAttachments:
         self._leave(sandbox)
 
     async def admit(self, sandbox: Sandbox, guards: Iterable[tuple[ClaimUid, str]]) -> Refusal | None:
-        """Let a container be made only when all devices of its pod's claims are in its sandbox; what is missing is brought now.
+        """Let a container be made only when all devices of its pod's claims are in its sandbox.
+
+        What is missing is brought now.
 
         Shapes: guards — claims that the container itself names, by uid and class.
         """
         self._sandboxes.setdefault(sandbox.id, sandbox)
         named = set(guards)
-        entries = [entry for entry in self._entries() if (entry.uid, entry.device_class) in named or is_reserved(entry, sandbox)]
+        entries = [
+            entry
+            for entry in self._entries()
+            if (entry.uid, entry.device_class) in named or is_reserved(entry, sandbox)
+        ]
         reasons = await self._bring([entry for entry in entries if not is_attached_to(entry, sandbox)], sandbox)
-        late = [entry for entry in entries if not is_attached_to(self._checkpoint.get(entry.uid, entry.device_class), sandbox)]
+        late = [
+            entry
+            for entry in entries
+            if not is_attached_to(self._checkpoint.get(entry.uid, entry.device_class), sandbox)
+        ]
         if reasons:
             return Refusal(reasons=reasons)
-        return Refusal(reasons=tuple(reason for entry in late for reason in self._pending(entry).reasons)) if late else None
+        return (
+            Refusal(reasons=tuple(reason for entry in late for reason in self._pending(entry).reasons))
+            if late
+            else None
+        )
 
     # How it comes about.
 
@@ -182,12 +212,17 @@ class SandboxAttachments:
         return [entry for entry in self._checkpoint.entries() if entry.to_attach and self._checkpoint.is_ready(entry)]
 
     async def _bring(self, entries: Sequence[ClaimEntry], sandbox: Sandbox) -> tuple[Reason, ...]:
-        """Attach to a sandbox as long as the runtime waits; gives why not, nothing for what is done or goes on."""
+        """Attach to a sandbox as long as the runtime waits.
+
+        Gives why not, nothing for what is done or goes on.
+        """
         attachings: list[tuple[ClaimEntry, _Attaching]] = []
         reasons: list[Reason] = []
         for entry in entries:
             under_way = self._under_way(entry.key)
-            refusal = rules.refuse_sandbox(entry, sandbox) or rules.refuse_taken(entry, under_way, sandbox, self._sandboxes)
+            refusal = rules.refuse_sandbox(entry, sandbox) or rules.refuse_taken(
+                entry, under_way, sandbox, self._sandboxes
+            )
             if refusal is None:
                 attachings.append((entry, self._attach_to(entry, sandbox)))
             else:
@@ -227,7 +262,9 @@ class SandboxAttachments:
         return attaching
 
     async def _attach_patiently(self, entry: ClaimEntry, attaching: _Attaching) -> Refusal | None:
-        """Attach, again while somebody who is needed is not there: until it is done, refused, or cancelled."""
+        """Attach, again while somebody who is needed is not there: until it is done, refused, or
+        cancelled.
+        """
         attempt = 0
         while True:
             wait_s = full_jitter(attempt, least_s=_PAUSE_S, most_s=_LONGEST_PAUSE_S)
@@ -242,22 +279,28 @@ class SandboxAttachments:
             except (ClaimFailed, TopobusError, OSError) as err:
                 return self._failed(entry, attaching.sandbox, rules.failed(entry, str(err)))
             except Exception as err:  # noqa: BLE001
-                # boundary: one claim. A defect that its values meet must not end the gateway for all others.
+                # boundary: one claim. A defect that its values meet must not
+                # end the gateway for all others.
                 get_logger().exception("sandbox.attach-broken", claim_uid=entry.uid, pod=str(attaching.sandbox))
-                return self._failed(entry, attaching.sandbox, rules.failed(entry, f"a defect of the gateway: {err!r}; see its log"))
+                return self._failed(
+                    entry, attaching.sandbox, rules.failed(entry, f"a defect of the gateway: {err!r}; see its log")
+                )
             await self._clock.sleep(min(wait_s, _LONGEST_PAUSE_S))
             attempt += 1
 
     async def _attach(self, key: str, attaching: _Attaching) -> Refusal | Accepted | None:
         """Attach once; None is done.
 
-        Errors: raises PeerUnavailable when somebody is away, ClaimFailed when a former sandbox cannot be left, OSError when the checkpoint cannot be written.
+        Errors: raises PeerUnavailable when somebody is away, ClaimFailed when a former sandbox
+        cannot be left, OSError when the checkpoint cannot be written.
         """
         sandbox = attaching.sandbox
         entry = await self._latest(key)
         if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)
-        refusal = rules.refuse_taken(entry, entry.attachment, sandbox, self._sandboxes) or await self._refuse_stranger(entry, sandbox)
+        refusal = rules.refuse_taken(entry, entry.attachment, sandbox, self._sandboxes) or await self._refuse_stranger(
+            entry, sandbox
+        )
         if refusal is not None:
             return refusal
         former = entry.attachment
@@ -275,11 +318,17 @@ class SandboxAttachments:
         attaching.is_under_way = True
         claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
         op_id = f"{entry.attempt}-attach-{sandbox.id}"
-        answer = await self._asks.attach(op_id, claim.owner, entry.device_class, entry.to_attach, begun.sandbox, entry.config)
+        answer = await self._asks.attach(
+            op_id, claim.owner, entry.device_class, entry.to_attach, begun.sandbox, entry.config
+        )
         if isinstance(answer, Accepted):
             attaching.remark = answer.what
             return answer
-        refusal = rules.of_claim(entry, answer) if isinstance(answer, Refusal) else rules.refuse_interfaces(entry, answer.interfaces)
+        refusal = (
+            rules.of_claim(entry, answer)
+            if isinstance(answer, Refusal)
+            else rules.refuse_interfaces(entry, answer.interfaces)
+        )
         if refusal is not None or isinstance(answer, Refusal):
             with suppress(ClaimFailed, TopobusError):
                 # Else it is undone before the next sandbox, or with the claim.
@@ -289,12 +338,20 @@ class SandboxAttachments:
         done = SandboxAttachment(sandbox=begun.sandbox, is_attached=True, interfaces=answer.interfaces)
         entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, done))
         if entry is not None and entry.attachment == done:
-            get_logger().info("sandbox.attached", claim_uid=entry.uid, pod=str(sandbox), sandbox=sandbox.id, devices=list(entry.to_attach))
+            get_logger().info(
+                "sandbox.attached",
+                claim_uid=entry.uid,
+                pod=str(sandbox),
+                sandbox=sandbox.id,
+                devices=list(entry.to_attach),
+            )
             self._reports.attached(entry, sandbox, done.interfaces)
         return None
 
     async def _refuse_stranger(self, entry: ClaimEntry, sandbox: Sandbox) -> Refusal | None:
-        """Look whether the claim is the pod's, should the pod have come after the claim was read; a claim that names no pods at all (stand-alone) is whose container names it.
+        """Look whether the claim is the pod's, should the pod have come after the claim was read.
+
+        A claim that names no pods at all (stand-alone) is whose container names it.
 
         Errors: raises PeerUnavailable when the claim cannot be read.
         """
@@ -303,7 +360,9 @@ class SandboxAttachments:
         claim = await self._reader.read(entry.namespace, entry.name)
         pods = pods_of(claim) if claim is not None and claim.metadata.get("uid") == entry.uid else ()
         if pods and sandbox.uid in pods:
-            await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, pods=pods))
+            await self._checkpoint.change(
+                entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, pods=pods)
+            )
             return None
         if not pods and not entry.pods:
             return None
@@ -312,7 +371,11 @@ class SandboxAttachments:
     def _leave(self, sandbox: Sandbox) -> tuple[asyncio.Task[None], ...]:
         """Begin to take out of a sandbox what is in it, or is on the way there."""
         self._sandboxes.pop(sandbox.id, None)
-        keys = {entry.key for entry in self._entries() if entry.attachment is not None and entry.attachment.sandbox.id == sandbox.id}
+        keys = {
+            entry.key
+            for entry in self._entries()
+            if entry.attachment is not None and entry.attachment.sandbox.id == sandbox.id
+        }
         for key, attaching in self._attaching.items():
             if attaching.sandbox.id == sandbox.id:
                 attaching.task.cancel()
@@ -334,7 +397,12 @@ class SandboxAttachments:
                 async with self._locks.of(key):
                     entry = await self._latest(key)
                     # Unprepared meanwhile: whoever does that detaches first.
-                    if entry is None or not entry.is_running or entry.attachment is None or entry.attachment.sandbox.id in self._sandboxes:
+                    if (
+                        entry is None
+                        or not entry.is_running
+                        or entry.attachment is None
+                        or entry.attachment.sandbox.id in self._sandboxes
+                    ):
                         return
                     await self._detach(entry, entry.attachment.sandbox)
                     return
@@ -354,7 +422,8 @@ class SandboxAttachments:
     async def _detach(self, entry: ClaimEntry, sandbox: Sandbox) -> None:
         """Detach once.
 
-        Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away, OSError when the checkpoint cannot be written.
+        Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away,
+        OSError when the checkpoint cannot be written.
         """
         claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
         op_id = f"{entry.attempt}-detach-{sandbox.id}"
@@ -363,7 +432,9 @@ class SandboxAttachments:
             self._reports.detach_failed(entry, sandbox, refusal)
             raise refused(refusal)
         changed = await self._checkpoint.change(entry.key, lambda claim_entry: without_attachment(claim_entry, sandbox))
-        get_logger().info("sandbox.detached", claim_uid=entry.uid, pod=str(sandbox), sandbox=sandbox.id, devices=list(entry.to_attach))
+        get_logger().info(
+            "sandbox.detached", claim_uid=entry.uid, pod=str(sandbox), sandbox=sandbox.id, devices=list(entry.to_attach)
+        )
         self._reports.detached(changed or entry)
 
     async def _end_attaching(self, key: str) -> None:
@@ -389,11 +460,17 @@ class SandboxAttachments:
 
     def _pending(self, entry: ClaimEntry) -> Refusal:
         attaching = self._attaching.get(entry.key)
-        what = attaching.remark if attaching is not None and attaching.remark else f"the {entry.device_class} service is at work"
+        what = (
+            attaching.remark
+            if attaching is not None and attaching.remark
+            else f"the {entry.device_class} service is at work"
+        )
         return rules.pending(entry, what)
 
     async def _latest(self, key: str) -> ClaimEntry | None:
-        """Give an entry when all is written that was begun: a task that was cancelled may have left a write behind it."""
+        """Give an entry when all is written that was begun: a task that was cancelled may have left
+        a write behind it.
+        """
         return await self._checkpoint.change(key, lambda claim_entry: claim_entry)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

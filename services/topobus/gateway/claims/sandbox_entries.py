@@ -1,6 +1,7 @@
 """Reads and rewrites what a claim's checkpoint entry says of its sandbox.
 
-Flows in: an entry of the checkpoint, a sandbox, an attachment. Flows out: an answer, or the entry as it is written next. Nothing here waits or writes.
+Flows in: an entry of the checkpoint, a sandbox, an attachment. Flows out: an answer, or the entry
+as it is written next. Nothing here waits or writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def is_reserved(entry: ClaimEntry, sandbox: Sandbox) -> bool:
 
 
 def is_attached_to(entry: ClaimEntry | None, sandbox: Sandbox) -> bool:
-    """Say whether all devices of the claim are in this sandbox; an entry that is gone is in none."""
+    """Say whether all devices of the claim are in this sandbox.
+
+    An entry that is gone is in none.
+    """
     attachment = entry.attachment if entry is not None else None
     return attachment is not None and attachment.is_attached and attachment.sandbox.id == sandbox.id
 

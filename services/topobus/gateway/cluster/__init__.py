@@ -1,1 +1,3 @@
-"""What the gateway reads and writes at the API server: slices, claims, this node's pods and their events."""
+"""What the gateway reads and writes at the API server: slices, claims, this node's pods and their
+events.
+"""

@@ -1,8 +1,11 @@
-"""Writes into `status.devices` of claims what became of their devices on this node, and takes it away when they are undone.
+"""Writes into `status.devices` of claims what became of their devices on this node, and takes it
+away when they are undone.
 
-Flows in: what `ClaimReports` tells. Flows out: one server-side apply for each claim and driver, under the driver's name. What is to stand there is on disk (`report_record`) before it is
-written; a write that failed is repeated, ever less often, and kubelet and the container runtime never wait for it. A claim that is gone, another one by now, or no longer allocated is done:
-the API server itself drops what was said of devices that a claim no longer has.
+Flows in: what `ClaimReports` tells. Flows out: one server-side apply for each claim and driver,
+under the driver's name. What is to stand there is on disk (`report_record`) before it is written; a
+write that failed is repeated, ever less often, and kubelet and the container runtime never wait for
+it. A claim that is gone, another one by now, or no longer allocated is done: the API server itself
+drops what was said of devices that a claim no longer has.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["ClaimStatuses"]
 
-# Claims that are written side by side: a burst of pods is told within a second, and a hundred gateways do not fall upon the API server.
+# Claims that are written side by side: a burst of pods is told within a second, and a hundred
+# gateways do not fall upon the API server.
 _WRITERS = 4
-# Pauses after a write that found nobody, and after one that was refused and would be refused again, in seconds: the first one and the longest.
+# Pauses after a write that found nobody, and after one that was refused and would be refused again,
+# in seconds: the first one and the longest.
 _AWAY_S = (0.2, 10.0)
 _REFUSED_S = (10.0, 300.0)
 _MOST_DOUBLINGS = 16
@@ -44,7 +49,13 @@ class ClaimStatuses:
     """The status of the claims of one node."""
 
     def __init__(
-        self, cluster: Cluster, record: ReportRecord, clock: Clock, node: str, *, tell: Callable[[str], None] = lambda _: None
+        self,
+        cluster: Cluster,
+        record: ReportRecord,
+        clock: Clock,
+        node: str,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Take what it works with; `tell` hears why claims are not written, nothing when they are."""
         self._cluster = cluster
@@ -62,7 +73,9 @@ class ClaimStatuses:
         self._changed = Broadcast()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where the process before this one ended: all that it had to say is said once more, and taken away where the claim was undone since, or the machine was booted."""
+        """Go on where the process before this one ended: all that it had to say is said once more,
+        and taken away where the claim was undone since, or the machine was booted.
+        """
         running = {entry.key: entry for entry in checkpoint.entries() if checkpoint.is_ready(entry)}
         for key, report in tuple(self._wanted.items()):
             if key not in running and report.devices:
@@ -82,7 +95,10 @@ class ClaimStatuses:
     # What `ClaimReports` tells.
 
     def prepared(self, entry: ClaimEntry) -> None:
-        """Say that devices are ready that need no sandbox; of the others there is something to say when they are in theirs."""
+        """Say that devices are ready that need no sandbox.
+
+        Of the others there is something to say when they are in theirs.
+        """
         if not entry.to_attach and entry.devices:
             self._report(entry)
 
@@ -91,7 +107,10 @@ class ClaimStatuses:
         return self._report(entry, pod=str(sandbox), interfaces=dict(interfaces))
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Say why they are in no pod; nothing while they are in another one, for which all is well."""
+        """Say why they are in no pod.
+
+        Nothing while they are in another one, for which all is well.
+        """
         present = self._wanted.get(entry.key)
         if present is not None and present.devices and present.is_ready and present.pod not in ("", str(sandbox)):
             return
@@ -192,7 +211,8 @@ class ClaimStatuses:
                 await self._bring(key)
             finally:
                 self._busy.discard(key)
-                # Something newer may have come for this very claim meanwhile, which no other writer took.
+                # Something newer may have come for this very claim
+                # meanwhile, which no other writer took.
                 self._changed.announce()
 
     async def _bring(self, key: str) -> None:
@@ -211,13 +231,15 @@ class ClaimStatuses:
         try:
             await self._record.save(self._wanted)
         except OSError as err:
-            # It is written to the claim all the same; should we be killed before, the next start says it by what the checkpoint and the sandboxes are.
+            # It is written to the claim all the same; should we be killed before, the next start
+            # says it by what the checkpoint and the sandboxes are.
             get_logger().warning("claims.reports-unsaved", error=str(err))
 
     async def _write(self, report: ClaimReport) -> float:
         """Write one claim; the pause after which it is to be tried again, 0 when it is done.
 
-        Shapes: a bug of our own ends no other claim's turn: it is logged, and tried again as what was refused.
+        Shapes: a bug of our own ends no other claim's turn: it is logged, and
+        tried again as what was refused.
         """
         driver = driver_name(report.device_class)
         try:
@@ -242,7 +264,8 @@ class ClaimStatuses:
 
         Errors: raises PeerUnavailable when it cannot be read.
         """
-        # What is to be taken away is looked at whatever the answer was: without the right to write, a claim that is gone is refused as any other.
+        # What is to be taken away is looked at whatever the answer was: without the right to write,
+        # a claim that is gone is refused as any other.
         if report.devices and not rejected.is_conflict and rejected.code != INVALID:
             return False
         claim = await self._cluster.get(CLAIMS, report.name, report.namespace)
@@ -255,8 +278,13 @@ class ClaimStatuses:
         if self._troubles.get(report.key) != why:
             self._troubles[report.key] = why
             where = f"{report.namespace}/{report.name}"
-            next_step = "look at the gateway's right to patch resourceclaims/status and, since Kubernetes 1.36, to associated-node:patch of resourceclaims/driver"
-            get_logger().warning("claim.status-unwritten", claim_uid=report.uid, claim=where, error=why, next_step=next_step)
+            next_step = (
+                "look at the gateway's right to patch resourceclaims/status and, since Kubernetes 1.36, to "
+                "associated-node:patch of resourceclaims/driver"
+            )
+            get_logger().warning(
+                "claim.status-unwritten", claim_uid=report.uid, claim=where, error=why, next_step=next_step
+            )
         failures = self._failures.get(report.key, 0)
         self._failures[report.key] = failures + 1
         return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), longest_s)
@@ -267,7 +295,12 @@ class ClaimStatuses:
         where = f"{report.namespace}/{report.name}"
         is_there = bool(report.devices)
         get_logger().info(
-            "claim.status-written", claim_uid=report.uid, claim=where, device_class=report.device_class, outcome=outcome, is_there=is_there
+            "claim.status-written",
+            claim_uid=report.uid,
+            claim=where,
+            device_class=report.device_class,
+            outcome=outcome,
+            is_there=is_there,
         )
 
 
@@ -275,7 +308,11 @@ def _cpus_of(entry: ClaimEntry) -> dict[str, str]:
     """Name the CPUs that containers have for themselves, by device."""
     names = {cdi_device_name(entry.uid, device.device): device.device for device in entry.devices}
     parts = entry.cdi.devices if entry.cdi is not None else ()
-    return {names[part.name]: str(part.edits.cpuset.cpus) for part in parts if part.name in names and part.edits.cpuset is not None}
+    return {
+        names[part.name]: str(part.edits.cpuset.cpus)
+        for part in parts
+        if part.name in names and part.edits.cpuset is not None
+    }
 
 
 def _gone(report: ClaimReport) -> ClaimReport:

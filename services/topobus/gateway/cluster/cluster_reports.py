@@ -1,7 +1,7 @@
 """Tells the cluster what becomes of claims on this node: in the claims' status and by events.
 
-Flows in: what `ClaimReports` tells. Flows out: the same to `claim_statuses` and, where it is news for people, to `pod_events`.
-No call waits.
+Flows in: what `ClaimReports` tells. Flows out: the same to `claim_statuses` and, where it is news
+for people, to `pod_events`. No call waits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class ClusterReports:
         self._recorder = recorder
 
     @classmethod
-    async def open(cls, cluster: Cluster, path: Path, runtime: Runtime, state: NodeState, checkpoint: Checkpoint) -> ClusterReports:
+    async def open(
+        cls, cluster: Cluster, path: Path, runtime: Runtime, state: NodeState, checkpoint: Checkpoint
+    ) -> ClusterReports:
         """Go on where the process before this one ended; only for the gateway that has the turn."""
         record = await asyncio.to_thread(ReportRecord.open, path)
 
@@ -60,7 +62,10 @@ class ClusterReports:
 
         statuses = ClaimStatuses(cluster, record, runtime.clock, runtime.node, tell=tell)
         statuses.restore(checkpoint)
-        recorder, details = EventRecorder(cluster, runtime.clock, runtime.node), ClusterPodDetails(cluster, runtime.clock)
+        recorder, details = (
+            EventRecorder(cluster, runtime.clock, runtime.node),
+            ClusterPodDetails(cluster, runtime.clock),
+        )
         return cls(statuses, recorder, details, runtime.node, state, checkpoint, runtime.clock)
 
     async def run(self) -> None:

@@ -1,7 +1,10 @@
-"""Tells claims and pods of this node when a device of theirs fails, and when it is well again: by events, and by a condition in the claim's `status.devices`.
+"""Tells claims and pods of this node when a device of theirs fails, and when it is well again: by
+events, and by a condition in the claim's `status.devices`.
 
-Flows in: prepared claims, inventories, the node's pods. Flows out: what `claim_statuses` and `pod_events` write, and which claims have sick devices. kubelet tells a pod's status of
-devices of `spec.resourceClaims` alone (pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus, 1.36): a pod that names a resource which claims serve learns it here.
+Flows in: prepared claims, inventories, the node's pods. Flows out: what `claim_statuses` and
+`pod_events` write, and which claims have sick devices. kubelet tells a pod's status of devices of
+`spec.resourceClaims` alone (pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus, 1.36): a
+pod that names a resource which claims serve learns it here.
 """
 
 from __future__ import annotations
@@ -24,17 +27,23 @@ __all__ = ["DeviceHealthReports"]
 class DeviceHealthReports:
     """The health of devices that prepared claims of one node have."""
 
-    def __init__(self, state: NodeState, checkpoint: Checkpoint, statuses: ClaimStatuses, events: PodEvents, clock: Clock) -> None:
+    def __init__(
+        self, state: NodeState, checkpoint: Checkpoint, statuses: ClaimStatuses, events: PodEvents, clock: Clock
+    ) -> None:
         self._state = state
         self._checkpoint = checkpoint
         self._statuses = statuses
         self._events = events
         self._clock = clock
         self._told: set[tuple[PodUid, str, str]] = set()
-        """Pods that were told of a sick device: uid, claim and class, device. One that comes while the device is sick is told, too."""
+        """Pods that were told of a sick device: uid, claim and class, device. One that comes while
+        the device is sick is told, too."""
 
     def tell(self, pods: Collection[NodePod]) -> Mapping[str, tuple[str, ...]]:
-        """Tell what is news; the answer is which devices of which claim (namespace and name) are sick now."""
+        """Tell what is news.
+
+        The answer is which devices of which claim (namespace and name) are sick now.
+        """
         sick: dict[str, tuple[str, ...]] = {}
         told_pods: set[tuple[PodUid, str, str]] = set()
         for entry in self._checkpoint.entries():
@@ -61,5 +70,7 @@ class DeviceHealthReports:
         """Judge the devices of a claim; what it only looks at (admin access) is nobody's loss."""
         now = in_whole_seconds(self._clock.now())
         names = sorted({device.device for device in entry.devices if not device.is_shared})
-        judged = {name: health_note(self._state.device(entry.device_class, name), earlier.get(name), now) for name in names}
+        judged = {
+            name: health_note(self._state.device(entry.device_class, name), earlier.get(name), now) for name in names
+        }
         return {name: note for name, note in judged.items() if note is not None}

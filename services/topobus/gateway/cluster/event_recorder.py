@@ -1,7 +1,9 @@
-"""Writes Kubernetes events about pods and claims, few of them: one for each thing that is said, its repeats counted in it, and never more than an object's share.
+"""Writes Kubernetes events about pods and claims, few of them: one for each thing that is said, its
+repeats counted in it, and never more than an object's share.
 
-Flows in: what is to be said, of whom. Flows out: v1 Events. Nobody waits for one: what cannot be written is logged and dropped, because nothing depends on it. The event's name follows from
-what it says, so that a gateway that is started again makes no second one.
+Flows in: what is to be said, of whom. Flows out: v1 Events. Nobody waits for one: what cannot be
+written is logged and dropped, because nothing depends on it. The event's name follows from what it
+says, so that a gateway that is started again makes no second one.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ __all__ = ["EventRecorder", "Involved", "claim_object", "pod_object"]
 
 # An API server cuts nothing: longer messages are refused (core/v1 event validation).
 _MAX_MESSAGE = 1024
-# How often an event that is said again is counted up, in seconds; kubelet and client-go do it at each repeat, and it is their most frequent write.
+# How often an event that is said again is counted up, in seconds; kubelet and client-go do it at
+# each repeat, and it is their most frequent write.
 _COUNT_S = 60.0
-# Different things that are said of one object at once, and how soon one more may be said, in seconds. client-go: 25 and 300.
+# Different things that are said of one object at once, and how soon one more may be said, in
+# seconds. client-go: 25 and 300.
 _BURST, _REFILL_S = 10, 60.0
 # What waits to be written, in all: beyond it the newest is dropped, for the server is away.
 _WAITING = 500
@@ -121,7 +125,9 @@ class EventRecorder:
         now_s = self._clock.monotonic()
         if len(self._shares) >= _REMEMBERED:
             # Whoever has said nothing for so long has its whole share again.
-            self._shares = {other: share for other, share in self._shares.items() if now_s - share.at_s < _BURST * _REFILL_S}
+            self._shares = {
+                other: share for other, share in self._shares.items() if now_s - share.at_s < _BURST * _REFILL_S
+            }
         share = self._shares.setdefault(uid, _Share(now_s))
         share.left = min(_BURST, share.left + (now_s - share.at_s) / _REFILL_S)
         share.at_s = now_s
@@ -192,4 +198,10 @@ def pod_object(namespace: str, name: str, uid: str) -> Involved:
 
 def claim_object(claim: Owner) -> Involved:
     """Name a claim."""
-    return Involved(api_version="resource.k8s.io/v1", kind="ResourceClaim", namespace=claim.namespace, name=claim.name, uid=claim.uid)
+    return Involved(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        namespace=claim.namespace,
+        name=claim.name,
+        uid=claim.uid,
+    )

@@ -1,7 +1,9 @@
-"""Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whichever version the server has, and watches that reconnect.
+"""Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whichever
+version the server has, and watches that reconnect.
 
-Flows in: settings. Flows out: a Cluster. Connection and requests are `topobus.kubernetes`, which the controller uses, too. The server is asked which version of
-resource.k8s.io it has; the rest of the gateway sees v1 only. This module is imported only when a cluster is configured.
+Flows in: settings. Flows out: a Cluster. Connection and requests are `topobus.kubernetes`, which
+the controller uses, too. The server is asked which version of resource.k8s.io it has; the rest of
+the gateway sees v1 only. This module is imported only when a cluster is configured.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class KubernetesCluster:
     def open(cls, settings: ClusterSettings) -> KubernetesCluster:
         """Read the configuration; nothing is asked yet.
 
-        Errors: raises ConfigError when there is no configuration where the settings say, or it cannot be used.
+        Errors: raises ConfigError when there is no configuration where the
+        settings say, or it cannot be used.
         """
         access = AccessSettings(
             kubeconfig="" if settings.mode == "in-cluster" else settings.kubeconfig,
@@ -99,11 +102,17 @@ class KubernetesCluster:
 
     async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
         """Delete exactly this object."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid, "resourceVersion": resource_version}}
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": uid, "resourceVersion": resource_version},
+        }
         answer = await self._ask("DELETE", _path(kind, await self._version_of(kind), "", name), body=body)
         return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
 
-    async def annotate(self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]) -> Rejected | None:
+    async def annotate(
+        self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
+    ) -> Rejected | None:
         """Set annotations of exactly this object, whatever else has changed of it."""
         # A uid in a patch is a precondition: another object of the name is refused as a conflict.
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
@@ -113,11 +122,14 @@ class KubernetesCluster:
     async def apply_device_status(
         self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Apply what a driver says of a claim's devices, under the driver's name: what it said before and says no more goes, what others say stays."""
+        """Apply what a driver says of a claim's devices, under the driver's name: what it said
+        before and says no more goes, what others say stays.
+        """
         version = await self._version_of(CLAIMS)
         # Without a list for none: what this manager applied before goes all the same.
         status = {"devices": list(devices)} if devices else {}
-        # An uid in what is applied is a precondition: another claim of the name is refused as a conflict.
+        # An uid in what is applied is a precondition: another claim of the
+        # name is refused as a conflict.
         body = {
             "apiVersion": f"{GROUP}/{version}",
             "kind": CLAIMS.kind,
@@ -129,7 +141,11 @@ class KubernetesCluster:
         path = _path(CLAIMS, version, namespace, name, part="status")
         answer = await self._ask("PATCH", path, params=params, body=body, is_applied=True)
         if isinstance(answer, Rejected):
-            return await self._replace_device_status(name, namespace, uid, driver, devices) if _is_about_bytes(answer) else answer
+            return (
+                await self._replace_device_status(name, namespace, uid, driver, devices)
+                if _is_about_bytes(answer)
+                else answer
+            )
         shown = (answer.get("status") or {}).get("devices") or []
         if devices and not shown:
             message = "the server keeps no status.devices: its feature DRAResourceClaimDeviceStatus is off"
@@ -144,8 +160,9 @@ class KubernetesCluster:
     ) -> Rejected | None:
         """Write the list as a whole, for claims that cannot be applied to.
 
-        Server-side apply sorts the keys of opaque parameters, every patch writes them without spaces, and the server takes either for a change of the allocation, byte by byte
-        (seen on 1.36; kubectl sorts keys and leaves out spaces, Python's and JavaScript's clients do not).
+        Server-side apply sorts the keys of opaque parameters, every patch writes them without
+        spaces, and the server takes either for a change of the allocation, byte by byte (seen on
+        1.36; kubectl sorts keys and leaves out spaces, Python's and JavaScript's clients do not).
         """
         path = _path(CLAIMS, await self._version_of(CLAIMS), namespace, name)
         claim = await self._ask("GET", path)
@@ -155,11 +172,19 @@ class KubernetesCluster:
         wanted = replaced_statuses(present, driver, devices)
         if wanted == present:
             return None
-        change = {"op": "add", "path": "/status/devices", "value": wanted} if wanted else {"op": "remove", "path": "/status/devices"}
+        change = (
+            {"op": "add", "path": "/status/devices", "value": wanted}
+            if wanted
+            else {"op": "remove", "path": "/status/devices"}
+        )
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             # What another driver wrote since is not overwritten.
-            {"op": "test", "path": "/metadata/resourceVersion", "value": (claim.get("metadata") or {}).get("resourceVersion")},
+            {
+                "op": "test",
+                "path": "/metadata/resourceVersion",
+                "value": (claim.get("metadata") or {}).get("resourceVersion"),
+            },
             change,
         ]
         answer = await self._ask("PATCH", f"{path}/status", params={"fieldManager": driver}, body=patch)
@@ -175,14 +200,19 @@ class KubernetesCluster:
     async def _put_device_status(
         self, name: str, namespace: str, uid: str, driver: str, devices: Sequence[Mapping[str, Any]], refused: Rejected
     ) -> Rejected | None:
-        """Write the same in protobuf, in which opaque parameters keep their spaces; a server that speaks none has refused it already."""
+        """Write the same in protobuf, in which opaque parameters keep their spaces.
+
+        A server that speaks none has refused it already.
+        """
         version = await self._version_of(CLAIMS)
         body = await self._client.fetch_bytes(_path(CLAIMS, version, namespace, name), PROTOBUF)
         if isinstance(body, Rejected):
             return body
         try:
             if claim_uid(body) != uid:
-                return Rejected(code=CONFLICT, reason="Conflict", message=f"claim {namespace}/{name} is another one by now")
+                return Rejected(
+                    code=CONFLICT, reason="Conflict", message=f"claim {namespace}/{name} is another one by now"
+                )
             content = with_device_statuses(body, driver, devices)
         except ContractError:
             return refused
@@ -198,7 +228,9 @@ class KubernetesCluster:
 
     async def patch_event(self, namespace: str, name: str, changes: Mapping[str, Any]) -> Rejected | None:
         """Change a v1 Event."""
-        answer = await self._ask("PATCH", object_path("v1", "events", namespace=namespace, name=name), body=dict(changes))
+        answer = await self._ask(
+            "PATCH", object_path("v1", "events", namespace=namespace, name=name), body=dict(changes)
+        )
         return answer if isinstance(answer, Rejected) else None
 
     async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
@@ -210,7 +242,9 @@ class KubernetesCluster:
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         try:
-            answer = await self._ask("POST", object_path("v1", "pods", namespace=namespace, name=name, part="eviction"), body=body)
+            answer = await self._ask(
+                "POST", object_path("v1", "pods", namespace=namespace, name=name, part="eviction"), body=body
+            )
         except PeerUnavailable as err:
             if err.facts.get("code") != _TOO_MANY_REQUESTS:
                 raise
@@ -237,12 +271,14 @@ class KubernetesCluster:
                         if change is not None:
                             yield change
                 if not is_alive:
-                    # Nothing changed, as a rule. A server that ends every watch at once must not be asked as fast as it answers.
+                    # Nothing changed, as a rule. A server that ends every watch at once must not
+                    # be asked as fast as it answers.
                     await asyncio.sleep(full_jitter(0, least_s=self._settings.retry_s))
             except HistoryLost:
                 get_logger().info("cluster.history-lost", kind=kind.kind, resource_version=version)
                 version = ""
-                # Once is ordinary. A server that loses every version at once must not be asked as fast as it answers.
+                # Once is ordinary. A server that loses every version at once must not
+                # be asked as fast as it answers.
                 if lost:
                     await asyncio.sleep(full_jitter(lost - 1, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S))
                 lost += 1
@@ -275,10 +311,16 @@ class KubernetesCluster:
                 return tuple(api_objects), str(metadata.get("resourceVersion", ""))
             params = {**params, "continue": str(metadata["continue"])}
 
-    async def _stream(self, kind: ResourceKind, fields: str, version: str) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
-        """Read one watch to its end: changes (None for a bookmark) with the version that they bring."""
+    async def _stream(
+        self, kind: ResourceKind, fields: str, version: str
+    ) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
+        """Read one watch to its end: changes (None for a bookmark) with the version that they
+        bring.
+        """
         served = await self._version_of(kind)
-        async with aclosing(self._client.watch(_path(kind, served), version, params={"fieldSelector": fields})) as events:
+        async with aclosing(
+            self._client.watch(_path(kind, served), version, params={"fieldSelector": fields})
+        ) as events:
             async for change, plain in events:
                 newest = str(plain["metadata"]["resourceVersion"])
                 if change == "BOOKMARK":
@@ -295,7 +337,10 @@ class KubernetesCluster:
         return answer if isinstance(answer, Rejected) else _object(kind, version, answer)
 
     async def _version_of(self, kind: ResourceKind) -> str:
-        """Find the newest version of resource.k8s.io that the server has and we know; empty for kinds of other groups."""
+        """Find the newest version of resource.k8s.io that the server has and we know.
+
+        Empty for kinds of other groups.
+        """
         if not kind.api_version.startswith(f"{GROUP}/"):
             return ""
         if not self._version:
@@ -305,23 +350,36 @@ class KubernetesCluster:
                 except NotServed:
                     continue
                 if isinstance(answer, Rejected) and answer.code != NOT_FOUND:
-                    # Discovery is closed to us: the present version is the best guess, and a wrong one answers for itself.
+                    # Discovery is closed to us: the present version is the best guess, and
+                    # a wrong one answers for itself.
                     self._version = VERSIONS[0]
                     break
-                names = {resource.get("name") for resource in answer.get("resources") or ()} if isinstance(answer, dict) else set()
+                names = (
+                    {resource.get("name") for resource in answer.get("resources") or ()}
+                    if isinstance(answer, dict)
+                    else set()
+                )
                 if kind.plural in names:
                     self._version = version
                     get_logger().info("cluster.version-chosen", server=self.server, group=GROUP, version=version)
                     break
             else:
                 raise PeerUnavailable(
-                    f"API server {self.server} has {kind.plural} in none of {', '.join(f'{GROUP}/{each_version}' for each_version in VERSIONS)}",
-                    next_step="Kubernetes 1.34 or newer has them; 1.32 and 1.33 with DynamicResourceAllocation and their beta version switched on",
+                    f"API server {self.server} has {kind.plural} in none of "
+                    f"{', '.join(f'{GROUP}/{each_version}' for each_version in VERSIONS)}",
+                    next_step="Kubernetes 1.34 or newer has them; 1.32 and 1.33 with DynamicResourceAllocation and "
+                    "their beta version switched on",
                 )
         return self._version
 
     async def _ask(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None, is_applied: bool = False
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        is_applied: bool = False,
     ) -> Plain | Rejected:
         try:
             return await self._client.ask(method, path, params=params, body=body, is_applied=is_applied)
@@ -334,20 +392,31 @@ class KubernetesCluster:
 def _keys(devices: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
     """Name entries by driver, pool, device and share."""
     return {
-        (str(device.get("driver")), str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or ""))
+        (
+            str(device.get("driver")),
+            str(device.get("pool")),
+            str(device.get("device")),
+            str(device.get("shareID") or ""),
+        )
         for device in devices
     }
 
 
 def _is_about_bytes(rejected: Rejected) -> bool:
-    """Say whether a write of `status.devices` was refused for the allocation, which it does not touch: see `claim_wire`."""
+    """Say whether a write of `status.devices` was refused for the allocation, which it does not
+    touch: see `claim_wire`.
+    """
     return rejected.code == INVALID and "status.allocation" in rejected.message
 
 
 def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "", *, part: str = "") -> str:
-    """Path of a kind, an object or its part; `version` of resource.k8s.io, empty for kinds of other groups."""
+    """Path of a kind, an object or its part; `version` of resource.k8s.io, empty for kinds of other
+    groups.
+    """
     api_version = f"{GROUP}/{version}" if version else kind.api_version
-    return object_path(api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name, part=part)
+    return object_path(
+        api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name, part=part
+    )
 
 
 def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:
@@ -355,7 +424,9 @@ def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:
 
     Errors: raises PeerUnavailable for what is no object.
     """
-    if not isinstance(plain, dict) or not all(isinstance(plain.get(part) or {}, dict) for part in ("metadata", "spec", "status")):
+    if not isinstance(plain, dict) or not all(
+        isinstance(plain.get(part) or {}, dict) for part in ("metadata", "spec", "status")
+    ):
         raise PeerUnavailable(f"API server: something that is no {kind.kind}: {str(plain)[:80]!r}")
     seen = from_served(kind.kind, plain, version)
     # The items of a list carry neither kind nor version.

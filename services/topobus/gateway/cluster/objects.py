@@ -1,7 +1,9 @@
-"""The protocol through which the gateway uses a Kubernetes API server; no other module of the gateway knows the client library.
+"""The protocol through which the gateway uses a Kubernetes API server.
 
-Flows in: objects in Kubernetes' wire shape. Flows out: objects, changes, and the server's refusals as values (`Rejected`). A server that does not answer raises
-PeerUnavailable.
+No other module of the gateway knows the client library.
+
+Flows in: objects in Kubernetes' wire shape. Flows out: objects, changes, and the server's refusals
+as values (`Rejected`). A server that does not answer raises PeerUnavailable.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class ResourceKind(Struct, frozen=True, kw_only=True):
 
 
 SLICES = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceSlice", plural="resourceslices")
-CLAIMS = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True)
+CLAIMS = ResourceKind(
+    api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True
+)
 DEVICE_CLASSES = ResourceKind(api_version="resource.k8s.io/v1", kind="DeviceClass", plural="deviceclasses")
 PODS = ResourceKind(api_version="v1", kind="Pod", plural="pods", is_namespaced=True)
 NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
@@ -73,7 +77,10 @@ class ClusterChange(Struct, frozen=True, kw_only=True):
 
 
 class Cluster(Protocol):
-    """An API server. All methods raise PeerUnavailable when it does not answer, or asks to come back later."""
+    """An API server.
+
+    All methods raise PeerUnavailable when it does not answer, or asks to come back later.
+    """
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
         """Read an object; None when there is none."""
@@ -91,14 +98,19 @@ class Cluster(Protocol):
         """Delete an object if it is still this one; one that is gone already is done."""
         ...
 
-    async def annotate(self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]) -> Rejected | None:
+    async def annotate(
+        self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
+    ) -> Rejected | None:
         """Set annotations of an object if it is still this one; None is done."""
         ...
 
     async def apply_device_status(
         self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Make these all that a driver says in `status.devices` of a claim, if it is still this one; None is done.
+        """Make these all that a driver says in `status.devices` of a claim, if it is still this
+        one.
+
+        None is done.
 
         Shapes: devices — in the wire shape; none: whatever the driver said before goes.
         """
@@ -117,7 +129,9 @@ class Cluster(Protocol):
         ...
 
     def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
-        """Follow objects for ever: a snapshot, then changes, and a snapshot again whenever history was lost."""
+        """Follow objects for ever: a snapshot, then changes, and a snapshot again whenever history
+        was lost.
+        """
         ...
 
 

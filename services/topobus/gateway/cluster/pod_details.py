@@ -1,7 +1,9 @@
-"""Knows of a pod what the container runtime does not tell: its host ports, read from the API server while the runtime waits for the sandbox.
+"""Knows of a pod what the container runtime does not tell: its host ports, read from the API server
+while the runtime waits for the sandbox.
 
-Flows in: a sandbox. Flows out: the same with the pod's ports and rates, or with the reason why they are not known: then only what needs them is refused. A pod that was read once is remembered,
-for its ports never change: while the API server is away, its sandbox can be made anew.
+Flows in: a sandbox. Flows out: the same with the pod's ports and rates, or with the reason why they
+are not known: then only what needs them is refused. A pod that was read once is remembered, for its
+ports never change: while the API server is away, its sandbox can be made anew.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from topobus.values.sandbox import HostPort, Sandbox
 
 __all__ = ["ClusterPodDetails"]
 
-# The runtime starts nothing else on the node meanwhile, and disconnects its plugin after two seconds.
+# The runtime starts nothing else on the node meanwhile, and
+# disconnects its plugin after two seconds.
 _LIMIT_S = 0.5
 # More pods than a node runs; the oldest is forgotten.
 _REMEMBERED = 500
@@ -47,7 +50,9 @@ class ClusterPodDetails:
                 return structs.replace(sandbox, ports_unknown=details)
             details = remembered
         ports, rates = details
-        return structs.replace(sandbox, host_ports=ports, ports_unknown="", annotations={**rates, **sandbox.annotations})
+        return structs.replace(
+            sandbox, host_ports=ports, ports_unknown="", annotations={**rates, **sandbox.annotations}
+        )
 
     async def _read(self, sandbox: Sandbox) -> tuple[tuple[HostPort, ...], dict[str, str]] | str:
         """Read the pod; the text is why not."""

@@ -1,6 +1,8 @@
-"""Tells pods and claims by Kubernetes events what becomes of their devices on this node, so that `kubectl describe` shows the reason, its code and what to do.
+"""Tells pods and claims by Kubernetes events what becomes of their devices on this node, so that
+`kubectl describe` shows the reason, its code and what to do.
 
-Flows in: failures of preparations with who has the devices, and what happens in sandboxes. Flows out: sentences to `event_recorder`, on the pod and on the claim. No call waits.
+Flows in: failures of preparations with who has the devices, and what happens in sandboxes. Flows
+out: sentences to `event_recorder`, on the pod and on the claim. No call waits.
 """
 
 from __future__ import annotations
@@ -28,13 +30,18 @@ _NOT_PREPARED, _CPUS_REFUSED = "DevicesNotPrepared", "CpusRefused"
 _ATTACHED, _NOT_ATTACHED, _NOT_DETACHED = "DevicesAttached", "DevicesNotAttached", "DevicesNotDetached"
 _UNHEALTHY, _HEALTHY = "DeviceUnhealthy", "DeviceHealthy"
 _CPUS_SHARED, _CPUS_DIFFERED = "CpusShared", "CpusDiffered"
-_WHO_ELSE = "should it come again, find out what else changes cpusets on this node, what keeps its gateway away, or why a container takes so long to start"
+_WHO_ELSE = (
+    "should it come again, find out what else changes cpusets on this node, what keeps its gateway away, or why "
+    "a container takes so long to start"
+)
 _OF_CPUS = ("cpu-", "shared-pool-")
 _MESSAGE_LIMIT = 1000
-# What becomes of a pod whose device is sick. The cluster's own eviction does not look at the claim that stands for a pod's resources.
+# What becomes of a pod whose device is sick. The cluster's own eviction does not look at the claim
+# that stands for a pod's resources.
 _BY_CLAIM = "`topobus health` says what is known; the cluster evicts pods whose claims do not tolerate it"
 _BY_RESOURCE = (
-    "`topobus health` says what is known; make the pod anew for another device (the gateway's setting cluster.evict_after_s does)"
+    "`topobus health` says what is known; make the pod anew for another device (the gateway's setting "
+    "cluster.evict_after_s does)"
 )
 # An interface may have hundreds.
 _MAX_ADDRESSES = 4
@@ -47,17 +54,20 @@ class PodEvents:
         self._recorder = recorder
         self._node = node
         self._published: dict[str, tuple[str, str, float]] = {}
-        """Uid of a pod or claim to what was told last: the error, who has the devices, and when that try ended."""
+        """Uid of a pod or claim to what was told last: the error, who has the devices, and when
+        that try ended."""
 
     def keep(self, uids: Collection[PodUid | ClaimUid]) -> None:
         """Forget what is gone."""
         self._published = {uid: event for uid, event in self._published.items() if uid in uids}
 
     def not_prepared(self, pod: NodePod, claim: Owner, failure: Failure, users: Mapping[str, Owner]) -> None:
-        """Tell both why a claim is not prepared; `users` are the pods that have a device of it, as far as they are known.
+        """Tell both why a claim is not prepared; `users` are the pods that have a device of it, as
+        far as they are known.
 
-        Called again and again while the pod waits: each try is told once. Kubelet lists a pod a moment after it has its devices, so the same error is told once
-        more when its users become known, and not when they go.
+        Called again and again while the pod waits: each try is told once. Kubelet lists a pod a
+        moment after it has its devices, so the same error is told once more when its users
+        become known, and not when they go.
         """
         who = "".join(f" ({user} uses {name})" for name, user in sorted(users.items()))
         reason = _CPUS_REFUSED if failure.code.startswith(_OF_CPUS) else _NOT_PREPARED
@@ -80,22 +90,34 @@ class PodEvents:
             self._recorder.note(involved, _ATTACHED, message, is_warning=False)
 
     def cpus_differed(self, difference: CpuDifference) -> None:
-        """Tell the container's pod, and the claims and pods whose CPUs it had, that a promise did not hold for a while."""
+        """Tell the container's pod, and the claims and pods whose CPUs it had, that a promise did
+        not hold for a while.
+        """
         pods = {sandbox.uid: sandbox for sandbox in (difference.sandbox, *difference.sandboxes) if sandbox.uid}
         concerned = [pod_object(sandbox.namespace, sandbox.name, sandbox.uid) for sandbox in pods.values()]
         concerned += map(claim_object, difference.claims)
         self._warn(concerned, _CPUS_SHARED if difference.claims else _CPUS_DIFFERED, str(difference), _WHO_ELSE)
 
     def attach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Tell both why the pod does not get them; kubelet makes the sandbox anew, and the repeats are counted."""
+        """Tell both why the pod does not get them.
+
+        Kubelet makes the sandbox anew, and the repeats are counted.
+        """
         self._refused(entry, sandbox, _NOT_ATTACHED, "not attached to pod", refusal)
 
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Tell both why they could not be taken back as they were; nobody else gets them before that is mended."""
+        """Tell both why they could not be taken back as they were.
+
+        Nobody else gets them before that is mended.
+        """
         self._refused(entry, sandbox, _NOT_DETACHED, "not taken back from pod", refusal)
 
-    def device_health(self, entry: ClaimEntry, pods: Iterable[NodePod], device: str, note: HealthNote, *, is_of_claim: bool = True) -> None:
-        """Tell a claim (unless only pods are to hear it) and its pods that a device fails, or is well again."""
+    def device_health(
+        self, entry: ClaimEntry, pods: Iterable[NodePod], device: str, note: HealthNote, *, is_of_claim: bool = True
+    ) -> None:
+        """Tell a claim (unless only pods are to hear it) and its pods that a device fails, or is
+        well again.
+        """
         claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
         where = f"claim {claim.namespace}/{claim.name}: {device}"
         step = _BY_CLAIM
@@ -136,5 +158,7 @@ def _code(code: str) -> str:
 def _shown(device: str, interface: AttachedInterface | None) -> str:
     if interface is None:
         return device
-    addresses = ", ".join(interface.addresses[:_MAX_ADDRESSES]) + (", ..." if len(interface.addresses) > _MAX_ADDRESSES else "")
+    addresses = ", ".join(interface.addresses[:_MAX_ADDRESSES]) + (
+        ", ..." if len(interface.addresses) > _MAX_ADDRESSES else ""
+    )
     return f"{device} as {interface.name}" + (f" ({addresses})" if addresses else "")

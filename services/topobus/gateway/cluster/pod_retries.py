@@ -1,9 +1,13 @@
-"""Follows the pods of this node that have claims: reserves devices for those that wait, and makes kubelet retry as soon as the obstacle is gone.
+"""Follows the pods of this node that have claims: reserves devices for those that wait, and makes
+kubelet retry as soon as the obstacle is gone.
 
-Flows in: the node's pods and their claims from the API server, the ledger, inventories, results of preparations. Flows out: devices that the device plugins must
-not offer meanwhile, an annotation on a pod, events on pod and claim (also when a device of theirs fails), and an eviction where the settings say so. The annotation matters because kubelet retries a
-failed preparation only after 60 to 90 s, but looks at a pod at once when its annotations change. A field selector restricts the watch to pods bound to this node,
-so that a thousand gateways do not read all claims. Without the API server, or without the right, nothing is reserved or annotated; everything else goes on.
+Flows in: the node's pods and their claims from the API server, the ledger, inventories, results of
+preparations. Flows out: devices that the device plugins must not offer meanwhile, an annotation on
+a pod, events on pod and claim (also when a device of theirs fails), and an eviction where the
+settings say so. The annotation matters because kubelet retries a failed preparation only after 60
+to 90 s, but looks at a pod at once when its annotations change. A field selector restricts the
+watch to pods bound to this node, so that a thousand gateways do not read all claims. Without the
+API server, or without the right, nothing is reserved or annotated; everything else goes on.
 """
 
 from __future__ import annotations
@@ -49,17 +53,22 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["ANNOTATION", "PodRetries"]
 
 ANNOTATION = "topobus.dev/prepare-again"
-"""On a pod: when kubelet was last asked to look at it again. Nobody reads it; a change of it is what counts."""
+"""On a pod: when kubelet was last asked to look at it again. Nobody reads it; a change of it is
+what counts."""
 
-# Between two changes of pods, in seconds: a service that comes back may have kept a hundred pods waiting.
+# Between two changes of pods, in seconds: a service that comes back may
+# have kept a hundred pods waiting.
 _BETWEEN_S = 0.05
 # Between two requests for the eviction of one pod; a disruption budget may refuse it for long.
 _EVICT_AGAIN_S = 10.0
-# How often what cannot be waited for by an event is looked at, while a pod waits: an API server that did not answer, a try that becomes due.
+# How often what cannot be waited for by an event is looked at, while a pod waits: an API server
+# that did not answer, a try that becomes due.
 _LOOK_S = 0.5
-# How often a claim is read again that had no allocation when its pod was bound, or was not there: whoever bound the pod did not wait for it.
+# How often a claim is read again that had no allocation when its pod was bound, or was not there:
+# whoever bound the pod did not wait for it.
 _READ_AGAIN_S = 10.0
-# How long a gateway that starts waits for the list of pods before claims alone are told of their devices' health: it may lack the right.
+# How long a gateway that starts waits for the list of pods before claims alone are told of their
+# devices' health: it may lack the right.
 _PODS_S = 10.0
 # What calls can fail for that belong to no pod.
 _COMMON_CALLS = frozenset({"claims", "annotate", "evict"})
@@ -154,12 +163,17 @@ class PodRetries:
         for by_uid in (self._waits, self._obstacles, self._blocked_since, self._sick_since, self._evicted_at):
             for uid in by_uid.keys() - self._pods.keys():
                 del by_uid[uid]
-        self._failed_calls = {what: why for what, why in self._failed_calls.items() if what in _COMMON_CALLS or what in self._pods}
+        self._failed_calls = {
+            what: why for what, why in self._failed_calls.items() if what in _COMMON_CALLS or what in self._pods
+        }
         self._attempts.keep({claim.uid for claim in self._claims.values() if claim is not None})
         self._events.keep({*self._pods, *(claim.uid for claim in self._claims.values() if claim is not None)})
 
     async def _read_claims(self) -> None:
-        """Read the claims that are not known yet; one that was allocated before its pod was bound does not change any more."""
+        """Read the claims that are not known yet.
+
+        One that was allocated before its pod was bound does not change any more.
+        """
         now_s = self._clock.monotonic()
         for pod in tuple(self._pods.values()):
             for name in pod.claims:
@@ -180,7 +194,9 @@ class PodRetries:
 
     def _withhold(self) -> None:
         self._state.withhold(
-            withheld_devices(claim for claim in self._claims.values() if claim is not None and not self._is_prepared(claim))
+            withheld_devices(
+                claim for claim in self._claims.values() if claim is not None and not self._is_prepared(claim)
+            )
         )
 
     def _is_prepared(self, claim: WaitingClaim) -> bool:
@@ -203,7 +219,9 @@ class PodRetries:
                     by_uid.pop(pod.uid, None)
                 continue
             is_waiting = True
-            awaited |= {holder.key for claim in claims for holder in in_the_way(claim, self._holders_of(claim)).values()}
+            awaited |= {
+                holder.key for claim in claims for holder in in_the_way(claim, self._holders_of(claim)).values()
+            }
             try:
                 await self._check_pod(pod, claims)
             except Exception as err:  # noqa: BLE001 - boundary: one pod; the node's other pods are looked at
@@ -221,7 +239,8 @@ class PodRetries:
                 self._events.not_prepared(pod, claim.owner, failure, self._users_of(claim))
         obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
         if not obstacle and self._obstacles.get(pod.uid):
-            # What stood in the way is over: the next try is the first one again, and at once where the gateway that kubelet asked before was another one.
+            # What stood in the way is over: the next try is the first one again, and at once where
+            # the gateway that kubelet asked before was another one.
             wait = structs.replace(wait, nudged_s=None, tries=0, since_s=-math.inf)
         self._obstacles[pod.uid] = obstacle
         if obstacle:
@@ -238,7 +257,11 @@ class PodRetries:
             await self._evict(pod, obstacle, self._blocked_since[pod.uid], now_s)
 
     async def _check_health(self) -> bool:
-        """Tell of sick devices, and evict pods that lose theirs and that the cluster does not evict; True: one is to be evicted later."""
+        """Tell of sick devices, and evict pods that lose theirs and that the cluster does not
+        evict.
+
+        True: one is to be evicted later.
+        """
         now_s = self._clock.monotonic()
         if not self._has_seen_pods and now_s - self._since_s < _PODS_S:
             # What is news for a claim is told to its pods with it, so they are waited for.
@@ -264,7 +287,9 @@ class PodRetries:
         return {device_class: self._whole_holders(claim, device_class) for device_class in claim.held}
 
     def _whole_holders(self, claim: WaitingClaim, device_class: str) -> dict[str, Owner]:
-        """Say who holds what stands in a claim's way: others with a share do not stand in the way of a share."""
+        """Say who holds what stands in a claim's way: others with a share do not stand in the way
+        of a share.
+        """
         beside = set(claim.by_share.get(device_class, ())) & self._state.sharers(device_class).keys()
         return {name: owner for name, owner in self._state.holders(device_class).items() if name not in beside}
 
@@ -272,7 +297,9 @@ class PodRetries:
         """Find the pods behind device plugin allocations that are in a claim's way, by device."""
         ledger = self._state.ledger
         allocations = ledger.allocations if ledger is not None else {}
-        found_allocations = {name: allocations.get(holder.key) for name, holder in in_the_way(claim, self._holders_of(claim)).items()}
+        found_allocations = {
+            name: allocations.get(holder.key) for name, holder in in_the_way(claim, self._holders_of(claim)).items()
+        }
         return {
             name: allocation.user
             for name, allocation in found_allocations.items()
@@ -293,7 +320,9 @@ class PodRetries:
         await self._clock.sleep(_BETWEEN_S)
 
     async def _evict(self, pod: NodePod, why: str, since_s: float, now_s: float) -> None:
-        """Evict a pod that has been without what it needs for long enough, where something makes it anew."""
+        """Evict a pod that has been without what it needs for long enough, where something makes it
+        anew.
+        """
         after_s = self._settings.evict_after_s
         if not after_s or not pod.has_controller or now_s - since_s < after_s:
             return
@@ -320,4 +349,6 @@ class PodRetries:
         """Say once what cannot be done; it is tried again."""
         if self._failed_calls.get(what) != why:
             self._failed_calls[what] = why
-            get_logger().warning("pods.retry-failed", what=what, error=why, next_step="check the gateway's rights in the cluster")
+            get_logger().warning(
+                "pods.retry-failed", what=what, error=why, next_step="check the gateway's rights in the cluster"
+            )

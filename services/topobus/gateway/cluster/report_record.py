@@ -1,7 +1,10 @@
-"""Keeps on disk what is to stand in the status of claims, before it is written there: a gateway that was killed in between writes it, or takes it away, after its start.
+"""Keeps on disk what is to stand in the status of claims, before it is written there: a gateway
+that was killed in between writes it, or takes it away, after its start.
 
-Flows in: reports by claim and class. Flows out: a versioned JSON file, replaced as a whole and synced. A file that cannot be read is set aside with a warning and counts as empty: then
-entries of claims that were undone meanwhile may stay in their status until the claims are deallocated, and no container depends on that.
+Flows in: reports by claim and class. Flows out: a versioned JSON file, replaced as a whole and
+synced. A file that cannot be read is set aside with a warning and counts as empty: then entries
+of claims that were undone meanwhile may stay in their status until the claims are deallocated,
+and no container depends on that.
 """
 
 from __future__ import annotations
@@ -40,10 +43,18 @@ class ReportRecord:
 
     @classmethod
     def open(cls, path: Path) -> ReportRecord:
-        """Read the file; blocks, and is only for the gateway that has the turn, since what a killed one left half written goes."""
+        """Read the file.
+
+        Blocks, and is only for the gateway that has the turn, since what a
+        killed one left half written goes.
+        """
         try:
             remove_leftovers(path.parent, path.name)
-            file = decode(path.read_bytes(), _File, where=str(path)) if path.exists() else _File(version=_VERSION, reports=())
+            file = (
+                decode(path.read_bytes(), _File, where=str(path))
+                if path.exists()
+                else _File(version=_VERSION, reports=())
+            )
             if file.version != _VERSION:
                 raise ContractError(f"{path} has version {file.version}, wanted {_VERSION}")
         except (OSError, ContractError) as err:
@@ -57,7 +68,9 @@ class ReportRecord:
         return cls(path, {report.key: report for report in file.reports})
 
     async def save(self, reports: Mapping[str, ClaimReport]) -> None:
-        """Make these the reports of the file; they are on disk when this returns. Nothing is written when they are already.
+        """Make these the reports of the file; they are on disk when this returns.
+
+        Nothing is written when they are already.
 
         Errors: raises OSError when the disk refuses.
         """

@@ -1,7 +1,9 @@
-"""Knows which resources claims serve on this node: follows the DeviceClasses of the API server and asks the pure rule.
+"""Knows which resources claims serve on this node: follows the DeviceClasses of the API server and
+asks the pure rule.
 
-Flows in: classes, the node's inventories, the setting `resources_by`. Flows out: one answer a resource, and a wake-up when it changes. Until the API server has
-answered, and where it never does, the device plugins serve as they would without a cluster.
+Flows in: classes, the node's inventories, the setting `resources_by`. Flows out: one answer a
+resource, and a wake-up when it changes. Until the API server has answered, and where it never does,
+the device plugins serve as they would without a cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ServedByClaims"]
 
-# An API server answers within some hundredths of a second; one that does not must not keep kubelet waiting (a node is registered within three seconds).
+# An API server answers within some hundredths of a second; one that does not must not keep kubelet
+# waiting (a node is registered within three seconds).
 _FIRST_ANSWER_S = 2.0
 
 
@@ -65,7 +68,9 @@ class ServedByClaims:
                 await self._is_known.wait()
         except TimeoutError:
             get_logger().warning(
-                "device-classes.unknown", waited_s=_FIRST_ANSWER_S, next_step="let the gateway list and watch deviceclasses"
+                "device-classes.unknown",
+                waited_s=_FIRST_ANSWER_S,
+                next_step="let the gateway list and watch deviceclasses",
             )
 
     def serves(self, offer: Offer) -> bool:
@@ -76,16 +81,23 @@ class ServedByClaims:
             is_named = class_of_resource(offer.resource, (self._classes or {}).values()) is not None
             facts = {"resource": offer.resource, "by": "device-plugin" if why else "claims", "why": why}
             if why and is_named and self._settings.resources_by == "auto":
-                # kube-scheduler makes claims by the class all the same where kubelet counts too few, and kubelet starts no such pod.
+                # kube-scheduler makes claims by the class all the same where kubelet counts too
+                # few, and kubelet starts no such pod.
                 get_logger().warning(
-                    "resource.served", **facts, next_step="let the class select the resource's devices alone, or name no resource"
+                    "resource.served",
+                    **facts,
+                    next_step="let the class select the resource's devices alone, or name no resource",
                 )
             else:
                 get_logger().info("resource.served", **facts)
         return not why
 
     async def is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether kubelet counts devices of a resource, as its Node says: those of an earlier gateway process. True where nobody can tell."""
+        """Say whether kubelet counts devices of a resource, as its Node says: those of an earlier
+        gateway process.
+
+        True where nobody can tell.
+        """
         try:
             status = await self._node_status()
         except PeerUnavailable:
@@ -115,9 +127,12 @@ class ServedByClaims:
             if device.name in listed or (device.sharing is not None and device.pool == offer.pool)
         }
         if not offered:
-            # Nothing to compare: what was said before goes on, for nothing but devices that are away has changed.
+            # Nothing to compare: what was said before goes on, for nothing but
+            # devices that are away has changed.
             return self._said.get(offer.resource, "it has no device")
-        others = [shown for device in devices if device.name not in offered and (shown := settings.shown(device)) is not None]
+        others = [
+            shown for device in devices if device.name not in offered and (shown := settings.shown(device)) is not None
+        ]
         return obstacle(offer.resource, offered, others, self._classes.values(), self._compiler)
 
     async def _read_version(self) -> None:

@@ -10,14 +10,17 @@ __all__ = ["SliceMetrics"]
 
 _CLASS = "a device class, or a resource of the settings"
 
-SLICES = GaugeDescriptor(name="topobus_gateway_slices", meaning="ResourceSlices of this node in the API server.", labels={"class": _CLASS})
+SLICES = GaugeDescriptor(
+    name="topobus_gateway_slices", meaning="ResourceSlices of this node in the API server.", labels={"class": _CLASS}
+)
 SLICE_WRITES = CounterDescriptor(
     name="topobus_gateway_slice_writes_total",
     meaning="Writes of ResourceSlices.",
     labels={"verb": ("create", "update", "delete"), "outcome": "`ok`, or the API server's reason or code"},
 )
 FOREIGN_SLICES = CounterDescriptor(
-    name="topobus_gateway_foreign_slices_total", meaning="ResourceSlices in this node's pools that no gateway made, deleted."
+    name="topobus_gateway_foreign_slices_total",
+    meaning="ResourceSlices in this node's pools that no gateway made, deleted.",
 )
 SLICE_FIELDS_DROPPED = GaugeDescriptor(
     name="topobus_gateway_slice_fields_dropped",

@@ -1,8 +1,10 @@
-"""Keeps this node's ResourceSlices equal to the inventories: writes what differs, and writes again what somebody deleted.
+"""Keeps this node's ResourceSlices equal to the inventories: writes what differs, and writes again
+what somebody deleted.
 
-Flows in: inventories and ledger from the node's state, slices from a watch. Flows out: writes, as the pure plan (`core.slices`) decides. Kubelet deletes a node's
-slices when it starts, and a driver's when the driver stays away; the watch reports that, and the slices are back within a second. While the API server is
-unreachable the published slices grow old and nothing else suffers.
+Flows in: inventories and ledger from the node's state, slices from a watch. Flows out: writes, as
+the pure plan (`core.slices`) decides. Kubelet deletes a node's slices when it starts, and a
+driver's when the driver stays away; the watch reports that, and the slices are back within a
+second. While the API server is unreachable the published slices grow old and nothing else suffers.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class SlicePublisher:
         self._is_judged = is_judged
         self._left_out: dict[str, dict[str, str]] = {}
         self._shown: dict[str, tuple[Inventory, bool, Inventory, tuple[SliceDevice, ...]]] = {}
-        """By class: the inventory, whether the server keeps counters, the part of it that is offered, and how that is shown."""
+        """By class: the inventory, whether the server keeps counters, the part of it that is
+        offered, and how that is shown."""
         self._settled: dict[str, tuple[object, ...]] = {}
         """By class: all that decides, when it was last found that there is nothing to write."""
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
@@ -118,7 +121,8 @@ class SlicePublisher:
                 self._dropped.clear()
             elif change.kind is ClusterChangeKind.DELETE:
                 self._take(change.object, is_gone=True)
-                # It may have been the garbage collector, because the node is another one now; an old owner would bring it back for ever.
+                # It may have been the garbage collector, because the node is another one now; an
+                # old owner would bring it back for ever.
                 self._node_uid = ""
             else:
                 self._take(change.object)
@@ -149,7 +153,10 @@ class SlicePublisher:
                 await asyncio.sleep(self._settings.publish_delay_s)
 
     async def _sync(self) -> bool:
-        """Write what differs; False when something is left for another try. One class's trouble is none of the others'."""
+        """Write what differs; False when something is left for another try.
+
+        One class's trouble is none of the others'.
+        """
         inventories = self._state.inventories()
         classes = {name for name in inventories if self._offers(name)} | {
             class_of_slice(api_object, self._state.node) for api_object in self._all()
@@ -161,7 +168,11 @@ class SlicePublisher:
             except PeerUnavailable as err:
                 trouble = str(err)
             is_done = is_done and not trouble
-            if trouble and trouble not in (_OVERTAKEN, _UNCOUNTED, _WITHOUT_LISTS) and self._troubles.get(device_class) != trouble:
+            if (
+                trouble
+                and trouble not in (_OVERTAKEN, _UNCOUNTED, _WITHOUT_LISTS)
+                and self._troubles.get(device_class) != trouble
+            ):
                 get_logger().warning("slices.publish-failed", driver=driver_name(device_class), error=trouble)
             self._troubles[device_class] = trouble
             self._metrics.slices.labels(device_class).set(len(self._of(device_class)))
@@ -210,7 +221,8 @@ class SlicePublisher:
                 "slices.foreign-deleted",
                 driver=driver,
                 slices=plan.foreign,
-                next_step="find out who may create ResourceSlices besides this node's gateway (kubectl auth can-i create resourceslices --as ...)",
+                next_step="find out who may create ResourceSlices besides this node's gateway (kubectl auth can-i "
+                "create resourceslices --as ...)",
             )
         log = get_logger().bind(driver=driver, generation=plan.generation)
         counts = {"deleted": len(plan.deletes), "updated": len(plan.updates), "created": len(plan.creates)}
@@ -218,18 +230,28 @@ class SlicePublisher:
             log.info("slices.published", devices=len(devices), **counts)
         return trouble
 
-    def _devices(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
-        """Show what a server takes; a device that breaks a limit is left out and told once, for it would cost its neighbours their slice."""
+    def _devices(
+        self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]
+    ) -> tuple[SliceDevice, ...]:
+        """Show what a server takes.
+
+        A device that breaks a limit is left out and told once, for it would
+        cost its neighbours their slice.
+        """
         cached, is_counted = self._shown.get(device_class), keeps_counters(self._dropped)
         if cached is None or cached[0] is not inventory or cached[1] is not is_counted:
             # Devices of a pool that is not offered here are left out, too.
-            kept = structs.replace(inventory, devices=tuple(shown for shown in map(self._shows, inventory.devices) if shown is not None))
+            kept = structs.replace(
+                inventory, devices=tuple(shown for shown in map(self._shows, inventory.devices) if shown is not None)
+            )
             kept, withheld = countable(kept, self._dropped)
             good, bad = publishable(map(slice_device, slice_order(kept.devices)))
             bad |= withheld
             if bad != self._left_out.get(device_class, {}):
                 for name, why in bad.items():
-                    get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
+                    get_logger().warning(
+                        "slice-device.left-out", driver=driver_name(device_class), device=name, why=why
+                    )
             self._left_out[device_class] = bad
             cached = self._shown[device_class] = (inventory, is_counted, kept, good)
         since = self._state.silent_since(device_class)
@@ -238,7 +260,11 @@ class SlicePublisher:
         if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
         return pool_devices(
-            cached[2], self._state.holders(device_class), silence, shown=cached[3], sharers=self._state.sharers(device_class)
+            cached[2],
+            self._state.holders(device_class),
+            silence,
+            shown=cached[3],
+            sharers=self._state.sharers(device_class),
         )
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
@@ -252,12 +278,17 @@ class SlicePublisher:
 
     async def _execute(self, plan: SlicePlan) -> str:
         for deletion in plan.deletes:
-            refused = await self._cluster.delete(SLICES, deletion.name, uid=deletion.uid, resource_version=deletion.resource_version)
+            refused = await self._cluster.delete(
+                SLICES, deletion.name, uid=deletion.uid, resource_version=deletion.resource_version
+            )
             self._count("delete", refused)
             if refused is not None:
                 return _OVERTAKEN if refused.code == _CONFLICT else refused.message
             self._drop_slice(deletion)
-        for verb, objects, write in (("update", plan.updates, self._cluster.update), ("create", plan.creates, self._cluster.create)):
+        for verb, objects, write in (
+            ("update", plan.updates, self._cluster.update),
+            ("create", plan.creates, self._cluster.create),
+        ):
             for api_object in objects:
                 stored = await write(SLICES, api_object)
                 self._count(verb, stored)
@@ -267,7 +298,8 @@ class SlicePublisher:
                 was_counted = keeps_counters(self._dropped)
                 self._notice_dropped(dropped_fields(api_object, stored))
                 if was_counted and not keeps_counters(self._dropped):
-                    # Before the pool is whole: its partitions would be offered as if they took nothing from each other.
+                    # Before the pool is whole: its partitions would be offered as if
+                    # they took nothing from each other.
                     return _UNCOUNTED
         return ""
 
@@ -276,7 +308,8 @@ class SlicePublisher:
             self._present.pop(_name(api_object), None)
             self._wake.announce()
         if answer.code == _INVALID and has_lists(api_object) and not self._dropped.issuperset(LIST_FIELDS):
-            # A server that does not know lists sees an attribute without a value, and refuses the slice as a whole.
+            # A server that does not know lists sees an attribute without a value,
+            # and refuses the slice as a whole.
             self._notice_dropped(LIST_FIELDS)
             return _WITHOUT_LISTS
         return _OVERTAKEN if answer.code in (_GONE, _CONFLICT) else answer.message
@@ -289,7 +322,8 @@ class SlicePublisher:
         news = sorted(set(fields) - self._reported)
         if news:
             self._reported.update(news)
-            # An alpha feature, off on an ordinary server: `topobus doctor` names it, and it is nothing to warn of at each start.
+            # An alpha feature, off on an ordinary server: `topobus doctor` names it, and it is
+            # nothing to warn of at each start.
             log = get_logger().info if set(news) <= set(LIST_FIELDS) else get_logger().warning
             log("slice-fields.dropped", fields=news, why="the API server is older, or a feature gate is off")
 
@@ -308,10 +342,15 @@ class SlicePublisher:
         return tuple((self._present or {}).values())
 
     def _of(self, device_class: str) -> tuple[ApiObject, ...]:
-        return tuple(api_object for api_object in self._all() if class_of_slice(api_object, self._state.node) == device_class)
+        return tuple(
+            api_object for api_object in self._all() if class_of_slice(api_object, self._state.node) == device_class
+        )
 
     def _take(self, api_object: ApiObject, *, is_gone: bool = False) -> None:
-        """Take a slice as stored or deleted; what is older than what we know is late news of our own writes."""
+        """Take a slice as stored or deleted.
+
+        What is older than what we know is late news of our own writes.
+        """
         if self._present is None:
             return
         known_api_object = self._present.get(_name(api_object))
@@ -327,10 +366,15 @@ class SlicePublisher:
             self._present.pop(deletion.name, None)
 
     def _count(self, verb: str, answer: object) -> None:
-        self._metrics.writes.labels(verb, answer.reason or str(answer.code) if isinstance(answer, Rejected) else "ok").inc()
+        self._metrics.writes.labels(
+            verb, answer.reason or str(answer.code) if isinstance(answer, Rejected) else "ok"
+        ).inc()
 
     def _report_readiness(self) -> None:
-        """Keep the readiness part: ready once everything was published; trouble afterwards is a remark, for the node plane goes on."""
+        """Keep the readiness part: ready once everything was published.
+
+        Trouble afterwards is a remark, for the node plane goes on.
+        """
         for field in self._reported:
             self._metrics.dropped.labels(field).set(field in self._dropped)
         remarks = [f"{driver_name(name)}: {text}" for name, text in sorted(self._troubles.items()) if text]
@@ -349,7 +393,8 @@ def _name(api_object: ApiObject) -> str:
 
 
 def _version(api_object: ApiObject) -> int:
-    # Since Kubernetes 1.35 versions of one kind may be compared as numbers; before, they were numbers as well.
+    # Since Kubernetes 1.35 versions of one kind may be compared as numbers;
+    # before, they were numbers as well.
     text = str(api_object.metadata.get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 

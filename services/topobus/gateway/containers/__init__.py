@@ -1,1 +1,3 @@
-"""The container runtime's plugin interface (NRI): what the gateway sees of sandboxes and containers, and what it changes in them."""
+"""The container runtime's plugin interface (NRI): what the gateway sees of sandboxes and
+containers, and what it changes in them.
+"""

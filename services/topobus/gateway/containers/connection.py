@@ -1,7 +1,9 @@
-"""One connection to a container runtime's NRI socket: the runtime calls us and we call it, at the same time.
+"""One connection to a container runtime's NRI socket: the runtime calls us and we call it, at the
+same time.
 
-Flows in: a connected socket, a function that answers calls. Flows out: answers, and the results of our own calls. When the connection ends, so does every call that waits on it. Only
-calls with one request and one answer exist in NRI; a deadline that the caller sends is kept.
+Flows in: a connected socket, a function that answers calls. Flows out: answers, and the results of
+our own calls. When the connection ends, so does every call that waits on it. Only calls with one
+request and one answer exist in NRI; a deadline that the caller sends is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class CallFailed(Exception):
 
 
 Answerer = Callable[[str, str, bytes], Awaitable[bytes]]
-"""Answers a call: service, method, request; gives the answer's bytes. Raises CallFailed for an answer that is an error."""
+"""Answers a call: service, method, request; gives the answer's bytes. Raises CallFailed for an
+answer that is an error."""
 
 
 class RuntimeConnection:
@@ -57,7 +60,9 @@ class RuntimeConnection:
         self._is_over = False
 
     async def run(self) -> None:
-        """Read and answer until the runtime closes the connection; then every waiting call ends with PeerUnavailable.
+        """Read and answer until the runtime closes the connection.
+
+        Then every waiting call ends with PeerUnavailable.
 
         Errors: raises ContractError for bytes that are no frames.
         """
@@ -77,7 +82,8 @@ class RuntimeConnection:
     async def call(self, service: str, method: str, request: bytes, timeout_s: float) -> bytes:
         """Call the runtime.
 
-        Errors: raises PeerUnavailable when the connection ends or no answer comes in time: then it may have been done; ContractError when the runtime answers with an error.
+        Errors: raises PeerUnavailable when the connection ends or no answer comes in time: then it
+        may have been done; ContractError when the runtime answers with an error.
         """
         if self._is_over:
             raise PeerUnavailable(f"NRI: {method}: the connection to the container runtime has ended")
@@ -94,7 +100,9 @@ class RuntimeConnection:
         finally:
             self._waiting.pop(stream_id, None)
         if answer.status.code:
-            raise ContractError(f"NRI: {method}: the container runtime refuses: {answer.status.message}", code=answer.status.code)
+            raise ContractError(
+                f"NRI: {method}: the container runtime refuses: {answer.status.message}", code=answer.status.code
+            )
         return answer.payload
 
     def _take_response(self, message: Message) -> None:
@@ -121,11 +129,14 @@ class RuntimeConnection:
             # The caller has gone on by now.
             answer = _failed(StatusCode.UNAVAILABLE, "not answered in time")
         except Exception as err:  # noqa: BLE001
-            # boundary: one call. Our own bug must not end the connection, and with it every promise to the other containers.
+            # boundary: one call. Our own bug must not end the connection, and with it every
+            # promise to the other containers.
             get_logger().exception("nri-call.crashed")
             answer = _failed(StatusCode.INTERNAL, f"topobus gateway: a bug: {type(err).__name__}: {err}")
         with suppress(ConnectionError):
-            await self._send(Message(Channel.PLUGIN, message.stream_id, MessageType.RESPONSE, answer.SerializeToString()))
+            await self._send(
+                Message(Channel.PLUGIN, message.stream_id, MessageType.RESPONSE, answer.SerializeToString())
+            )
 
     async def _send(self, message: Message) -> None:
         # One write a message: pieces of two messages of one channel must not be mixed.
@@ -141,7 +152,9 @@ class RuntimeConnection:
         self._is_over = True
         for response in self._waiting.values():
             if not response.done():
-                response.set_exception(PeerUnavailable("NRI: the connection to the container runtime ended before the answer came"))
+                response.set_exception(
+                    PeerUnavailable("NRI: the connection to the container runtime ended before the answer came")
+                )
         self._writer.close()
 
 

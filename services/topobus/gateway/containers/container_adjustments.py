@@ -1,6 +1,8 @@
-"""Asks the device services what a new container gets of its devices, while the container runtime waits.
+"""Asks the device services what a new container gets of its devices, while the container runtime
+waits.
 
-Flows in: a container that the runtime is about to make, the claims whose guard it has. Flows out: edits that the runtime can still make, or why the container cannot be made yet.
+Flows in: a container that the runtime is about to make, the claims whose guard it has. Flows out:
+edits that the runtime can still make, or why the container cannot be made yet.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _EVENT_S = 1.9
 class ContainerAdjustments:
     """Gives new containers what their device services say."""
 
-    def __init__(self, asks: NodeAsks, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, limit_s: float) -> None:
+    def __init__(
+        self, asks: NodeAsks, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, limit_s: float
+    ) -> None:
         """Ask within a limit; `entry` finds claims by uid and class."""
         self._asks = asks
         self._entry = entry
@@ -49,13 +53,17 @@ class ContainerAdjustments:
         for uid, device_class in container.guards:
             entry = self._entry(uid, device_class)
             named = (
-                [device for device in entry.to_adjust if cdi_device_name(uid, device) in container.cdi_devices] if entry is not None else []
+                [device for device in entry.to_adjust if cdi_device_name(uid, device) in container.cdi_devices]
+                if entry is not None
+                else []
             )
             if entry is not None and named:
                 asked.append((entry, tuple(named)))
         left_s = min(self._limit_s, _EVENT_S - (self._clock.monotonic() - since_s))
         parts: list[ContainerEdits] = []
-        for answer in await asyncio.gather(*(self._ask(entry, devices, name, container.id, left_s) for entry, devices in asked)):
+        for answer in await asyncio.gather(
+            *(self._ask(entry, devices, name, container.id, left_s) for entry, devices in asked)
+        ):
             if isinstance(answer, Refusal):
                 return answer
             parts += answer
@@ -65,7 +73,9 @@ class ContainerAdjustments:
         self, entry: ClaimEntry, devices: tuple[str, ...], name: ContainerName, container_id: str, left_s: float
     ) -> Refusal | Iterable[ContainerEdits]:
         if left_s <= 0:
-            return _refuse(entry, devices, "adjust-unanswered", "the runtime had waited for the pod's devices; kubelet tries again")
+            return _refuse(
+                entry, devices, "adjust-unanswered", "the runtime had waited for the pod's devices; kubelet tries again"
+            )
         owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
         op_id = f"{entry.attempt}-adjust-{container_id}"
         try:
@@ -77,17 +87,28 @@ class ContainerAdjustments:
         if isinstance(answer, Refusal):
             return of_claim(entry, answer)
         if set(answer.edits) != set(devices):
-            return _refuse(entry, devices, "adjust-malformed", f"its service answers for {', '.join(sorted(answer.edits)) or 'none'}")
+            return _refuse(
+                entry,
+                devices,
+                "adjust-malformed",
+                f"its service answers for {', '.join(sorted(answer.edits)) or 'none'}",
+            )
         for device, edits in answer.edits.items():
             rest = msgspec.structs.replace(edits, env={}, mounts=(), annotations={})
             if rest != ContainerEdits() or any(mount.kind for mount in edits.mounts):
-                text = f"its service wants to give {device} more than variables, bind mounts and annotations, which is for `prepare` to do"
+                text = (
+                    f"its service wants to give {device} more than variables, bind mounts and annotations, which "
+                    "is for `prepare` to do"
+                )
                 return _refuse(entry, devices, "adjust-unsupported", text)
         return [answer.edits[device] for device in devices]
 
 
 def _joined(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
-    """Join edits of one container; two values of one name, or two mounts on one place, contradict each other."""
+    """Join edits of one container.
+
+    Two values of one name, or two mounts on one place, contradict each other.
+    """
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}
     mounts: dict[str, Mount] = {}

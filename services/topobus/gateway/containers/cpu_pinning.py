@@ -1,14 +1,19 @@
 """Gives containers their CPUs through the container runtime, and all others the shared pool.
 
-The pool shrinks while a claim is being prepared, before any container of its pod exists, and kubelet gets its answer only when the runtime has changed every container that runs: a CPU is
-nobody else's by then. It grows as soon as the claim is unprepared. What is wanted is worked out anew from checkpoint, ledger and inventory each time and compared with what each container was
-given, so a restart of the gateway or of the runtime begins with the same answer.
+The pool shrinks while a claim is being prepared, before any container of its pod exists, and
+kubelet gets its answer only when the runtime has changed every container that runs: a CPU is nobody
+else's by then. It grows as soon as the claim is unprepared. What is wanted is worked out anew from
+checkpoint, ledger and inventory each time and compared with what each container was given, so a
+restart of the gateway or of the runtime begins with the same answer.
 
-What a container has is what was confirmed last. A runtime changes nothing but its own notes of a container that is being started, so such a container is changed when it runs, and a claim waits
-for it; after an error or no answer a container may have what it had, or what was sent, until an update of it is confirmed. And the kernel is asked every few seconds: what differs there is put
-right, told and counted.
+What a container has is what was confirmed last. A runtime changes nothing but its own notes of
+a container that is being started, so such a container is changed when it runs, and a claim
+waits for it; after an error or no answer a container may have what it had, or what was sent,
+until an update of it is confirmed. And the kernel is asked every few seconds: what differs
+there is put right, told and counted.
 
-Flows in: events of the runtime, prepared claims, the ledger, the cpu inventory, the kernel's cpusets. Flows out: cpusets of new containers, updates of those that run, differences.
+Flows in: events of the runtime, prepared claims, the ledger, the cpu inventory, the kernel's
+cpusets. Flows out: cpusets of new containers, updates of those that run, differences.
 """
 
 from __future__ import annotations
@@ -24,7 +29,13 @@ from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
-from topobus.gateway.containers.rules.cpusets import ContainerCpuset, CpuDifference, CpuOwnership, cpuset_of, refuse_demand
+from topobus.gateway.containers.rules.cpusets import (
+    ContainerCpuset,
+    CpuDifference,
+    CpuOwnership,
+    cpuset_of,
+    refuse_demand,
+)
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
 from topobus.gateway.metrics import CpusetMetrics
@@ -41,18 +52,23 @@ from topobus.values.sandbox import Sandbox
 
 __all__ = ["CpuPinning", "CpuReports"]
 
-# Of a container that could not be changed, doubled each time: an update that hangs keeps containerd from making any container meanwhile.
+# Of a container that could not be changed, doubled each time: an update that hangs keeps containerd
+# from making any container meanwhile.
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 10.0
-# A container is made and started within a second; of one that cannot be started the runtime tells nothing before it is removed.
+# A container is made and started within a second; of one that cannot be started the runtime
+# tells nothing before it is removed.
 _START_S = 20.0
 # The runtime answers within milliseconds; kubelet's unprepare must not wait for one that hangs.
 _GROWTH_S = 0.5
-# Of a call for all containers, and of one for a container alone, to find the one that hangs. The runtime makes no container meanwhile: alone as long as containerd lets all wait for
-# a plugin (plugin_request_timeout, 2 s as shipped), together what a hundred containers need at some tens of milliseconds each.
+# Of a call for all containers, and of one for a container alone, to find the one that hangs.
+# The runtime makes no container meanwhile: alone as long as containerd lets all wait for a
+# plugin (plugin_request_timeout, 2 s as shipped), together what a hundred containers need at
+# some tens of milliseconds each.
 _TOGETHER_S, _ALONE_S = 5.0, 2.0
 # After so many without an answer it is the runtime that hangs.
 _MOST_SILENT = 3
-# Between two looks at the kernel; and until a difference is believed, for kubelet's updates are heard of before the runtime has done them.
+# Between two looks at the kernel; and until a difference is believed, for kubelet's updates are
+# heard of before the runtime has done them.
 _LOOK_S, _SECOND_LOOK_S = 3.0, 0.5
 _NONE = CpuSet()
 
@@ -65,7 +81,8 @@ class _Pinned(Struct, kw_only=True):
     given: CpuSet | None
     """What kubelet asked for; None: nothing, or it is not known any more."""
     applied: CpuSet | None
-    """What it was made with, or was confirmed last; None: nothing, it has those of its parent, which are all."""
+    """What it was made with, or was confirmed last; None: nothing, it has those of its parent,
+    which are all."""
     sent: CpuSet = CpuSet()
     """What it was sent since, and nobody has confirmed: it may have that instead."""
     is_confirmed: bool = True
@@ -76,7 +93,8 @@ class _Pinned(Struct, kw_only=True):
     is_overdue: bool = False
     """Its start took so long that claims do not wait for it any more."""
     trouble: str = ""
-    """Why it could not be changed the last time; it is changed alone then, so that it stands in nobody's way."""
+    """Why it could not be changed the last time; it is changed alone then, so that it stands in
+    nobody's way."""
     pause_s: float = 0.0
     next_try_s: float = 0.0
 
@@ -127,7 +145,9 @@ class RunningContainers(Protocol):
     async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
         """Change containers; gives the ids of those that could not be changed.
 
-        Errors: raises PeerUnavailable when there is no connection, or no answer, ContractError for a refusal: all or a part of it may have been done. Must not be called from a handler of events.
+        Errors: raises PeerUnavailable when there is no connection, or no answer,
+        ContractError for a refusal: all or a part of it may have been done. Must not be
+        called from a handler of events.
         """
         ...
 
@@ -148,7 +168,8 @@ class CpuPinning:
         metrics: CpusetMetrics,
         tell_unseen: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the runtime, the CPUs that may be given (None: all), where claims stand that are prepared, who tells what kubelet's CPU manager may give, and what the kernel says.
+        """Take the runtime, the CPUs that may be given (None: all), where claims stand that are
+        prepared, who tells what kubelet's CPU manager may give, and what the kernel says.
 
         `tell_unseen` hears why the kernel cannot be asked; nothing when it can.
         """
@@ -207,27 +228,36 @@ class CpuPinning:
         for container_id, difference in sorted(differences.items()):
             pinned = self._containers.get(container_id)
             is_right = pinned is None or (pinned.is_confirmed and pinned.applied == difference.wanted)
-            self._tell_difference(structs.replace(difference, error="" if is_right else error or "tried again each few seconds"))
+            self._tell_difference(
+                structs.replace(difference, error="" if is_right else error or "tried again each few seconds")
+            )
         waiting = [self._containers[update.container_id].next_try_s for update in self._updates()]
         return max(0.0, min(waiting) - self._clock.monotonic()) if waiting else None
 
     @asynccontextmanager
     async def promising(self, entry: ClaimEntry) -> AsyncIterator[Refusal | None]:
-        """Take a claim's CPUs from all containers that run, and hold them until the checkpoint has the claim; none of the runtime's doing for a claim without CPUs.
+        """Take a claim's CPUs from all containers that run, and hold them until the checkpoint has
+        the claim.
 
-        Errors: raises PeerUnavailable when the runtime cannot be told: a claim that needs it must wait or fail; ContractError when a container may run on these CPUs still, by name.
+        None of the runtime's doing for a claim without CPUs.
+
+        Errors: raises PeerUnavailable when the runtime cannot be told: a claim that needs it must
+        wait or fail; ContractError when a container may run on these CPUs still, by name.
         """
         brought = _brought(entry)
         refusal: Refusal | None = None
         if brought:
             may_give = await self._kubelet_cpus()
-            refusal = refuse_demand(brought.values(), structs.replace(self._ownership(without=entry.key), kubelet_may_give=may_give))
+            refusal = refuse_demand(
+                brought.values(), structs.replace(self._ownership(without=entry.key), kubelet_may_give=may_give)
+            )
         if refusal is not None or not brought:
             yield refusal
             return
         if not self._runtime.is_ready:
             raise PeerUnavailable(
-                f"claim {entry.namespace}/{entry.name} needs the container runtime's plugin interface (NRI) for its CPUs: {self._runtime.why_not}",
+                f"claim {entry.namespace}/{entry.name} needs the container runtime's plugin interface (NRI) "
+                f"for its CPUs: {self._runtime.why_not}",
                 next_step="switch NRI on in the container runtime, and mount its socket into the gateway's container",
             )
         self._promised[entry.key] = brought
@@ -243,7 +273,9 @@ class CpuPinning:
         return bool(_brought(entry))
 
     async def released(self) -> None:
-        """Hear that a claim was unprepared, and have the runtime give its CPUs to everybody before kubelet has its answer, unless that takes long: then a moment later."""
+        """Hear that a claim was unprepared, and have the runtime give its CPUs to everybody before
+        kubelet has its answer, unless that takes long: then a moment later.
+        """
         self._changed.set()
         if not self._runtime.is_ready:
             return
@@ -277,7 +309,8 @@ class CpuPinning:
                 kept = [str(pinned) for pinned in in_the_way if pinned.container.id not in changing]
                 if kept:
                     raise ContractError(
-                        f"CPUs {cpus} are not free: {', '.join(kept)} may run on them, and would have none without those of claims"
+                        f"CPUs {cpus} are not free: {', '.join(kept)} may run on them, and would have none "
+                        "without those of claims"
                     )
                 # It has started meanwhile.
                 continue
@@ -288,9 +321,12 @@ class CpuPinning:
                 return
 
     async def _wait_for_starts(self, cpus: CpuSet) -> bool:
-        """Wait until containers run that are being made or started with CPUs that were promised since; False: there was none.
+        """Wait until containers run that are being made or started with CPUs that were promised
+        since.
 
-        One whose start does not end is not waited for any longer: it may have failed, of which the runtime tells nothing. Should it run after all, it is changed then.
+        False: there was none. One whose start does not end is not waited for any
+        longer: it may have failed, of which the runtime tells nothing. Should it run
+        after all, it is changed then.
         """
         has_waited = False
         while True:
@@ -332,7 +368,9 @@ class CpuPinning:
 
     # What the runtime tells.
 
-    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
+    ) -> Sequence[CpusetUpdate]:
         """Begin anew with what is there."""
         former_containers, by_id = self._containers, {sandbox.id: sandbox for sandbox in sandboxes}
         self._containers = {}
@@ -340,7 +378,13 @@ class CpuPinning:
             former = former_containers.get(container.id)
             given = former.given if former is not None else self._of_kubelet(container)
             sandbox = by_id.get(container.sandbox_id, _nobodys(container.sandbox_id))
-            pinned = _Pinned(container=container, sandbox=sandbox, given=given, applied=container.cpus, made_s=self._clock.monotonic())
+            pinned = _Pinned(
+                container=container,
+                sandbox=sandbox,
+                given=given,
+                applied=container.cpus,
+                made_s=self._clock.monotonic(),
+            )
             if not container.is_started:
                 # What its start has read may be older than what is shown.
                 pinned.applied, pinned.is_confirmed, pinned.is_started = None, False, False
@@ -382,7 +426,13 @@ class CpuPinning:
             made_s=self._clock.monotonic(),
         )
         if cpuset is not None and cpuset.is_exclusive:
-            get_logger().info("container.pinned", pod=str(sandbox), container=container.name, cpus=str(cpuset.cpus), mems=str(cpuset.mems))
+            get_logger().info(
+                "container.pinned",
+                pod=str(sandbox),
+                container=container.name,
+                cpus=str(cpuset.cpus),
+                mems=str(cpuset.mems),
+            )
         return cpuset
 
     def container_started(self, container: RunningContainer) -> None:
@@ -391,7 +441,9 @@ class CpuPinning:
         if pinned is None:
             return
         pinned.is_started = True
-        pinned.container = structs.replace(pinned.container, control_group=container.control_group or pinned.container.control_group)
+        pinned.container = structs.replace(
+            pinned.container, control_group=container.control_group or pinned.container.control_group
+        )
         if pinned.is_confirmed:
             self._note_difference(pinned, pinned.may_have(self._ownership().online), only_shared=True)
         self._changed.set()
@@ -417,7 +469,9 @@ class CpuPinning:
         self._started.announce()
 
     def sandbox_stopped(self, sandbox_id: str) -> None:
-        """Forget all that was in it: of a container that could not be started nothing else is told for long."""
+        """Forget all that was in it: of a container that could not be started nothing else is told
+        for long.
+        """
         for container_id, pinned in tuple(self._containers.items()):
             if pinned.sandbox.id == sandbox_id:
                 self.container_ended(container_id)
@@ -444,11 +498,20 @@ class CpuPinning:
             for holding in allocation.holdings
             for cpu in holding.cpus
         ]
-        online = CpuSet.of(cpu for device in inventory.devices for cpu in cpus_of(device)) if inventory is not None else CpuSet()
-        return CpuOwnership(online=online, owned=self._owned, claims=claims, running=running, kubelet=CpuSet.of(kubelet))
+        online = (
+            CpuSet.of(cpu for device in inventory.devices for cpu in cpus_of(device))
+            if inventory is not None
+            else CpuSet()
+        )
+        return CpuOwnership(
+            online=online, owned=self._owned, claims=claims, running=running, kubelet=CpuSet.of(kubelet)
+        )
 
     def _of_kubelet(self, container: RunningContainer) -> CpuSet | None:
-        """Say what kubelet's CPU manager gave to a container that was there before us; None when it had its CPUs from the shared pool."""
+        """Say what kubelet's CPU manager gave to a container that was there before us.
+
+        None when it had its CPUs from the shared pool.
+        """
         if container.cpus is not None and container.cpus <= self._ownership().kubelet:
             return container.cpus
         return None
@@ -466,7 +529,9 @@ class CpuPinning:
         return tuple(updates)
 
     def _due(self, urgent: CpuSet = _NONE) -> tuple[CpusetUpdate, ...]:
-        """List those whose time has come: one that could not be changed waits, unless it may be on CPUs that are wanted now."""
+        """List those whose time has come: one that could not be changed waits, unless it may be on
+        CPUs that are wanted now.
+        """
         now_s, online = self._clock.monotonic(), self._ownership().online
         return tuple(
             update
@@ -478,23 +543,30 @@ class CpuPinning:
     async def _apply(self, urgent: CpuSet = _NONE) -> None:
         """Have the runtime change what is different.
 
-        Errors: raises PeerUnavailable when it does not answer, ContractError that names each container that still runs and could not be changed.
+        Errors: raises PeerUnavailable when it does not answer, ContractError that names each
+        container that still runs and could not be changed.
         """
         async with self._turn:
             updates = self._due(urgent)
             failed = await self._send(updates) if updates else {}
             if len(failed) < len(updates):
-                get_logger().info("cpusets.updated", containers=len(updates) - len(failed), shared=str(self._ownership().shared))
+                get_logger().info(
+                    "cpusets.updated", containers=len(updates) - len(failed), shared=str(self._ownership().shared)
+                )
             still = [(self._containers[name], why) for name, why in sorted(failed.items()) if name in self._containers]
             if still:
                 raise ContractError(
-                    "; ".join(f"the container runtime could not change the CPUs of {pinned}: {why}" for pinned, why in still)
+                    "; ".join(
+                        f"the container runtime could not change the CPUs of {pinned}: {why}" for pinned, why in still
+                    )
                 )
             if not self._updates():
                 self._trouble = ""
 
     async def _send(self, updates: Sequence[CpusetUpdate]) -> dict[str, str]:
-        """Have containers changed, together and, where that fails, one by one; gives why not, by container.
+        """Have containers changed, together and, where that fails, one by one.
+
+        Gives why not, by container.
 
         Errors: raises PeerUnavailable when the connection ends.
         """
@@ -546,7 +618,9 @@ class CpuPinning:
     # What the kernel says.
 
     async def _keep_looking(self) -> None:
-        """Compare what was promised with what the kernel says, for ever: every few seconds, and at once when one side has begun anew."""
+        """Compare what was promised with what the kernel says, for ever: every few seconds, and at
+        once when one side has begun anew.
+        """
         while True:
             try:
                 async with self._clock.timeout(_LOOK_S):
@@ -558,7 +632,10 @@ class CpuPinning:
                 await self._look()
 
     async def _look(self) -> None:
-        """Look once. What differs counts as what the kernel says from then on, so that it is put right."""
+        """Look once.
+
+        What differs counts as what the kernel says from then on, so that it is put right.
+        """
         # No update of ours is on its way meanwhile.
         async with self._turn:
             suspects = await self._differing(self._containers)
@@ -571,15 +648,22 @@ class CpuPinning:
                 self._changed.set()
 
     async def _differing(self, containers: Iterable[str]) -> dict[str, CpuSet]:
-        """Ask the kernel for containers that run and were promised something; gives what those have that have something else."""
+        """Ask the kernel for containers that run and were promised something.
+
+        Gives what those have that have something else.
+        """
         groups = {
             container_id: pinned.container.control_group
             for container_id in containers
-            if (pinned := self._containers.get(container_id)) is not None and pinned.is_started and pinned.container.control_group
+            if (pinned := self._containers.get(container_id)) is not None
+            and pinned.is_started
+            and pinned.container.control_group
         }
         seen = await self._kernel.read(groups) if groups else {}
         self._note_unseen(
-            "" if seen or not groups else f"none of {len(groups)} containers has its control group below {self._kernel.where}"
+            ""
+            if seen or not groups
+            else f"none of {len(groups)} containers has its control group below {self._kernel.where}"
         )
         ownership = self._ownership()
         differing: dict[str, CpuSet] = {}
@@ -587,7 +671,8 @@ class CpuPinning:
             pinned = self._containers.get(container_id)
             if pinned is None or not pinned.is_confirmed:
                 continue
-            # What the machine has besides is nobody's business here, nor how a parent narrows what was never set.
+            # What the machine has besides is nobody's business here, nor how a
+            # parent narrows what was never set.
             here = cpus & ownership.online
             if pinned.applied is not None and here != pinned.may_have(ownership.online) & ownership.online:
                 differing[container_id] = here
@@ -598,7 +683,10 @@ class CpuPinning:
             return
         self.unseen = why
         if why:
-            step = "mount the node's /sys/fs/cgroup read-only below the gateway's setting hardware.root (docs/how-to/exclusive-cpus.md)"
+            step = (
+                "mount the node's /sys/fs/cgroup read-only below the gateway's setting hardware.root "
+                "(docs/how-to/exclusive-cpus.md)"
+            )
             get_logger().warning("cpusets.unseen", why=why, next_step=step)
         self._tell_unseen(why)
 
@@ -618,7 +706,11 @@ class CpuPinning:
         if only_shared and not claims:
             return
         names = {name for entry in claims for name in _brought(entry)}
-        owners = {other.sandbox.id: other.sandbox for other in self._containers.values() if names & {*other.container.cdi_devices}}
+        owners = {
+            other.sandbox.id: other.sandbox
+            for other in self._containers.values()
+            if names & {*other.container.cdi_devices}
+        }
         self._found[pinned.container.id] = CpuDifference(
             sandbox=pinned.sandbox,
             container=pinned.container.name,
@@ -639,22 +731,29 @@ class CpuPinning:
             wanted=str(difference.wanted),
             claims=[f"{claim.namespace}/{claim.name}" for claim in difference.claims],
             error=difference.error,
-            next_step="find out what else changes cpusets on this node, what keeps the gateway away, or why a start takes so long"
+            next_step="find out what else changes cpusets on this node, what keeps the gateway away, or why a start "
+            "takes so long"
             if not difference.error
             else "look into the container runtime's log",
         )
         self._reports.cpus_differed(difference)
 
     def _troubled(self, why: str) -> None:
-        """Say once why containers have not the CPUs that they should have, until it is over or something else."""
+        """Say once why containers have not the CPUs that they should have, until it is over or
+        something else.
+        """
         if why != self._trouble:
             self._trouble = why
             get_logger().warning(
-                "cpusets.not-updated", error=why, next_step="look into the container runtime's log; it is tried again each few seconds"
+                "cpusets.not-updated",
+                error=why,
+                next_step="look into the container runtime's log; it is tried again each few seconds",
             )
 
     async def _follow_state(self) -> None:
-        """Look again whenever inventory or ledger has changed: a CPU went offline, or kubelet's manager gave one away."""
+        """Look again whenever inventory or ledger has changed: a CPU went offline, or kubelet's
+        manager gave one away.
+        """
         while True:
             tickets = (self._state.changed.ticket(), self._state.ledger_changed.ticket())
             self._changed.set()
@@ -672,8 +771,15 @@ def _nobodys(sandbox_id: str) -> Sandbox:
 
 
 def _brought(entry: ClaimEntry) -> Mapping[str, Cpuset]:
-    """Name what a claim brings for itself by CDI device; what it only looks at (admin access) it does not take from anybody."""
+    """Name what a claim brings for itself by CDI device.
+
+    What it only looks at (admin access) it does not take from anybody.
+    """
     if entry.cdi is None:
         return {}
     own = {cdi_device_name(entry.uid, device.device) for device in entry.devices if not device.is_shared}
-    return {device.name: device.edits.cpuset for device in entry.cdi.devices if device.name in own and device.edits.cpuset is not None}
+    return {
+        device.name: device.edits.cpuset
+        for device in entry.cdi.devices
+        if device.name in own and device.edits.cpuset is not None
+    }

@@ -1,7 +1,9 @@
-"""Frames of the NRI connection: bytes into ttrpc messages of two channels, and back. Holds no socket.
+"""Frames of the NRI connection: bytes into ttrpc messages of two channels, and back.
 
-One Unix socket carries two byte streams, for the runtime calls the plugin and the plugin calls the runtime. Each piece of a stream has a header of 8 bytes (channel, length); within a
-stream each ttrpc message has a header of 10 bytes (length, stream id, type, flags). A message may be cut into pieces anywhere. Source: containerd/nri pkg/net/multiplex,
+Holds no socket. One Unix socket carries two byte streams, for the runtime calls the plugin and
+the plugin calls the runtime. Each piece of a stream has a header of 8 bytes (channel, length);
+within a stream each ttrpc message has a header of 10 bytes (length, stream id, type, flags). A
+message may be cut into pieces anywhere. Source: containerd/nri pkg/net/multiplex,
 containerd/ttrpc PROTOCOL.md version 1.2.
 """
 
@@ -21,7 +23,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _PIECE = struct.Struct(">II")
 _HEADER = struct.Struct(">IIBB")
-# containerd reads a message's first bytes into a buffer of this size (bufio's default) and breaks the connection off when a piece is longer; what follows it reads to its place at once.
+# containerd reads a message's first bytes into a buffer of this size (bufio's default) and breaks
+# the connection off when a piece is longer; what follows it reads to its place at once.
 _FIRST_PIECE_BYTES = 4096
 
 
@@ -74,9 +77,12 @@ class Demultiplexer:
         self._streams: dict[int, bytearray] = {}
 
     def feed(self, received: bytes) -> Iterator[Message]:
-        """Take what came from the socket; gives each message that is whole by now, in the order of their last bytes.
+        """Take what came from the socket.
 
-        Errors: raises ContractError for a length that no peer may send; the connection is of no use afterwards.
+        Gives each message that is whole by now, in the order of their last bytes.
+
+        Errors: raises ContractError for a length that no peer may send; the
+        connection is of no use afterwards.
         Cost: O(bytes), each byte is copied twice.
         """
         self._socket_bytes += received
@@ -84,7 +90,8 @@ class Demultiplexer:
             channel, length = _PIECE.unpack_from(self._socket_bytes)
             if length > MAX_MESSAGE_BYTES + _HEADER.size:
                 raise ContractError(
-                    f"NRI: a piece of {length} bytes on channel {channel}: wanted at most {MAX_MESSAGE_BYTES + _HEADER.size}"
+                    f"NRI: a piece of {length} bytes on channel {channel}: wanted at most "
+                    f"{MAX_MESSAGE_BYTES + _HEADER.size}"
                 )
             end = _PIECE.size + length
             if len(self._socket_bytes) < end:
@@ -100,7 +107,9 @@ def _messages(channel: int, stream: bytearray) -> Iterator[Message]:
     while len(stream) >= _HEADER.size:
         length, stream_id, message_type, _flags = _HEADER.unpack_from(stream)
         if length > MAX_MESSAGE_BYTES:
-            raise ContractError(f"NRI: a message of {length} bytes on channel {channel}: wanted at most {MAX_MESSAGE_BYTES}")
+            raise ContractError(
+                f"NRI: a message of {length} bytes on channel {channel}: wanted at most {MAX_MESSAGE_BYTES}"
+            )
         end = _HEADER.size + length
         if len(stream) < end:
             return

@@ -1,7 +1,10 @@
-"""Reads from the kernel which CPUs containers have: their control groups' cpusets, of version 1 and 2, below the configured root.
+"""Reads from the kernel which CPUs containers have: their control groups' cpusets, of version 1 and
+2, below the configured root.
 
-Flows in: control groups as the container runtime names them (`cgroups_path` of the OCI specification, in either of its two forms). Flows out: sets of CPUs.
-Nothing is written: the container runtime alone writes cpusets. Source: runc, libcontainer/cgroups/systemd (ExpandSlice, getUnitName).
+Flows in: control groups as the container runtime names them (`cgroups_path` of the OCI
+specification, in either of its two forms). Flows out: sets of CPUs. Nothing is
+written: the container runtime alone writes cpusets. Source: runc,
+libcontainer/cgroups/systemd (ExpandSlice, getUnitName).
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from topobus.values.idset import CpuSet
 
 __all__ = ["KernelCpusets", "control_group_folder"]
 
-# Each hierarchy with its files, the first that says something: version 2 leaves the first one empty where the parent's set holds.
+# Each hierarchy with its files, the first that says something: version 2 leaves the first one
+# empty where the parent's set holds.
 _FILES = (
     ("sys/fs/cgroup/cpuset", ("cpuset.cpus", "cpuset.effective_cpus")),
     ("sys/fs/cgroup", ("cpuset.cpus", "cpuset.cpus.effective")),

@@ -1,9 +1,14 @@
-"""The containers that exist on the node, as the container runtime tells them: no device is given on while a container that has it has not ended.
+"""The containers that exist on the node, as the container runtime tells them: no device is given on
+while a container that has it has not ended.
 
-kubelet's word is not enough for that. It forgets the devices of a pod that was deleted by force at once, and has its claims undone within a minute, though a container of it runs on
-(kubernetes issue 141471): one whose process waits in the kernel, one whose shim hangs, one that ignores TERM, for two seconds.
-Flows in: containers as the runtime tells of them (NRI). Flows out: which of them have a claim's devices, or belong to a pod. When the connection ends, what was known stays: silence ends no
-container. Where no runtime tells anything, nobody is known here, and kubelet's word is all there is.
+kubelet's word is not enough for that. It forgets the devices of a pod that was deleted by
+force at once, and has its claims undone within a minute, though a container of it runs on
+(kubernetes issue 141471): one whose process waits in the kernel, one whose shim hangs, one
+that ignores TERM, for two seconds.
+Flows in: containers as the runtime tells of them (NRI). Flows out: which of them have a
+claim's devices, or belong to a pod. When the connection ends, what was known stays:
+silence ends no container. Where no runtime tells anything, nobody is known here, and
+kubelet's word is all there is.
 """
 
 from __future__ import annotations
@@ -30,12 +35,15 @@ __all__ = ["LiveContainer", "LiveContainers", "StillRuns", "nodes_of", "open_nod
 
 # Between two looks at a container that the runtime does not list any more and that has processes.
 _LOOK_S = 0.5
-# A container's id stands in the names of its control groups, with or without the runtime's name around it.
+# A container's id stands in the names of its control groups, with or
+# without the runtime's name around it.
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class StillRuns(PeerUnavailable):
-    """Raised when a claim cannot be undone, since a container has its devices: kubelet is told that it is undone, and it is when the container has ended."""
+    """Raised when a claim cannot be undone, since a container has its devices: kubelet is told that
+    it is undone, and it is when the container has ended.
+    """
 
     def __init__(self, message: str, *, nodes: Collection[str]) -> None:
         """Say which container has what; `nodes` are the host's device nodes of it."""
@@ -75,21 +83,29 @@ class LiveContainers:
         """Known of before, not listed by the runtime any more, and looked at from the outside."""
 
     def expect(self, why_absent: Callable[[bool], str]) -> None:
-        """Expect a runtime to tell; `why_absent` says why it has not yet, empty when it is waited for no longer, which with True is never."""
+        """Expect a runtime to tell; `why_absent` says why it has not yet, empty when it is waited
+        for no longer, which with True is never.
+        """
         self._why_absent = why_absent
 
     async def openers_of(self, paths: Collection[str]) -> str:
-        """Tell which processes have device nodes of the host open, as the end of a sentence; nothing where none has, or none may be seen."""
+        """Tell which processes have device nodes of the host open, as the end of a sentence.
+
+        Nothing where none has, or none may be seen.
+        """
         return await open_nodes(paths, self.tree)
 
     async def run(self) -> None:
-        """Look after containers that a runtime that was started again does not list, for ever: one whose shim does not answer is left out although it runs."""
+        """Look after containers that a runtime that was started again does not list, for ever: one
+        whose shim does not answer is left out although it runs.
+        """
         while True:
             ticket = self.changed.ticket()
             if not self._unlisted:
                 await ticket.wait()
                 continue
-            # Those that the runtime leaves out during the look were not looked at, and have not ended by that.
+            # Those that the runtime leaves out during the look were not looked
+            # at, and have not ended by that.
             looked_at = frozenset(self._unlisted)
             ended = looked_at - await asyncio.to_thread(with_processes, looked_at, self.tree)
             for container_id in ended:
@@ -104,7 +120,11 @@ class LiveContainers:
         """Begin anew with what is there."""
         earlier = {**self._unlisted, **self._containers}
         self._containers = {container.id: container for container in containers}
-        self._unlisted = {container_id: container for container_id, container in earlier.items() if container_id not in self._containers}
+        self._unlisted = {
+            container_id: container
+            for container_id, container in earlier.items()
+            if container_id not in self._containers
+        }
         self.is_told = True
         self.changed.announce()
 
@@ -118,7 +138,10 @@ class LiveContainers:
             self.changed.announce()
 
     def sandbox_stopped(self, sandbox_id: str) -> None:
-        """Hear that a sandbox has ended, which it does after all that ran in it; of a container that could not be started nothing else is told before its removal."""
+        """Hear that a sandbox has ended, which it does after all that ran in it.
+
+        Of a container that could not be started nothing else is told before its removal.
+        """
         ended = [container.id for container in self._all() if container.sandbox_id == sandbox_id]
         for container_id in ended:
             self.ended(container_id)
@@ -126,14 +149,18 @@ class LiveContainers:
     # Who has what.
 
     def why_untold(self, *, is_needed: bool = False) -> str:
-        """Say why nobody knows yet which containers there are; empty: the runtime has told, or none does.
+        """Say why nobody knows yet which containers there are.
+
+        Empty: the runtime has told, or none does.
 
         Shapes: is_needed — the gateway before this one knew of a container that has the devices.
         """
         return "" if self.is_told else self._why_absent(is_needed)
 
     def of_claim(self, entry: ClaimEntry) -> tuple[LiveContainer, ...]:
-        """Find the containers that have a claim's devices: by CDI name, and where the runtime tells no names by the claim's pods."""
+        """Find the containers that have a claim's devices: by CDI name, and where the runtime tells
+        no names by the claim's pods.
+        """
         names = {cdi_device_name(entry.uid, device.device) for device in entry.devices}
         return tuple(
             container
@@ -158,9 +185,11 @@ class LiveContainers:
 
 
 def why_lingering(allocation: Allocation, containers: LiveContainers) -> str:
-    """Say why devices that kubelet allocated to a pod may be in use, whatever kubelet says of the pod; empty when nothing speaks for it.
+    """Say why devices that kubelet allocated to a pod may be in use, whatever kubelet says of the
+    pod.
 
-    Without the pod's name, which kubelet tells a moment after it has allocated, there is nothing to compare.
+    Empty when nothing speaks for it. Without the pod's name, which kubelet tells a moment after it
+    has allocated, there is nothing to compare.
     """
     if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or allocation.user is None:
         return ""
@@ -169,14 +198,17 @@ def why_lingering(allocation: Allocation, containers: LiveContainers) -> str:
         return f"{', '.join(map(str, running))} has it and has not ended, though kubelet has forgotten the pod"
     why_untold = containers.why_untold()
     return (
-        f"whether the containers of pod {allocation.user.namespace}/{allocation.user.name} have ended is not known: {why_untold}"
+        f"whether the containers of pod {allocation.user.namespace}/{allocation.user.name} have ended is not "
+        f"known: {why_untold}"
         if why_untold
         else ""
     )
 
 
 def with_processes(container_ids: Collection[str], tree: Tree = LIVE) -> frozenset[str]:
-    """Say which containers have processes on this machine, by the control groups; none where this process sees its own container alone.
+    """Say which containers have processes on this machine, by the control groups.
+
+    None where this process sees its own container alone.
 
     Cost: a file for each process of the machine.
     """
@@ -202,7 +234,10 @@ def nodes_of(entry: ClaimEntry) -> tuple[str, ...]:
 
 
 async def open_nodes(paths: Collection[str], tree: Tree = LIVE) -> str:
-    """Tell which processes have device nodes of the host open, as the end of a sentence; nothing where none has, or none may be seen."""
+    """Tell which processes have device nodes of the host open, as the end of a sentence.
+
+    Nothing where none has, or none may be seen.
+    """
     nodes = {path.removeprefix("/dev/") for path in paths if path.startswith("/dev/")}
     try:
         node_users = await asyncio.to_thread(openers, tree, nodes)

@@ -1,11 +1,15 @@
-"""The gateway as a plugin of the container runtime (NRI): connects, registers, is told of every sandbox and container, and is connected again when either side restarts.
+"""The gateway as a plugin of the container runtime (NRI): connects, registers, is told of every
+sandbox and container, and is connected again when either side restarts.
 
-The runtime starts nothing while it waits for an answer to an event, at most 2 s by default; a plugin that takes longer is disconnected, and the runtime goes on without it. So an event's
-handler never waits for another process longer than that, and never calls the runtime: it holds its lock until the event is answered. Changes of containers that exist go with the answer or,
-of our own accord, through `update`.
+The runtime starts nothing while it waits for an answer to an event, at most 2 s by default; a
+plugin that takes longer is disconnected, and the runtime goes on without it. So an event's
+handler never waits for another process longer than that, and never calls the runtime: it holds
+its lock until the event is answered. Changes of containers that exist go with the answer or, of
+our own accord, through `update`.
 
-Flows in: the runtime's socket. Flows out: calls of a handler, in the order of the events. Runtimes before NRI 0.11 send most events as StateChange, newer ones as methods of their own;
-both are served. Source: containerd/nri pkg/api/api.proto, pkg/adaptation.
+Flows in: the runtime's socket. Flows out: calls of a handler, in the order of the events. Runtimes
+before NRI 0.11 send most events as StateChange, newer ones as methods of their own; both are
+served. Source: containerd/nri pkg/api/api.proto, pkg/adaptation.
 """
 
 from __future__ import annotations
@@ -66,14 +70,22 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class RuntimeEvents(Protocol):
-    """Hears what happens in the runtime. Calls come one after the other, and each is awaited by the runtime."""
+    """Hears what happens in the runtime.
 
-    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+    Calls come one after the other, and each is awaited by the runtime.
+    """
+
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
+    ) -> Sequence[CpusetUpdate]:
         """Take over all that is there, after each connection; gives what must change in it."""
         ...
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
-        """Hear of a new sandbox before any container is in it. None is refused: some runtimes do not clean up after that; its containers can be."""
+        """Hear of a new sandbox before any container is in it.
+
+        None is refused: some runtimes do not clean up after that; its containers can be.
+        """
         ...
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
@@ -85,15 +97,23 @@ class RuntimeEvents(Protocol):
         ...
 
     async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
-        """Say what a container gets before it is made. A Refusal keeps it from being made; kubelet asks again."""
+        """Say what a container gets before it is made. A Refusal keeps it from being made.
+
+        Kubelet asks again.
+        """
         ...
 
     def container_started(self, container: RunningContainer) -> None:
-        """Hear that it runs: from now on an update changes it, and not only what its start no longer reads."""
+        """Hear that it runs: from now on an update changes it, and not only what its start no
+        longer reads.
+        """
         ...
 
     def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
-        """Say what a container must have that kubelet updates, perhaps with CPUs that it asks for; None: nothing of ours."""
+        """Say what a container must have that kubelet updates, perhaps with CPUs that it asks for.
+
+        None: nothing of ours.
+        """
         ...
 
     def container_ended(self, container_id: str) -> None:
@@ -104,8 +124,12 @@ class RuntimeEvents(Protocol):
 class NriPlugin:
     """One plugin, connected for as long as the runtime is there."""
 
-    def __init__(self, socket: str, events: RuntimeEvents, clock: Clock, report: Callable[[str], None] = lambda _: None) -> None:
-        """Take the runtime's socket; `report` hears why there is no connection, and nothing when there is one."""
+    def __init__(
+        self, socket: str, events: RuntimeEvents, clock: Clock, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Take the runtime's socket; `report` hears why there is no connection, and nothing when
+        there is one.
+        """
         self.socket = socket
         self._events = events
         self._clock = clock
@@ -123,7 +147,8 @@ class NriPlugin:
             "UpdateContainer": self._update_container,
             "StopContainer": self._stop_container,
             "Shutdown": self._shutdown,
-            # All other events, as runtimes before NRI 0.11 send them; newer ones have a method for each.
+            # All other events, as runtimes before NRI 0.11 send them;
+            # newer ones have a method for each.
             "StateChange": self._state_change,
             "RunPodSandbox": partial(self._pod_event, nri.RUN_POD_SANDBOX),
             "StopPodSandbox": partial(self._pod_event, nri.STOP_POD_SANDBOX),
@@ -157,11 +182,14 @@ class NriPlugin:
             attempt += 1
 
     async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
-        """Change containers that exist; gives the ids of those that the runtime could not change. One that is gone by now is no failure.
+        """Change containers that exist; gives the ids of those that the runtime could not change.
 
-        Errors: raises PeerUnavailable when there is no connection, or it ends, or nobody answers in time; ContractError when the runtime refuses, or answers
-        nonsense. After each of these it may have been done, or a part of it: containerd refuses a call of which it has done all but one container. Must not be
-        called from a handler of events.
+        One that is gone by now is no failure.
+
+        Errors: raises PeerUnavailable when there is no connection, or it ends, or nobody answers in
+        time; ContractError when the runtime refuses, or answers nonsense. After each of these it
+        may have been done, or a part of it: containerd refuses a call of which it has done all but
+        one container. Must not be called from a handler of events.
         """
         connection = self._connection
         if connection is None or not self.is_ready:
@@ -182,7 +210,8 @@ class NriPlugin:
                 serving = group.create_task(connection.run())
                 request = nri.RegisterPluginRequest(plugin_name=PLUGIN_NAME, plugin_idx=PLUGIN_INDEX)
                 with suppress(PeerUnavailable):
-                    # No answer: the connection has ended, and `run` with it, or the runtime ends it.
+                    # No answer: the connection has ended, and `run`
+                    # with it, or the runtime ends it.
                     await connection.call(_RUNTIME, "RegisterPlugin", request.SerializeToString(), _REGISTER_S)
                 await serving
         except* ContractError as errors:
@@ -213,7 +242,10 @@ class NriPlugin:
     async def _configure(self, request: bytes) -> Message:
         asked = nri.ConfigureRequest.FromString(request)
         get_logger().info(
-            "nri.configured", runtime=asked.runtime_name, version=asked.runtime_version, request_timeout_ms=asked.request_timeout
+            "nri.configured",
+            runtime=asked.runtime_name,
+            version=asked.runtime_version,
+            request_timeout_ms=asked.request_timeout,
         )
         self._parts = ([], [])
         return nri.ConfigureResponse(events=_EVENT_MASK)
@@ -227,12 +259,17 @@ class NriPlugin:
             return nri.SynchronizeResponse(more=True)
         self._parts = ([], [])
         updates = self._events.synchronize(sandboxes, containers)
-        get_logger().info("nri.synchronized", sandboxes=len(sandboxes), containers=len(containers), updates=len(updates))
+        get_logger().info(
+            "nri.synchronized", sandboxes=len(sandboxes), containers=len(containers), updates=len(updates)
+        )
         self._say("")
         return nri.SynchronizeResponse(update=update_of(updates))
 
     def _readable(self, containers: Iterable[nri.Container]) -> list[RunningContainer]:
-        """Read containers, but for those that have ended; one that nobody can read is named, and the others go on."""
+        """Read containers, but for those that have ended.
+
+        One that nobody can read is named, and the others go on.
+        """
         readable: list[RunningContainer] = []
         for container in containers:
             if container.state == nri.CONTAINER_STOPPED:
@@ -249,7 +286,11 @@ class NriPlugin:
         given = await self._events.create_container(sandbox, container)
         if isinstance(given, Refusal):
             raise _refused(sandbox, container.name, given)
-        return nri.CreateContainerResponse() if given == ContainerAnswer() else nri.CreateContainerResponse(adjust=adjustment_of(given))
+        return (
+            nri.CreateContainerResponse()
+            if given == ContainerAnswer()
+            else nri.CreateContainerResponse(adjust=adjustment_of(given))
+        )
 
     async def _update_container(self, request: bytes) -> Message:
         asked = nri.UpdateContainerRequest.FromString(request)
@@ -307,7 +348,9 @@ class NriPlugin:
 
 def _refused(sandbox: Sandbox, container: str, refusal: Refusal) -> CallFailed:
     reasons = "; ".join(reason.message for reason in refusal.reasons)
-    return CallFailed(StatusCode.FAILED_PRECONDITION, f"topobus: container {container} of pod {sandbox} cannot start: {reasons}")
+    return CallFailed(
+        StatusCode.FAILED_PRECONDITION, f"topobus: container {container} of pod {sandbox} cannot start: {reasons}"
+    )
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -1,7 +1,9 @@
-"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs (`cpu_pinning`), sandboxes (`dra.sandbox_attachments`), containers (`live_containers`).
+"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs
+(`cpu_pinning`), sandboxes (`dra.sandbox_attachments`), containers (`live_containers`).
 
-Flows in: events of the runtime. Flows out: to each duty what it needs to know, and to the runtime one answer of all. A container that has the guard of a claim (`core.container_guard`) is let
-pass only when the claim is prepared here and every duty has done its part for this very container.
+Flows in: events of the runtime. Flows out: to each duty what it needs to know, and to the runtime
+one answer of all. A container that has the guard of a claim (`core.container_guard`) is let pass
+only when the claim is prepared here and every duty has done its part for this very container.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class RuntimeDoor:
         clock: Clock,
         report: Callable[[str], None],
     ) -> None:
-        """Take the runtime's socket, who finds prepared claims by uid and class, who keeps what containers there are, and who hears why there is no connection (nothing: there is one)."""
+        """Take the runtime's socket, who finds prepared claims by uid and class, who keeps what
+        containers there are, and who hears why there is no connection (nothing: there is one).
+        """
         self._containers = containers
         containers.expect(self._why_absent)
         self.attachments: SandboxAttachments | None = None
@@ -77,7 +81,9 @@ class RuntimeDoor:
         metrics: CpusetMetrics,
         tell_unseen: Callable[[str], None],
     ) -> RuntimeDoor:
-        """Make the door that the settings ask for, with pinned CPUs where they name some; `tell_unseen` hears why the kernel's cpusets cannot be read."""
+        """Make the door that the settings ask for, with pinned CPUs where they name some;
+        `tell_unseen` hears why the kernel's cpusets cannot be read.
+        """
         door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
@@ -96,7 +102,10 @@ class RuntimeDoor:
         return door
 
     def serve(self, attachments: SandboxAttachments, asks: NodeAsks, adjust_s: float) -> None:
-        """Tell of sandboxes from now on, and let claims be prepared that need that; before `run`."""
+        """Tell of sandboxes from now on, and let claims be prepared that need that.
+
+        Before `run`.
+        """
         self.attachments = attachments
         self._adjustments = ContainerAdjustments(asks, self._entry, self._clock, adjust_s)
         attachments.why_no_runtime = lambda: self.plugin.why_not
@@ -105,12 +114,15 @@ class RuntimeDoor:
         """Say whether the container runtime is there."""
         unseen = self.pinning.unseen if self.pinning is not None else ""
         pins_cpus = self.pinning is not None
-        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not, pins_cpus=pins_cpus, cpusets_unseen=unseen)
+        return RuntimeConnection(
+            socket=self.plugin.socket, why_not=self.plugin.why_not, pins_cpus=pins_cpus, cpusets_unseen=unseen
+        )
 
     def _why_absent(self, is_needed: bool) -> str:
         """Say why the runtime has not told of containers.
 
-        One that is connected tells for certain: containerd waits with it while it cannot stop a container. One that is not, and whose socket is there, is waited for after a start.
+        One that is connected tells for certain: containerd waits with it while it cannot stop a
+        container. One that is not, and whose socket is there, is waited for after a start.
         """
         is_starting = self._clock.monotonic() - self._begun_s < _STARTING_S and Path(self.plugin.socket).exists()
         return self.plugin.why_not if is_needed or self.plugin.is_connected or is_starting else ""
@@ -127,11 +139,15 @@ class RuntimeDoor:
 
     # What the runtime tells.
 
-    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
+    ) -> Sequence[CpusetUpdate]:
         """Begin anew with what is there."""
         pods = {sandbox.id: sandbox for sandbox in sandboxes}
         self._containers.synchronize(
-            _live(pods.get(container.sandbox_id, _UNTOLD), container) for container in containers if not container.has_ended
+            _live(pods.get(container.sandbox_id, _UNTOLD), container)
+            for container in containers
+            if not container.has_ended
         )
         if self.attachments is not None:
             self.attachments.synchronize(sandboxes)
@@ -164,7 +180,11 @@ class RuntimeDoor:
         refusal = await self.attachments.admit(sandbox, container.guards) if self.attachments is not None else None
         if refusal is not None:
             return refusal
-        edits = await self._adjustments.adjust(sandbox, container, since_s) if self._adjustments is not None else ContainerEdits()
+        edits = (
+            await self._adjustments.adjust(sandbox, container, since_s)
+            if self._adjustments is not None
+            else ContainerEdits()
+        )
         if isinstance(edits, Refusal):
             return edits
         self._containers.made(_live(sandbox, container))
@@ -201,4 +221,8 @@ def _live(sandbox: Sandbox, container: RunningContainer) -> LiveContainer:
 
 def _not_prepared(uid: ClaimUid, device_class: str) -> Refusal:
     text = f"it names devices of class {device_class} of a claim (uid {uid}) that is not prepared on this node"
-    return Refusal(reasons=(Reason(code="claim-not-prepared", message=text, facts={"claim_uid": uid, "device_class": device_class}),))
+    return Refusal(
+        reasons=(
+            Reason(code="claim-not-prepared", message=text, facts={"claim_uid": uid, "device_class": device_class}),
+        )
+    )

@@ -1,7 +1,9 @@
-"""What the gateway knows of the container runtime's sandboxes and containers, and the changes that it asks for, as values.
+"""What the gateway knows of the container runtime's sandboxes and containers, and the changes that
+it asks for, as values.
 
-Flows in: messages of the runtime. Flows out: frozen values, and messages made of ours. What a container's own configuration says (its variables, its annotations) is a user's text and
-proves nothing.
+Flows in: messages of the runtime. Flows out: frozen values, and messages made of
+ours. What a container's own configuration says (its variables, its annotations) is a
+user's text and proves nothing.
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     cpus: CpuSet | None = None
     """What its cgroup was given; None: nothing, it has its parent's."""
     is_started: bool = True
-    """False: it exists and does not run; what the runtime says of its CPUs then need not be what its start has read."""
+    """False: it exists and does not run; what the runtime says of its CPUs then need not be what
+    its start has read."""
     control_group: str = ""
     """Its control group as the runtime writes it (`cgroups_path`); empty: it does not say."""
     guards: tuple[tuple[ClaimUid, str], ...] = ()
-    """Claims by uid and class whose guard keeps it from starting; of one that runs already, nothing."""
+    """Claims by uid and class whose guard keeps it from starting; of one that runs already,
+    nothing."""
     has_ended: bool = False
     """The runtime lists it, and it has stopped."""
 
@@ -80,7 +84,14 @@ def sandbox_of(pod: nri.PodSandbox) -> Sandbox:
     """Read a sandbox."""
     network = next((namespace.path for namespace in pod.linux.namespaces if namespace.type == "network"), "")
     annotations = {name: pod.annotations[name] for name in BANDWIDTH_ANNOTATIONS if name in pod.annotations}
-    return Sandbox(id=pod.id, uid=pod.uid, namespace=pod.namespace, name=pod.name, network_namespace=network, annotations=annotations)
+    return Sandbox(
+        id=pod.id,
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        network_namespace=network,
+        annotations=annotations,
+    )
 
 
 def container_of(container: nri.Container) -> RunningContainer:
@@ -89,7 +100,8 @@ def container_of(container: nri.Container) -> RunningContainer:
     Errors: raises ContractError when its sets are none.
     """
     named = [device.name.rpartition("=")[2] for device in container.CDI_devices]
-    # What runtimes before NRI 0.10 leave out stands in our variables. A user may write one, too, as well as a CDI name into an annotation: the name has the claim's uid in it.
+    # What runtimes before NRI 0.10 leave out stands in our variables. A user may write one, too, as
+    # well as a CDI name into an annotation: the name has the claim's uid in it.
     named += [
         value
         for variable, _, value in (text.partition("=") for text in container.env)
@@ -122,7 +134,8 @@ def cpus_of(resources: nri.LinuxResources, container_id: str) -> CpuSet | None:
 def resources_of(cpus: CpuSet, mems: NodeSet, *, is_unlimited: bool = False) -> nri.LinuxResources:
     """Write CPUs and memory nodes; what is not named stays as it is.
 
-    Shapes: is_unlimited — without a quota of CPU time: on CPUs of its own it would only stand still in between.
+    Shapes: is_unlimited — without a quota of CPU time: on CPUs of its own it
+    would only stand still in between.
     """
     cpu = nri.LinuxCPU(cpus=str(cpus), mems=str(mems))
     if is_unlimited:
@@ -131,13 +144,20 @@ def resources_of(cpus: CpuSet, mems: NodeSet, *, is_unlimited: bool = False) -> 
 
 
 def adjustment_of(answer: ContainerAnswer) -> nri.ContainerAdjustment:
-    """Write what a new container gets; a mount is taken out by its destination behind a minus sign."""
+    """Write what a new container gets.
+
+    A mount is taken out by its destination behind a minus sign.
+    """
     adjustment = nri.ContainerAdjustment(
-        mounts=[nri.Mount(destination=f"-{guard_mount(uid, device_class).container_path}") for uid, device_class in answer.passed]
+        mounts=[
+            nri.Mount(destination=f"-{guard_mount(uid, device_class).container_path}")
+            for uid, device_class in answer.passed
+        ]
     )
     edits = answer.edits
     adjustment.mounts.extend(
-        nri.Mount(destination=mount.container_path, type="bind", source=mount.host_path, options=mount.options) for mount in edits.mounts
+        nri.Mount(destination=mount.container_path, type="bind", source=mount.host_path, options=mount.options)
+        for mount in edits.mounts
     )
     adjustment.env.extend(nri.KeyValue(key=name, value=value) for name, value in sorted(edits.env.items()))
     adjustment.annotations.update(edits.annotations)
@@ -151,7 +171,8 @@ def update_of(updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
     """Write updates of containers that exist."""
     return [
         nri.ContainerUpdate(
-            container_id=update.container_id, linux=nri.LinuxContainerUpdate(resources=resources_of(update.cpus, update.mems))
+            container_id=update.container_id,
+            linux=nri.LinuxContainerUpdate(resources=resources_of(update.cpus, update.mems)),
         )
         for update in updates
     ]

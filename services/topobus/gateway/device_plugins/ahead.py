@@ -1,8 +1,12 @@
-"""Asks a device service to prepare devices while the ledger is asked for them: of the two asks of an Allocate the shorter one costs no time.
+"""Asks a device service to prepare devices while the ledger is asked for them: of the two asks of
+an Allocate the shorter one costs no time.
 
-Only where nothing is changed by it: the inventory names drivers that can say so, and the device service looks again at each request and refuses as `not-ahead`
-what would change anything. A refusal counts for nothing: the holder of before may just have let go, so it is asked again when the ledger has the new one.
-Flows in: what kubelet chose. Flows out: a task, whose answer counts only after the ledger's. See docs/adr/0056.
+Only where nothing is changed by it: the inventory names drivers that can say so, and the
+device service looks again at each request and refuses as `not-ahead` what would change
+anything. A refusal counts for nothing: the holder of before may just have let go, so it is
+asked again when the ledger has the new one.
+Flows in: what kubelet chose. Flows out: a task, whose answer counts only after
+the ledger's. See docs/adr/0056.
 """
 
 from __future__ import annotations
@@ -32,13 +36,21 @@ class PreparationAhead:
         self._asks = asks
         self._class = device_class
         self._in_vain = (0, frozenset[str]())
-        """A generation of the inventory, and its devices of which the service said that something would change."""
+        """A generation of the inventory, and its devices of which the service said that something
+        would change."""
 
     @asynccontextmanager
-    async def begun(self, op_id: str, owner: Owner, chosen: Chosen, inventory: Inventory | None) -> AsyncIterator[Ahead]:
-        """Ask for the length of the block; leaving it gives up what has not been answered, which is then as if it had not been asked."""
+    async def begun(
+        self, op_id: str, owner: Owner, chosen: Chosen, inventory: Inventory | None
+    ) -> AsyncIterator[Ahead]:
+        """Ask for the length of the block.
+
+        Leaving it gives up what has not been answered, which is then as if it had not been asked.
+        """
         generation, in_vain = self._in_vain
-        if inventory is None or not may_ask_ahead(inventory, chosen, in_vain if generation == inventory.generation else ()):
+        if inventory is None or not may_ask_ahead(
+            inventory, chosen, in_vain if generation == inventory.generation else ()
+        ):
             yield None
             return
         task = asyncio.create_task(self._ask(op_id, owner, chosen, inventory.generation), name="prepare-ahead")
@@ -46,7 +58,8 @@ class PreparationAhead:
             yield task
         finally:
             await end_tasks(task)
-            # Looked at, even when nobody wants it any more: otherwise asyncio complains of an error that nobody took.
+            # Looked at, even when nobody wants it any more: otherwise asyncio
+            # complains of an error that nobody took.
             _ = task.cancelled() or task.exception()
 
     async def _ask(self, op_id: str, owner: Owner, chosen: Chosen, generation: int) -> Prepared | None:

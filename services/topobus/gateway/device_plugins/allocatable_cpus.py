@@ -1,6 +1,8 @@
-"""Asks kubelet which CPUs its own CPU manager may give to containers: with policy static all but the reserved ones, else none.
+"""Asks kubelet which CPUs its own CPU manager may give to containers: with policy static all but
+the reserved ones, else none.
 
-Flows in: kubelet's PodResources. Flows out: CPUs. A kubelet answers the same as long as it lives, so each is asked once; one that does not answer is asked again with the next claim.
+Flows in: kubelet's PodResources. Flows out: CPUs. A kubelet answers the same as long as it lives,
+so each is asked once; one that does not answer is asked again with the next claim.
 Source: kubelet 1.36 cm/cpumanager/policy_{none,static}.go, GetAllocatableCPUs.
 """
 
@@ -31,7 +33,10 @@ class AllocatableCpus:
         self._seen: tuple[tuple[int, int, int], CpuSet] | None = None
 
     async def read(self) -> CpuSet:
-        """Give kubelet's CPUs; none when it does not answer, for what it has given is known by other ways, too."""
+        """Give kubelet's CPUs.
+
+        None when it does not answer, for what it has given is known by other ways, too.
+        """
         kubelet = identity(self._socket)
         if kubelet is None:
             return CpuSet()

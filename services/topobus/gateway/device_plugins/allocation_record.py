@@ -1,8 +1,11 @@
-"""Records what Allocate gave to each container, across restarts. Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks.
+"""Records what Allocate gave to each container, across restarts.
 
-Flows in: the edits of an allocation. Flows out: the same edits, to be compared before a container starts again. They are written at the container's first start and
-not in Allocate: nobody uses the answer earlier, and Allocate must not wait for a disk. A file that cannot be read counts as empty; then the next start of each
-container is accepted unchecked.
+Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks.
+
+Flows in: the edits of an allocation. Flows out: the same edits, to be compared before a container
+starts again. They are written at the container's first start and not in Allocate: nobody uses the
+answer earlier, and Allocate must not wait for a disk. A file that cannot be read counts as empty;
+then the next start of each container is accepted unchecked.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ class AllocationRecord:
     """Owner key to what it was given."""
 
     def __init__(self, path: Path, is_holder: Callable[[str], bool], *, boot_id: str) -> None:
-        """Read the file; one that does not exist is a new node. `is_holder` says whether an owner's key may still hold something.
+        """Read the file; one that does not exist is a new node.
+
+        `is_holder` says whether an owner's key may still hold something.
 
         Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version.
         """
@@ -54,7 +59,9 @@ class AllocationRecord:
 
     @classmethod
     def open(cls, path: Path, is_holder: Callable[[str], bool]) -> AllocationRecord:
-        """Read the file and this boot's id; only for the gateway that has the turn, since what a killed one left half written goes.
+        """Read the file and this boot's id.
+
+        Only for the gateway that has the turn, since what a killed one left half written goes.
 
         Errors: raises ConfigError as the constructor does.
         """
@@ -73,12 +80,16 @@ class AllocationRecord:
         return entry.edits if entry is not None else None
 
     def is_of_this_boot(self, owner_key: str) -> bool:
-        """Say whether it was given, or seen to be right, since the machine started: devices are renumbered at its start."""
+        """Say whether it was given, or seen to be right, since the machine started: devices are
+        renumbered at its start.
+        """
         entry = self._entries.get(owner_key)
         return owner_key in self._fresh or (entry is not None and entry.boot_id == self._boot_id)
 
     async def confirm(self, owner_key: str, edits: ContainerEdits) -> None:
-        """Store what a container starts with, and forget what nobody holds any more; it is on disk when this returns.
+        """Store what a container starts with, and forget what nobody holds any more.
+
+        It is on disk when this returns.
 
         Errors: raises OSError when the disk refuses.
         """
@@ -92,7 +103,9 @@ class AllocationRecord:
         if self._entries.get(owner_key) != entry:
             kept = {key: record for key, record in self._entries.items() if self._is_holder(key)}
             entries = dict(sorted({**kept, owner_key: entry}.items()))
-            await asyncio.to_thread(write, self._path.parent, self._path.name, encode(_File(version=_VERSION, entries=entries)))
+            await asyncio.to_thread(
+                write, self._path.parent, self._path.name, encode(_File(version=_VERSION, entries=entries))
+            )
             self._entries = entries
             self._fresh = {key: container_edits for key, container_edits in self._fresh.items() if self._is_holder(key)}
         if self._fresh.get(owner_key) == entry.edits:

@@ -1,8 +1,11 @@
-"""Writes the files by which Multus learns of devices with PCI addresses as ids, and removes those of devices that nobody has any more.
+"""Writes the files by which Multus learns of devices with PCI addresses as ids, and removes those
+of devices that nobody has any more.
 
-Flows in: the devices of an Allocate; what is held. Flows out: files in Multus' folder. A file that cannot be written is told in the log and stops nothing: pods that
-do not use Multus need none. Each write replaces the file in one step. Files are kept while the gateway stands still, for a pod may be between Allocate and its
-attachment; those of devices that nobody holds go when the gateway serves again.
+Flows in: the devices of an Allocate; what is held. Flows out: files in Multus' folder. A file
+that cannot be written is told in the log and stops nothing: pods that do not use Multus need
+none. Each write replaces the file in one step. Files are kept while the gateway stands still,
+for a pod may be between Allocate and its attachment; those of devices that nobody holds go
+when the gateway serves again.
 """
 
 from __future__ import annotations
@@ -38,9 +41,12 @@ class DeviceInfoFiles:
             get_logger().warning("device-info.unwritten", resource=resource, folder=str(self._folder), error=str(err))
 
     async def clean(self, resource: str, held: Callable[[], Collection[str]]) -> None:
-        """Remove the files of a resource's devices that are not held; nothing where that was done already.
+        """Remove the files of a resource's devices that are not held.
 
-        Shapes: held — gives the ids towards kubelet of what is held now; a device counts as held from before its file is written.
+        Nothing where that was done already.
+
+        Shapes: held — gives the ids towards kubelet of what is held now; a device counts as held
+        from before its file is written.
         """
         async with self._lock:
             kept = frozenset(file_name(resource, device_id) for device_id in held())
@@ -49,7 +55,9 @@ class DeviceInfoFiles:
             try:
                 await asyncio.to_thread(self._remove, resource, kept)
             except OSError as err:
-                get_logger().warning("device-info.unremoved", resource=resource, folder=str(self._folder), error=str(err))
+                get_logger().warning(
+                    "device-info.unremoved", resource=resource, folder=str(self._folder), error=str(err)
+                )
             self._cleaned[resource] = kept
 
     def _write(self, documents: Mapping[str, bytes]) -> None:

@@ -1,7 +1,8 @@
 """The device plugin API of one resource (a class, or a pool of one), as kubelet calls it.
 
-Flows in: kubelet's calls. Flows out: device lists from memory, topology's choice, ledger changes, the device service's edits. Nothing here waits for NATS' cluster
-plane; only Allocate and PreStartContainer wait for other processes, within deadlines of the gateway's own.
+Flows in: kubelet's calls. Flows out: device lists from memory, topology's choice, ledger changes,
+the device service's edits. Nothing here waits for NATS' cluster plane; only Allocate and
+PreStartContainer wait for other processes, within deadlines of the gateway's own.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -59,18 +60,23 @@ BeforeStart = Callable[[list[str]], Awaitable[Refusal | None]]
 """What else must be done before each start of a container with these devices; None is done."""
 
 LIST_LIMIT_BYTES = 4 * 1024 * 1024
-"""kubelet receives with gRPC's default limit: a message of more bytes ends the stream, and all devices with it. The five bytes that gRPC writes
-before a message do not count (grpc-go rpc_util.go, recvMsg; the C core counts alike)."""
+"""kubelet receives with gRPC's default limit: a message of more bytes ends the stream, and all
+devices with it. The five bytes that gRPC writes before a message do not count (grpc-go rpc_util.go,
+recvMsg; the C core counts alike)."""
 
-# How long Allocate waits for the containers of a pod that kubelet has forgotten: it kills them two seconds after a deletion by force. All admissions of the node wait meanwhile,
-# and with what may come after it this fits into `deadlines.allocate_s`.
+# How long Allocate waits for the containers of a pod that kubelet has forgotten: it kills them two
+# seconds after a deletion by force. All admissions of the node wait meanwhile, and with what may
+# come after it this fits into `deadlines.allocate_s`.
 _ENDING_S = 4.0
-# Between two lists on one stream: a burst of changes (a driver that finds its cards one after the other) becomes one message. A single change goes at once.
+# Between two lists on one stream: a burst of changes (a driver that finds its cards one after the
+# other) becomes one message. A single change goes at once.
 _QUIET_S = 0.02
 
 
 def plugin_owner(resource: str, names: Sequence[str]) -> Owner:
-    """Name the holder of an Allocate call, which tells no pod: the resource and a hash of the devices."""
+    """Name the holder of an Allocate call, which tells no pod: the resource and a hash of the
+    devices.
+    """
     digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:32]
     return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=digest)
 
@@ -93,9 +99,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         is_from_end: bool = False,
         pci_devices: PciDevices | None = None,
     ) -> None:
-        """Take what it works with; `is_from_end` when claims are given devices of this resource, too: those have the first by name.
+        """Take what it works with; `is_from_end` when claims are given devices of this resource,
+        too: those have the first by name.
 
-        Shapes: pci_devices — what is said of devices whose ids are PCI addresses, for Multus and programs of the SR-IOV device plugin; None: nothing.
+        Shapes: pci_devices — what is said of devices whose ids are PCI addresses, for Multus and
+        programs of the SR-IOV device plugin; None: nothing.
         """
         self.device_class = offer.device_class
         self.resource = offer.resource
@@ -129,7 +137,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         """Send the complete list at once and after every change, to each stream on its own.
 
-        A stream whose reader is slow waits alone, and then gets the newest list, not those in between: nothing piles up.
+        A stream whose reader is slow waits alone, and then gets the newest list, not
+        those in between: nothing piles up.
         """
         self._count_streams(1)
         try:
@@ -187,7 +196,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def Allocate(
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
-        """Write kubelet's choice into the ledger, have the devices prepared, and say what the container gets."""
+        """Write kubelet's choice into the ledger, have the devices prepared, and say what the
+        container gets.
+        """
         work = within(self._allocate(request), self._deadlines.allocate_s, f"{self.resource}: Allocate")
         with self._pods.unlisted():
             return await answer(context, self._metrics, "Allocate", self._label, work)
@@ -197,17 +208,25 @@ class DevicePlugin(rpc.DevicePluginServicer):
         request: pb.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
     ) -> pb.PreStartContainerResponse:
-        """Look at the devices once more: kubelet starts containers again with what was allocated weeks ago."""
+        """Look at the devices once more: kubelet starts containers again with what was allocated
+        weeks ago.
+        """
         work = within(self._pre_start(request), self._deadlines.pre_start_s, f"{self.resource}: PreStartContainer")
         return await answer(context, self._metrics, "PreStartContainer", self._label, work)
 
     async def _prefer(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         chosen = [
-            await self._choose(self._names(wanted.available_deviceIDs), self._names(wanted.must_include_deviceIDs), wanted.allocation_size)
+            await self._choose(
+                self._names(wanted.available_deviceIDs),
+                self._names(wanted.must_include_deviceIDs),
+                wanted.allocation_size,
+            )
             for wanted in request.container_requests
         ]
         return pb.PreferredAllocationResponse(
-            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=sorted(map(self._wire_id, names))) for names in chosen]
+            container_responses=[
+                pb.ContainerPreferredAllocationResponse(deviceIDs=sorted(map(self._wire_id, names))) for names in chosen
+            ]
         )
 
     async def _choose(self, available: list[str], must_include: list[str], size: int) -> tuple[str, ...]:
@@ -224,11 +243,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return self._state.inventories().get(self.device_class)
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        # kubelet sends exactly one container a call. Whoever sends more has all of them looked at before the first one takes anything.
-        containers = [sorted(self._names(container_request.devices_ids)) for container_request in request.container_requests]
+        # kubelet sends exactly one container a call. Whoever sends more has all of them looked at
+        # before the first one takes anything.
+        containers = [
+            sorted(self._names(container_request.devices_ids)) for container_request in request.container_requests
+        ]
         for name, count in Counter(itertools.chain.from_iterable(containers)).items():
             if count > 1:
-                raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
+                raise CallRefused(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times"
+                )
         for names in containers:
             self._check(names)
             fault = fault_of_many(self.resource, names, self._inventory)
@@ -243,21 +267,27 @@ class DevicePlugin(rpc.DevicePluginServicer):
             )
 
     async def _refuse_given_twice(self, names: list[str]) -> None:
-        """Refuse devices that a pod has by kubelet's own word: it frees those of pods that are over before it allocates, so nobody has what it may give.
+        """Refuse devices that a pod has by kubelet's own word: it frees those of pods that are over
+        before it allocates, so nobody has what it may give.
 
-        It gives them all the same when somebody lists pods while it allocates and another pod is just over: UpdateAllocatedDevices (pkg/kubelet/cm/devicemanager/manager.go, 1.36.2)
-        forgets what is being allocated. The refusal makes it count anew.
+        It gives them all the same when somebody lists pods while it allocates and another pod is
+        just over: UpdateAllocatedDevices (pkg/kubelet/cm/devicemanager/manager.go, 1.36.2) forgets
+        what is being allocated. The refusal makes it count anew.
         Errors: raises CallRefused.
         """
         former = self._former(names, chosen_of(names, self._inventory))
         for pod, devices in (await self._pods.users(self.resource, [allocation.user for allocation in former])).items():
             if taken := sorted(devices & {*names}):
                 get_logger().warning("devices.given-twice", resource=self.resource, devices=taken, pod=pod)
-                text = f"{self.resource}: pod {pod} has {', '.join(taken)}, and kubelet gives it to another one; what makes the pod anew tries again"
+                text = (
+                    f"{self.resource}: pod {pod} has {', '.join(taken)}, and kubelet gives it to another one; "
+                    "what makes the pod anew tries again"
+                )
                 raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     async def _wait_for_former(self, names: list[str]) -> None:
-        """Wait for the end of containers that have these devices of a pod that kubelet has forgotten: one that ignores TERM is killed after two seconds.
+        """Wait for the end of containers that have these devices of a pod that kubelet has
+        forgotten: one that ignores TERM is killed after two seconds.
 
         Errors: raises CallRefused when they have not ended after a while.
         """
@@ -276,13 +306,23 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._state.linger({**self._state.lingering, **lingering})
         nodes = {node.host_path or node.path for key in lingering for node in self._nodes_given(key)}
         why = "; ".join(dict.fromkeys(lingering.values()))
-        text = f"{self.resource}: {', '.join(names)} cannot be given to another container yet: {why}{await self._state.containers.openers_of(nodes)}"
+        text = (
+            f"{self.resource}: {', '.join(names)} cannot be given to another container yet: "
+            f"{why}{await self._state.containers.openers_of(nodes)}"
+        )
         raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     def _lingering(self, names: list[str], chosen: Chosen) -> dict[str, str]:
-        """Find allocations in the way whose pod has containers; kubelet has forgotten it, or would not give its devices to another one."""
+        """Find allocations in the way whose pod has containers.
+
+        Kubelet has forgotten it, or would not give its devices to another one.
+        """
         former = self._former(names, chosen)
-        return {allocation.owner.key: why for allocation in former if (why := why_lingering(allocation, self._state.containers))}
+        return {
+            allocation.owner.key: why
+            for allocation in former
+            if (why := why_lingering(allocation, self._state.containers))
+        }
 
     def _former(self, names: list[str], chosen: Chosen) -> tuple[Allocation, ...]:
         """Find allocations of kubelet's that have some of these devices by the ledger."""
@@ -305,26 +345,35 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def _allocate_container(self, names: list[str]) -> ContainerEdits:
         self._check_is_heard()
         owner = plugin_owner(self.resource, names)
-        # kubelet's calls carry no identity: each one is an operation of its own, for the same ids may come again after a pod is gone.
+        # kubelet's calls carry no identity: each one is an operation of its own, for the same ids
+        # may come again after a pod is gone.
         op_id = f"allocate-{uuid.uuid4().hex}"
         chosen = chosen_of(names, self._inventory)
         shares = {self.device_class: chosen.shares} if chosen.shares else {}
         shared = {self.device_class: tuple(chosen.shares)} if chosen.shares else {}
         async with self._ahead.begun(f"{op_id}-ahead", owner, chosen, self._inventory) as ahead:
             devices = {self.device_class: chosen.devices}
-            adopted = await self._asks.adopt(AdoptRequest(op_id=op_id, owner=owner, devices=devices, shared=shared, shares=shares))
+            adopted = await self._asks.adopt(
+                AdoptRequest(op_id=op_id, owner=owner, devices=devices, shared=shared, shares=shares)
+            )
             if isinstance(adopted, Refusal):
                 refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
             self._state.hand_out(self.device_class, chosen.devices, owner, adopted.ledger_sequence, chosen.shares)
             return await self._complete(op_id, owner, names, chosen, adopted, ahead)
 
-    async def _complete(self, op_id: str, owner: Owner, names: list[str], chosen: Chosen, adopted: Adopted, ahead: Ahead) -> ContainerEdits:
-        """Have what the owner holds prepared, and say what the container gets; without it nobody holds it any more."""
+    async def _complete(
+        self, op_id: str, owner: Owner, names: list[str], chosen: Chosen, adopted: Adopted, ahead: Ahead
+    ) -> ContainerEdits:
+        """Have what the owner holds prepared, and say what the container gets.
+
+        Without it nobody holds it any more.
+        """
         try:
             prepared = await self._prepare(f"{op_id}-prepare", owner, names, ahead=ahead)
             edits = self._joined(prepared, names)
         except (TopobusError, CallRefused, asyncio.CancelledError):
-            # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
+            # Cancelled: the deadline, or a kubelet that went away.
+            # Either way nobody gets the devices.
             await self._give_back(op_id, owner, adopted.decision_id, chosen)
             raise
         await self._forget(op_id, adopted.displaced, chosen)
@@ -343,13 +392,17 @@ class DevicePlugin(rpc.DevicePluginServicer):
         # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
         return structs.replace(edits, env=edits.env | await self._pci_devices.tell(chosen.devices, prepared))
 
-    async def _prepare(self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False, ahead: Ahead = None) -> Prepared:
+    async def _prepare(
+        self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False, ahead: Ahead = None
+    ) -> Prepared:
         """Have the devices made ready."""
         chosen = chosen_of(names, self._inventory)
         prepared: Prepared | Refusal | None = await ahead if ahead is not None else None
         if prepared is None:
             devices = tuple(sorted(chosen.devices))
-            request = PrepareRequest(op_id=op_id, owner=owner, devices=devices, shares=chosen.amounts, is_again=is_again)
+            request = PrepareRequest(
+                op_id=op_id, owner=owner, devices=devices, shares=chosen.amounts, is_again=is_again
+            )
             prepared = await self._asks.prepare(self.device_class, request)
         if isinstance(prepared, Refusal):
             refuse(prepared, f"{self.resource}: cannot prepare {', '.join(names)}")
@@ -362,8 +415,14 @@ class DevicePlugin(rpc.DevicePluginServicer):
             refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
         if edits.needs_runtime:
             # kubelet would leave it out without a word.
-            text = f"{self.resource}: {', '.join(names)} bring hooks, groups, network devices or nodes that kubelet's device plugin API has no words for"
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}: claim them (DRA), where the container runtime is told by CDI")
+            text = (
+                f"{self.resource}: {', '.join(names)} bring hooks, groups, network devices or nodes that "
+                "kubelet's device plugin API has no words for"
+            )
+            raise CallRefused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{text}: claim them (DRA), where the container runtime is told by CDI",
+            )
         return edits
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
@@ -378,9 +437,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     async def _check_record(self, names: list[str]) -> None:
-        """Make the devices ready once more, and refuse the start when what kubelet replays is no longer what they are.
+        """Make the devices ready once more, and refuse the start when what kubelet replays is no
+        longer what they are.
 
-        A service that cannot be asked is no evidence against its devices; but after a reboot, when drivers number devices anew, the start waits for it.
+        A service that cannot be asked is no evidence against its devices; but after a reboot, when
+        drivers number devices anew, the start waits for it.
         """
         owner = plugin_owner(self.resource, names)
         given = self._record.of(owner.key)
@@ -394,15 +455,22 @@ class DevicePlugin(rpc.DevicePluginServicer):
             return
         wrong = differences(given, edits) if given is not None else ()
         if wrong:
-            text = f"{self.resource}: {', '.join(names)} changed since they were allocated to the container: {'; '.join(wrong)}"
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}. Delete the pod, so that a new one is given what is right")
+            text = (
+                f"{self.resource}: {', '.join(names)} changed since they were allocated to the container: "
+                f"{'; '.join(wrong)}"
+            )
+            raise CallRefused(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{text}. Delete the pod, so that a new one is given what is right"
+            )
         try:
             await self._record.confirm(owner.key, edits if given is None else given)
         except OSError as err:
             get_logger().error("given.unwritten", resource=self.resource, error=f"{err.filename}: {err.strerror}")
 
     def _check_is_heard(self) -> None:
-        """Refuse at once what would only run into a deadline: kubelet admits one pod after the other, and waits."""
+        """Refuse at once what would only run into a deadline: kubelet admits one pod after the
+        other, and waits.
+        """
         since = self._state.silent_since(self.device_class)
         if since:
             raise PeerUnavailable(
@@ -411,7 +479,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
             )
 
     def _check(self, names: list[str]) -> None:
-        """Refuse ids that are unknown, sick or held elsewhere: kubelet's view may be older than ours."""
+        """Refuse ids that are unknown, sick or held elsewhere: kubelet's view may be older than
+        ours.
+        """
         if not names:
             raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names no device")
         for name in names:
@@ -419,10 +489,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if entry is None:
                 raise CallRefused(grpc.StatusCode.NOT_FOUND, f"{self.resource}: there is no device {name} on this node")
             if not entry.is_healthy:
-                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{self.resource}: device {name} cannot be used: {entry.reason}")
+                raise CallRefused(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{self.resource}: device {name} cannot be used: {entry.reason}",
+                )
 
     async def _give_back(self, op_id: str, owner: Owner, decision_id: str, chosen: Chosen) -> None:
-        """Undo the adoption after a failed preparation; the reconciliation finds it later when this fails too."""
+        """Undo the adoption after a failed preparation.
+
+        The reconciliation finds it later when this fails too.
+        """
         try:
             if chosen.shares:
                 # The device service keeps account of who has a share.
@@ -432,20 +508,27 @@ class DevicePlugin(rpc.DevicePluginServicer):
             get_logger().warning("release.failed", owner=owner.key, error=str(err))
 
     async def _forget(self, op_id: str, displaced: Sequence[Owner], chosen: Chosen) -> None:
-        """Tell the device service that owners of before have their replicas no more: it keeps account of who has a share."""
+        """Tell the device service that owners of before have their replicas no more: it keeps
+        account of who has a share.
+        """
         for number, owner in enumerate(displaced if chosen.shares else ()):
             if self._state.is_holder(owner.key):
-                # A ledger that is a moment old: what it still holds is released by the reconciliation.
+                # A ledger that is a moment old: what it still holds is
+                # released by the reconciliation.
                 continue
             try:
-                await self._asks.unprepare(f"{op_id}-displaced-{number}", owner, self.device_class, tuple(chosen.shares))
+                await self._asks.unprepare(
+                    f"{op_id}-displaced-{number}", owner, self.device_class, tuple(chosen.shares)
+                )
             except TopobusError as err:
                 get_logger().warning("unprepare.failed", owner=owner.key, error=str(err))
 
     def _watch_variables(self, edits: ContainerEdits) -> None:
         for key in foreign_variables(edits, self.device_class, self._variables):
             # kubelet keeps the first of two classes' values and says nothing.
-            get_logger().warning("variable.shared", variable=key, device_class=self.device_class, other_class=self._variables[key])
+            get_logger().warning(
+                "variable.shared", variable=key, device_class=self.device_class, other_class=self._variables[key]
+            )
         for key in edits.env:
             self._variables.setdefault(key, self.device_class)
 

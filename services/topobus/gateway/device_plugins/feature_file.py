@@ -1,7 +1,8 @@
 """Keeps a file from which Node Feature Discovery labels this node by its devices.
 
-Flows in: inventories. Flows out: one file, replaced in one step when a label changes. Without devices it is empty, and NFD's worker removes what it had set. The gateway
-itself writes no Node: who may patch one can do so with each node of the cluster.
+Flows in: inventories. Flows out: one file, replaced in one step when a label changes. Without
+devices it is empty, and NFD's worker removes what it had set. The gateway itself writes no Node:
+who may patch one can do so with each node of the cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class FeatureFile:
             await ticket.wait()
 
     async def update(self, inventories: Mapping[str, Inventory]) -> None:
-        """Write it where a label has changed. A fault is told once, and the next change is another attempt."""
+        """Write it where a label has changed.
+
+        A fault is told once, and the next change is another attempt.
+        """
         data = feature_file(node_labels(inventories))
         if data == self._written:
             return

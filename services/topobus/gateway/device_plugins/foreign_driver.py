@@ -1,7 +1,9 @@
-"""Runs another vendor's device plugin as a Topobus driver: its list becomes `discover`, its Allocate becomes `prepare`.
+"""Runs another vendor's device plugin as a Topobus driver: its list becomes `discover`, its
+Allocate becomes `prepare`.
 
-Flows in: lists from the plugin's stream; calls of the device host, in worker threads. Flows out: devices, health, container edits. CDI names in the plugin's answer
-are resolved to edits here, so that device plugin requests, claims and every container runtime can use them.
+Flows in: lists from the plugin's stream; calls of the device host, in worker threads. Flows out:
+devices, health, container edits. CDI names in the plugin's answer are resolved to edits here, so
+that device plugin requests, claims and every container runtime can use them.
 """
 
 from __future__ import annotations
@@ -57,15 +59,23 @@ class ForeignDriver(DeviceDriver):
         self._allocate_s = allocate_s
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """Give the plugin's list; a plugin that is away says nothing, which makes its devices Unknown and no less there."""
+        """Give the plugin's list.
+
+        A plugin that is away says nothing, which makes its devices Unknown and no less there.
+        """
         return Discovery(devices=foreign_devices(self.device_class, self.resource, self._listed()))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Give the plugin's health."""
         return observations_of(self._listed())
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Call the plugin's Allocate, as kubelet would for one container; for a claim also PreStartContainer, since nobody calls it later."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Call the plugin's Allocate, as kubelet would for one container.
+
+        For a claim also PreStartContainer, since nobody calls it later.
+        """
         wanted = self._ids([device.name for device in devices])
         if isinstance(wanted, Refusal):
             return wanted
@@ -82,11 +92,18 @@ class ForeignDriver(DeviceDriver):
             if refusal is not None:
                 return refusal
         if answer.container_responses[0].annotations and context.owner.kind is OwnerKind.CLAIM:
-            # Neither DRA nor CDI can set a container's annotations; kubelet passes them on from Allocate alone.
+            # Neither DRA nor CDI can set a container's annotations; kubelet
+            # passes them on from Allocate alone.
             dropped = sorted(answer.container_responses[0].annotations)
-            get_logger().warning("foreign.annotations-dropped", resource=self.resource, claim=context.owner.key, annotations=dropped)
+            get_logger().warning(
+                "foreign.annotations-dropped", resource=self.resource, claim=context.owner.key, annotations=dropped
+            )
         edits = self._edits(answer.container_responses[0])
-        return edits if isinstance(edits, Refusal) else {"": edits, **{device.name: ContainerEdits() for device in devices}}
+        return (
+            edits
+            if isinstance(edits, Refusal)
+            else {"": edits, **{device.name: ContainerEdits() for device in devices}}
+        )
 
     def pre_start(self, names: Sequence[str]) -> Refusal | None:
         """Call the plugin's PreStartContainer when it wants that. Blocks; None is done."""
@@ -102,8 +119,13 @@ class ForeignDriver(DeviceDriver):
             return self._refused(ids, err)
         return None
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int, timeout_s: float) -> tuple[str, ...] | None:
-        """Call the plugin's GetPreferredAllocation; None when it has none, or has no answer now. Blocks."""
+    def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int, timeout_s: float
+    ) -> tuple[str, ...] | None:
+        """Call the plugin's GetPreferredAllocation; None when it has none, or has no answer now.
+
+        Blocks.
+        """
         endpoint = self.endpoint
         if endpoint is None or not endpoint.has_preference or endpoint.listed is None:
             return None
@@ -141,18 +163,23 @@ class ForeignDriver(DeviceDriver):
         ids = foreign_names(foreign_device.id for foreign_device in endpoint.listed)
         unknown = sorted(set(names) - ids.keys())
         if unknown:
-            return _refuse("plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}")
+            return _refuse(
+                "plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}"
+            )
         return endpoint.socket, sorted(ids[name] for name in names)
 
     def _refused(self, ids: Sequence[str], err: Exception) -> Refusal:
-        return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_details_of(err)}")
+        return _refuse(
+            "plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_details_of(err)}"
+        )
 
     def _listed(self) -> tuple[ForeignDevice, ...]:
         endpoint = self.endpoint
         if endpoint is None or endpoint.listed is None:
             why = f" ({self.lost})" if self.lost else ""
             raise HardwareError(
-                f"the device plugin of {self.resource} is not connected{why}", next_step="is it running, and in our folder?"
+                f"the device plugin of {self.resource} is not connected{why}",
+                next_step="is it running, and in our folder?",
             )
         return endpoint.listed
 
@@ -188,7 +215,9 @@ class ForeignDriver(DeviceDriver):
                 for mount in answer.mounts
             ),
             device_nodes=tuple(
-                DeviceNode(path=device.container_path, host_path=device.host_path, permissions=device.permissions or "rw")
+                DeviceNode(
+                    path=device.container_path, host_path=device.host_path, permissions=device.permissions or "rw"
+                )
                 for device in answer.devices
             ),
         )
@@ -206,7 +235,8 @@ class ForeignDriver(DeviceDriver):
 
 
 def _dialled(socket: Path) -> grpc.Channel:
-    # A plugin that is started again listens under another socket, so nothing is kept open between two calls.
+    # A plugin that is started again listens under another socket, so nothing
+    # is kept open between two calls.
     return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 

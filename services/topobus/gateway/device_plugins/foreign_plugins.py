@@ -1,8 +1,11 @@
-"""Plays kubelet for other vendors' device plugins: they register here as they would with kubelet, and know nothing of Topobus.
+"""Plays kubelet for other vendors' device plugins: they register here as they would with kubelet,
+and know nothing of Topobus.
 
-Flows in: Register calls on a socket of the gateway, the plugins' lists. Flows out: a device host for each resource, which gives its devices an inventory, health,
-hints and a ledger, and offers them to kubelet as device plugin and as DRA driver. At start all sockets in the folder are removed and kubelet.sock is made again, as
-kubelet does: that is how plugins notice that they must register again.
+Flows in: Register calls on a socket of the gateway, the plugins' lists. Flows out: a device
+host for each resource, which gives its devices an inventory, health, hints and a ledger,
+and offers them to kubelet as device plugin and as DRA driver. At start all sockets in the
+folder are removed and kubelet.sock is made again, as kubelet does: that is how plugins
+notice that they must register again.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -56,7 +59,8 @@ __all__ = ["ForeignPlugins"]
 
 _VERSION = "v1beta1"
 _PART = "foreign-plugins"
-# Which resources there were, so that their devices are Unknown and not forgotten until the plugins are back.
+# Which resources there were, so that their devices are Unknown and not
+# forgotten until the plugins are back.
 _KNOWN_FILE = "topobus-resources.json"
 # Seconds before a device host that has ended is started again; at first, and at most.
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 60.0
@@ -77,7 +81,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
     ) -> None:
         """Take what it works with.
 
-        Errors: raises ConfigError when a plugin has registered before with a resource that a profile names.
+        Errors: raises ConfigError when a plugin has registered before with a
+        resource that a profile names.
         """
         self._settings = settings
         self._runtime = runtime
@@ -96,8 +101,10 @@ class ForeignPlugins(rpc.RegistrationServicer):
         self._known = _load(self._folder / _KNOWN_FILE)
         if rivals := [resource for resource in self._known if is_named_by(resource, profiles)]:
             raise ConfigError(
-                f"gateway: profiles: {', '.join(profiles)} name {', '.join(rivals)}, with which a device plugin has registered in foreign.dir {settings.dir}",
-                next_step=f"remove that plugin, the pods with its devices and {self._folder / _KNOWN_FILE}, or take its vendor out of the setting profiles",
+                f"gateway: profiles: {', '.join(profiles)} name {', '.join(rivals)}, with which a device "
+                f"plugin has registered in foreign.dir {settings.dir}",
+                next_step=f"remove that plugin, the pods with its devices and {self._folder / _KNOWN_FILE}, or take its "  # noqa: E501
+                "vendor out of the setting profiles",
                 key="profiles",
             )
 
@@ -110,18 +117,24 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return {resource: host.failure for resource, host in sorted(self._hosts.items()) if host.failure}
 
     def before_start(self, device_class: str) -> BeforeStart:
-        """Give what calls the plugin before each start of a container, as kubelet does: also weeks after Allocate."""
+        """Give what calls the plugin before each start of a container, as kubelet does: also weeks
+        after Allocate.
+        """
 
         async def call(names: list[str]) -> Refusal | None:
             driver = self._drivers.get(device_class)
             if driver is None:
-                return Refusal(reasons=(Reason(code="plugin-gone", message=f"no device plugin has registered for {device_class}"),))
+                return Refusal(
+                    reasons=(Reason(code="plugin-gone", message=f"no device plugin has registered for {device_class}"),)
+                )
             return await asyncio.to_thread(driver.pre_start, names)
 
         return call
 
     def preference(self, device_class: str, timeout_s: float) -> Preference:
-        """Give what asks the plugin for its own choice, as kubelet does where the plugin's options say so."""
+        """Give what asks the plugin for its own choice, as kubelet does where the plugin's options
+        say so.
+        """
 
         async def call(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...] | None:
             driver = self._drivers.get(device_class)
@@ -152,14 +165,20 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     self._report_readiness()
                     await self._watch.until(lambda path=path, own_socket=own: identity(path) != own_socket)  # type: ignore[misc]  # bound at once
 
-    async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
-        """Take a registration in kubelet's order: check, dial, ask for the options, answer, then follow the list. The newest one wins.
+    async def Register(
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
+    ) -> pb.Empty:
+        """Take a registration in kubelet's order: check, dial, ask for the options, answer, then
+        follow the list.
 
-        A plugin that is refused because its device host does not come up is followed all the same: not every plugin registers again.
+        The newest one wins. A plugin that is refused because its device host does not come up is
+        followed all the same: not every plugin registers again.
         """
         refusal = await self._connect(request)
         if refusal:
-            get_logger().warning("foreign.refused", resource=request.resource_name, endpoint=request.endpoint, error=refusal)
+            get_logger().warning(
+                "foreign.refused", resource=request.resource_name, endpoint=request.endpoint, error=refusal
+            )
             await context.abort(grpc.StatusCode.UNKNOWN, refusal)
         return pb.Empty()
 
@@ -172,7 +191,10 @@ class ForeignPlugins(rpc.RegistrationServicer):
         if resource.partition("/")[0] == self._own_prefix:
             return f"{resource} is of our own domain: resources of {self._own_prefix} are offered by the gateway itself"
         if is_named_by(resource, self._profiles):
-            return f"{resource} is offered by the gateway itself: take its vendor out of the setting profiles, or remove this device plugin"
+            return (
+                f"{resource} is offered by the gateway itself: take its vendor out of the setting profiles, or "
+                "remove this device plugin"
+            )
         other = self.resource_of(class_of_resource(resource))
         if other not in ("", resource):
             return f"{resource} and {other} would both be class {class_of_resource(resource)}"
@@ -197,7 +219,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
         await self._record_resource(resource)
         driver = self._serve_devices(resource)
         driver.endpoint = ForeignEndpoint(
-            socket=socket, needs_pre_start=options.pre_start_required, has_preference=options.get_preferred_allocation_available
+            socket=socket,
+            needs_pre_start=options.pre_start_required,
+            has_preference=options.get_preferred_allocation_available,
         )
         if resource in self._streams:
             self._streams[resource].cancel()
@@ -206,11 +230,16 @@ class ForeignPlugins(rpc.RegistrationServicer):
         self._report_readiness()
         if failure := await self._hosts[resource].why_not_begun(self._runtime, self._settings.dial_s):
             return f"{resource} is not served now, and tried again: {failure}"
-        get_logger().info("foreign.registered", resource=resource, device_class=driver.device_class, endpoint=request.endpoint)
+        get_logger().info(
+            "foreign.registered", resource=resource, device_class=driver.device_class, endpoint=request.endpoint
+        )
         return ""
 
     async def _follow(self, driver: ForeignDriver, endpoint: ForeignEndpoint) -> None:
-        """Take lists until the stream ends; what was listed is then unknown, unless a newer registration serves it."""
+        """Take lists until the stream ends.
+
+        What was listed is then unknown, unless a newer registration serves it.
+        """
         why = "it ended the stream"
         async with dialling(endpoint.socket) as channel:
             try:
@@ -223,7 +252,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     if isinstance(message, Malformed):
                         why = f"its list of {message}"
                         break
-                    endpoint = driver.endpoint = msgspec.structs.replace(endpoint, listed=tuple(map(_device, message.devices)))
+                    endpoint = driver.endpoint = msgspec.structs.replace(
+                        endpoint, listed=tuple(map(_device, message.devices))
+                    )
             except grpc.aio.AioRpcError as err:
                 why = err.details() or err.code().name
         if driver.endpoint is endpoint:
@@ -252,13 +283,17 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return driver
 
     async def _host(self, settings: DeviceServiceSettings, driver: ForeignDriver, report: _HostReport) -> None:
-        """Run the device host of one plugin, and again when it ends; whatever ends it ends this class alone, with what it has said so far."""
+        """Run the device host of one plugin, and again when it ends.
+
+        Whatever ends it ends this class alone, with what it has said so far.
+        """
         # A readiness of its own: a plugin that is away must not make the gateway unready.
         own = replace(self._runtime, readiness=report)
         attempt, pause_s = 0, _AGAIN_S
         while True:
             try:
-                # Loaded for the first plugin, beside the event loop: on most nodes there is none, and the gateway has these 2 MiB for its node's state.
+                # Loaded for the first plugin, beside the event loop: on most nodes there is none,
+                # and the gateway has these 2 MiB for its node's state.
                 host = await asyncio.to_thread(_load_host)
                 self._series = self._series or DeviceSeries(self._runtime.registry)
                 registry = DriverRegistry(drivers=(driver,))
@@ -266,24 +301,34 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     settings, own, driver.device_class, registry=registry, resource=driver.resource, series=self._series
                 )
             except Exception as err:  # noqa: BLE001
-                # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the gateway for all others.
+                # boundary: a vendor's plugin. Its devices, or what it says of them, must not
+                # end the gateway for all others.
                 attempt = 0 if report.is_ready else attempt + 1
                 pause_s = full_jitter(attempt, least_s=_AGAIN_S, most_s=_AGAIN_MOST_S)
                 get_logger().exception(
-                    "foreign.host-failed", resource=driver.resource, device_class=driver.device_class, retry_after_s=round(pause_s, 1)
+                    "foreign.host-failed",
+                    resource=driver.resource,
+                    device_class=driver.device_class,
+                    retry_after_s=round(pause_s, 1),
                 )
                 report.fail(f"its device host ended: {error_text(err)}")
-            # What it left would answer with a state that nobody follows any more, and beside the next one.
+            # What it left would answer with a state that nobody follows any
+            # more, and beside the next one.
             await self._runtime.bus.stop_answering(device_class=driver.device_class)
             await self._runtime.clock.sleep(pause_s)
 
     def _report_readiness(self) -> None:
-        """Say in readiness which plugins are away; that is a remark, for a plugin's absence is no fault of ours."""
+        """Say in readiness which plugins are away.
+
+        That is a remark, for a plugin's absence is no fault of ours.
+        """
         if not self._is_served:
             return
         away = sorted(driver.resource for driver in self._drivers.values() if driver.endpoint is None)
         words = [f"waiting for the device plugin of {', '.join(away)}"] if away else []
-        words += [f"{resource}: {remark}" for resource, host in sorted(self._hosts.items()) for remark in host.report_lines()]
+        words += [
+            f"{resource}: {remark}" for resource, host in sorted(self._hosts.items()) for remark in host.report_lines()
+        ]
         self._runtime.readiness.set(_PART, is_ready=True, why="; ".join(words))
 
     async def _record_resource(self, resource: str) -> None:
@@ -293,7 +338,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
 
 
 class _HostReport(Readiness):
-    """The readiness of one plugin's device host, which is a remark in the gateway's own, and whether the host has ended."""
+    """The readiness of one plugin's device host, which is a remark in the gateway's own, and
+    whether the host has ended.
+    """
 
     def __init__(self, tell: Callable[[], None]) -> None:
         super().__init__()
@@ -357,4 +404,6 @@ def _load(path: Path) -> tuple[str, ...]:
         resources = json.loads(path.read_bytes())["resources"] if path.exists() else []
         return tuple(sorted(str(resource) for resource in resources))
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise ConfigError(f"gateway: foreign.dir: cannot read {path}: {err}", next_step="remove the file; plugins register again") from err
+        raise ConfigError(
+            f"gateway: foreign.dir: cannot read {path}: {err}", next_step="remove the file; plugins register again"
+        ) from err

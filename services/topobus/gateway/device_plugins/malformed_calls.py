@@ -1,7 +1,9 @@
-"""Turns undecodable bytes, in calls to our sockets and in answers of plugins, into an error and one log line.
+"""Turns undecodable bytes, in calls to our sockets and in answers of plugins, into an error and one
+log line.
 
-Flows in: every call before its method, and answers of plugins. Flows out: the message, INVALID_ARGUMENT, or a value that says that it was undecodable. gRPC itself
-would log a traceback for each, as often as any process on the node likes, and give a client None in place of the message.
+Flows in: every call before its method, and answers of plugins. Flows out: the message,
+INVALID_ARGUMENT, or a value that says that it was undecodable. gRPC itself would log a traceback
+for each, as often as any process on the node likes, and give a client None in place of the message.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class MalformedCalls(grpc.aio.ServerInterceptor):
         if handler is None or handler.request_deserializer is None or handler.request_streaming:
             return handler
         method = str(handler_call_details.method)
-        how = {"request_deserializer": reading(handler.request_deserializer), "response_serializer": handler.response_serializer}
+        how = {
+            "request_deserializer": reading(handler.request_deserializer),
+            "response_serializer": handler.response_serializer,
+        }
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(_stream(method, handler.unary_stream), **how)
         return grpc.unary_unary_rpc_method_handler(_call(method, handler.unary_unary), **how)
@@ -90,5 +95,6 @@ def _stream(method: str, work: Any) -> Any:
 async def _refuse(method: str, malformed: Malformed, context: Context) -> None:
     get_logger().warning("call.malformed", method=method, size_bytes=malformed.size_bytes, error=malformed.why)
     await context.abort(
-        grpc.StatusCode.INVALID_ARGUMENT, f"{method}: the request of {malformed.size_bytes} bytes cannot be read: {malformed.why}"
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{method}: the request of {malformed.size_bytes} bytes cannot be read: {malformed.why}",
     )

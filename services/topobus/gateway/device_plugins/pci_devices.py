@@ -1,6 +1,8 @@
-"""Tells containers and Multus of devices whose ids are PCI addresses, as the SR-IOV device plugin does: variables in the Allocate answer, and a file a device.
+"""Tells containers and Multus of devices whose ids are PCI addresses, as the SR-IOV device plugin
+does: variables in the Allocate answer, and a file a device.
 
-Flows in: what was prepared for a container; which devices are held. Flows out: variables, files. Nothing here chooses or refuses a device.
+Flows in: what was prepared for a container; which devices are held. Flows out: variables, files.
+Nothing here chooses or refuses a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Serves each class, pool and vendor's resource of the node as a device plugin, from its first device on.
+"""Serves each class, pool and vendor's resource of the node as a device plugin, from its first
+device on.
 
-Flows in: what there is to offer, and which of it claims serve. Flows out: a registrar each. None is closed again while the gateway runs, but for a resource that claims
-serve from now on: its list is taken back, and it is closed when no pod has devices by it.
+Flows in: what there is to offer, and which of it claims serve. Flows out: a registrar each. None is
+closed again while the gateway runs, but for a resource that claims serve from now on: its list is
+taken back, and it is closed when no pod has devices by it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ __all__ = ["DevicePlugins"]
 
 # kubelet itself would wait for ever; all admissions of the node wait with it.
 _FOREIGN_PREFER_S = 1.0
-# kubelet tells the API server each 10 s what it has when that changed (nodeStatusUpdateFrequency), and takes a moment for it.
+# kubelet tells the API server each 10 s what it has when that changed
+# (nodeStatusUpdateFrequency), and takes a moment for it.
 _NODE_TOLD_S = 15.0
 
 
@@ -68,7 +71,9 @@ class DevicePlugins:
         is_awaited: Callable[[], bool],
         claimed: ClaimedResources | None,
     ) -> None:
-        """Take what they work with; `foreign` has the plugins that registered with us; `claimed` is None without a cluster."""
+        """Take what they work with; `foreign` has the plugins that registered with us; `claimed` is
+        None without a cluster.
+        """
         self.classes: dict[str, str] = {}
         """Resource to class, of those that pods can have devices by."""
         self._settings = settings
@@ -122,10 +127,18 @@ class DevicePlugins:
         self._registrars.pop(resource, None)
 
     async def _withdraw(self, offer: Offer, *, was_offered: bool) -> None:
-        """Take back what kubelet knows of a resource, whoever told it, and answer for it until no pod has devices by it."""
-        if not was_offered and not held_by_plugin(self._state, offer) and not await self._is_known_to_kubelet(offer.resource):
+        """Take back what kubelet knows of a resource, whoever told it, and answer for it until no
+        pod has devices by it.
+        """
+        if (
+            not was_offered
+            and not held_by_plugin(self._state, offer)
+            and not await self._is_known_to_kubelet(offer.resource)
+        ):
             return
-        registrar = self._registrars[offer.resource] = self._registrar(offer, lambda: WithdrawnPlugin(offer, self._state))
+        registrar = self._registrars[offer.resource] = self._registrar(
+            offer, lambda: WithdrawnPlugin(offer, self._state)
+        )
         self._watch.wake()
         await registrar.run()
         self._registrars.pop(offer.resource, None)
@@ -133,7 +146,10 @@ class DevicePlugins:
         self._watch.wake()
 
     async def _is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether an earlier gateway process has offered a resource; its Node may not tell yet what kubelet has."""
+        """Say whether an earlier gateway process has offered a resource.
+
+        Its Node may not tell yet what kubelet has.
+        """
         if self._claimed is None:
             return False
         if await self._claimed.is_known_to_kubelet(resource):
@@ -148,9 +164,13 @@ class DevicePlugins:
         return statuses | {resource: registrar.status for resource, registrar in self._registrars.items()}
 
     def remarks(self) -> str:
-        """Name the resources that claims serve while pods still have devices by kubelet's allocation."""
+        """Name the resources that claims serve while pods still have devices by kubelet's
+        allocation.
+        """
         taken_back = [name for name in sorted(self._by_claims) if name in self._registrars]
-        return f"claims serve {', '.join(taken_back)}; pods keep the devices that kubelet gave them" if taken_back else ""
+        return (
+            f"claims serve {', '.join(taken_back)}; pods keep the devices that kubelet gave them" if taken_back else ""
+        )
 
     def offers(self, device_class: str) -> bool:
         """Say whether pods can have devices of a class by a device plugin."""
@@ -159,7 +179,9 @@ class DevicePlugins:
 
     def rivals(self) -> dict[str, str]:
         """Tell which resources are not registered because a vendor's own plugin has them."""
-        return {resource: registrar.rival for resource, registrar in sorted(self._registrars.items()) if registrar.rival}
+        return {
+            resource: registrar.rival for resource, registrar in sorted(self._registrars.items()) if registrar.rival
+        }
 
     def _offers(self) -> list[Offer]:
         return [offer for offer in self._state.offers() if self._settings.offers_plugin(offer.device_class, offer.pool)]
@@ -196,11 +218,16 @@ class DevicePlugins:
             deadlines=self._settings.deadlines,
             clock=self._clock,
             is_awaited=self._is_awaited,
-            vendors=self._vendors if profile_in(offer.resource, offer.device_class, self._settings.profiles) is not None else None,
+            vendors=self._vendors
+            if profile_in(offer.resource, offer.device_class, self._settings.profiles) is not None
+            else None,
         )
 
     def _pci_devices(self, offer: Offer) -> PciDevices | None:
-        """Say what is told of devices by their PCI addresses, for Multus; None where the resource does not name them so."""
+        """Say what is told of devices by their PCI addresses, for Multus.
+
+        None where the resource does not name them so.
+        """
         is_named_so = self._settings.ids_of(offer.device_class, offer.resource) == "pci"
         return PciDevices(offer, self._state, Path(self._settings.device_info_dir)) if is_named_so else None
 

@@ -1,6 +1,8 @@
-"""Reads what kubelet lists for each pod, and of each list only the pods of which it says something new.
+"""Reads what kubelet lists for each pod, and of each list only the pods of which it says something
+new.
 
-Flows in: answers of kubelet's PodResources, one after the other. Flows out: devices, claims, exclusive CPUs and memory by pod. To read a hundred pods takes milliseconds, and kubelet is asked
+Flows in: answers of kubelet's PodResources, one after the other. Flows out: devices, claims,
+exclusive CPUs and memory by pod. To read a hundred pods takes milliseconds, and kubelet is asked
 after each allocation; to see that it says the same of a pod takes a microsecond.
 """
 
@@ -40,13 +42,15 @@ class PodContents:
     def read(self, answer: pb.ListPodResourcesResponse) -> list[tuple[pb.PodResources, PodContent]]:
         """Read the next answer.
 
-        Shapes: result — a pair for each pod that is listed, in kubelet's order; a name may be listed twice, with different content.
+        Shapes: result — a pair for each pod that is listed, in kubelet's order; a name may be
+        listed twice, with different content.
         """
         contents: list[tuple[pb.PodResources, PodContent]] = []
         for pod in answer.pod_resources:
             earlier = self._known.get((pod.namespace, pod.name))
             contents.append((pod, earlier[1] if earlier is not None and earlier[0] == pod else _read_pod(pod)))
-        # This answer's messages stand for the equal ones of before: each keeps the whole answer in memory that it came with.
+        # This answer's messages stand for the equal ones of before: each keeps the whole
+        # answer in memory that it came with.
         self._known = {(pod.namespace, pod.name): (pod, content) for pod, content in contents}
         return contents
 
@@ -56,7 +60,9 @@ def _read_pod(pod: pb.PodResources) -> PodContent:
     return PodContent(
         # One entry a device and NUMA node: a device with two nodes is there twice.
         devices=tuple(
-            (container.name, entry.resource_name, tuple(entry.device_ids)) for container in pod.containers for entry in container.devices
+            (container.name, entry.resource_name, tuple(entry.device_ids))
+            for container in pod.containers
+            for entry in container.devices
         ),
         claimed=tuple(
             (container.name, claim.claim_namespace, claim.claim_name, each.pool_name, device_class, each.device_name)
@@ -69,16 +75,26 @@ def _read_pod(pod: pb.PodResources) -> PodContent:
     )
 
 
-def _exclusive(pod: pb.PodResources, container: str, resources: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
+def _exclusive(
+    pod: pb.PodResources, container: str, resources: pb.PodResources | pb.ContainerResources
+) -> ExclusiveUse:
     memory = sorted(
         (_block(container_memory) for container_memory in resources.memory if container_memory.size),
         key=lambda memory_block: (memory_block.kind, memory_block.nodes.ids),
     )
-    return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(resources.cpu_ids), memory=tuple(memory))
+    return ExclusiveUse(
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container,
+        cpus=CpuSet.of(resources.cpu_ids),
+        memory=tuple(memory),
+    )
 
 
 def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> ExclusiveUse:
-    """Give what the pod has as a whole (pod-level resources), without what its containers are told to have of it."""
+    """Give what the pod has as a whole (pod-level resources), without what its containers are told
+    to have of it.
+    """
     whole = _exclusive(pod, "", pod)
     left = whole.cpus
     for container in containers:
@@ -88,7 +104,10 @@ def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> Exclusiv
 
 
 def _block(container_memory: pb.ContainerMemory) -> MemoryBlock:
-    """Read one entry. Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest."""
+    """Read one entry.
+
+    Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest.
+    """
     nodes = sorted({node.ID for node in container_memory.topology.nodes})
     share, rest = divmod(container_memory.size, len(nodes)) if nodes else (0, 0)
     shares = tuple((node, share + (rest if index == 0 else 0)) for index, node in enumerate(nodes))

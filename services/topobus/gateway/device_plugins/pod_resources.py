@@ -1,6 +1,7 @@
 """kubelet's PodResources as values: which container has which of our devices.
 
-Flows in: kubelet's List, never more often than its rate limit allows. Flows out: uses by container, and the ids of every resource.
+Flows in: kubelet's List, never more often than its rate limit allows. Flows out: uses by container,
+and the ids of every resource.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from topobus.values.request import Owner
 __all__ = ["Listing", "PodResourcesReader"]
 
 _CALL_LIMIT_S = 5.0
-# kubelet answers ten at once and then a hundred a second, for all its clients together; ours stays far below.
+# kubelet answers ten at once and then a hundred a second, for all its clients
+# together; ours stays far below.
 _BETWEEN_S = 0.1
 
 
@@ -37,7 +39,8 @@ class Listing(Struct, frozen=True, kw_only=True):
     kubelet: tuple[int, int, int]
     """Whose list it is: kubelet's socket as it was before the look."""
     in_use: dict[str, frozenset[str]]
-    """Resource to the devices that pods have, ours by their names; other people's resources are in it."""
+    """Resource to the devices that pods have, ours by their names; other people's resources are in
+    it."""
     uses: tuple[PodUse, ...]
     """Our devices by container."""
     exclusive: tuple[ExclusiveUse, ...] = ()
@@ -45,7 +48,10 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class PodResourcesReader:
-    """Asks kubelet; one look serves for all who had asked before it began, and for nobody who asks later."""
+    """Asks kubelet.
+
+    One look serves for all who had asked before it began, and for nobody who asks later.
+    """
 
     def __init__(
         self,
@@ -54,7 +60,9 @@ class PodResourcesReader:
         resources: Mapping[str, str],
         name_of: Callable[[str, str], str] = lambda _resource, device_id: device_id,
     ) -> None:
-        """Take the classes of our resources, and what gives a device's name by resource and kubelet's id."""
+        """Take the classes of our resources, and what gives a device's name by resource and
+        kubelet's id.
+        """
         self.socket = socket
         self._node = node
         self._resources = resources
@@ -73,7 +81,9 @@ class PodResourcesReader:
 
     @contextmanager
     def unlisted(self) -> Iterator[None]:
-        """Have no list made while kubelet allocates: one that frees a pod's devices then makes it forget those that it allocates (see `DevicePlugin`)."""
+        """Have no list made while kubelet allocates: one that frees a pod's devices then makes it
+        forget those that it allocates (see `DevicePlugin`).
+        """
         self._allocating += 1
         self._is_idle.clear()
         try:
@@ -86,7 +96,10 @@ class PodResourcesReader:
                 self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + _BETWEEN_S)
 
     async def users(self, resource: str, pods: Sequence[Owner | None]) -> dict[str, frozenset[str]]:
-        """Ask kubelet which devices of a resource these pods have; without a pod's name (None) among them, all pods, by a list. Empty where kubelet does not tell.
+        """Ask kubelet which devices of a resource these pods have.
+
+        Without a pod's name (None) among them, all pods, by a list.
+        Empty where kubelet does not tell.
 
         Shapes: result — by `namespace/name`.
         """
@@ -106,7 +119,10 @@ class PodResourcesReader:
         return held
 
     async def _uses_of(self, pod: Owner) -> tuple[PodUse, ...]:
-        """Ask for one pod; nothing when kubelet has none of that name, or its Get is off (before 1.34)."""
+        """Ask for one pod.
+
+        Nothing when kubelet has none of that name, or its Get is off (before 1.34).
+        """
         kubelet = identity(self.socket)
         if kubelet is None:
             return ()
@@ -115,14 +131,20 @@ class PodResourcesReader:
                 request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
                 answer = await rpc.PodResourcesListerStub(channel).Get(request, timeout=_CALL_LIMIT_S)
             except grpc.aio.AioRpcError as err:
-                # UNKNOWN is kubelet's word for a pod that it does not have, and where Get is switched off.
+                # UNKNOWN is kubelet's word for a pod that it does not have,
+                # and where Get is switched off.
                 if err.code() is not grpc.StatusCode.UNKNOWN:
                     get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
                 return ()
-        return self._to_listing(kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()).uses
+        return self._to_listing(
+            kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()
+        ).uses
 
     async def read(self) -> Listing | str:
-        """Look; the text says why kubelet does not tell. The answer is no older than the call, which may wait a tenth of a second for its turn."""
+        """Look; the text says why kubelet does not tell.
+
+        The answer is no older than the call, which may wait a tenth of a second for its turn.
+        """
         before = self._begun
         async with self._lock:
             if self._seen[0] > before:
@@ -145,13 +167,17 @@ class PodResourcesReader:
             return f"there is no kubelet at {self.socket}"
         async with dialling(self.socket) as channel:
             try:
-                answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+                answer = await rpc.PodResourcesListerStub(channel).List(
+                    pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S
+                )
             except grpc.aio.AioRpcError as err:
                 get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
                 return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
         return self._to_listing(kubelet, answer, self._contents)
 
-    def _to_listing(self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse, contents: PodContents) -> Listing:
+    def _to_listing(
+        self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse, contents: PodContents
+    ) -> Listing:
         in_use: dict[str, set[str]] = {}
         devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []

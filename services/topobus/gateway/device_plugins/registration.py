@@ -1,8 +1,11 @@
-"""Registers one resource with kubelet as a device plugin, and registers again whenever kubelet or the socket went away.
+"""Registers one resource with kubelet as a device plugin, and registers again whenever kubelet or
+the socket went away.
 
-Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and Register calls. Rules that kubelet imposes: serve before Register; use
-a new socket name for each server, since kubelets before 1.36 confuse two of one resource; register again when kubelet.sock is another file, when our socket vanished
-(kubelet deletes all sockets when it starts), when the streams ended, or when kubelet opened no stream.
+Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and
+Register calls. Rules that kubelet imposes: serve before Register; use a new socket name for each
+server, since kubelets before 1.36 confuse two of one resource; register again when kubelet.sock is
+another file, when our socket vanished (kubelet deletes all sockets when it starts), when the
+streams ended, or when kubelet opened no stream.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ _REGISTER_S = 15.0
 # A registration that has lasted so long was a good one: what ended it was no quarrel.
 _SETTLED_S = 1.0
 _STREAM_CLOSED = "kubelet closed its stream"
-# How long a gateway that ends waits for the next one to be registered; stopping must be over within five seconds. On a loaded machine two were not enough.
+# How long a gateway that ends waits for the next one to be registered; stopping must be over within
+# five seconds. On a loaded machine two were not enough.
 _HAND_OVER_S = 3.0
 
 
@@ -61,7 +65,11 @@ def short_name(name: str) -> str:
     ('gpu-h100', 'gpu-nvidi-9b1fe0')
     """
     label = to_dns_label(name)
-    return label if len(label) <= SHORT_NAME else f"{label[: SHORT_NAME - 7]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    return (
+        label
+        if len(label) <= SHORT_NAME
+        else f"{label[: SHORT_NAME - 7]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    )
 
 
 class PluginRegistrar:
@@ -79,7 +87,9 @@ class PluginRegistrar:
         is_awaited: Callable[[], bool],
         vendors: VendorPlugins | None,
     ) -> None:
-        """Take what it works with; `plugin` makes what answers kubelet's calls on one socket, `vendors` is given where the resource's name is a vendor's."""
+        """Take what it works with; `plugin` makes what answers kubelet's calls on one socket,
+        `vendors` is given where the resource's name is a vendor's.
+        """
         self.resource = offer.resource
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
@@ -101,7 +111,10 @@ class PluginRegistrar:
         self._server_number = 0
 
     async def run(self) -> None:
-        """Serve and register, again and again; a resource that is withdrawn until kubelet has its list back and no pod a device by it."""
+        """Serve and register, again and again.
+
+        A resource that is withdrawn until kubelet has its list back and no pod a device by it.
+        """
         while True:
             await self._watch.until(self._watch.folder.is_dir)
             try:
@@ -116,9 +129,14 @@ class PluginRegistrar:
             await asyncio.sleep(pause_s)
 
     async def _one_registration(self) -> tuple[str, float]:
-        """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
+        """Serve on a new socket until it is of no use any more.
+
+        The reason why, and how long to wait before the next.
+        """
         if not is_extended_resource_name(self.resource):
-            raise ConfigError(f"{self.resource} is no name that kubelet takes for a resource", next_step="rename the class or pool")
+            raise ConfigError(
+                f"{self.resource} is no name that kubelet takes for a resource", next_step="rename the class or pool"
+            )
         if await self._look_for_rival():
             return self.rival, self._deadlines.retry_s
         self._server_number += 1
@@ -136,7 +154,9 @@ class PluginRegistrar:
                     return refusal, self._deadlines.retry_s
                 self._was_registered = True
                 if not await self._wait_for_list(plugin, streams_before):
-                    get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
+                    get_logger().warning(
+                        "plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s
+                    )
                     return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
                 self._set_status("registered")
                 since_s = self._clock.monotonic()
@@ -149,11 +169,14 @@ class PluginRegistrar:
                 self._is_over = isinstance(plugin, WithdrawnPlugin) and plugin.is_over
                 if self._is_over or why != _STREAM_CLOSED or self._clock.monotonic() - since_s < _SETTLED_S:
                     return why, _QUICK_S
-                # At once and on the same socket: kubelets with the race in them (before 1.36) cut this gateway off when the one that it replaces ends, and until it is registered again
-                # kubelet counts its devices as unhealthy and admits no pod that asks for one.
+                # At once and on the same socket: kubelets with the race in them (before 1.36) cut
+                # this gateway off when the one that it replaces ends, and until it is registered
+                # again kubelet counts its devices as unhealthy and admits no pod that asks for one.
 
     async def _look_for_rival(self) -> str:
-        """Say which plugin of the vendor's own has the resource: registering would take it away from that one, which then does the same to us."""
+        """Say which plugin of the vendor's own has the resource: registering would take it away
+        from that one, which then does the same to us.
+        """
         if self._vendors is None:
             return ""
         rival = await self._vendors.rival_of(
@@ -176,9 +199,16 @@ class PluginRegistrar:
                 why = f"registration failed: {text}"
                 if why != self.status:
                     # Said once: a dead kubelet would fill the log otherwise, every second.
-                    get_logger().warning("plugin.register-failed", resource=self.resource, code=err.code().name, error=text)
+                    get_logger().warning(
+                        "plugin.register-failed", resource=self.resource, code=err.code().name, error=text
+                    )
                 return why
-        get_logger().info("plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.resource)))
+        get_logger().info(
+            "plugin.registered",
+            resource=self.resource,
+            endpoint=path.name,
+            devices=len(self._state.entries(self.resource)),
+        )
         return ""
 
     async def _wait_for_list(self, plugin: DevicePlugin | WithdrawnPlugin, streams_before: int) -> bool:
@@ -208,7 +238,9 @@ class PluginRegistrar:
         waker = asyncio.create_task(wake_on_stream_end())
         try:
             await self._watch.until(
-                lambda: not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None)
+                lambda: (
+                    not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None)
+                )
             )
         finally:
             waker.cancel()
@@ -222,7 +254,9 @@ class PluginRegistrar:
         return why
 
     async def _hand_over(self, plugin: DevicePlugin | WithdrawnPlugin) -> None:
-        """Leave the list up until kubelet has taken the next gateway's: without a list every device would be unhealthy for a moment."""
+        """Leave the list up until kubelet has taken the next gateway's: without a list every device
+        would be unhealthy for a moment.
+        """
         try:
             async with self._clock.timeout(_HAND_OVER_S):
                 while plugin.open_streams:

@@ -1,6 +1,8 @@
-"""Unix sockets: serve gRPC on one, notice when one is removed or replaced, and remove those that a dead process left.
+"""Unix sockets: serve gRPC on one, notice when one is removed or replaced, and remove those that a
+dead process left.
 
-Flows in: paths. Flows out: running servers and wake-ups. The error boundary of every gRPC method is here, too.
+Flows in: paths. Flows out: running servers and wake-ups. The error boundary of
+every gRPC method is here, too.
 """
 
 from __future__ import annotations
@@ -25,11 +27,22 @@ from topobus.process.logging import get_logger
 from topobus.values.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 from topobus.values.outcome import Refusal
 
-__all__ = ["CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving", "within"]
+__all__ = [
+    "CallRefused",
+    "FolderWatch",
+    "answer",
+    "dialling",
+    "identity",
+    "refuse",
+    "remove_stale",
+    "serving",
+    "within",
+]
 
 T = TypeVar("T")
 
-# A status travels in a header, where three bytes may stand for one, and gRPC begins to drop headers of 8 KiB: a longer text would hide the status itself.
+# A status travels in a header, where three bytes may stand for one, and gRPC begins to drop headers
+# of 8 KiB: a longer text would hide the status itself.
 _TEXT_LIMIT_BYTES = 2048
 
 
@@ -43,7 +56,9 @@ class CallRefused(Exception):
 
 def refuse(refusal: Refusal, doing: str) -> NoReturn:
     """Turn a refusal into the error of the call, with every reason in it."""
-    raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(reason.message for reason in refusal.reasons)}")
+    raise CallRefused(
+        grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(reason.message for reason in refusal.reasons)}"
+    )
 
 
 async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
@@ -59,9 +74,15 @@ async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
 
 
 async def answer(
-    context: grpc.aio.ServicerContext[Any, Any], metrics: CallMetrics, method: str, device_class: str, work: Awaitable[T]
+    context: grpc.aio.ServicerContext[Any, Any],
+    metrics: CallMetrics,
+    method: str,
+    device_class: str,
+    work: Awaitable[T],
 ) -> T:
-    """Run one gRPC method: every error becomes a status with one clear sentence, never a traceback on the wire."""
+    """Run one gRPC method: every error becomes a status with one clear sentence, never a traceback
+    on the wire.
+    """
     started = asyncio.get_running_loop().time()
     outcome = "ok"
     try:
@@ -80,7 +101,11 @@ async def answer(
     except Exception as err:  # noqa: BLE001
         # boundary: gRPC servicer. Our own bug must not end the stream of other calls.
         get_logger().exception("call.crashed", method=method, device_class=device_class)
-        outcome, code, text = "crashed", grpc.StatusCode.INTERNAL, f"topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
+        outcome, code, text = (
+            "crashed",
+            grpc.StatusCode.INTERNAL,
+            f"topobus gateway: a bug in {method}: {type(err).__name__}: {err}",
+        )
     finally:
         elapsed_s = asyncio.get_running_loop().time() - started
         metrics.calls_s.labels(method, device_class, outcome).observe(elapsed_s)
@@ -111,20 +136,25 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
         # No grace: kubelet's streams never end by themselves.
         await server.stop(None)
         if identity(path) == own:
-            # Another gateway may serve under this name by now: only our own socket is ours to remove.
+            # Another gateway may serve under this name by now: only
+            # our own socket is ours to remove.
             path.unlink(missing_ok=True)  # noqa: ASYNC240  (one unlink is shorter than a thread's start)
 
 
 def dialling(path: Path) -> grpc.aio.Channel:
     """Open a channel of its own to a socket of kubelet's.
 
-    gRPC shares connections (and their back-off) between the channels of one process; a restarted kubelet listens under the same name.
+    gRPC shares connections (and their back-off) between the channels of one process; a restarted
+    kubelet listens under the same name.
     """
     return grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
-    """Tell one socket from another of the same name; None when there is none. The time of change is in it, for inode numbers come again."""
+    """Tell one socket from another of the same name; None when there is none.
+
+    The time of change is in it, for inode numbers come again.
+    """
     try:
         found_stat = path.lstat()
     except OSError:
@@ -133,7 +163,10 @@ def identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def remove_stale(folder: Path, pattern: str) -> None:
-    """Remove sockets of ours on which nobody listens; one that answers belongs to a living gateway."""
+    """Remove sockets of ours on which nobody listens.
+
+    One that answers belongs to a living gateway.
+    """
     for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
         if identity(path) is None:
             continue
@@ -150,7 +183,9 @@ def remove_stale(folder: Path, pattern: str) -> None:
 
 
 class FolderWatch:
-    """Wakes its waiters when something in a folder changes, and every so often besides: not every file system tells."""
+    """Wakes its waiters when something in a folder changes, and every so often besides: not every
+    file system tells.
+    """
 
     def __init__(self, folder: Path, watchdog_s: float) -> None:
         self.folder = folder
@@ -164,7 +199,8 @@ class FolderWatch:
                 with FolderEvents(self.folder) as events:
                     is_there = True
                     while is_there:
-                        # Once before the first wait: what came before the kernel listened is seen as well.
+                        # Once before the first wait: what came before the
+                        # kernel listened is seen as well.
                         self._broadcast.announce()
                         is_there = await self._changed(events)
             except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,10 @@
-"""Sees whether a vendor's own device plugin serves a resource on this node that a profile names: of two plugins with one resource kubelet keeps the last to register.
+"""Sees whether a vendor's own device plugin serves a resource on this node that a profile names: of
+two plugins with one resource kubelet keeps the last to register.
 
-Flows in: kubelet's folders and its PodResources. Flows out: why we do not register, empty when nobody else is there. A plugin is recognised by its socket while somebody
-listens on it, and, before our first registration, by what kubelet can allocate of the resource. Its API is not called: NVIDIA's plugin sends a change of health to one stream only.
+Flows in: kubelet's folders and its PodResources. Flows out: why we do not register, empty when
+nobody else is there. A plugin is recognised by its socket while somebody listens on it, and, before
+our first registration, by what kubelet can allocate of the resource. Its API is not called:
+NVIDIA's plugin sends a change of health to one stream only.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ class VendorPlugins:
     async def rival_of(self, resource: str, *, own_sockets: str, is_first: bool) -> str:
         """Say which plugin serves the resource; empty for none.
 
-        Shapes: own_sockets — pattern of the names that gateways give to this resource's sockets; is_first — we have not registered it yet, so that what kubelet
-                can allocate of it is not ours, unless another gateway of ours serves it, whose turn ends.
+        Shapes: own_sockets — pattern of the names that gateways give to this resource's sockets;
+        is_first — we have not registered it yet, so that what kubelet can allocate of it is not
+        ours, unless another gateway of ours serves it, whose turn ends.
         """
         path = await asyncio.to_thread(self._listening, socket_names(resource))
         if path is not None:
@@ -65,7 +69,9 @@ class VendorPlugins:
                 )
             except grpc.aio.AioRpcError:
                 return 0
-        return len({device_id for entry in answer.devices if entry.resource_name == resource for device_id in entry.device_ids})
+        return len(
+            {device_id for entry in answer.devices if entry.resource_name == resource for device_id in entry.device_ids}
+        )
 
 
 def _is_listening(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Values as kubelet's device plugin API has them. Pure.
 
-Flows in: list entries and container edits. Flows out: the messages of `deviceplugin/v1beta1`, a list's entries as bytes.
+Flows in: list entries and container edits. Flows out: the messages of
+`deviceplugin/v1beta1`, a list's entries as bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def allocate_response(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
         ],
         devices=[
             pb.DeviceSpec(
-                container_path=device_node.path, host_path=device_node.host_path or device_node.path, permissions=device_node.permissions
+                container_path=device_node.path,
+                host_path=device_node.host_path or device_node.path,
+                permissions=device_node.permissions,
             )
             for device_node in edits.device_nodes
         ],

@@ -1,8 +1,11 @@
-"""The device plugin of a resource that claims serve: it takes kubelet's list of it back, and stays as long as pods have devices by it.
+"""The device plugin of a resource that claims serve: it takes kubelet's list of it back, and stays
+as long as pods have devices by it.
 
-kubelet 1.36 asks nobody about a container whose pod has a claim for the resource, but for three things, which is why a plugin that merely ended would be in the way
-for five minutes: devices with NUMA nodes in its list make the Topology Manager turn the pod away, `pre_start_required` makes the container's start fail (`no devices found
-allocated in local cache`), and a resource without any plugin of which an older pod still has devices fails every start (`endpoint not found in cache`).
+kubelet 1.36 asks nobody about a container whose pod has a claim for the resource, but for three
+things, which is why a plugin that merely ended would be in the way for five minutes: devices with
+NUMA nodes in its list make the Topology Manager turn the pod away, `pre_start_required` makes the
+container's start fail (`no devices found allocated in local cache`), and a resource without any
+plugin of which an older pod still has devices fails every start (`endpoint not found in cache`).
 Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager manager.go, topology_hints.go, 1.36.2.
 """
 
@@ -24,7 +27,10 @@ __all__ = ["WithdrawnPlugin", "held_by_plugin"]
 
 
 def held_by_plugin(state: NodeState, offer: Offer) -> frozenset[str]:
-    """Name the devices that pods have by kubelet's allocation of a resource; shares and what left the inventory included."""
+    """Name the devices that pods have by kubelet's allocation of a resource.
+
+    Shares and what left the inventory included.
+    """
     whole = {
         name
         for name, owner in state.holders(offer.device_class).items()
@@ -46,7 +52,8 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
         self.open_streams = 0
         self.streams_seen = 0
         self.is_over = False
-        """kubelet was sent the list, and no pod has a device by it: the stream has ended behind the list, so that kubelet reads both in this order."""
+        """kubelet was sent the list, and no pod has a device by it: the stream has ended behind the
+        list, so that kubelet reads both in this order."""
         self._offer = offer
         self._state = state
 
@@ -82,12 +89,19 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
         """Refuse: kubelet's list of before the change of hands was longer."""
-        text = f"{self._offer.resource}: it is served by claims, which kube-scheduler makes: delete the pod, so that it is scheduled anew"
+        text = (
+            f"{self._offer.resource}: it is served by claims, which kube-scheduler makes: delete the pod, so that "
+            "it is scheduled anew"
+        )
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         raise AssertionError  # abort() raises
 
     def _message(self) -> pb.ListAndWatchResponse:
-        """List the sick devices that are held: kubelet takes one that is not in the list for healthy, and one without NUMA nodes for no opinion."""
+        """List the sick devices that are held: kubelet takes one that is not in the list for
+        healthy, and one without NUMA nodes for no opinion.
+        """
         held = held_by_plugin(self._state, self._offer)
-        entries = [entry for entry in self._state.entries(self._offer.resource) if entry.id in held and not entry.is_healthy]
+        entries = [
+            entry for entry in self._state.entries(self._offer.resource) if entry.id in held and not entry.is_healthy
+        ]
         return pb.ListAndWatchResponse(devices=[pb.Device(ID=entry.wire_id, health="Unhealthy") for entry in entries])

@@ -1,7 +1,9 @@
-"""Publishes an event when kubelet and the ledger disagree twice in a row about a device, and another one when they agree again.
+"""Publishes an event when kubelet and the ledger disagree twice in a row about a device, and
+another one when they agree again.
 
-Flows in: the current disagreements. Flows out: events, of which the newest about a device is its present state, and a log line for each. What was published before is
-read from the stream, so a restarted gateway neither repeats an event nor misses an end.
+Flows in: the current disagreements. Flows out: events, of which the newest about a device is its
+present state, and a log line for each. What was published before is read from the stream, so a
+restarted gateway neither repeats an event nor misses an end.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class LedgerDrift:
         self._ending: set[_Key] = set()
 
     async def publish(self, confirmed: Iterable[Disagreement], seen: Iterable[Disagreement]) -> None:
-        """Tell what is new of that which was seen twice, and what was not seen twice in a row. What could not be told is told next time."""
+        """Tell what is new of that which was seen twice, and what was not seen twice in a row.
+
+        What could not be told is told next time.
+        """
         wanted = {(disagreement.device_class, disagreement.device): disagreement for disagreement in confirmed}
         present = {(disagreement.device_class, disagreement.device) for disagreement in seen}
         try:
@@ -84,10 +89,17 @@ class LedgerDrift:
             is_over=is_over,
             time=time,
         )
-        sides = hashlib.sha256(f"{disagreement.kubelet}\n{disagreement.ledger}\n{is_over}\n{time}".encode()).hexdigest()[:16]
+        sides = hashlib.sha256(
+            f"{disagreement.kubelet}\n{disagreement.ledger}\n{is_over}\n{time}".encode()
+        ).hexdigest()[:16]
         event_id = f"{self._node}.{disagreement.device_class}.{disagreement.device}.{sides}"
         await self._bus.publish(
-            DISAGREEMENT, event, event_id=event_id, node=self._node, device_class=disagreement.device_class, device=disagreement.device
+            DISAGREEMENT,
+            event,
+            event_id=event_id,
+            node=self._node,
+            device_class=disagreement.device_class,
+            device=disagreement.device,
         )
         facts = {
             "device_class": disagreement.device_class,

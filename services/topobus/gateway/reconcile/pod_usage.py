@@ -1,6 +1,8 @@
-"""Reads from kubelet which container has which device and compares it with the ledger, for the reconciliation and for the `pods` ask.
+"""Reads from kubelet which container has which device and compares it with the ledger, for the
+reconciliation and for the `pods` ask.
 
-Flows in: kubelet's PodResources, the ledger, the checkpoint, inventories. Flows out: comparisons, and the answer to `pods`.
+Flows in: kubelet's PodResources, the ledger, the checkpoint, inventories. Flows out:
+comparisons, and the answer to `pods`.
 """
 
 from __future__ import annotations
@@ -78,15 +80,22 @@ class PodLook:
         holders = {name: self._holders(name) for name in {use.device_class for use in listing.uses}}
         comparison = compare(listing.uses, holders, self._prepared(), sharers_of(self._state.ledger))
         lacking, disagreements = compare_exclusive(listing.exclusive, self._state.ledger)
-        return listing, structs.replace(comparison, exclusive=lacking, disagreements=(*comparison.disagreements, *disagreements))
+        return listing, structs.replace(
+            comparison, exclusive=lacking, disagreements=(*comparison.disagreements, *disagreements)
+        )
 
     def _holders(self, device_class: str) -> dict[str, Owner]:
-        """Say who holds which device, and which replica; of a device that is held whole that one has all replicas."""
+        """Say who holds which device, and which replica.
+
+        Of a device that is held whole that one has all replicas.
+        """
         holders, sharers = self._state.holders(device_class), self._state.sharers(device_class)
         inventory = self._state.inventories().get(device_class)
         for device in inventory.devices if inventory is not None else ():
             if device.sharing is not None and device.name in holders and device.name not in sharers:
-                holders |= {replica_id(device.name, number): holders[device.name] for number in range(device.sharing.replicas)}
+                holders |= {
+                    replica_id(device.name, number): holders[device.name] for number in range(device.sharing.replicas)
+                }
         for name, shares in sharers.items():
             holders |= replica_holders(name, shares)
         return holders
@@ -101,7 +110,10 @@ class PodLook:
         uses: list[tuple[PodUse | ExclusiveUse, ContainerDevices]] = [
             (use, _container(use, inventories.get(use.device_class))) for use in listing.uses
         ]
-        uses += [(exclusive_use, _of_its_own(exclusive_use, inventories.get(CPU_RESOURCE))) for exclusive_use in listing.exclusive]
+        uses += [
+            (exclusive_use, _of_its_own(exclusive_use, inventories.get(CPU_RESOURCE)))
+            for exclusive_use in listing.exclusive
+        ]
         wanted = [shown for use, shown in uses if request.namespace in ("", use.namespace)]
         # A container's CPUs stand behind its devices.
         wanted.sort(
@@ -129,14 +141,17 @@ class PodLook:
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
         prepared: dict[tuple[str, str], PreparedHere] = {}
         for entry in self._checkpoint.entries():
-            # A claim that is begun may hold its devices already, and its containers may not run yet.
+            # A claim that is begun may hold its devices already, and
+            # its containers may not run yet.
             earlier = prepared.get((entry.namespace, entry.name))
             held = dict(earlier.held) if earlier is not None else {}
             looked_at = earlier.looked_at if earlier is not None else frozenset()
             if names := tuple(sorted({device.device for device in entry.devices if not device.is_shared})):
                 held[entry.device_class] = names
             by_share = (earlier.by_share if earlier is not None else frozenset()) | {
-                (entry.device_class, device.device) for device in entry.devices if device.share_id and not device.is_shared
+                (entry.device_class, device.device)
+                for device in entry.devices
+                if device.share_id and not device.is_shared
             }
             shares = dict(earlier.shares) if earlier is not None else {}
             sums: dict[str, dict[str, int]] = {}
@@ -183,4 +198,6 @@ def _device(name: str, inventory: Inventory | None) -> HeldDevice:
     if device is None:
         return HeldDevice(name=name, reason="not in the inventory")
     worst = device.health.worst
-    return HeldDevice(name=name, numa_nodes=device.numa_nodes, health=device.health.state, reason=worst.reason if worst else "")
+    return HeldDevice(
+        name=name, numa_nodes=device.numa_nodes, health=device.health.state, reason=worst.reason if worst else ""
+    )

@@ -1,10 +1,14 @@
-"""Keeps the ledger equal to kubelet's PodResources: releases what no pod uses any more, adopts what is in use and not in the ledger.
+"""Keeps the ledger equal to kubelet's PodResources: releases what no pod uses any more, adopts what
+is in use and not in the ledger.
 
-Flows in: the ledger and kubelet's list. Flows out: releases, adoptions (also of exclusive CPUs and aligned memory that kubelet's own managers gave), and an event
-with both sides where the two disagree. The device plugin API has no deallocate call, so releases are derived: an allocation is released when two listings, one
-period apart, show none of its devices in use and the ledger had it at both. Two are needed because kubelet lists a pod only some time after it has allocated for
-it. No answer means no release, and the list of a kubelet that has just started is not used. Nor is it used of a pod with a container that has not ended
-(`live_containers`): kubelet lists active pods only, and one that was deleted by force is none.
+Flows in: the ledger and kubelet's list. Flows out: releases, adoptions (also of exclusive CPUs and
+aligned memory that kubelet's own managers gave), and an event with both sides where the two
+disagree. The device plugin API has no deallocate call, so releases are derived: an allocation is
+released when two listings, one period apart, show none of its devices in use and the ledger had it
+at both. Two are needed because kubelet lists a pod only some time after it has allocated for it. No
+answer means no release, and the list of a kubelet that has just started is not used. Nor is it used
+of a pod with a container that has not ended (`live_containers`): kubelet lists active pods only,
+and one that was deleted by force is none.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["Reconciler"]
 
-# Between two looks while a claim waits, in seconds: two of them and a try of kubelet's are to fit into three seconds.
+# Between two looks while a claim waits, in seconds: two of them and a try of kubelet's
+# are to fit into three seconds.
 _AWAITED_S = 0.5
 
 _Mark = tuple[str, str, int]
@@ -50,7 +55,9 @@ _Mark = tuple[str, str, int]
 class Reconciler:
     """Looks at PodResources, period after period."""
 
-    def __init__(self, usage: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming) -> None:
+    def __init__(
+        self, usage: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming
+    ) -> None:
         self._usage = usage
         self._users = users
         self._socket = usage.socket
@@ -87,7 +94,10 @@ class Reconciler:
             for lack in sorted(lacking & lacking_before, key=lambda lack: lack.where):
                 await (self._adopt(lack) if isinstance(lack, Lacking) else self._adopt_exclusive(lack))
             lacking_before = lacking
-            idle = (*idle_allocations(self._state.ledger, listing.in_use), *idle_containers(self._state.ledger, listing.exclusive))
+            idle = (
+                *idle_allocations(self._state.ledger, listing.in_use),
+                *idle_containers(self._state.ledger, listing.exclusive),
+            )
             for allocation in idle:
                 mark = self._mark(allocation)
                 if mark in idle_before and self._is_believed(mark):
@@ -95,11 +105,17 @@ class Reconciler:
             self._linger(idle)
             idle_before = frozenset(map(self._mark, idle))
             self._used = {
-                mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in self._used or mark not in idle_before
+                mark
+                for mark in map(self._mark, self._state.ledger.allocations.values())
+                if mark in self._used or mark not in idle_before
             }
 
     async def _pause(self) -> None:
-        """Wait for the next look; while a claim waits for what a pod of kubelet's holds, see every moment whether that pod is gone."""
+        """Wait for the next look.
+
+        While a claim waits for what a pod of kubelet's holds, see every
+        moment whether that pod is gone.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._deadlines.reconcile_s
         gone_before: frozenset[_Mark] = frozenset()
@@ -113,20 +129,25 @@ class Reconciler:
             await first_of([awaited, self._state.lingering_changed.ticket()], left_s)
 
     async def _release_gone(self, gone_before: frozenset[_Mark]) -> frozenset[_Mark]:
-        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two looks in a row, and whose containers have ended; those of this look.
+        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two
+        looks in a row, and whose containers have ended; those of this look.
 
-        What no pod was named for may be an allocation whose pod is not listed yet: that is left to the ordinary looks.
+        What no pod was named for may be an allocation whose pod is not listed yet: that
+        is left to the ordinary looks.
         """
         self._detect_kubelet_restart()
         listing = await self._usage.listing()
         ledger = self._state.ledger
         if isinstance(listing, str) or ledger is None or not self._state.is_connected:
             return frozenset()
-        idle = {self._mark(idle_allocation): idle_allocation for idle_allocation in idle_allocations(ledger, listing.in_use)}
+        idle = {
+            self._mark(idle_allocation): idle_allocation for idle_allocation in idle_allocations(ledger, listing.in_use)
+        }
         gone = {
             mark: allocation
             for mark, allocation in idle.items()
-            if allocation.user is not None and allocation.owner.key in self._state.awaited | self._state.lingering.keys()
+            if allocation.user is not None
+            and allocation.owner.key in self._state.awaited | self._state.lingering.keys()
         }
         self._note_listed(listing)
         for mark in sorted(gone.keys() & gone_before):
@@ -137,7 +158,13 @@ class Reconciler:
 
     def _linger(self, idle: Iterable[Allocation]) -> None:
         """Tell of which idle allocations a container has not ended."""
-        self._state.linger({allocation.owner.key: why for allocation in idle if (why := why_lingering(allocation, self._state.containers))})
+        self._state.linger(
+            {
+                allocation.owner.key: why
+                for allocation in idle
+                if (why := why_lingering(allocation, self._state.containers))
+            }
+        )
 
     def _detect_kubelet_restart(self) -> None:
         """See whether kubelet was started again."""
@@ -146,27 +173,42 @@ class Reconciler:
             self._used.clear()
 
     def _note_listed(self, listing: Listing) -> None:
-        """Remember what kubelet lists, whoever asked it: a pod may be over before the next look here, and its devices are free all the same."""
+        """Remember what kubelet lists, whoever asked it: a pod may be over before the next look
+        here, and its devices are free all the same.
+        """
         self._detect_kubelet_restart()
         ledger = self._state.ledger
         if ledger is None or listing.kubelet != self._kubelet:
             return
-        # By key: to compare each allocation with each idle one would grow with the square of a node's pods.
+        # By key: to compare each allocation with each idle one would grow
+        # with the square of a node's pods.
         idle = {allocation.owner.key for allocation in idle_allocations(ledger, listing.in_use)}
-        plugins = ((key, allocation) for key, allocation in ledger.allocations.items() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN)
+        plugins = (
+            (key, allocation)
+            for key, allocation in ledger.allocations.items()
+            if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
+        )
         self._used |= {self._mark(allocation) for key, allocation in plugins if key not in idle}
 
     def _is_believed(self, mark: _Mark) -> bool:
-        """A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while."""
-        return asyncio.get_running_loop().time() - self._appeared_at >= self._deadlines.kubelet_grace_s or mark in self._used
+        """A kubelet that has just started lists no pods yet: believe it when it has listed this
+        very allocation before, or after a while.
+        """
+        return (
+            asyncio.get_running_loop().time() - self._appeared_at >= self._deadlines.kubelet_grace_s
+            or mark in self._used
+        )
 
     def _mark(self, allocation: Allocation) -> _Mark:
         return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))
 
     async def _adopt(self, lack: Lacking) -> None:
-        """Write down what a container has and nobody holds in the ledger, so that it is given to nobody else."""
+        """Write down what a container has and nobody holds in the ledger, so that it is given to
+        nobody else.
+        """
         owner = lack.owner or plugin_owner(lack.resource, lack.devices)
-        # Chosen of nothing but what it has, a claim gets the CPUs again on which its containers run.
+        # Chosen of nothing but what it has, a claim gets the CPUs
+        # again on which its containers run.
         cpus = CpuSet.of(cpu for _, chosen in lack.group_cpus for cpu in chosen)
         devices, shared, shares = self._wanted(lack)
         try:
@@ -201,14 +243,23 @@ class Reconciler:
             ledger="free",
         )
 
-    def _wanted(self, lack: Lacking) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, dict[str, HeldShare]]]:
-        """Say what is to be adopted: devices, those of them by share, and how much; kubelet lists replicas, the ledger has devices."""
+    def _wanted(
+        self, lack: Lacking
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, dict[str, HeldShare]]]:
+        """Say what is to be adopted: devices, those of them by share, and how much.
+
+        Kubelet lists replicas, the ledger has devices.
+        """
         if lack.owner is not None:
             shares = {
-                device_class: {name: HeldShare(amounts=dict(amounts)) for name, amounts in devices} for device_class, devices in lack.shares
+                device_class: {name: HeldShare(amounts=dict(amounts)) for name, amounts in devices}
+                for device_class, devices in lack.shares
             }
             return dict(lack.whole), dict(lack.by_share), shares
-        chosen = {device_class: chosen_of(names, self._state.inventories().get(device_class)) for device_class, names in lack.whole}
+        chosen = {
+            device_class: chosen_of(names, self._state.inventories().get(device_class))
+            for device_class, names in lack.whole
+        }
         return (
             {device_class: each.devices for device_class, each in chosen.items()},
             {device_class: tuple(each.shares) for device_class, each in chosen.items() if each.shares},
@@ -221,7 +272,11 @@ class Reconciler:
         try:
             adopted = await self._asks.adopt(
                 AdoptRequest(
-                    op_id=f"reconcile-{uuid.uuid4().hex}", owner=use.owner, devices=devices, memory=use.memory, container=use.container
+                    op_id=f"reconcile-{uuid.uuid4().hex}",
+                    owner=use.owner,
+                    devices=devices,
+                    memory=use.memory,
+                    container=use.container,
                 )
             )
         except TopobusError as err:
@@ -247,17 +302,23 @@ class Reconciler:
             get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=where, error=why)
 
     async def _report(self, disagreements: frozenset[Disagreement]) -> None:
-        """Tell each disagreement once, when it is seen at a second look; one that ends and comes again is told again."""
+        """Tell each disagreement once, when it is seen at a second look.
+
+        One that ends and comes again is told again.
+        """
         self._disagreed = disagreements & (self._doubted | self._disagreed)
         self._doubted = disagreements
         await self._asks.disagreements.publish(self._disagreed, disagreements)
 
     async def _release(self, allocation: Allocation, mark: _Mark) -> None:
-        """Have the devices cleaned, and let them go: in this order, so that a crash in between leaves them held, and the next look does it again."""
+        """Have the devices cleaned, and let them go: in this order, so that a crash in between
+        leaves them held, and the next look does it again.
+        """
         async with AsyncExitStack() as turns:
             for device_class in sorted({name for holding in allocation.holdings for name in holding.devices}):
                 await turns.enter_async_context(self._state.hand_overs.of(device_class))
-            # Kubelet may have allocated the same devices meanwhile, and the same devices have the same owner: only what we looked at is meant.
+            # Kubelet may have allocated the same devices meanwhile, and the same devices have the
+            # same owner: only what we looked at is meant.
             if self._mark(allocation) != mark or why_lingering(allocation, self._state.containers):
                 return
             try:
@@ -270,10 +331,15 @@ class Reconciler:
             except TopobusError as err:
                 get_logger().warning("release.failed", owner=allocation.owner.key, error=str(err))
             else:
-                get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it")
+                get_logger().info(
+                    "allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it"
+                )
 
     async def _undo(self, allocation: Allocation) -> Refusal | None:
-        """Tell device services which of their devices, and which replicas, nobody has any more; what others have a share of in another way stays as it is."""
+        """Tell device services which of their devices, and which replicas, nobody has any more.
+
+        What others have a share of in another way stays as it is.
+        """
         ledger = self._state.ledger
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or ledger is None:
             return None
@@ -281,10 +347,14 @@ class Reconciler:
         for device_class in sorted(
             self._state.inventories().keys() & {name for holding in allocation.holdings for name in holding.devices}
         ):
-            names = _devices(allocation, device_class) - set().union(*(_devices(other, device_class) for other in others))
+            names = _devices(allocation, device_class) - set().union(
+                *(_devices(other, device_class) for other in others)
+            )
             names |= {name for holding in allocation.holdings for name in holding.shares.get(device_class, {})}
             if names and self._state.silent_since(device_class):
-                raise PeerUnavailable(f"the {device_class} service has not answered since {self._state.silent_since(device_class)}")
+                raise PeerUnavailable(
+                    f"the {device_class} service has not answered since {self._state.silent_since(device_class)}"
+                )
             if names:
                 op_id = f"reconcile-{uuid.uuid4().hex}"
                 refusal = await self._asks.unprepare(op_id, allocation.owner, device_class, sorted(names))

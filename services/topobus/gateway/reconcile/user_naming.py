@@ -1,7 +1,8 @@
 """Tells the ledger which pod uses an Allocate result, as soon as kubelet lists that pod.
 
-Flows in: the ledger, kubelet's PodResources. Flows out: the pod of each allocation. Kubelet lists a pod a moment after it has allocated for it, so the first queries
-follow quickly and later ones with the period of the reconciliation. While every allocation has its pod, kubelet is not queried.
+Flows in: the ledger, kubelet's PodResources. Flows out: the pod of each allocation. Kubelet lists a
+pod a moment after it has allocated for it, so the first queries follow quickly and later ones with
+the period of the reconciliation. While every allocation has its pod, kubelet is not queried.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from topobus.values.request import Owner
 
 __all__ = ["UserNaming"]
 
-# The first look after an allocation, in seconds, and what follows, doubled: kubelet lists a pod when all its containers are admitted.
+# The first look after an allocation, in seconds, and what follows, doubled: kubelet lists a pod
+# when all its containers are admitted.
 _FIRST_LOOK_S = 0.1
 # As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
 _MOST_PODS = 256
@@ -42,7 +44,8 @@ class UserNaming:
         self._listed: dict[str, frozenset[Owner]] = {}
         """By claim: the pods that kubelet has listed once."""
         self._sent: dict[str, tuple[Owner, int, str, int, int]] = {}
-        """By allocation: what was told, and of which ledger. A ledger that has changed since and does not say it was told of an earlier allocation."""
+        """By allocation: what was told, and of which ledger. A ledger that has changed since and
+        does not say it was told of an earlier allocation."""
 
     async def run(self) -> None:
         """Look for ever, while there is an allocation whose pod nobody has said."""
@@ -71,11 +74,18 @@ class UserNaming:
             return
         self._sent = {key: sent for key, sent in self._sent.items() if key in ledger.allocations}
         for allocation, user in unnamed_users(ledger, listing.uses):
-            message = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
+            message = (
+                user,
+                self._state.times_handed_out(allocation.owner),
+                allocation.decision_id,
+                ledger.epoch,
+                ledger.sequence,
+            )
             if self._sent.get(allocation.owner.key) != message:
                 self._sent[allocation.owner.key] = message
                 if not await self._is_told(allocation, user) and self._sent.get(allocation.owner.key) == message:
-                    # The loop and the reconciliation name pods at the same time: the other one may have told more, or found the owner gone, meanwhile.
+                    # The loop and the reconciliation name pods at the same time: the other one may
+                    # have told more, or found the owner gone, meanwhile.
                     del self._sent[allocation.owner.key]
         await self._name_pods_of_claims(ledger, listing)
 
@@ -87,20 +97,29 @@ class UserNaming:
                 continue
             op_id = f"name-{uuid.uuid4().hex}"
             try:
-                await self._asks.name_pods(op_id, allocation.owner, decision_id=allocation.decision_id, pods=pods[:_MOST_PODS])
+                await self._asks.name_pods(
+                    op_id, allocation.owner, decision_id=allocation.decision_id, pods=pods[:_MOST_PODS]
+                )
             except TopobusError as err:
                 get_logger().warning("pods.untold", owner=key, error=str(err))
         # Kept without uids: what kubelet has listed once and lists no more has ended.
         named = {key: frozenset(map(without_uid, pods)) for key, pods in present.items()}
-        listed = {key: frozenset(pod for use in listing.uses if use.claim for pod in [pod_of(use)]) & pods for key, pods in named.items()}
+        listed = {
+            key: frozenset(pod for use in listing.uses if use.claim for pod in [pod_of(use)]) & pods
+            for key, pods in named.items()
+        }
         self._listed = {key: self._listed.get(key, frozenset()) | pods for key, pods in listed.items()}
 
     async def _is_told(self, allocation: Allocation, user: Owner) -> bool:
         owner = allocation.owner
         try:
-            await self._asks.name_pods(f"name-{uuid.uuid4().hex}", owner, decision_id=allocation.decision_id, pods=(user,))
+            await self._asks.name_pods(
+                f"name-{uuid.uuid4().hex}", owner, decision_id=allocation.decision_id, pods=(user,)
+            )
         except TopobusError as err:
             get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))
             return False
-        get_logger().info("user.named", owner=owner.key, pod=f"{user.namespace}/{user.name}", decision_id=allocation.decision_id)
+        get_logger().info(
+            "user.named", owner=owner.key, pod=f"{user.namespace}/{user.name}", decision_id=allocation.decision_id
+        )
         return True

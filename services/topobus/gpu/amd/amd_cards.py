@@ -1,12 +1,18 @@
-"""Decides for each AMD function what it is now: a whole GPU, or a card cut into partitions, each a device of its own. Never both.
+"""Decides for each AMD function what it is now: a whole GPU, or a card cut into partitions, each a
+device of its own.
 
-Flows in: PCI functions, KFD's nodes, amdgpu's partition modes, the DRM nodes of `amdgpu_xcp` platform devices. Flows out: one `AmdCard` for each function.
+Never both.
 
-A card in DPX, TPX, QPX or CPX has one KFD node and one render node for each partition. The first partition has the PCI function's own render node, the others those of
-platform devices (`amdgpu_xcp_3`, on newer kernels `amdgpu_xcp.3`), more of which exist than are in use: only KFD says which. A card whose mode and KFD's nodes disagree
-(its mode is being changed, or KFD cannot be read) is neither, and says why.
-Source: drivers/gpu/drm/amd/amdgpu/amdgpu_xcp.c, drivers/gpu/drm/amd/amdxcp/amdgpu_xcp_drv.c; current_compute_partition and current_memory_partition in
-Documentation/gpu/amdgpu.
+Flows in: PCI functions, KFD's nodes, amdgpu's partition modes, the DRM nodes of `amdgpu_xcp`
+platform devices. Flows out: one `AmdCard` for each function.
+
+A card in DPX, TPX, QPX or CPX has one KFD node and one render node for each partition. The first
+partition has the PCI function's own render node, the others those of platform devices
+(`amdgpu_xcp_3`, on newer kernels `amdgpu_xcp.3`), more of which exist than are in use: only KFD
+says which. A card whose mode and KFD's nodes disagree (its mode is being changed, or KFD cannot be
+read) is neither, and says why.
+Source: drivers/gpu/drm/amd/amdgpu/amdgpu_xcp.c, drivers/gpu/drm/amd/amdxcp/amdgpu_xcp_drv.c;
+current_compute_partition and current_memory_partition in Documentation/gpu/amdgpu.
 """
 
 from __future__ import annotations
@@ -55,23 +61,35 @@ class AmdCard(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> tuple[KfdNode, ...]:
-        """KFD's nodes of the card: one when it is whole, one for each partition; none where KFD has none, or there is a fault."""
+        """KFD's nodes of the card: one when it is whole, one for each partition.
+
+        None where KFD has none, or there is a fault.
+        """
         return tuple(part.node for part in self.partitions) or ((self.node,) if self.node is not None else ())
 
 
 def read_amd_cards(tree: Tree, addresses: Sequence[PciAddress]) -> dict[PciAddress, AmdCard]:
-    """Read what each of these functions is now; one that cannot be read is taken for whole, and `observe` says what is wrong with it."""
+    """Read what each of these functions is now.
+
+    One that cannot be read is taken for whole, and `observe` says what is wrong with it.
+    """
     try:
         kfd_nodes = read_kfd_nodes(tree)
     except HardwareError:
         # Without KFD's word whole GPUs lack links and target names, no more.
         kfd_nodes = ()
-    owned = _assign(tree, sorted({*addresses, *(sibling for address in addresses for sibling in _siblings(tree, address))}), kfd_nodes)
+    owned = _assign(
+        tree,
+        sorted({*addresses, *(sibling for address in addresses for sibling in _siblings(tree, address))}),
+        kfd_nodes,
+    )
     return {address: _read_card(tree, address, owned[address]) for address in addresses}
 
 
 def partition_drm_nodes(tree: Tree, card: AmdCard, partition: AmdPartition) -> tuple[str, ...]:
-    """Name the DRM nodes of a partition, relative to dev: its card node, where it has one, and its render node."""
+    """Name the DRM nodes of a partition, relative to dev: its card node, where it has one, and its
+    render node.
+    """
     render = f"renderD{partition.node.render_minor}"
     own = function_drm_nodes(tree, card.address)
     if own.render == render:
@@ -96,21 +114,33 @@ def _read_card(tree: Tree, address: PciAddress, nodes: Sequence[KfdNode]) -> Amd
         return AmdCard(address=address, node=nodes[0] if nodes else None, mode=mode, memory_mode=memory_mode)
     if mode == WHOLE or len(nodes) < 2 or len(nodes) != COUNTS.get(mode, len(nodes)):
         return AmdCard(
-            address=address, mode=mode, memory_mode=memory_mode, fault=f"it is in mode {mode}, and KFD lists {len(nodes)} of its parts"
+            address=address,
+            mode=mode,
+            memory_mode=memory_mode,
+            fault=f"it is in mode {mode}, and KFD lists {len(nodes)} of its parts",
         )
     if len({kfd_node.render_minor for kfd_node in nodes}) != len(nodes):
-        return AmdCard(address=address, mode=mode, memory_mode=memory_mode, fault="KFD tells no render node of each of its partitions")
+        return AmdCard(
+            address=address,
+            mode=mode,
+            memory_mode=memory_mode,
+            fault="KFD tells no render node of each of its partitions",
+        )
     ordered = sorted(nodes, key=lambda kfd_node: (kfd_node.function, kfd_node.render_minor))
     # Where the kernel numbers them, one that is missing renames none of the others.
     is_numbered = len({kfd_node.function for kfd_node in nodes}) == len(nodes)
     partitions = tuple(
-        AmdPartition(index=kfd_node.function if is_numbered else position, node=kfd_node) for position, kfd_node in enumerate(ordered)
+        AmdPartition(index=kfd_node.function if is_numbered else position, node=kfd_node)
+        for position, kfd_node in enumerate(ordered)
     )
     return AmdCard(address=address, mode=mode, memory_mode=memory_mode, partitions=partitions)
 
 
 def _assign(tree: Tree, addresses: Sequence[PciAddress], nodes: Sequence[KfdNode]) -> dict[PciAddress, list[KfdNode]]:
-    """Find the function of each KFD node: by its render node, else by its slot; where a slot has several, the one of the same unique id or number."""
+    """Find the function of each KFD node: by its render node, else by its slot.
+
+    Where a slot has several, the one of the same unique id or number.
+    """
     owned: dict[PciAddress, list[KfdNode]] = {address: [] for address in addresses}
     by_minor = {minor: address for address in addresses if (minor := _render_minor(tree, address))}
     left: list[KfdNode] = []
@@ -138,7 +168,9 @@ def _owner(node: KfdNode, candidates: Sequence[PciAddress], heads: Mapping[PciAd
 
 
 def _siblings(tree: Tree, address: PciAddress) -> list[PciAddress]:
-    """Find the other functions of a slot that are GPUs (virtual ones), so that their nodes are not taken for partitions of this one."""
+    """Find the other functions of a slot that are GPUs (virtual ones), so that their nodes are not
+    taken for partitions of this one.
+    """
     functions = (PciAddress(*address.key[:3], function) for function in range(8) if function != address.function)
     return [function for function in functions if _render_minor(tree, function)]
 

@@ -1,11 +1,14 @@
 """Brings an idle AMD card into another compute partition mode, and says why when it cannot.
 
-Flows in: the card as KFD and amdgpu show it. Flows out: the modes that it can have, one write of `current_compute_partition`, and a refusal where somebody uses the card, the
-kernel refuses, or KFD does not agree in time.
+Flows in: the card as KFD and amdgpu show it. Flows out: the modes that it can have, one write
+of `current_compute_partition`, and a refusal where somebody uses the card, the kernel refuses,
+or KFD does not agree in time.
 
-The kernel refuses a card that a process computes on (EBUSY); older kernels lock KFD as a whole, and refuse while any process of the node has it open. The memory
-mode (NPS) is left as it is: amdgpu stores a wish for all cards of an XGMI hive, and takes it when the driver is loaded again.
-Source: drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (available_compute_partition, current_compute_partition), amdgpu_gmc.c (current_memory_partition: "please remove and reload the
+The kernel refuses a card that a process computes on (EBUSY); older kernels lock KFD as a whole, and
+refuse while any process of the node has it open. The memory mode (NPS) is left as it is: amdgpu
+stores a wish for all cards of an XGMI hive, and takes it when the driver is loaded again.
+Source: drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (available_compute_partition,
+current_compute_partition), amdgpu_gmc.c (current_memory_partition: "please remove and reload the
 driver"), amdkfd/kfd_device.c (kgd2kfd_check_and_lock_kfd).
 """
 
@@ -36,20 +39,26 @@ _CPX = "CPX"
 
 
 def part_counts(tree: Tree, card: AmdCard, compute_dies: int) -> dict[str, int]:
-    """Give the modes that a card can have, with how many parts each makes; fewer than two: it cannot be cut on demand.
+    """Give the modes that a card can have, with how many parts each makes.
+
+    Fewer than two: it cannot be cut on demand.
 
     Shapes: compute_dies — by the table of products, 0: not known there; then KFD tells.
     """
     text = tree.read(f"{pci_folder(card.address)}/{_AVAILABLE}") or ""
-    dies = compute_dies or sum(node.xcc_count for node in card.nodes) or (len(card.partitions) if card.mode == _CPX else 0)
+    dies = (
+        compute_dies or sum(node.xcc_count for node in card.nodes) or (len(card.partitions) if card.mode == _CPX else 0)
+    )
     counts = {WHOLE: 1, **COUNTS, _CPX: dies}
     return {mode: counts[mode] for mode in re.findall(r"[A-Z]+", text.upper()) if counts.get(mode)}
 
 
 def card_users(tree: Tree, card: AmdCard) -> tuple[GpuProcess, ...]:
-    """Find the processes that use a card, whole or in parts: those that compute, and those that have one of its nodes open. This service is none.
+    """Find the processes that use a card, whole or in parts: those that compute, and those that
+    have one of its nodes open. This service is none.
 
-    Errors: raises HardwareError when KFD cannot be read. Cost: one readlink for each open file of the node.
+    Errors: raises HardwareError when KFD cannot be read. Cost: one readlink
+    for each open file of the node.
     """
     nodes = {path.rpartition("/")[2] for path in function_drm_nodes(tree, card.address).paths}
     nodes |= {path.rpartition("/")[2] for part in card.partitions for path in partition_drm_nodes(tree, card, part)}
@@ -68,8 +77,10 @@ def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path
         hint = {
             errno.EBUSY: "a process still has KFD open (on kernels that lock KFD as a whole: on any GPU of this node)",
             errno.EINVAL: "the card does not have this mode with its memory mode",
-            errno.EROFS: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices (deploy/kubernetes-gpu-partitions)",
-            errno.EACCES: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices (deploy/kubernetes-gpu-partitions)",
+            errno.EROFS: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices "
+            "(deploy/kubernetes-gpu-partitions)",
+            errno.EACCES: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices "
+            "(deploy/kubernetes-gpu-partitions)",
             errno.EPERM: "the card is being reset, or the service may not write /sys",
         }.get(err.errno or 0, "")
         text = f"amdgpu does not bring {address} into mode {mode}: {err.strerror}" + (f": {hint}" if hint else "")
@@ -77,7 +88,9 @@ def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path
     return None
 
 
-def settle_mode(tree: Tree, address: PciAddress, mode: str, count: int, pauses: Pauses, limit_s: float = SETTLE_S) -> AmdCard | Refusal:
+def settle_mode(
+    tree: Tree, address: PciAddress, mode: str, count: int, pauses: Pauses, limit_s: float = SETTLE_S
+) -> AmdCard | Refusal:
     """Wait until amdgpu, KFD and the render nodes agree on a mode; how the card is then."""
 
     def look() -> tuple[AmdCard | None, str]:

@@ -1,7 +1,10 @@
-"""Brings AMD cards into the mode that a request wants: whole, or in one of the numbers of parts that they can have.
+"""Brings AMD cards into the mode that a request wants: whole, or in one of the numbers of parts
+that they can have.
 
-A card stays in its last mode when its last part is given back: each mode is as good as another for whoever comes next, and a switch more is one more that can fail. So what a
-death left half done is done as soon as amdgpu and KFD agree on any mode; only a card on which they do not agree is brought back to the mode from before.
+A card stays in its last mode when its last part is given back: each mode is as good as another
+for whoever comes next, and a switch more is one more that can fail. So what a death left half
+done is done as soon as amdgpu and KFD agree on any mode; only a card on which they do not agree
+is brought back to the mode from before.
 """
 
 from __future__ import annotations
@@ -37,11 +40,13 @@ class ModeWish(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
 
     def is_rival(self, device: str) -> bool:
-        """Say whether a device is one of this card in another mode. One of the same mode is none: its owner waits too, or had it before the node started anew.
+        """Say whether a device is one of this card in another mode.
+
+        One of the same mode is none: its owner waits too, or had it before the node started anew.
 
         >>> ModeWish(name="gpu-0", mode="CPX", counts={}, devices=()).is_rival("gpu-0"), ModeWish(name="gpu-0", mode="SPX", counts={}, devices=()).is_rival("gpu-0")
         (True, False)
-        """
+        """  # noqa: E501
         own = device == self.name if self.mode == WHOLE else device.startswith(f"{self.name}-{self.mode.lower()}-")
         return not own and (device == self.name or device.startswith(f"{self.name}-"))
 
@@ -59,7 +64,9 @@ class AmdOnDemand(CardCuts[ModeWish]):
         return f"{address} in mode {wish.mode}"
 
     def undo(self, tree: Tree, address: PciAddress | None, record: DeviceRecord) -> None:
-        """Let an owner go; a switch that a death or a refusal cut off is undone, unless the card is whole in some mode.
+        """Let an owner go.
+
+        A switch that a death or a refusal cut off is undone, unless the card is whole in some mode.
 
         Errors: raises HardwareError while the card is at work, or cannot be brought back yet.
         """
@@ -120,11 +127,17 @@ class AmdOnDemand(CardCuts[ModeWish]):
 def _refuse_users(tree: Tree, card: AmdCard, wish: ModeWish, in_use: frozenset[str]) -> Refusal | None:
     rivals = tuple(sorted(filter(wish.is_rival, in_use)))
     if rivals:
-        text = f"{card.address} is in mode {card.mode} and cannot be brought into {wish.mode}: {', '.join(rivals)} is held, or is still being cleaned"
+        text = (
+            f"{card.address} is in mode {card.mode} and cannot be brought into {wish.mode}: {', '.join(rivals)} "
+            "is held, or is still being cleaned"
+        )
         return refuse("card-in-use", text, address=str(card.address), devices=rivals)
     users = card_users(tree, card)
     if users:
-        text = f"{card.address} is in mode {card.mode} and cannot be brought into {wish.mode}: {', '.join(map(str, users))} has it open"
+        text = (
+            f"{card.address} is in mode {card.mode} and cannot be brought into {wish.mode}: "
+            f"{', '.join(map(str, users))} has it open"
+        )
         return refuse("card-in-use", text, address=str(card.address), pids=tuple(str(process.pid) for process in users))
     return None
 
@@ -134,13 +147,16 @@ def group_wishes(
 ) -> Mapping[PciAddress, ModeWish] | Refusal:
     """Group what is wanted by card.
 
-    Shapes: wanted — address, name of the card, mode and device of each. Errors: refuses a card of which two modes are wanted at once.
+    Shapes: wanted — address, name of the card, mode and device of each. Errors: refuses a card of
+    which two modes are wanted at once.
     """
     wishes: dict[PciAddress, ModeWish] = {}
     for address, card, mode, device in sorted(wanted):
         wish = wishes.get(address, ModeWish(name=card, mode=mode, counts=counts[address], devices=()))
         if wish.mode != mode or mode not in wish.counts:
-            text = f"{device}: {address} cannot be in mode {mode}" + (f" and {wish.mode} at once" if wish.mode != mode else " now")
+            text = f"{device}: {address} cannot be in mode {mode}" + (
+                f" and {wish.mode} at once" if wish.mode != mode else " now"
+            )
             return refuse("device-not-offered", text, devices=(device,))
         wishes[address] = ModeWish(name=card, mode=mode, counts=wish.counts, devices=(*wish.devices, device))
     return wishes

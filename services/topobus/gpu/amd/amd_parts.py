@@ -1,7 +1,10 @@
-"""Describes the partitions of an AMD card as devices: those that it has, and those that it would have in a mode that it can be brought into.
+"""Describes the partitions of an AMD card as devices: those that it has, and those that it would
+have in a mode that it can be brought into.
 
-Flows in: the card, what the PCI function tells of it, links by the names of devices. Flows out: devices. One that may come and go on demand is described by what is the same in
-each mode of the card: an equal share of memory and compute units, and no id of its own, so that a switch changes no slice.
+Flows in: the card, what the PCI function tells of it, links by the names of devices.
+Flows out: devices. One that may come and go on demand is described by what is the same in
+each mode of the card: an equal share of memory and compute units, and no id of its own,
+so that a switch changes no slice.
 """
 
 from __future__ import annotations
@@ -16,7 +19,16 @@ from topobus.sysfs.kfd import KfdNode
 from topobus.values.device import AttributeValue, Device, Link
 from topobus.values.machine import PciDevice
 
-__all__ = ["PARTITION", "CardFacts", "facts_of_whole", "partition_name", "possible_parts", "present_parts", "share", "target_of"]
+__all__ = [
+    "PARTITION",
+    "CardFacts",
+    "facts_of_whole",
+    "partition_name",
+    "possible_parts",
+    "present_parts",
+    "share",
+    "target_of",
+]
 
 PARTITION = "partition"
 """The attribute `type` of a part."""
@@ -37,7 +49,9 @@ class CardFacts(Struct, frozen=True, kw_only=True):
     memory_mode: str
 
 
-def present_parts(facts: CardFacts, card: AmdCard, share_bytes: int, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
+def present_parts(
+    facts: CardFacts, card: AmdCard, share_bytes: int, links: Mapping[str, tuple[Link, ...]]
+) -> list[Device]:
     """Describe the partitions that a card has now, each by its own KFD node."""
     devices: list[Device] = []
     # Newer kernels give each partition an id of its own; one that all share names none of them.
@@ -53,7 +67,9 @@ def present_parts(facts: CardFacts, card: AmdCard, share_bytes: int, links: Mapp
     return devices
 
 
-def possible_parts(facts: CardFacts, card: AmdCard, mode: str, count: int, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
+def possible_parts(
+    facts: CardFacts, card: AmdCard, mode: str, count: int, links: Mapping[str, tuple[Link, ...]]
+) -> list[Device]:
     """Describe the partitions that a card has in a mode, whether it is in that mode or not."""
     units = _units_of(card)
     target = target_of(card.nodes[0]) if card.nodes else {}
@@ -70,7 +86,9 @@ def possible_parts(facts: CardFacts, card: AmdCard, mode: str, count: int, links
 
 
 def share(card_bytes: int, parts: int) -> int:
-    """Divide a card's memory where KFD tells no banks: each partition has the same, in whichever memory mode, also where KFD lists fewer than there are."""
+    """Divide a card's memory where KFD tells no banks: each partition has the same, in whichever
+    memory mode, also where KFD lists fewer than there are.
+    """
     return card_bytes // parts // _PAGE_BYTES * _PAGE_BYTES
 
 
@@ -80,7 +98,9 @@ def partition_name(device_class: str, card: AmdCard, partition: AmdPartition) ->
 
 
 def facts_of_whole(card: AmdCard) -> dict[str, AttributeValue]:
-    """Give the attributes of a whole card that KFD tells: the compiler's target, and how many compute units it has."""
+    """Give the attributes of a whole card that KFD tells: the compiler's target, and how many
+    compute units it has.
+    """
     units = _units_of(card)
     return {**(target_of(card.nodes[0]) if card.nodes else {}), **({"computeUnits": units} if units else {})}
 
@@ -133,7 +153,9 @@ def _part(
 
 
 def _gfx_name(version: int) -> str:
-    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, minor; hexadecimal stepping).
+    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, minor.
+
+    Hexadecimal stepping).
 
     >>> _gfx_name(90010), _gfx_name(110000)
     ('gfx90a', 'gfx1100')

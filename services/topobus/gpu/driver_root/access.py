@@ -1,8 +1,13 @@
-"""What a claim asks for besides its GPUs: GPUDirect Storage, GDRCopy, IMEX channels. Read from its opaque configuration, once for all GPUs of the claim.
+"""What a claim asks for besides its GPUs: GPUDirect Storage, GDRCopy, IMEX channels.
 
-Flows in: configurations, the tree's device nodes. Flows out: the nodes relative to dev, or a Refusal that names the field, or the node that the host does not have.
-    {"apiVersion": "gpu.topobus.dev/v1", "kind": "Access", "gpuDirectStorage": true, "gdrCopy": true, "imexChannels": [0]}
-Source: names of the nodes: nvidia-fs (GPUDirect Storage), gdrdrv (GDRCopy), IMEX service guide ("channels").
+Read from its opaque configuration, once for all GPUs of the claim.
+
+Flows in: configurations, the tree's device nodes. Flows out: the nodes relative to dev,
+or a Refusal that names the field, or the node that the host does not have.
+{"apiVersion": "gpu.topobus.dev/v1", "kind": "Access", "gpuDirectStorage": true,
+"gdrCopy": true, "imexChannels": [0]}
+Source: names of the nodes: nvidia-fs (GPUDirect Storage), gdrdrv (GDRCopy),
+IMEX service guide ("channels").
 """
 
 from __future__ import annotations
@@ -36,23 +41,39 @@ class Access(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_f
 
 
 def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access | Refusal:
-    """Join what the configurations of a claim's GPUs ask for; of one GPU the last configuration counts, for claims come after classes.
+    """Join what the configurations of a claim's GPUs ask for.
+
+    Of one GPU the last configuration counts, for claims come after classes.
 
     Errors: raises nothing; Refusal code access-malformed.
     >>> read_access([[{"apiVersion": "gpu.topobus.dev/v1", "kind": "Access", "imexChannels": [0]}]]).imex_channels
     (0,)
     """
-    wanted = [entries[-1] for config in configurations if (entries := [entry for entry in config if entry.get("kind") == ACCESS_KIND])]
+    wanted = [
+        entries[-1]
+        for config in configurations
+        if (entries := [entry for entry in config if entry.get("kind") == ACCESS_KIND])
+    ]
     accesses: list[Access] = []
     for entry in wanted:
         if entry.get("apiVersion") != ACCESS_VERSION:
-            return _refuse("access-malformed", f"{ACCESS_KIND}.apiVersion is {entry.get('apiVersion')!r}, wanted {ACCESS_VERSION!r}")
+            return _refuse(
+                "access-malformed",
+                f"{ACCESS_KIND}.apiVersion is {entry.get('apiVersion')!r}, wanted {ACCESS_VERSION!r}",
+            )
         try:
-            access = msgspec.convert({key: value for key, value in entry.items() if key not in ("apiVersion", "kind")}, Access)
+            access = msgspec.convert(
+                {key: value for key, value in entry.items() if key not in ("apiVersion", "kind")}, Access
+            )
         except msgspec.ValidationError as err:
             return _refuse("access-malformed", f"{ACCESS_KIND}: {err}")
-        if len(access.imex_channels) > _CHANNELS_LIMIT or not all(0 <= channel <= _LARGEST_CHANNEL for channel in access.imex_channels):
-            text = f"{ACCESS_KIND}.imexChannels is {list(access.imex_channels[:8])}, wanted at most {_CHANNELS_LIMIT} numbers from 0 to {_LARGEST_CHANNEL}"
+        if len(access.imex_channels) > _CHANNELS_LIMIT or not all(
+            0 <= channel <= _LARGEST_CHANNEL for channel in access.imex_channels
+        ):
+            text = (
+                f"{ACCESS_KIND}.imexChannels is {list(access.imex_channels[:8])}, wanted at most "
+                f"{_CHANNELS_LIMIT} numbers from 0 to {_LARGEST_CHANNEL}"
+            )
             return _refuse("access-malformed", text)
         accesses.append(access)
     return Access(
@@ -63,7 +84,9 @@ def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access
 
 
 def access_nodes(tree: Tree, access: Access) -> tuple[str, ...] | Refusal:
-    """Find the nodes; refused when the host lacks one of them, for a container that was promised it would not work.
+    """Find the nodes.
+
+    Refused when the host lacks one of them, for a container that was promised it would not work.
 
     Errors: raises HardwareError when dev cannot be listed; Refusal code access-unavailable.
     """
@@ -75,7 +98,10 @@ def access_nodes(tree: Tree, access: Access) -> tuple[str, ...] | Refusal:
     names += [f"{_CHANNELS}/channel{channel}" for channel in access.imex_channels]
     missing = tuple(f"/dev/{name}" for name in names if not tree.exists(f"dev/{name}"))
     if missing:
-        text = f"the host has no {', '.join(missing)}: load nvidia-fs for GPUDirect Storage, gdrdrv for GDRCopy; IMEX channels are made by nvidia-modprobe"
+        text = (
+            f"the host has no {', '.join(missing)}: load nvidia-fs for GPUDirect Storage, gdrdrv for GDRCopy; "
+            "IMEX channels are made by nvidia-modprobe"
+        )
         return _refuse("access-unavailable", text, missing=missing)
     return tuple(names)
 

@@ -1,6 +1,10 @@
-"""Decides whether a container gets the driver's files from us, and by which way its loader finds them; keeps what was found until a folder changes.
+"""Decides whether a container gets the driver's files from us, and by which way its loader finds
+them.
 
-Flows in: the tree's settings, the version of the loaded module, whose container it is. Flows out: edits, a Refusal, or None: NVIDIA's container runtime is to bring the files.
+Keeps what was found until a folder changes.
+
+Flows in: the tree's settings, the version of the loaded module, whose container it is. Flows out:
+edits, a Refusal, or None: NVIDIA's container runtime is to bring the files.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ __all__ = ["DriverFileSource"]
 
 # Marks of Docker's and Podman's containers: what such a process sees is not the host's.
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
-# Folders that changed less than this ago may change again without another time: file systems tell times in steps, of 10 ms for most.
+# Folders that changed less than this ago may change again without another time: file systems tell
+# times in steps, of 10 ms for most.
 _SETTLED_NS = 1_000_000_000
 
 
@@ -36,7 +41,10 @@ class DriverFileSource:
         self._answer: DriverFiles | Refusal | None = None
 
     def find(self, tree: Tree, version: str) -> DriverFiles | Refusal | None:
-        """Find the files of a version; None where they are none of ours to bring, or no module is loaded."""
+        """Find the files of a version.
+
+        None where they are none of ours to bring, or no module is loaded.
+        """
         if not version or not _is_asked(tree):
             return None
         settings = tree.settings.driver_files
@@ -67,7 +75,10 @@ class DriverFileSource:
         settings = tree.settings.driver_files
         answer = self.find(tree, version)
         if answer is None and settings.bring == "always":
-            return _refuse("driver-files-incomplete", "no NVIDIA kernel module is loaded: /proc/driver/nvidia/version names no version")
+            return _refuse(
+                "driver-files-incomplete",
+                "no NVIDIA kernel module is loaded: /proc/driver/nvidia/version names no version",
+            )
         if answer is None or isinstance(answer, Refusal):
             return answer if settings.bring == "always" else None
         way = _way(tree, owner)
@@ -81,7 +92,9 @@ def _is_asked(tree: Tree) -> bool:
     settings = tree.settings.driver_files
     if settings.bring != "auto" or settings.root:
         return settings.bring != "never"
-    sees_host = settings.host_root != "/" or (tree.is_live and not any(Path(mark).exists() for mark in _CONTAINER_MARKS))
+    sees_host = settings.host_root != "/" or (
+        tree.is_live and not any(Path(mark).exists() for mark in _CONTAINER_MARKS)
+    )
     return sees_host and not tree.is_recorded
 
 
@@ -98,7 +111,8 @@ def _way(tree: Tree, owner: Owner) -> Way | Refusal:
     if settings.loader == "hook":
         return _refuse(
             "loader-hook-missing",
-            f"hardware.driver_files.loader is hook, and {HOOK_PROGRAM} is not beside {sys.executable}: name its path on the host in hardware.driver_files.hook",
+            f"hardware.driver_files.loader is hook, and {HOOK_PROGRAM} is not beside {sys.executable}: name "
+            "its path on the host in hardware.driver_files.hook",
         )
     return "variable"
 

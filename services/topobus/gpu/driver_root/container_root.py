@@ -1,7 +1,9 @@
 """Reads and writes files of a container's root from outside, and never leaves it.
 
-Flows in: paths as the container means them. Flows out: bytes of regular files, names, files replaced as a whole. Every link is read and followed here, step by step from the root, and each
-step is opened without following: an image may have a link at any place, and whoever uses this is root on the host. Magic links of /proc are texts like all others.
+Flows in: paths as the container means them. Flows out: bytes of regular files, names, files
+replaced as a whole. Every link is read and followed here, step by step from the root, and each step
+is opened without following: an image may have a link at any place, and whoever uses this is root on
+the host. Magic links of /proc are texts like all others.
 Source: openat(2), O_NOFOLLOW; path_resolution(7).
 """
 
@@ -23,7 +25,10 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ContainerRoot:
-    """The root folder of a container; use it in a `with`. Methods raise OSError for what is absent or not as it should be."""
+    """The root folder of a container; use it in a `with`.
+
+    Methods raise OSError for what is absent or not as it should be.
+    """
 
     def __init__(self, path: str) -> None:
         """Open the folder."""
@@ -33,7 +38,9 @@ class ContainerRoot:
         """Give the root itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close it."""
         os.close(self._root)
 
@@ -67,7 +74,10 @@ class ContainerRoot:
         return True
 
     def write(self, folder: str, name: str, data: bytes) -> None:
-        """Put a file in place of what is there, a link included; the folder is made when it is missing."""
+        """Put a file in place of what is there, a link included.
+
+        The folder is made when it is missing.
+        """
         handle = self._open_or_make(folder)
         temporary = f".{name}.topobus"
         try:
@@ -75,7 +85,9 @@ class ContainerRoot:
                 os.unlink(temporary, dir_fd=handle)
             except FileNotFoundError:
                 pass
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=handle)
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=handle
+            )
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 os.fchmod(descriptor, 0o644)

@@ -1,7 +1,9 @@
-"""Finds the files of the loaded NVIDIA driver on this host: libraries, programs, firmware, configuration and sockets, all of exactly the loaded version.
+"""Finds the files of the loaded NVIDIA driver on this host: libraries, programs, firmware,
+configuration and sockets, all of exactly the loaded version.
 
-Flows in: settings, the version of the loaded kernel module. Flows out: the files with their real paths on the host, or a Refusal that says what is wrong where, and what to do.
-Everything is read through `HostFiles`, below the configured roots.
+Flows in: settings, the version of the loaded kernel module. Flows out: the files with their real
+paths on the host, or a Refusal that says what is wrong where, and what to do. Everything is read
+through `HostFiles`, below the configured roots.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from topobus.values.outcome import Reason, Refusal
 __all__ = ["SEARCHED_ROOTS", "DriverFiles", "File", "Library", "find_driver_files", "find_sockets"]
 
 SEARCHED_ROOTS = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/usr/local/nvidia", "/run/opengl-driver", "/")
-"""Where a driver container, GKE, others with a plain folder, NixOS, and a driver of the distribution have their files; the first one with the loaded version serves."""
+"""Where a driver container, GKE, others with a plain folder, NixOS, and a driver of the
+distribution have their files; the first one with the loaded version serves."""
 
 _SUB_FOLDERS = ("", "vdpau")
 _XORG_FOLDERS = tuple(
@@ -67,9 +70,11 @@ class DriverFiles(Struct, frozen=True, kw_only=True):
 
 
 def find_driver_files(settings: DriverFilesSettings, version: str) -> DriverFiles | Refusal:
-    """Find the files of the loaded version, in the root that is set or in the first of the usual ones that has them.
+    """Find the files of the loaded version, in the root that is set or in the first of the usual
+    ones that has them.
 
-    Errors: raises nothing; Refusal code driver-files-incomplete, one reason a root that has some driver.
+    Errors: raises nothing; Refusal code driver-files-incomplete, one
+    reason a root that has some driver.
     Cost: lists about twenty folders, and reads the headers of some forty libraries.
     """
     roots = (settings.root,) if settings.root else SEARCHED_ROOTS
@@ -86,7 +91,9 @@ def find_driver_files(settings: DriverFilesSettings, version: str) -> DriverFile
                 libraries=libraries,
                 files=(*_binaries(view), *_firmware(view, version), *_configuration(view), *_xorg(view, version)),
                 storage=tuple(
-                    File(host_path=real, container_path=f"/{path}") for path in STORAGE_FILES if view.is_file(real := view.real(path))
+                    File(host_path=real, container_path=f"/{path}")
+                    for path in STORAGE_FILES
+                    if view.is_file(real := view.real(path))
                 ),
             )
         others = other_versions(name for folder in LIBRARY_FOLDERS for name in view.names(folder))
@@ -96,7 +103,11 @@ def find_driver_files(settings: DriverFilesSettings, version: str) -> DriverFile
 
 
 def _libraries(view: HostFiles, version: str) -> tuple[Library, ...]:
-    """Find the libraries; of two of one name the first folder's counts, and those of another machine than libcuda's are none."""
+    """Find the libraries.
+
+    Of two of one name the first folder's counts, and those of another
+    machine than libcuda's are none.
+    """
     machines: dict[str, int] = {}
     libraries: dict[str, Library] = {}
     for folder in LIBRARY_FOLDERS:
@@ -110,14 +121,18 @@ def _libraries(view: HostFiles, version: str) -> tuple[Library, ...]:
                     continue
                 names = library_names(name, elf.soname, listed)
                 machines[key] = elf.machine
-                libraries[key] = Library(host_path=real, names=tuple(f"{sub}/{name}" if sub else name for name in names))
+                libraries[key] = Library(
+                    host_path=real, names=tuple(f"{sub}/{name}" if sub else name for name in names)
+                )
     machine = machines.get(f"libcuda.so.{version}")
     chosen = {key: library for key, library in libraries.items() if machine is None or machines[key] == machine}
     return _each_name_once([chosen[key] for key in sorted(chosen)])
 
 
 def _each_name_once(libraries: Sequence[Library]) -> tuple[Library, ...]:
-    """Leave a name to the first library that has it as its own: two mounts on one path contradict each other."""
+    """Leave a name to the first library that has it as its own: two mounts on one path contradict
+    each other.
+    """
     taken = {library.names[0] for library in libraries}
     distinct: list[Library] = []
     for library in libraries:
@@ -142,7 +157,10 @@ def _firmware(view: HostFiles, version: str) -> tuple[File, ...]:
         names = [name for name in view.names(f"{folder}/{version}") if name.startswith("gsp") and name.endswith(".bin")]
         if names:
             return tuple(
-                File(host_path=view.real(f"{folder}/{version}/{name}"), container_path=f"/lib/firmware/nvidia/{version}/{name}")
+                File(
+                    host_path=view.real(f"{folder}/{version}/{name}"),
+                    container_path=f"/lib/firmware/nvidia/{version}/{name}",
+                )
                 for name in names
             )
     return ()
@@ -171,7 +189,9 @@ def _xorg(view: HostFiles, version: str) -> tuple[File, ...]:
 
 
 def find_sockets(host_root: str, root: str) -> tuple[File, ...]:
-    """Find the daemons' sockets, which come and go: a driver container has them below its own /run, and everybody else in the host's."""
+    """Find the daemons' sockets, which come and go: a driver container has them below its own /run,
+    and everybody else in the host's.
+    """
     view = HostFiles(host_root, root)
     return tuple(
         File(host_path=real, container_path=f"/run/{name}")
@@ -187,13 +207,21 @@ def _incomplete(root: str, version: str, missing: Sequence[str], others: Sequenc
         if others and version not in others
         else "install all of the driver's packages, or name another folder in hardware.driver_files.root"
     )
-    text = f"the driver's files at {root} are incomplete: got {got}, wanted {', '.join(missing)} as the loaded module is {version}; {step}"
-    return Reason(code="driver-files-incomplete", message=text, facts={"root": root, "wanted": tuple(missing), "got": tuple(others)})
+    text = (
+        f"the driver's files at {root} are incomplete: got {got}, wanted {', '.join(missing)} as the loaded "
+        f"module is {version}; {step}"
+    )
+    return Reason(
+        code="driver-files-incomplete",
+        message=text,
+        facts={"root": root, "wanted": tuple(missing), "got": tuple(others)},
+    )
 
 
 def _absent(roots: Sequence[str], version: str) -> Reason:
     text = (
-        f"no files of driver {version} are at {', '.join(roots)}: got no libcuda.so, wanted libcuda.so.{version}; name the folder in hardware.driver_files.root, "
+        f"no files of driver {version} are at {', '.join(roots)}: got no libcuda.so, wanted "
+        f"libcuda.so.{version}; name the folder in hardware.driver_files.root, "
         "and where this process sees the host in hardware.driver_files.host_root"
     )
     return Reason(code="driver-files-incomplete", message=text, facts={"roots": tuple(roots), "wanted": version})

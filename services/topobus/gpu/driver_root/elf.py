@@ -1,8 +1,11 @@
-"""Reads what a loader must know of a shared library: its SONAME, its machine, and NVIDIA's note of forward compatibility. Pure, and bounded.
+"""Reads what a loader must know of a shared library: its SONAME, its machine, and NVIDIA's note of
+forward compatibility. Pure, and bounded.
 
-Flows in: a function that reads a part of a file. Flows out: the facts, or None for what is no 64-bit little-endian ELF file. A file may come out of a container's image, so that no
-number of it is trusted: every read has a limit, and what points outside is nothing.
-Source: System V ABI, "Object Files" and "Dynamic Linking"; elf(5). The note is what `readelf -n` shows of libcuda in CUDA's compat packages.
+Flows in: a function that reads a part of a file. Flows out: the facts, or None for what is no
+64-bit little-endian ELF file. A file may come out of a container's image, so that no number of it
+is trusted: every read has a limit, and what points outside is nothing.
+Source: System V ABI, "Object Files" and "Dynamic Linking"; elf(5). The note is what `readelf -n`
+shows of libcuda in CUDA's compat packages.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Elf(Struct, frozen=True, kw_only=True):
     soname: str = ""
     """Empty: it has none."""
     serves_drivers: tuple[int, ...] | None = None
-    """Major versions of kernel drivers that a compatibility library serves, by its note; None: it has no such note."""
+    """Major versions of kernel drivers that a compatibility library serves, by its note; None: it
+    has no such note."""
 
 
 class _Segment(Struct, frozen=True):
@@ -65,7 +69,9 @@ def read_elf(read: Read) -> Elf | None:
     rows = read(table, count * _SEGMENT.size)
     segments = [
         _Segment(kind, offset, address, size, align)
-        for kind, _, offset, address, _, size, _, align in _SEGMENT.iter_unpack(rows[: len(rows) // _SEGMENT.size * _SEGMENT.size])
+        for kind, _, offset, address, _, size, _, align in _SEGMENT.iter_unpack(
+            rows[: len(rows) // _SEGMENT.size * _SEGMENT.size]
+        )
     ]
     return Elf(machine=machine, soname=_soname(read, segments), serves_drivers=_served_drivers(read, segments))
 
@@ -87,7 +93,11 @@ def _soname(read: Read, segments: list[_Segment]) -> str:
 
 def _offset_of(address: int, segments: list[_Segment]) -> int | None:
     """Turn an address in memory into an offset in the file."""
-    loads = (segment for segment in segments if segment.kind == _PT_LOAD and segment.address <= address < segment.address + segment.size)
+    loads = (
+        segment
+        for segment in segments
+        if segment.kind == _PT_LOAD and segment.address <= address < segment.address + segment.size
+    )
     return next((address - segment.address + segment.offset for segment in loads), None)
 
 

@@ -1,8 +1,12 @@
-"""Container edits for a driver's files: mounts, and how the container's loader finds the libraries. Pure.
+"""Container edits for a driver's files: mounts, and how the container's loader finds the libraries.
 
-Flows in: the files, the way of the loader. Flows out: edits common to all GPUs of a container. Each library is mounted under each of its names, so that no link has to be made in the container.
-Where the loader's cache leads to the libraries they lie in a folder that no image names: an image's compatibility libraries then win where they should, also where the image
-sets `LD_LIBRARY_PATH` to NVIDIA's usual folder.
+Pure.
+
+Flows in: the files, the way of the loader. Flows out: edits common to all GPUs of a container.
+Each library is mounted under each of its names, so that no link has to be made in the container.
+Where the loader's cache leads to the libraries they lie in a folder that no image names: an
+image's compatibility libraries then win where they should, also where the image sets
+`LD_LIBRARY_PATH` to NVIDIA's usual folder.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ def file_edits(
 ) -> ContainerEdits:
     """Make the edits.
 
-    Shapes: hook — the program's path on the host, for the way `hook`; has_storage — with the files of GPUDirect Storage.
+    Shapes: hook — the program's path on the host, for the way `hook`; has_storage — with
+    the files of GPUDirect Storage.
     """
     folder = CACHED_FOLDER if way == "hook" else IMAGES_FOLDER
     mounts = [
@@ -44,10 +49,14 @@ def file_edits(
     ]
     others = (*driver_files.files, *(driver_files.storage if has_storage else ()))
     mounts += [Mount(host_path=file.host_path, container_path=file.container_path) for file in others]
-    mounts += [Mount(host_path=file.host_path, container_path=file.container_path, options=_SOCKET_OPTIONS) for file in sockets]
+    mounts += [
+        Mount(host_path=file.host_path, container_path=file.container_path, options=_SOCKET_OPTIONS) for file in sockets
+    ]
     hooks: tuple[Hook, ...] = ()
     if way == "hook":
         arguments = (HOOK_PROGRAM, "--folder", folder, "--driver-version", driver_files.version)
-        hooks = (Hook(name="createContainer", path=hook, args=arguments, env=_HOOK_ENVIRONMENT, timeout_s=_HOOK_TIMEOUT_S),)
+        hooks = (
+            Hook(name="createContainer", path=hook, args=arguments, env=_HOOK_ENVIRONMENT, timeout_s=_HOOK_TIMEOUT_S),
+        )
     env = {"LD_LIBRARY_PATH": LIBRARY_PATH} if way == "variable" else {}
     return ContainerEdits(env=env, mounts=tuple(mounts), hooks=hooks)

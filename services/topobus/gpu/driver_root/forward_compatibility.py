@@ -1,8 +1,13 @@
-"""Decides whether the compatibility libraries that a CUDA image brings are used instead of the host's. Pure.
+"""Decides whether the compatibility libraries that a CUDA image brings are used instead of the
+host's.
 
-Flows in: names and facts of the image's folder, the version of the loaded module. Flows out: yes or no. A newer CUDA runs on an older driver's kernel module by such libraries; older ones than the
+Pure.
+
+Flows in: names and facts of the image's folder, the version of the loaded module. Flows out: yes or
+no. A newer CUDA runs on an older driver's kernel module by such libraries; older ones than the
 driver's own would only take away what the driver can do.
-Source: CUDA Compatibility guide, "Forward Compatibility"; the note of libcuda names the drivers that it serves, and without a note a greater major version counts.
+Source: CUDA Compatibility guide, "Forward Compatibility"; the note of libcuda names the drivers
+that it serves, and without a note a greater major version counts.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ _LIBRARY = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 
 
 def compatibility_library(names: Iterable[str]) -> str:
-    """Choose libcuda among the names of the folder; empty when there is none, or when there are several and nobody can say which counts.
+    """Choose libcuda among the names of the folder.
+
+    Empty when there is none, or when there are several and nobody can say which counts.
 
     >>> compatibility_library(["libcuda.so", "libcuda.so.1", "libcuda.so.590.44.01"])
     'libcuda.so.590.44.01'
@@ -35,7 +42,7 @@ def is_used(name: str, facts: Elf, driver_version: str) -> bool:
 
     >>> is_used("libcuda.so.590.44.01", Elf(machine=62), "580.95.05"), is_used("libcuda.so.570.86.10", Elf(machine=62), "580.95.05")
     (True, False)
-    """
+    """  # noqa: E501
     match = _LIBRARY.fullmatch(name)
     if match is None:
         return False

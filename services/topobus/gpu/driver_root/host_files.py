@@ -1,7 +1,10 @@
-"""Looks into a driver root of the host: names of folders, and where a path really leads, as the container runtime will find it.
+"""Looks into a driver root of the host: names of folders, and where a path really leads, as the
+container runtime will find it.
 
-Flows in: paths relative to the driver root. Flows out: paths of the host with every link resolved. A link inside a driver root that is a whole system (a driver container) is meant from that root;
-one of a plain folder (NixOS, `/usr/local/nvidia`) from the host's root. Which it is, is seen by what exists.
+Flows in: paths relative to the driver root. Flows out: paths of the host with every link
+resolved. A link inside a driver root that is a whole system (a driver container) is meant
+from that root; one of a plain folder (NixOS, `/usr/local/nvidia`) from the host's root. Which
+it is, is seen by what exists.
 """
 
 from __future__ import annotations
@@ -20,10 +23,15 @@ _MAX_LINKS = 40
 
 
 class HostFiles:
-    """One driver root. Methods raise nothing for what is absent; what cannot be read counts as absent."""
+    """One driver root. Methods raise nothing for what is absent.
+
+    What cannot be read counts as absent.
+    """
 
     def __init__(self, host_root: str, root: str) -> None:
-        """Take where this process sees the host's root folder, and the driver root's path on the host."""
+        """Take where this process sees the host's root folder, and the driver root's path on the
+        host.
+        """
         self._host = host_root.rstrip("/")
         self.root = f"/{root.strip('/')}"
 
@@ -36,7 +44,10 @@ class HostFiles:
             return ()
 
     def real(self, path: str) -> str:
-        """Find where a path of the root leads; its path on the host, empty when it leads nowhere."""
+        """Find where a path of the root leads.
+
+        Its path on the host, empty when it leads nowhere.
+        """
         done: list[str] = []
         todo = list(reversed([*self.root.split("/"), *path.split("/")]))
         links = 0

@@ -1,8 +1,12 @@
-"""The cache by which glibc's loader finds libraries (`/etc/ld.so.cache`): read, extended with the driver's libraries, and written. Pure.
+"""The cache by which glibc's loader finds libraries (`/etc/ld.so.cache`): read, extended with the
+driver's libraries, and written. Pure.
 
-Flows in: the bytes of an image's cache, or none, and libraries by SONAME. Flows out: the bytes of a complete cache. An image's own entries stay, so that nothing of the image has to be
-scanned and no program of the image or of the host runs. A cache without an image's entries is complete, too: what it lacks the loader looks for in its own folders.
-Source: glibc, sysdeps/generic/dl-cache.h (formats), elf/dl-cache.c (order and search), elf/cache.c (what ldconfig writes).
+Flows in: the bytes of an image's cache, or none, and libraries by SONAME. Flows out: the bytes of a
+complete cache. An image's own entries stay, so that nothing of the image has to be scanned and no
+program of the image or of the host runs. A cache without an image's entries is complete, too: what
+it lacks the loader looks for in its own folders.
+Source: glibc, sysdeps/generic/dl-cache.h (formats), elf/dl-cache.c (order and search),
+elf/cache.c (what ldconfig writes).
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ _GENERATED_BY = b"topobus"
 _FLAGS = {X86_64: 0x0303, AARCH64: 0x0A03}
 # Images with all of a desktop have some thousand.
 _ENTRIES_LIMIT = 1 << 17
-# A path has at most so many (PATH_MAX, limits.h): many entries that mean one long text must not fill the memory.
+# A path has at most so many (PATH_MAX, limits.h): many entries that mean one long
+# text must not fill the memory.
 _TEXT_BYTES = 4096
 
 
@@ -64,10 +69,16 @@ def parse(data: bytes) -> LoaderCache | None:
         return None
     data = data[start:]
     _, count, _, byte_order, extension = _HEADER.unpack_from(data)
-    if byte_order not in (0, _LITTLE_ENDIAN) or count > _ENTRIES_LIMIT or _HEADER.size + count * _ENTRY.size > len(data):
+    if (
+        byte_order not in (0, _LITTLE_ENDIAN)
+        or count > _ENTRIES_LIMIT
+        or _HEADER.size + count * _ENTRY.size > len(data)
+    ):
         return None
     entries: list[Entry] = []
-    for flags, key, value, osversion, hwcap in _ENTRY.iter_unpack(data[_HEADER.size : _HEADER.size + count * _ENTRY.size]):
+    for flags, key, value, osversion, hwcap in _ENTRY.iter_unpack(
+        data[_HEADER.size : _HEADER.size + count * _ENTRY.size]
+    ):
         soname, path = _text(data, key), _text(data, value)
         if not soname or not path:
             return None
@@ -76,7 +87,10 @@ def parse(data: bytes) -> LoaderCache | None:
 
 
 def extend(cache: LoaderCache, libraries: Mapping[str, str], machine: int) -> LoaderCache | None:
-    """Add libraries, SONAME to path, each in place of every other one of its name; None for a machine that has no driver."""
+    """Add libraries, SONAME to path, each in place of every other one of its name.
+
+    None for a machine that has no driver.
+    """
     flags = _FLAGS.get(machine)
     if flags is None:
         return None
@@ -100,7 +114,10 @@ def render(cache: LoaderCache) -> bytes:
     for text in texts:
         offsets[text] = strings_at + len(strings)
         strings += text + b"\0"
-    rows = b"".join(_ENTRY.pack(entry.flags, offsets[entry.soname], offsets[entry.path], entry.osversion, entry.hwcap) for entry in entries)
+    rows = b"".join(
+        _ENTRY.pack(entry.flags, offsets[entry.soname], offsets[entry.path], entry.osversion, entry.hwcap)
+        for entry in entries
+    )
     extension_at = (strings_at + len(strings) + 3) // 4 * 4
     header = _HEADER.pack(_MAGIC, len(entries), len(strings), _LITTLE_ENDIAN, extension_at)
     body = header + rows + bytes(strings)
@@ -110,7 +127,9 @@ def render(cache: LoaderCache) -> bytes:
 def _extension(at: int, hwcaps: Sequence[int]) -> bytes:
     data_at = at + _EXTENSION.size + 2 * _SECTION.size
     numbers = struct.pack(f"<{len(hwcaps)}I", *hwcaps)
-    sections = _SECTION.pack(_HWCAPS, 0, data_at, len(numbers)) + _SECTION.pack(_GENERATOR, 0, data_at + len(numbers), len(_GENERATED_BY))
+    sections = _SECTION.pack(_HWCAPS, 0, data_at, len(numbers)) + _SECTION.pack(
+        _GENERATOR, 0, data_at + len(numbers), len(_GENERATED_BY)
+    )
     return _EXTENSION.pack(_EXTENSION_MAGIC, 2) + sections + numbers + _GENERATED_BY
 
 
@@ -133,6 +152,8 @@ def _text(data: bytes, at: int) -> bytes:
 
 
 def _order(name: bytes) -> tuple[tuple[int, int], ...]:
-    """Order names as the loader does: digits together are a number, and greater than any other character."""
+    """Order names as the loader does: digits together are a number, and greater than any other
+    character.
+    """
     parts = re.findall(rb"\d+|\D", name)
     return (*((2, int(part)) if part.isdigit() else (1, part[0]) for part in parts), (0, 0))

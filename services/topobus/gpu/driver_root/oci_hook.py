@@ -1,9 +1,14 @@
-"""Console script `topobus-gpu-hook`: an OCI hook (createContainer) that lets a container's loader find the driver's libraries.
+"""Console script `topobus-gpu-hook`: an OCI hook (createContainer) that lets a container's loader
+find the driver's libraries.
 
-Flows in: the container's state, as a runtime writes it to a hook's standard input. Flows out: in the container /etc/ld.so.cache with the libraries of a folder, and with the image's compatibility
-libraries where they serve this driver better; for musl's loader its path file. It runs as root in the container's mount namespace, before the container's program and without anything of the
-container's: it executes nothing, follows no link out of the root, and reads numbers of files with limits. Nothing here needs the service.
-Source: OCI runtime specification, config.md (createContainer hooks) and runtime.md (state); musl, ldso/dynlink.c (path file).
+Flows in: the container's state, as a runtime writes it to a hook's standard input. Flows out: in
+the container /etc/ld.so.cache with the libraries of a folder, and with the image's compatibility
+libraries where they serve this driver better; for musl's loader its path file. It runs as root in
+the container's mount namespace, before the container's program and without anything of the
+container's: it executes nothing, follows no link out of the root, and reads numbers of files with
+limits. Nothing here needs the service.
+Source: OCI runtime specification, config.md (createContainer hooks) and runtime.md (state);
+musl, ldso/dynlink.c (path file).
 """
 
 from __future__ import annotations
@@ -38,9 +43,13 @@ class HookError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the state and do the work; ends with 1 and a line of why when the container must not start."""
+    """Read the state and do the work.
+
+    Ends with 1 and a line of why when the container must not start.
+    """
     parser = argparse.ArgumentParser(
-        prog="topobus-gpu-hook", description="OCI hook (createContainer): let a container's loader find a driver's libraries."
+        prog="topobus-gpu-hook",
+        description="OCI hook (createContainer): let a container's loader find a driver's libraries.",
     )
     parser.add_argument("--folder", required=True, help="folder in the container that has the libraries")
     parser.add_argument("--driver-version", required=True, help="version of the loaded kernel module")
@@ -54,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def update_loader(root_path: str, folder: str, driver_version: str) -> None:
     """Extend what the container's loaders read.
 
-    Errors: raises HookError when the folder is not there, or when a loader's file cannot be read or written.
+    Errors: raises HookError when the folder is not there, or when a loader's
+    file cannot be read or written.
     """
     if not folder.startswith("/") or posixpath.normpath(folder) != folder or re.search(r"[\s:]", folder):
         raise HookError(f"--folder is {folder!r}, wanted an absolute path in the container, in its shortest form")
@@ -62,7 +72,9 @@ def update_loader(root_path: str, folder: str, driver_version: str) -> None:
         with ContainerRoot(root_path) as root:
             libraries, machine = _libraries(root, folder)
             if not libraries:
-                raise HookError(f"{folder} in the container has no libraries; the runtime did not mount the driver's files")
+                raise HookError(
+                    f"{folder} in the container has no libraries; the runtime did not mount the driver's files"
+                )
             compatible = _compatibility_libraries(root, driver_version)
             if root.exists(_GLIBC_LOADERS[machine]):
                 folders = [*([COMPATIBILITY_FOLDER] if compatible else []), folder]
@@ -71,7 +83,8 @@ def update_loader(root_path: str, folder: str, driver_version: str) -> None:
                 _extend_musl(root, folder, _MUSL_NAMES[machine])
     except OSError as err:
         raise HookError(
-            f"the container's root {root_path}: {err.filename or ''}: {err.strerror}; where a container's root cannot be written set hardware.driver_files.loader to variable"
+            f"the container's root {root_path}: {err.filename or ''}: {err.strerror}; where a container's "
+            "root cannot be written set hardware.driver_files.loader to variable"
         ) from err
 
 
@@ -83,14 +96,19 @@ def _root_path(data: bytes) -> str:
             config: Any = json.loads(file.read(_CONFIG_BYTES))
         path = str(posixpath.join(bundle, config["root"]["path"]))
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise HookError(f"the state on standard input: {type(err).__name__}: {err}; wanted the bundle of a container with a root") from err
+        raise HookError(
+            f"the state on standard input: {type(err).__name__}: {err}; wanted the bundle of a container with a root"
+        ) from err
     if posixpath.normpath(path) == "/":
         raise HookError("the container's root is the host's own")
     return path
 
 
 def _libraries(root: ContainerRoot, folder: str) -> tuple[dict[str, str], int]:
-    """Find what a folder gives: SONAME, or the name of a file, to path; and the machine that most of it is for."""
+    """Find what a folder gives: SONAME, or the name of a file, to path.
+
+    And the machine that most of it is for.
+    """
     libraries: dict[str, str] = {}
     machines: list[int] = []
     for name in root.names(folder)[:_NAMES_LIMIT]:
@@ -132,7 +150,10 @@ def _extend_cache(root: ContainerRoot, libraries: dict[str, str], machine: int, 
         data = b""
     before = loader_cache.parse(data) if data else loader_cache.LoaderCache()
     if before is None:
-        raise HookError("/etc/ld.so.cache of the image has no form that this program reads; set hardware.driver_files.loader to variable")
+        raise HookError(
+            "/etc/ld.so.cache of the image has no form that this program reads; set "
+            "hardware.driver_files.loader to variable"
+        )
     cache = loader_cache.extend(before, libraries, machine)
     if cache is not None:
         root.write("/etc", "ld.so.cache", loader_cache.render(cache))

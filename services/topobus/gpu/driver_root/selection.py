@@ -1,8 +1,14 @@
-"""Which files of a folder's listing belong to NVIDIA's driver, and under which names a container needs them. Pure.
+"""Which files of a folder's listing belong to NVIDIA's driver, and under which names a container
+needs them.
 
-Flows in: names, the version of the loaded kernel module, the SONAMEs of the chosen libraries. Flows out: libraries with all their names, and what is missing. A library belongs to the driver when
-its name ends with exactly the version of the module: CUDA refuses any other. A few have versions of their own.
-Source: file names of NVIDIA-Linux-x86_64-*.run, its README ("Installed Components"), and the facts in tests/data/driver_files/.
+Pure.
+
+Flows in: names, the version of the loaded kernel module, the SONAMEs of the chosen libraries.
+Flows out: libraries with all their names, and what is missing. A library belongs to the
+driver when its name ends with exactly the version of the module: CUDA refuses any other. A
+few have versions of their own.
+Source: file names of NVIDIA-Linux-x86_64-*.run, its README ("Installed Components"), and the
+facts in tests/data/driver_files/.
 """
 
 from __future__ import annotations
@@ -38,7 +44,8 @@ LIBRARY_FOLDERS = (
     "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/aarch64-linux-gnu/nvidia/current",
 )
-"""Folders of a driver root, the first one first; relative to the root. The last ones: Debian's own packages."""
+"""Folders of a driver root, the first one first; relative to the root. The last ones: Debian's own
+packages."""
 BINARIES = (
     "nvidia-smi",
     "nvidia-debugdump",
@@ -72,7 +79,10 @@ CONFIGURATION = {
         "etc/vulkan/icd.d/nvidia_icd.aarch64.json",
         "usr/share/vulkan/icd.d/nvidia_icd.aarch64.json",
     ),
-    "/etc/vulkan/icd.d/nvidia_layers.json": ("etc/vulkan/icd.d/nvidia_layers.json", "usr/share/vulkan/icd.d/nvidia_layers.json"),
+    "/etc/vulkan/icd.d/nvidia_layers.json": (
+        "etc/vulkan/icd.d/nvidia_layers.json",
+        "usr/share/vulkan/icd.d/nvidia_layers.json",
+    ),
     "/etc/vulkan/implicit_layer.d/nvidia_layers.json": (
         "etc/vulkan/implicit_layer.d/nvidia_layers.json",
         "usr/share/vulkan/implicit_layer.d/nvidia_layers.json",
@@ -93,7 +103,8 @@ CONFIGURATION = {
         )
     },
 }
-"""Where a container's own loaders of graphics and OpenCL look, and where a driver root may have the file."""
+"""Where a container's own loaders of graphics and OpenCL look, and where a driver root may have the
+file."""
 REQUIRED = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so")
 """Without one of these no CUDA program runs."""
 
@@ -128,13 +139,15 @@ def driver_libraries(names: Iterable[str], version: str) -> tuple[str, ...]:
         sorted(
             name
             for name in names
-            if (name.startswith("lib") and name.endswith(end)) or any(fnmatchcase(name, pattern) for pattern in _OWN_VERSIONS)
+            if (name.startswith("lib") and name.endswith(end))
+            or any(fnmatchcase(name, pattern) for pattern in _OWN_VERSIONS)
         )
     )
 
 
 def library_names(name: str, soname: str, listed: Iterable[str]) -> tuple[str, ...]:
-    """Say under which names a container has a library: its own, its SONAME, and the unversioned ones that programs open.
+    """Say under which names a container has a library: its own, its SONAME, and the unversioned
+    ones that programs open.
 
     Shapes: listed — names beside it, for a link for linking (`libnvcuvid.so`) is there only where the driver has it.
     >>> library_names("libcuda.so.580.95.05", "libcuda.so.1", [])

@@ -1,8 +1,11 @@
-"""Finds the device nodes by which a container may use one MIG instance: the capabilities of its GPU instance and its compute instance.
+"""Finds the device nodes by which a container may use one MIG instance: the capabilities of its GPU
+instance and its compute instance.
 
-Flows in: the kernel module's files. Flows out: nodes relative to dev, or a Refusal that names what the host lacks. Who has these two nodes and the GPU's sees that instance
-alone: CUDA finds the others and may not open them.
-Source: MIG User Guide, "Device Nodes and Capabilities": /proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<id>/access with `DeviceFileMinor: 12`, and
+Flows in: the kernel module's files. Flows out: nodes relative to dev, or a Refusal that names
+what the host lacks. Who has these two nodes and the GPU's sees that instance alone: CUDA finds
+the others and may not open them.
+Source: MIG User Guide, "Device Nodes and Capabilities":
+/proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<id>/access with `DeviceFileMinor: 12`, and
 /proc/driver/nvidia-caps/mig-minors with `gpu0/gi1/ci0/access 13`.
 """
 
@@ -22,24 +25,33 @@ def capability_nodes(tree: Tree, minor: str, gi: int, ci: int) -> tuple[str, ...
     """Name the nodes of a GPU's instance, that of the GPU instance first.
 
     Shapes: minor — the GPU's number in /dev/nvidia<minor>, by which the module's files are named.
-    Errors: raises HardwareError when a file exists and cannot be read; Refusal code mig-capability-missing.
+    Errors: raises HardwareError when a file exists and cannot be read;
+    Refusal code mig-capability-missing.
     """
     nodes: list[str] = []
-    # The list is long (each instance that there could ever be), and needed only where the first file is not there.
+    # The list is long (each instance that there could ever be), and needed only
+    # where the first file is not there.
     listed: dict[str, str] | None = None
-    for path, short in ((f"gpu{minor}/mig/gi{gi}", f"gpu{minor}/gi{gi}"), (f"gpu{minor}/mig/gi{gi}/ci{ci}", f"gpu{minor}/gi{gi}/ci{ci}")):
+    for path, short in (
+        (f"gpu{minor}/mig/gi{gi}", f"gpu{minor}/gi{gi}"),
+        (f"gpu{minor}/mig/gi{gi}/ci{ci}", f"gpu{minor}/gi{gi}/ci{ci}"),
+    ):
         number = _minor_of(tree.read(f"{_ACCESS}/{path}/access") or "")
         if not number:
             listed = _read_list(tree) if listed is None else listed
             number = listed.get(f"{short}/access", "")
         if not number:
-            text = f"the kernel module names no capability for {short}: neither /{_ACCESS}/{path}/access nor /{_MINORS} has its number"
+            text = (
+                f"the kernel module names no capability for {short}: neither /{_ACCESS}/{path}/access nor "
+                f"/{_MINORS} has its number"
+            )
             return _refuse(text, short)
         nodes.append(f"nvidia-caps/nvidia-cap{number}")
     missing = [node for node in nodes if tree.is_live and not tree.exists(f"dev/{node}")]
     if missing:
         text = (
-            f"the host has no {', '.join(f'/dev/{node}' for node in missing)}: nvidia-modprobe makes it (nvidia-modprobe -f <access file>)"
+            f"the host has no {', '.join(f'/dev/{node}' for node in missing)}: nvidia-modprobe makes it "
+            "(nvidia-modprobe -f <access file>)"
         )
         return _refuse(text, ",".join(missing))
     return tuple(nodes)

@@ -1,10 +1,15 @@
-"""Makes devices of a GPU's instances: those that exist, and, where instances are made for claims, each place at which one could be. Pure.
+"""Makes devices of a GPU's instances: those that exist, and, where instances are made for claims,
+each place at which one could be. Pure.
 
-Flows in: the GPU as a device, what NVML says of its instances, which of them are ours. Flows out: devices, and the counters that they take from. A name says GPU, profile and
-place (`gpu-0000-18-00-0-mig-1g-10gb-3`), so an instance of another size is another device, and it is the same one whether it was made for a claim or beforehand.
+Flows in: the GPU as a device, what NVML says of its instances, which of them are ours. Flows out:
+devices, and the counters that they take from. A name says GPU, profile and place
+(`gpu-0000-18-00-0-mig-1g-10gb-3`), so an instance of another size is another device, and it is the
+same one whether it was made for a claim or beforehand.
 
-Counters: each memory slice by its number, which is what placements are made of; the compute slices; the engines; and how many of a profile there may be, where that is less
-than its places. NVML tells no totals of the engines: a GPU has as many as its largest profile, and as all instances that one profile may have together.
+Counters: each memory slice by its number, which is what placements are made of; the compute
+slices; the engines; and how many of a profile there may be, where that is less than its places.
+NVML tells no totals of the engines: a GPU has as many as its largest profile, and as all instances
+that one profile may have together.
 """
 
 from __future__ import annotations
@@ -18,7 +23,16 @@ from topobus.values.counters import CounterSet, CounterUse
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.names import to_dns_label
 
-__all__ = ["MIG_TYPE", "counter_set", "gi_of", "is_blocked", "live_of", "place_names", "placed_devices", "possible_devices"]
+__all__ = [
+    "MIG_TYPE",
+    "counter_set",
+    "gi_of",
+    "is_blocked",
+    "live_of",
+    "place_names",
+    "placed_devices",
+    "possible_devices",
+]
 
 MIG_TYPE = "mig"
 """The attribute `type` of an instance, as NVIDIA's DRA driver has it."""
@@ -54,16 +68,24 @@ def placed_devices(gpu: Device, mig: MigGpu) -> list[Device]:
 
 
 def possible_devices(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> list[Device]:
-    """List each place of each profile as a device that takes from the GPU's counters, by name; `foreign` instances have taken theirs already.
+    """List each place of each profile as a device that takes from the GPU's counters, by name;
+    `foreign` instances have taken theirs already.
 
-    A place that is not free beside the foreign ones is listed all the same: it is sick as long as they are there.
+    A place that is not free beside the foreign ones is listed all the same: it is
+    sick as long as they are there.
     """
     totals = counter_set(gpu, mig, foreign).counters
     devices: list[Device] = []
     for profile in mig.profiles:
         for start in profile.starts:
-            facts: dict[str, AttributeValue] = {"placement": start, "memorySlices": profile.size, "computeSlices": profile.slices}
-            device = _device(gpu, _place_name(gpu, profile.name, start), profile.name, profile.share, uuid="", facts=facts)
+            facts: dict[str, AttributeValue] = {
+                "placement": start,
+                "memorySlices": profile.size,
+                "computeSlices": profile.slices,
+            }
+            device = _device(
+                gpu, _place_name(gpu, profile.name, start), profile.name, profile.share, uuid="", facts=facts
+            )
             uses = _uses(mig, profile, start)
             consumes = tuple(
                 CounterUse(counter_set=gpu.name, counter=counter, amount=min(amount, totals[counter]))
@@ -75,7 +97,11 @@ def possible_devices(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -
 
 def place_names(gpu: Device, mig: MigGpu) -> Mapping[tuple[int | None, int | None], str]:
     """Name the device of each place: profile's id and first memory slice to name."""
-    return {(profile.id, start): _place_name(gpu, profile.name, start) for profile in mig.profiles for start in profile.starts}
+    return {
+        (profile.id, start): _place_name(gpu, profile.name, start)
+        for profile in mig.profiles
+        for start in profile.starts
+    }
 
 
 def counter_set(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> CounterSet:
@@ -98,18 +124,27 @@ def is_blocked(mig: MigGpu, device: Device, foreign: Sequence[MigInstance]) -> b
         for counter, amount in _taken(mig, instance).items():
             taken[counter] = taken.get(counter, 0) + amount
     totals = _totals(mig)
-    return any(amount + taken.get(counter, 0) > totals[counter] for counter, amount in _uses(mig, profile, start).items())
+    return any(
+        amount + taken.get(counter, 0) > totals[counter] for counter, amount in _uses(mig, profile, start).items()
+    )
 
 
 def live_of(mig: MigGpu, device: Device) -> tuple[MigInstance, MigCompute | None] | None:
-    """Find the instance at a device's place, of its profile; for a device that stands for a part of one, that compute instance."""
+    """Find the instance at a device's place, of its profile.
+
+    For a device that stands for a part of one, that compute instance.
+    """
     for instance in mig.instances:
         for compute in instance.computes:
             if _name(device, mig, instance, compute, whole=device.parent) == device.name:
                 return instance, compute
         profile = mig.profile(instance.profile)
         is_bare = profile is not None and instance.start is not None and not instance.computes
-        if profile is not None and is_bare and f"{device.parent}-{_suffix(profile.name, instance.start or 0)}" == device.name:
+        if (
+            profile is not None
+            and is_bare
+            and f"{device.parent}-{_suffix(profile.name, instance.start or 0)}" == device.name
+        ):
             return instance, None
     return None
 
@@ -119,10 +154,14 @@ def gi_of(mig: MigGpu, names: Collection[Device]) -> Mapping[str, int]:
     return {device.name: live[0].id for device in names if (live := live_of(mig, device)) is not None}
 
 
-def _device(gpu: Device, name: str, profile: str, share: MigShare, *, uuid: str, facts: Mapping[str, AttributeValue]) -> Device:
+def _device(
+    gpu: Device, name: str, profile: str, share: MigShare, *, uuid: str, facts: Mapping[str, AttributeValue]
+) -> Device:
     attributes = {key: value for key, value in gpu.attributes.items() if key not in ("index", "uuid")}
     # One that is made for each claim has another UUID each time, which would change the slice.
-    uuids: dict[str, AttributeValue] = {key: value for key, value in (("parentUUID", gpu.uuid), ("uuid", uuid)) if value}
+    uuids: dict[str, AttributeValue] = {
+        key: value for key, value in (("parentUUID", gpu.uuid), ("uuid", uuid)) if value
+    }
     return msgspec.structs.replace(
         gpu,
         name=name,
@@ -155,7 +194,11 @@ def _facts(mig: MigGpu, instance: MigInstance, compute: MigCompute) -> dict[str,
 
 
 def _name(gpu: Device, mig: MigGpu, instance: MigInstance, compute: MigCompute, *, whole: str = "") -> str:
-    """Name an instance after its place; where NVML does not tell that, after its number, and a part of an instance after its own place in it, too."""
+    """Name an instance after its place.
+
+    Where NVML does not tell that, after its number, and a part of an instance
+    after its own place in it, too.
+    """
     profile = mig.profile(instance.profile)
     is_whole = profile is None or compute.slices == profile.slices
     where = f"gi{instance.id}" if instance.start is None else str(instance.start)
@@ -170,7 +213,8 @@ def _place_name(gpu: Device, profile: str, start: int) -> str:
 
 
 def _suffix(profile: str, where: int | str) -> str:
-    """Write a profile as a part of a name: `1g.10gb+me` has the media engines, `1g.12gb-me` leaves them out.
+    """Write a profile as a part of a name: `1g.10gb+me` has the media engines, `1g.12gb-me` leaves
+    them out.
 
     >>> _suffix("1g.10gb+me", 3), _suffix("1g.12gb-me", 0)
     ('mig-1g-10gb-me-3', 'mig-1g-12gb-no-me-0')

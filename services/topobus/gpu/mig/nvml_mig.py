@@ -1,8 +1,10 @@
 """Asks NVML about the instances of a GPU, and makes and destroys them.
 
-Flows in: the module pynvml, a GPU's handle. Flows out: frozen values (`values`). Whoever may not list GPU instances (NVML tells them to root alone) sees those that have a
-compute instance, without their place. Nothing here changes the MIG mode of a GPU: that is the operator's.
-Source: NVML API reference, "Multi Instance GPU Management"; the functions that need a privileged user are marked there.
+Flows in: the module pynvml, a GPU's handle. Flows out: frozen values (`values`). Whoever may not
+list GPU instances (NVML tells them to root alone) sees those that have a compute instance, without
+their place. Nothing here changes the MIG mode of a GPU: that is the operator's.
+Source: NVML API reference, "Multi Instance GPU Management"; the functions that need a
+privileged user are marked there.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def read_mig(library: Any, handle: Any, profiles: Sequence[MigProfile]) -> MigGp
             info = _asked(library, library.nvmlGpuInstanceGetInfo, gi)
             if info is not None:
                 instances.setdefault(int(info.id), _instance_of(info))
-    ordered = (msgspec.structs.replace(instances[gi], computes=_sorted(instances[gi].computes)) for gi in sorted(instances))
+    ordered = (
+        msgspec.structs.replace(instances[gi], computes=_sorted(instances[gi].computes)) for gi in sorted(instances)
+    )
     return MigGpu(is_on=True, profiles=tuple(profiles), instances=tuple(ordered))
 
 
@@ -94,13 +98,18 @@ def make_compute_instance(library: Any, handle: Any, gi: int, slices: int) -> Mi
             compute = library.nvmlGpuInstanceCreateComputeInstance(instance, info.id)
             made = library.nvmlComputeInstanceGetInfo(compute)
             return MigCompute(
-                id=int(made.id), uuid=str(library.nvmlDeviceGetUUID(made.device)), slices=slices, start=int(made.placement.start)
+                id=int(made.id),
+                uuid=str(library.nvmlDeviceGetUUID(made.device)),
+                slices=slices,
+                start=int(made.placement.start),
             )
     raise library.NVMLError(library.NVML_ERROR_NOT_SUPPORTED)
 
 
 def destroy_instance(library: Any, handle: Any, gi: int) -> None:
-    """Destroy a GPU instance with all compute instances in it; one that is gone already is no error.
+    """Destroy a GPU instance with all compute instances in it.
+
+    One that is gone already is no error.
 
     Errors: raises NVMLError; IN_USE while a program uses it.
     """
@@ -120,7 +129,9 @@ def _computes(library: Any, instance: Any) -> list[Any]:
         shared = library.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         info = _asked(library, library.nvmlGpuInstanceGetComputeInstanceProfileInfo, instance, index, shared)
         if info is not None:
-            computes += _list(library, library.c_nvmlComputeInstance_t, library.nvmlGpuInstanceGetComputeInstances, instance, info.id)
+            computes += _list(
+                library, library.c_nvmlComputeInstance_t, library.nvmlGpuInstanceGetComputeInstances, instance, info.id
+            )
     return computes
 
 
@@ -162,7 +173,9 @@ def _placed(library: Any, handle: Any, gi: int) -> MigInstance:
 
 
 def _instance_of(info: Any) -> MigInstance:
-    return MigInstance(id=int(info.id), profile=int(info.profileId), start=int(info.placement.start), size=int(info.placement.size))
+    return MigInstance(
+        id=int(info.id), profile=int(info.profileId), start=int(info.placement.start), size=int(info.placement.size)
+    )
 
 
 def _compute_start(library: Any, handle: Any, gi: int, ci: int) -> int | None:
@@ -174,10 +187,16 @@ def _compute_start(library: Any, handle: Any, gi: int, ci: int) -> int | None:
 
 def _placements(library: Any, handle: Any, profile: int) -> list[tuple[int, int]]:
     count = c_uint(0)
-    if _asked(library, library.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, None, byref(count)) is None or not count.value:
+    if (
+        _asked(library, library.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, None, byref(count)) is None
+        or not count.value
+    ):
         return []
     places = (library.c_nvmlGpuInstancePlacement_t * count.value)()
-    if _asked(library, library.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, places, byref(count)) is None:
+    if (
+        _asked(library, library.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, places, byref(count))
+        is None
+    ):
         return []
     return sorted((int(place.start), int(place.size)) for place in places[: count.value])
 

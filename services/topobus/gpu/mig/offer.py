@@ -1,7 +1,10 @@
-"""Decides what a GPU in MIG mode is offered as, and finds the instance that a device stands for when a claim is prepared.
+"""Decides what a GPU in MIG mode is offered as, and finds the instance that a device stands for
+when a claim is prepared.
 
-Flows in: the GPU as a device, what NVML says of its instances. Flows out: devices, health of single instances, the live instance of a device or a Refusal. A device is given
-as what it was offered for: an instance that was destroyed and made anew meanwhile is another one, with another UUID, and the claim is refused.
+Flows in: the GPU as a device, what NVML says of its instances. Flows out: devices, health of
+single instances, the live instance of a device or a Refusal. A device is given as what it was
+offered for: an instance that was destroyed and made anew meanwhile is another one, with another
+UUID, and the claim is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +16,16 @@ import msgspec
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.left_out import LeftOut
 from topobus.gpu.mig.capabilities import capability_nodes
-from topobus.gpu.mig.devices import MIG_TYPE, counter_set, gi_of, is_blocked, live_of, place_names, placed_devices, possible_devices
+from topobus.gpu.mig.devices import (
+    MIG_TYPE,
+    counter_set,
+    gi_of,
+    is_blocked,
+    live_of,
+    place_names,
+    placed_devices,
+    possible_devices,
+)
 from topobus.gpu.mig.on_demand import boot_of, is_ours, make, ready_instance
 from topobus.gpu.mig.values import LiveInstance, MigGpu
 from topobus.gpu.nvml.nvml import Nvml, NvmlSilent
@@ -55,15 +67,21 @@ class MigOffer:
         """Give what the instances take from that are made for claims, by GPU."""
         return tuple(self._sets[name] for name in sorted(self._sets))
 
-    def possible(self, tree: Tree, nvml: Nvml | None, gpu: Device, mig: MigGpu, warnings: LeftOut, recorded: Recorded) -> list[Device]:
-        """List the instances that can be made of a GPU in MIG mode; names in `warnings` those that somebody else has made, which stay and keep what they take.
+    def possible(
+        self, tree: Tree, nvml: Nvml | None, gpu: Device, mig: MigGpu, warnings: LeftOut, recorded: Recorded
+    ) -> list[Device]:
+        """List the instances that can be made of a GPU in MIG mode.
+
+        Names in `warnings` those that somebody else has made, which stay and keep what they take.
 
         Shapes: recorded — what the journal says was done to a device.
         """
         assert gpu.pci is not None
         self._seen[gpu.pci] = mig
         why = "MIG mode is on, and its instances are made when claims get them"
-        warnings.keep(gpu.pci, DeviceRole.PARTITION_PARENT, f"{why}; {mig.fault}" if mig.fault else why, is_told=bool(mig.fault))
+        warnings.keep(
+            gpu.pci, DeviceRole.PARTITION_PARENT, f"{why}; {mig.fault}" if mig.fault else why, is_told=bool(mig.fault)
+        )
         boot = boot_of(tree)
         names = place_names(gpu, mig)
         foreign = [
@@ -72,7 +90,8 @@ class MigOffer:
             if not is_ours(recorded(names.get((instance.profile, instance.start), "")), instance, boot)
         ]
         if foreign and nvml is not None:
-            # One of ours that was destroyed since NVML was asked has no record any more: it is nobody's.
+            # One of ours that was destroyed since NVML was asked has no
+            # record any more: it is nobody's.
             try:
                 still = nvml.mig(gpu.pci).instances
                 foreign = [instance for instance in foreign if instance in still]
@@ -84,14 +103,17 @@ class MigOffer:
             profile = mig.profile(instance.profile)
             what = f"{profile.name} from memory slice {instance.start} on" if profile is not None else "of unknown size"
             warnings.append(
-                f"{gpu.pci}: GPU instance {instance.id} ({what}) is somebody else's: it stays, and what it takes is not offered"
+                f"{gpu.pci}: GPU instance {instance.id} ({what}) is somebody else's: it stays, and what it "
+                "takes is not offered"
             )
         others = ", ".join(str(instance.id) for instance in foreign)
         self._blocked |= {device.name: others for device in devices if is_blocked(mig, device, foreign)}
         return devices
 
     def devices(self, gpu: Device, mig: MigGpu, warnings: LeftOut, *, is_counted: bool) -> list[Device]:
-        """List what a GPU in MIG mode is offered as; says in `warnings` that, and why, the GPU itself is not.
+        """List what a GPU in MIG mode is offered as.
+
+        Says in `warnings` that, and why, the GPU itself is not.
 
         Shapes: gpu — the whole GPU as a device; is_counted — offer it, too, beside its instances.
         """
@@ -100,7 +122,9 @@ class MigOffer:
         instances = placed_devices(gpu, mig)
         if is_counted and instances:
             return [
-                msgspec.structs.replace(gpu, role=DeviceRole.PARTITION_PARENT, attributes={**gpu.attributes, "type": "card"}),
+                msgspec.structs.replace(
+                    gpu, role=DeviceRole.PARTITION_PARENT, attributes={**gpu.attributes, "type": "card"}
+                ),
                 *instances,
             ]
         why = f"MIG mode is on, and its instances are offered instead ({len(instances)})" if instances else _WHOLE
@@ -112,7 +136,9 @@ class MigOffer:
 
         A fault names a GPU instance: all compute instances in it share its memory and its engines.
         """
-        seen = {device.name: [_occupied(self._blocked[device.name])] for device in devices if device.name in self._blocked}
+        seen = {
+            device.name: [_occupied(self._blocked[device.name])] for device in devices if device.name in self._blocked
+        }
         for address, faults in nvml.instance_faults.items():
             own = [device for device in devices if device.pci == address and is_mig(device)]
             numbers = self._numbers(nvml, address, own, {gi for gi, _ in faults})
@@ -122,13 +148,18 @@ class MigOffer:
         return seen
 
     def live(self, nvml: Nvml | None, devices: Sequence[Device]) -> Mapping[str, LiveInstance] | Refusal:
-        """Find the instances behind devices, as they are now; refused when one of them is not there, or is another one."""
+        """Find the instances behind devices, as they are now.
+
+        Refused when one of them is not there, or is another one.
+        """
         migs: dict[PciAddress, MigGpu] = {}
         live: dict[str, LiveInstance] = {}
         gone: dict[str, str] = {}
         for device in devices:
             if device.pci is None or nvml is None:
-                return _refuse("mig-unreadable", f"NVML is not there, and tells alone what {device.name} is", (device.name,))
+                return _refuse(
+                    "mig-unreadable", f"NVML is not there, and tells alone what {device.name} is", (device.name,)
+                )
             if device.pci not in migs:
                 try:
                     migs[device.pci] = nvml.mig(device.pci)
@@ -146,8 +177,13 @@ class MigOffer:
             return _refuse("device-not-offered", text, tuple(sorted(gone)))
         return live
 
-    def to_make(self, tree: Tree, nvml: Nvml, devices: Sequence[Device], records: Mapping[str, DeviceRecord]) -> tuple[str, ...]:
-        """Name those devices whose instances are still to be made for this owner; all when NVML does not tell."""
+    def to_make(
+        self, tree: Tree, nvml: Nvml, devices: Sequence[Device], records: Mapping[str, DeviceRecord]
+    ) -> tuple[str, ...]:
+        """Name those devices whose instances are still to be made for this owner.
+
+        All when NVML does not tell.
+        """
         boot = boot_of(tree)
         migs: dict[PciAddress, MigGpu] = {}
         for address in sorted({device.pci for device in devices if device.pci is not None}):
@@ -158,17 +194,25 @@ class MigOffer:
         return tuple(
             device.name
             for device in devices
-            if device.pci is not None and ready_instance(migs[device.pci], records.get(device.name, DeviceRecord()).steps, boot) is None
+            if device.pci is not None
+            and ready_instance(migs[device.pci], records.get(device.name, DeviceRecord()).steps, boot) is None
         )
 
     def made(
         self, tree: Tree, nvml: Nvml | None, devices: Sequence[Device], records: Mapping[str, DeviceRecord]
     ) -> Mapping[str, LiveInstance] | Refusal:
-        """Make the instances of devices for one owner; those that are there already are given again."""
+        """Make the instances of devices for one owner.
+
+        Those that are there already are given again.
+        """
         live: dict[str, LiveInstance] = {}
         for device in sorted(devices, key=lambda device: device.name):
             if nvml is None:
-                return _refuse("mig-unreadable", f"NVML is not there, and makes alone what {device.name} stands for", (device.name,))
+                return _refuse(
+                    "mig-unreadable",
+                    f"NVML is not there, and makes alone what {device.name} stands for",
+                    (device.name,),
+                )
             instance = make(tree, nvml, device, records.get(device.name, DeviceRecord()))
             if isinstance(instance, Refusal):
                 return instance
@@ -178,7 +222,11 @@ class MigOffer:
     def parent_nodes(self, tree: Tree, nvml: Nvml | None, device: Device, minor: str) -> tuple[str, ...] | Refusal:
         """Name the capabilities of all instances of a GPU that is offered as a whole beside them."""
         if nvml is None or device.pci is None:
-            return _refuse("mig-unreadable", f"NVML is not there, and tells alone which instances {device.name} has", (device.name,))
+            return _refuse(
+                "mig-unreadable",
+                f"NVML is not there, and tells alone which instances {device.name} has",
+                (device.name,),
+            )
         try:
             mig = nvml.mig(device.pci)
         except NvmlSilent as err:
@@ -195,8 +243,12 @@ class MigOffer:
                 nodes += own
         return tuple(dict.fromkeys(nodes))
 
-    def _numbers(self, nvml: Nvml, address: PciAddress, devices: Sequence[Device], wanted: set[int]) -> Mapping[str, int]:
-        """Find each device's GPU instance, by the last look, and by a new one when that does not know one of those wanted."""
+    def _numbers(
+        self, nvml: Nvml, address: PciAddress, devices: Sequence[Device], wanted: set[int]
+    ) -> Mapping[str, int]:
+        """Find each device's GPU instance, by the last look, and by a new one when that does not
+        know one of those wanted.
+        """
         numbers = gi_of(self._seen.get(address, MigGpu()), devices)
         if wanted <= set(numbers.values()):
             return numbers
@@ -217,7 +269,9 @@ def _occupied(others: str) -> Observation:
     )
 
 
-def instance_edits(tree: Tree, device: Device, minor: str, instance: LiveInstance, variable: str) -> ContainerEdits | Refusal:
+def instance_edits(
+    tree: Tree, device: Device, minor: str, instance: LiveInstance, variable: str
+) -> ContainerEdits | Refusal:
     """Give a container one instance: the GPU's node, and the capabilities of this instance alone."""
     nodes = capability_nodes(tree, minor, instance.gi, instance.ci)
     if isinstance(nodes, Refusal):

@@ -1,8 +1,12 @@
-"""Makes a MIG instance when a claim gets it, and destroys it when the claim gives it back; the journal has each intent before the act.
+"""Makes a MIG instance when a claim gets it, and destroys it when the claim gives it back.
 
-Flows in: a device that stands for a place, its record, NVML. Flows out: the live instance or a Refusal; nothing for a device whose record says that nothing was done. An
-instance is ours when the record says so: by its number, by its compute instance's UUID, or, where a death came between the making and the note of it, by its place, which was free
-when the intent was written. All others are left alone. Instances do not survive a reboot, so what a record of an earlier boot says is no more.
+The journal has each intent before the act.
+
+Flows in: a device that stands for a place, its record, NVML. Flows out: the live instance or a
+Refusal; nothing for a device whose record says that nothing was done. An instance is ours when the
+record says so: by its number, by its compute instance's UUID, or, where a death came between the
+making and the note of it, by its place, which was free when the intent was written. All others are
+left alone. Instances do not survive a reboot, so what a record of an earlier boot says is no more.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ def boot_of(tree: Tree) -> str:
 
 
 def is_ours(steps: Sequence[Step], instance: MigInstance, boot: str) -> bool:
-    """Say whether a record's steps have made an instance that is at the place of the record's device."""
+    """Say whether a record's steps have made an instance that is at the place of the record's
+    device.
+    """
     by_name = {step.name: step for step in steps}
     step = by_name.get(_GPU_INSTANCE)
     if step is None or step.before.get("boot") != boot:
@@ -47,7 +53,10 @@ def is_ours(steps: Sequence[Step], instance: MigInstance, boot: str) -> bool:
 
 
 def own_instance(mig: MigGpu, steps: Sequence[Step], boot: str) -> MigInstance | None:
-    """Find the instance that a record's steps have made; None when it is gone, or was never made."""
+    """Find the instance that a record's steps have made.
+
+    None when it is gone, or was never made.
+    """
     return next((instance for instance in mig.instances if is_ours(steps, instance, boot)), None)
 
 
@@ -62,9 +71,12 @@ def ready_instance(mig: MigGpu, steps: Sequence[Step], boot: str) -> LiveInstanc
 
 
 def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveInstance | Refusal:
-    """Make the instance that a device stands for; the one that this record has made already is given again.
+    """Make the instance that a device stands for.
 
-    Errors: refuses what does not fit beside the instances of others; raises HardwareError when the journal cannot be written, or what an earlier try left cannot be destroyed.
+    The one that this record has made already is given again.
+
+    Errors: refuses what does not fit beside the instances of others; raises HardwareError when the
+    journal cannot be written, or what an earlier try left cannot be destroyed.
     """
     assert device.pci is not None
     try:
@@ -79,7 +91,11 @@ def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveIn
         profile = next((profile for profile in mig.profiles if profile.name == device.attributes.get("profile")), None)
         start = device.attributes.get("placement")
         if profile is None or start not in profile.starts or not isinstance(start, int):
-            return _refuse("device-not-offered", f"{device.name}: the GPU is not in MIG mode any more, or does not know this size", device)
+            return _refuse(
+                "device-not-offered",
+                f"{device.name}: the GPU is not in MIG mode any more, or does not know this size",
+                device,
+            )
         rivals = [instance for instance in mig.instances if _overlaps(instance, start, profile.size)]
         if rivals:
             return _occupied(device, ", ".join(f"GPU instance {instance.id}" for instance in rivals))
@@ -89,14 +105,18 @@ def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveIn
 
 
 def destroy(tree: Tree, nvml: Nvml | None, device: Device, record: DeviceRecord) -> None:
-    """Destroy what a record says was made, or was about to be made; nothing when it says nothing, or the instance is somebody else's by now.
+    """Destroy what a record says was made, or was about to be made.
+
+    Nothing when it says nothing, or the instance is somebody else's by now.
 
     Errors: raises HardwareError while NVML does not answer, or a program uses the instance.
     """
     if record.step(_GPU_INSTANCE) is None:
         return
     if nvml is None or device.pci is None:
-        raise HardwareError(f"{device.name}: NVML is not there, and destroys alone what was made with it", device=device.name)
+        raise HardwareError(
+            f"{device.name}: NVML is not there, and destroys alone what was made with it", device=device.name
+        )
     instance: MigInstance | None = None
     try:
         instance = own_instance(nvml.mig(device.pci), record.steps, boot_of(tree))
@@ -111,7 +131,9 @@ def destroy(tree: Tree, nvml: Nvml | None, device: Device, record: DeviceRecord)
     record.undone(_GPU_INSTANCE)
 
 
-def _make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord, profile: MigProfile, start: int) -> LiveInstance | Refusal:
+def _make(
+    tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord, profile: MigProfile, start: int
+) -> LiveInstance | Refusal:
     assert device.pci is not None
     record.intend(_GPU_INSTANCE, {"boot": boot_of(tree), "profile": profile.id, "start": start})
     try:
@@ -124,7 +146,9 @@ def _make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord, profile:
         return _occupied(device, str(err))
     record.done(_GPU_INSTANCE, {"gi": gi})
     record.intend(_COMPUTE_INSTANCE)
-    compute = nvml.with_gpu(device.pci, lambda library, handle: make_compute_instance(library, handle, gi, profile.slices))
+    compute = nvml.with_gpu(
+        device.pci, lambda library, handle: make_compute_instance(library, handle, gi, profile.slices)
+    )
     record.done(_COMPUTE_INSTANCE, {"ci": compute.id, "uuid": compute.uuid})
     return LiveInstance(gi=gi, ci=compute.id, uuid=compute.uuid)
 
@@ -145,7 +169,9 @@ def _users(tree: Tree, nvml: Nvml, device: Device, instance: MigInstance) -> str
 
 
 def _occupied(device: Device, what: str) -> Refusal:
-    return _refuse("mig-occupied", f"{device.name} does not fit beside instances that somebody else has made: {what}", device)
+    return _refuse(
+        "mig-occupied", f"{device.name} does not fit beside instances that somebody else has made: {what}", device
+    )
 
 
 def _refuse(code: str, message: str, device: Device) -> Refusal:

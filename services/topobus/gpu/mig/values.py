@@ -1,6 +1,8 @@
-"""What NVML says of a GPU's instances, as frozen values: profiles with their placements, and the instances that exist.
+"""What NVML says of a GPU's instances, as frozen values: profiles with their placements, and the
+instances that exist.
 
-A GPU instance takes memory slices, from a start on, and what its profile says of the engines; a compute instance in it is what a program uses, with a UUID of its own.
+A GPU instance takes memory slices, from a start on, and what its profile says of the engines; a
+compute instance in it is what a program uses, with a UUID of its own.
 Source: NVML API reference, "Multi Instance GPU Management".
 """
 
@@ -47,7 +49,8 @@ class MigCompute(Struct, frozen=True, kw_only=True):
     uuid: str
     slices: int = 0
     start: int | None = None
-    """Its first compute slice within the GPU instance; None where NVML does not tell, since it tells that to root alone."""
+    """Its first compute slice within the GPU instance; None where NVML does not tell, since it
+    tells that to root alone."""
     share: MigShare = MigShare()
     name: str = ""
     """`1g.10gb`, or `1c.3g.40gb` where it is a part of its GPU instance."""

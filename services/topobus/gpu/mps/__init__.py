@@ -1,1 +1,3 @@
-"""MPS control daemons that the gpu service owns: one for each shared GPU, or for the GPUs of a claim whose containers share them."""
+"""MPS control daemons that the gpu service owns: one for each shared GPU, or for the GPUs of a
+claim whose containers share them.
+"""

@@ -1,8 +1,10 @@
 """Decides which MPS daemon an owner of GPUs needs, with which limits, and when it is over.
 
-Flows in: the strategy that is asked for, the owner's GPUs and its part of them, who else has them. Flows out: the container's variables and mounts, work that starts the daemon, or a
-Refusal. The GPUs that an owner has whole get one daemon together; a GPU of which several owners have a part gets one for them all, which ends with the last of them. The
-journal's step `mps` is written before anything is done.
+Flows in: the strategy that is asked for, the owner's GPUs and its part of them, who else has
+them. Flows out: the container's variables and mounts, work that starts the daemon, or a
+Refusal. The GPUs that an owner has whole get one daemon together; a GPU of which several owners
+have a part gets one for them all, which ends with the last of them. The journal's step `mps` is
+written before anything is done.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class MpsSharing:
 
     def observe(self) -> Mapping[str, tuple[Observation, ...]]:
         """Tell which GPUs have lost their daemon."""
-        return {name: (observation,) for name, observation in self.daemons.observations().items()} if self.is_owned else {}
+        return (
+            {name: (observation,) for name, observation in self.daemons.observations().items()} if self.is_owned else {}
+        )
 
     def plan(
         self,
@@ -76,7 +80,8 @@ class MpsSharing:
     ) -> MpsPlan | Refusal | None:
         """Say what an owner needs; None: no daemon of ours. Nothing is begun.
 
-        Shapes: version — of the loaded driver; partitions — those of the devices that are parts of GPUs, or GPUs that are cut into parts.
+        Shapes: version — of the loaded driver; partitions — those of the devices that are parts of
+        GPUs, or GPUs that are cut into parts.
         Errors: raises HardwareError where a stale daemon cannot be ended.
         """
         if not self.is_owned:
@@ -88,17 +93,24 @@ class MpsSharing:
         if sharing.strategy != MPS:
             return None
         if partitions:
-            text = f"MPS on parts of GPUs is not served: {', '.join(partitions)}; compute mode and daemon are those of a whole GPU"
+            text = (
+                f"MPS on parts of GPUs is not served: {', '.join(partitions)}; compute mode and daemon are those "
+                "of a whole GPU"
+            )
             return _refuse("mps-partition", text)
         ordered = sorted(devices, key=lambda device: (str(device.pci or ""), device.name))
         is_part = any(_is_part(device, context) for device in devices)
         if is_part and len(devices) > 1:
-            text = f"a part of a GPU under MPS comes with no other GPU, for a process has one daemon: {', '.join(device.name for device in ordered)}"
+            text = (
+                "a part of a GPU under MPS comes with no other GPU, for a process has one daemon: "
+                f"{', '.join(device.name for device in ordered)}"
+            )
             return _refuse("mps-several-daemons", text)
         if nameless := [device.name for device in ordered if not device.uuid]:
             return _refuse(
                 "mps-uuid-unknown",
-                f"MPS needs each GPU's UUID, and nobody tells that of {', '.join(nameless)}: neither NVML nor /proc/driver/nvidia",
+                f"MPS needs each GPU's UUID, and nobody tells that of {', '.join(nameless)}: neither NVML nor "
+                "/proc/driver/nvidia",
             )
         programs = find_programs(settings, version, wants_smi=self.daemons.settings.exclusive_process)
         if isinstance(programs, Refusal):
@@ -158,12 +170,18 @@ class MpsSharing:
 
 
 def client_limits(sharing: Sharing, devices: Sequence[Device], context: PrepareContext) -> Limits:
-    """Compute what one process may have: what the claim says, and at most the owner's part of a GPU that it shares.
+    """Compute what one process may have: what the claim says, and at most the owner's part of a GPU
+    that it shares.
 
-    Units: memory in whole MiB, rounded down, for a limit must not be exceeded; at least one, for 0 means all.
+    Units: memory in whole MiB, rounded down, for a limit must not be exceeded;
+    at least one, for 0 means all.
     """
     config = sharing.mps_config
-    percents = [config.default_active_thread_percentage] if config is not None and config.default_active_thread_percentage else []
+    percents = (
+        [config.default_active_thread_percentage]
+        if config is not None and config.default_active_thread_percentage
+        else []
+    )
     claimed = config.default_pinned_device_memory_limit if config is not None else None
     memory: list[int] = []
     for device in devices:
@@ -201,12 +219,21 @@ def _has_step(steps: Sequence[Step]) -> bool:
 
 
 def _refuse_mixed(devices: Sequence[Device], context: PrepareContext, *, is_mps: bool) -> Refusal | None:
-    """Refuse an owner that would share a GPU otherwise than those who have it: a process past the daemon, or one that waits for none."""
+    """Refuse an owner that would share a GPU otherwise than those who have it: a process past the
+    daemon, or one that waits for none.
+    """
     for device in devices:
         for other in context.others.get(device.name, ()):
             if _has_step(other.steps) != is_mps:
-                how = "by MPS, and this one would not" if not is_mps else "without MPS, and this one would share it by MPS"
-                text = f"device {device.name}: {other.owner} has a part of it {how}: ask for the same strategy, or for another device"
+                how = (
+                    "by MPS, and this one would not"
+                    if not is_mps
+                    else "without MPS, and this one would share it by MPS"
+                )
+                text = (
+                    f"device {device.name}: {other.owner} has a part of it {how}: ask for the same strategy, or "
+                    "for another device"
+                )
                 return _refuse("mps-mixed", text, device=device.name)
     return None
 

@@ -1,7 +1,10 @@
-"""Runs the programs of NVIDIA's driver that MPS needs: the control daemon, questions to it, compute modes.
+"""Runs the programs of NVIDIA's driver that MPS needs: the control daemon, questions to it, compute
+modes.
 
-Flows in: where the programs are, the daemon's folder. Flows out: what they said, or HardwareError with the program, its words and its exit status. Each has a time limit.
-Source: NVIDIA Multi-Process Service guide: environment variables, commands of the control program; nvidia-smi(1).
+Flows in: where the programs are, the daemon's folder. Flows out: what they said, or HardwareError
+with the program, its words and its exit status. Each has a time limit.
+Source: NVIDIA Multi-Process Service guide: environment variables, commands of the
+control program; nvidia-smi(1).
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Both are far more than it takes: a question is answered at once, and nvidia-smi initialises a GPU first, which takes a second or two. They end a hang; an undoing has less in all.
+# Both are far more than it takes: a question is answered at once, and nvidia-smi initialises a GPU
+# first, which takes a second or two. They end a hang; an undoing has less in all.
 _ASK_S = 10.0
 _SMI_S = 10.0
 _SAID = 300
@@ -42,7 +46,9 @@ def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
         # Never a pipe: the daemon inherits it, and who reads it would wait for the daemon's end.
         done = _run([state.programs.control, "-d"], variables, limit_s, stdout=log)
     if done.returncode != 0:
-        raise _failed([state.programs.control, "-d"], done.returncode, said.read_text(encoding="utf-8", errors="replace"))
+        raise _failed(
+            [state.programs.control, "-d"], done.returncode, said.read_text(encoding="utf-8", errors="replace")
+        )
 
 
 def ask(folder: DaemonFolder, programs: Programs, command: str, limit_s: float = _ASK_S) -> str:
@@ -59,7 +65,8 @@ def ask(folder: DaemonFolder, programs: Programs, command: str, limit_s: float =
 
 
 def limit_commands(state: DaemonState, servers: str) -> tuple[str, ...]:
-    """Say by which commands a daemon takes its limits: for servers to come, and for those that run (`servers`: their pids, as the daemon lists them).
+    """Say by which commands a daemon takes its limits: for servers to come, and for those that run
+    (`servers`: their pids, as the daemon lists them).
 
     >>> from topobus.gpu.mps.daemon_state import Limits
     >>> gpus = (SharedGpu(device="gpu-0", uuid="GPU-1"),)
@@ -70,7 +77,10 @@ def limit_commands(state: DaemonState, servers: str) -> tuple[str, ...]:
     pids = [word for word in servers.split() if word.isdecimal()]
     commands: list[str] = []
     if percent := state.limits.threads_percent:
-        commands += [f"set_default_active_thread_percentage {percent}", *(f"set_active_thread_percentage {pid} {percent}" for pid in pids)]
+        commands += [
+            f"set_default_active_thread_percentage {percent}",
+            *(f"set_active_thread_percentage {pid} {percent}" for pid in pids),
+        ]
     for ordinal, mib in enumerate(state.limits.memory_mib):
         if mib:
             commands += [f"set_default_device_pinned_mem_limit {ordinal} {mib}M"]
@@ -110,11 +120,23 @@ def _variables(folder: DaemonFolder, programs: Programs) -> dict[str, str]:
 
 
 def _run(
-    command: list[str], variables: Mapping[str, str], limit_s: float, *, said: bytes = b"", stdout: int | BinaryIO = subprocess.PIPE
+    command: list[str],
+    variables: Mapping[str, str],
+    limit_s: float,
+    *,
+    said: bytes = b"",
+    stdout: int | BinaryIO = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
         done = subprocess.run(
-            command, env=dict(variables), timeout=limit_s, check=False, cwd="/", stdout=stdout, stderr=subprocess.STDOUT, input=said
+            command,
+            env=dict(variables),
+            timeout=limit_s,
+            check=False,
+            cwd="/",
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            input=said,
         )
     except subprocess.TimeoutExpired as err:
         raise HardwareError(f"{' '.join(command)} did not end within {limit_s:g} s", path=command[0]) from err

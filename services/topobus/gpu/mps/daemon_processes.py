@@ -1,7 +1,10 @@
-"""Finds the processes of an MPS daemon that this service has started, by a variable in their environment, and ends them by handle and start time.
+"""Finds the processes of an MPS daemon that this service has started, by a variable in their
+environment, and ends them by handle and start time.
 
-Flows in: the daemon's folder. Flows out: control daemon and servers. Their pids are no secret of the daemon's own files, which a crash may cut off: a process
-inherits its environment, so whoever was started for a folder is found as long as it lives. Processes in other pods are passed over: a tenant may write any variable.
+Flows in: the daemon's folder. Flows out: control daemon and servers. Their pids are no secret of
+the daemon's own files, which a crash may cut off: a process inherits its environment, so whoever
+was started for a folder is found as long as it lives. Processes in other pods are passed over: a
+tenant may write any variable.
 Source: proc(5): environ, cmdline, stat (state, field 22 starttime); pidfd_open(2).
 """
 
@@ -29,11 +32,14 @@ _PROC = Path("/proc")
 # Control daemon and server; the kernel cuts a program's name to 15 characters.
 _COMMAND = b"nvidia-cuda-mps"
 _CONTROL = "nvidia-cuda-mps-control"
-# Seconds after SIGKILL until a process has gone: the driver gives a GPU's memory back meanwhile. Who undoes waits less in all, and asks again.
+# Seconds after SIGKILL until a process has gone: the driver gives a GPU's memory back meanwhile.
+# Who undoes waits less in all, and asks again.
 _KILL_S = 10.0
-# A daemon starts a server, a program that goes into the background starts itself once more; nothing of NVIDIA's starts more.
+# A daemon starts a server, a program that goes into the background starts itself once more;
+# nothing of NVIDIA's starts more.
 _ROUNDS = 5
-# The kernel sets name and environment of a new program some microseconds apart (fs/exec.c, begin_new_exec; fs/binfmt_elf.c, create_elf_tables).
+# The kernel sets name and environment of a new program some microseconds apart (fs/exec.c,
+# begin_new_exec; fs/binfmt_elf.c, create_elf_tables).
 _EXEC_LOOKS, _EXEC_LOOK_S = 20, 0.001
 
 
@@ -63,9 +69,13 @@ def find_processes(folder: Path) -> tuple[DaemonProcess, ...]:
 
 
 def control_of(processes: Sequence[DaemonProcess]) -> DaemonProcess | None:
-    """Choose the control daemon: the oldest, for a client of its own program that asks it something has the same name."""
+    """Choose the control daemon: the oldest, for a client of its own program that asks it something
+    has the same name.
+    """
     return min(
-        (process for process in processes if process.is_control), key=lambda process: (int(process.started), process.pid), default=None
+        (process for process in processes if process.is_control),
+        key=lambda process: (int(process.started), process.pid),
+        default=None,
     )
 
 
@@ -92,9 +102,12 @@ def wait_gone(processes: Sequence[DaemonProcess], limit_s: float) -> tuple[Daemo
 
 
 def end_all(processes: Sequence[DaemonProcess]) -> None:
-    """Kill processes, and wait until they have gone; nobody else that has one of their numbers by now.
+    """Kill processes, and wait until they have gone.
 
-    Errors: raises HardwareError for one that does not go (it is in the kernel), or that we may not end.
+    Nobody else that has one of their numbers by now.
+
+    Errors: raises HardwareError for one that does not go (it is in the
+    kernel), or that we may not end.
     """
     for process in processes:
         if (handle := _open(process)) is not None:
@@ -103,7 +116,9 @@ def end_all(processes: Sequence[DaemonProcess]) -> None:
             except ProcessLookupError:
                 pass
             except OSError as err:
-                raise HardwareError(f"process {process.pid} of an MPS daemon cannot be ended: {err.strerror}", pid=process.pid) from err
+                raise HardwareError(
+                    f"process {process.pid} of an MPS daemon cannot be ended: {err.strerror}", pid=process.pid
+                ) from err
             finally:
                 os.close(handle)
     if left := wait_gone(processes, _KILL_S):
@@ -111,7 +126,8 @@ def end_all(processes: Sequence[DaemonProcess]) -> None:
 
 
 def end_folder(folder: Path) -> None:
-    """Kill all processes that were started for a folder, those that one of them starts meanwhile, too.
+    """Kill all processes that were started for a folder, those that one of them starts meanwhile,
+    too.
 
     Errors: as `end_all`.
     """
@@ -144,7 +160,11 @@ def _read(pid: str, name: str) -> bytes | None:
 
 
 def _environment(pid: str) -> bytes:
-    """Read a process's environment; waits for one that is just becoming another program, which has its name already and no environment yet."""
+    """Read a process's environment.
+
+    Waits for one that is just becoming another program, which has its name
+    already and no environment yet.
+    """
     for _ in range(_EXEC_LOOKS):
         environment = _read(pid, "environ")
         if environment != b"":
@@ -154,6 +174,9 @@ def _environment(pid: str) -> bytes:
 
 
 def _started(pid: str) -> str:
-    """Give the start time of a process that runs; empty for one that has ended, collected or not."""
+    """Give the start time of a process that runs.
+
+    Empty for one that has ended, collected or not.
+    """
     fields = (_read(pid, "stat") or b"").decode("utf-8", "replace").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""

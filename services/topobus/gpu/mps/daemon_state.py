@@ -1,6 +1,8 @@
-"""What is known of one MPS control daemon, on the disk before anything is done: its GPUs and their compute modes from before, its limits, its process.
+"""What is known of one MPS control daemon, on the disk before anything is done: its GPUs and their
+compute modes from before, its limits, its process.
 
-Flows in: what is about to be done. Flows out: `daemon.json` in the daemon's folder, written whole, by which the next start adopts the daemon or removes it. All functions block.
+Flows in: what is about to be done. Flows out: `daemon.json` in the daemon's folder, written whole,
+by which the next start adopts the daemon or removes it. All functions block.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from topobus.values.errors import ContractError
 __all__ = ["DaemonFolder", "DaemonState", "Limits", "Programs", "SharedGpu"]
 
 _FILE = "daemon.json"
-# The folder of logs of daemons that did not start; no device has this name, for theirs begin with their class.
+# The folder of logs of daemons that did not start; no device has this name, for
+# theirs begin with their class.
 _FAILED = "failed"
 
 
@@ -28,7 +31,8 @@ class Programs(Struct, frozen=True, kw_only=True):
     smi: str = ""
     """`nvidia-smi`; empty where the compute mode is left alone."""
     libraries: dict[str, str] = {}
-    """By name: the driver's own libraries, where the loader of this process does not find them by itself."""
+    """By name: the driver's own libraries, where the loader of this process does not find them by
+    itself."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -48,7 +52,9 @@ class Limits(Struct, frozen=True, kw_only=True):
         count = min(len(self.memory_mib), len(other.memory_mib))
         return Limits(
             threads_percent=_greater(self.threads_percent, other.threads_percent),
-            memory_mib=tuple(_greater(*pair) for pair in zip(self.memory_mib[:count], other.memory_mib[:count], strict=True)),
+            memory_mib=tuple(
+                _greater(*pair) for pair in zip(self.memory_mib[:count], other.memory_mib[:count], strict=True)
+            ),
         )
 
 
@@ -100,17 +106,25 @@ class DaemonFolder:
         durable_file.write(self.path, _FILE, encode(state), mode=0o600)
 
     def read(self) -> DaemonState | None:
-        """Read it; None where there is none, or none that can be read: then nobody knows of GPUs, and only processes are left to end."""
+        """Read it.
+
+        None where there is none, or none that can be read: then nobody knows of GPUs, and
+        only processes are left to end.
+        """
         try:
             return decode((self.path / _FILE).read_bytes(), DaemonState, where=str(self.path / _FILE))
         except (OSError, ContractError):
             return None
 
     def make(self, programs: Programs) -> None:
-        """Make what the daemon needs: its pipes, its logs, links to the driver's libraries. The folder of pipes stays the same one, for containers have it mounted."""
+        """Make what the daemon needs: its pipes, its logs, links to the driver's libraries.
+
+        The folder of pipes stays the same one, for containers have it mounted.
+        """
         for folder in (self.path, self.pipes, self.logs):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # Clients of any user pass through, and an operator reads the logs, whatever this process's umask is.
+            # Clients of any user pass through, and an operator reads the logs,
+            # whatever this process's umask is.
             folder.chmod(0o755)
         self.libraries.mkdir(exist_ok=True)
         for name, target in programs.libraries.items():
@@ -140,7 +154,9 @@ class DaemonFolder:
     def names(state_dir: Path) -> tuple[str, ...]:
         """Name the daemons that have a folder."""
         return (
-            tuple(sorted(path.name for path in state_dir.iterdir() if path.is_dir() and path.name != _FAILED)) if state_dir.is_dir() else ()
+            tuple(sorted(path.name for path in state_dir.iterdir() if path.is_dir() and path.name != _FAILED))
+            if state_dir.is_dir()
+            else ()
         )
 
 

@@ -1,9 +1,12 @@
-"""Starts, adopts, watches and ends the MPS control daemons of one node, each written down before it is done.
+"""Starts, adopts, watches and ends the MPS control daemons of one node, each written down before it
+is done.
 
-Flows in: which GPUs are to be shared by a daemon, with which limits; when it is over. Flows out: a daemon that answers, or a Refusal with the path of its log; what is wrong
-with those that run, as observations of their GPUs. A daemon that ended is started again at once, then ever more slowly. After a crash of this service `look` adopts what runs,
-goes on with what was being ended, and leaves what was being started to the journal, whose undoing ends it (`end`). All methods block, and may be called from several threads:
-each daemon has a lock of its own, so that none waits for another's.
+Flows in: which GPUs are to be shared by a daemon, with which limits; when it is over. Flows out: a
+daemon that answers, or a Refusal with the path of its log; what is wrong with those that run, as
+observations of their GPUs. A daemon that ended is started again at once, then ever more slowly.
+After a crash of this service `look` adopts what runs, goes on with what was being ended, and leaves
+what was being started to the journal, whose undoing ends it (`end`). All methods block, and may be
+called from several threads: each daemon has a lock of its own, so that none waits for another's.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from topobus.values.outcome import Reason, Refusal
 __all__ = ["MpsDaemons"]
 
 _LOOK_S = 0.02
-# Whole seconds that a daemon's servers have to end before they are killed: all its clients have ended before, and
-# undoing has `drivers.timeout_s` in all.
+# Whole seconds that a daemon's servers have to end before they are killed: all its clients have
+# ended before, and undoing has `drivers.timeout_s` in all.
 _QUIT_S = 1
-# Between two restarts of a daemon that ends again and again; the first is immediate, then 2, 4, … seconds.
+# Between two restarts of a daemon that ends again and again; the first is
+# immediate, then 2, 4, … seconds.
 _LONGEST_PAUSE_S = 60.0
 # Seconds after `quit` until servers that were told to end have gone.
 _QUIT_SLACK_S = 0.5
@@ -52,7 +56,8 @@ class _Daemon:
         self.state = state
         self.lock = threading.RLock()
         self.observation: Observation | None = None
-        """That it has gone; kept until it was told also where it is back by then, for its clients' work is lost."""
+        """That it has gone; kept until it was told also where it is back by then, for its clients'
+        work is lost."""
         self.is_back = True
         self.tries = 0
         self.up_since_s = 0.0
@@ -91,7 +96,10 @@ class MpsDaemons:
         )
 
     def ensure(self, wanted: DaemonState) -> Refusal | None:
-        """Start a daemon, or let the one that runs serve this, too; None is done. What was begun before a refusal is ended by `end`, if nobody else has it."""
+        """Start a daemon, or let the one that runs serve this, too; None is done.
+
+        What was begun before a refusal is ended by `end`, if nobody else has it.
+        """
         daemon = self._daemon(wanted.name)
         with daemon.lock:
             if self.is_serving(wanted):
@@ -104,7 +112,9 @@ class MpsDaemons:
         return None
 
     def end(self, name: str, owner: str) -> None:
-        """End a daemon, and give its GPUs back their compute modes; nothing when there is none, or one of somebody else's.
+        """End a daemon, and give its GPUs back their compute modes.
+
+        Nothing when there is none, or one of somebody else's.
 
         Errors: raises HardwareError for what cannot be undone now; it is asked for again.
         """
@@ -130,7 +140,10 @@ class MpsDaemons:
         return tuple(sorted(name for name, daemon in self._all().items() if daemon.state is not None))
 
     def look(self, name: str) -> None:
-        """Look whether a daemon runs, and start it again when it does not and its pause is over; nothing while somebody starts or ends it."""
+        """Look whether a daemon runs, and start it again when it does not and its pause is over.
+
+        Nothing while somebody starts or ends it.
+        """
         daemon = self._daemon(name)
         if not daemon.lock.acquire(blocking=False):
             return
@@ -140,7 +153,9 @@ class MpsDaemons:
             if daemon.state is not None and daemon.state.is_ending:
                 get_logger().warning("mps.end-failed", daemon=name, why=str(err), next_step="it is tried again")
             else:
-                get_logger().warning("mps.restart-failed", daemon=name, why=str(err), tries=daemon.tries, log=str(daemon.folder.logs))
+                get_logger().warning(
+                    "mps.restart-failed", daemon=name, why=str(err), tries=daemon.tries, log=str(daemon.folder.logs)
+                )
                 self._note_gone(daemon, str(err))
         finally:
             daemon.lock.release()
@@ -176,8 +191,13 @@ class MpsDaemons:
             # What an earlier owner left half ended; the journal says that nobody has it.
             self._end(daemon)
             state = None
-        # Of one that runs the programs are those of now: the driver may have been replaced meanwhile.
-        state = wanted if state is None else structs.replace(state, limits=state.limits.raised_to(wanted.limits), programs=wanted.programs)
+        # Of one that runs the programs are those of now: the driver
+        # may have been replaced meanwhile.
+        state = (
+            wanted
+            if state is None
+            else structs.replace(state, limits=state.limits.raised_to(wanted.limits), programs=wanted.programs)
+        )
         self._keep(daemon, state)
         if is_alive(state.pid, state.started):
             self._limit(daemon)
@@ -195,7 +215,8 @@ class MpsDaemons:
         folder.make(self._state(daemon).programs)
         folder.clear_pipes()
         if self.settings.shared_memory != _SHARED_MEMORY:
-            # A folder of the host's that kubelet has made for root alone; clients of any user make files in it, as in every /dev/shm.
+            # A folder of the host's that kubelet has made for root alone; clients of any user make
+            # files in it, as in every /dev/shm.
             Path(_SHARED_MEMORY).chmod(0o1777)
         for gpu in self._state(daemon).gpus if self.settings.exclusive_process else ():
             self._take_alone(daemon, gpu)
@@ -203,8 +224,15 @@ class MpsDaemons:
         self._await_answer(daemon, deadline_s)
         process = control_of(find_processes(folder.path))
         if process is None:
-            raise HardwareError("nvidia-cuda-mps-control -d said that it started, and no such process runs", path=str(folder.logs))
-        self._keep(daemon, structs.replace(self._state(daemon), pid=process.pid, started=process.started, boot_id=read_boot_id(Tree())))
+            raise HardwareError(
+                "nvidia-cuda-mps-control -d said that it started, and no such process runs", path=str(folder.logs)
+            )
+        self._keep(
+            daemon,
+            structs.replace(
+                self._state(daemon), pid=process.pid, started=process.started, boot_id=read_boot_id(Tree())
+            ),
+        )
         self._limit(daemon)
         daemon.up_since_s = self._now()
         get_logger().info("mps.daemon-started", daemon=self._state(daemon).name, pid=process.pid, log=str(folder.logs))
@@ -212,7 +240,9 @@ class MpsDaemons:
     def _await_answer(self, daemon: _Daemon, deadline_s: float) -> None:
         while True:
             try:
-                commands.ask(daemon.folder, self._state(daemon).programs, "get_server_list", max(1.0, deadline_s - self._now()))
+                commands.ask(
+                    daemon.folder, self._state(daemon).programs, "get_server_list", max(1.0, deadline_s - self._now())
+                )
             except HardwareError:
                 if self._now() >= deadline_s:
                     raise
@@ -244,7 +274,9 @@ class MpsDaemons:
                 try:
                     commands.ask(folder, state.programs, f"quit -t {_QUIT_S}", _QUIT_S + _QUIT_SLACK_S)
                 except HardwareError as err:
-                    get_logger().warning("mps.quit-failed", daemon=state.name, why=err.message, next_step="it is killed")
+                    get_logger().warning(
+                        "mps.quit-failed", daemon=state.name, why=err.message, next_step="it is killed"
+                    )
                     end_folder(folder.path)
         processes = find_processes(folder.path)
         wait_gone(processes, _QUIT_SLACK_S)
@@ -258,7 +290,8 @@ class MpsDaemons:
             get_logger().info("mps.daemon-ended", daemon=state.name, pid=state.pid)
 
     def _give_back(self, daemon: _Daemon, state: DaemonState, gpu: SharedGpu) -> None:
-        # The links to the driver's libraries may be gone after a crash in the middle of removing them.
+        # The links to the driver's libraries may be gone after a crash
+        # in the middle of removing them.
         daemon.folder.make(state.programs)
         try:
             commands.set_compute_mode(daemon.folder, state.programs, gpu, gpu.mode_before)
@@ -266,8 +299,11 @@ class MpsDaemons:
             try:
                 mode = commands.compute_mode(daemon.folder, state.programs, gpu)
             except HardwareError as err:
-                # It has left the bus, or waits for a reset: then its mode is the default one when it is back, and its pod must not wait for that.
-                get_logger().warning("mps.mode-unknown", device=gpu.device, mode_before=gpu.mode_before, why=err.message)
+                # It has left the bus, or waits for a reset: then its mode is the default one when
+                # it is back, and its pod must not wait for that.
+                get_logger().warning(
+                    "mps.mode-unknown", device=gpu.device, mode_before=gpu.mode_before, why=err.message
+                )
                 return
             if mode != gpu.mode_before:
                 raise
@@ -299,14 +335,17 @@ class MpsDaemons:
         if state is None:
             return
         if daemon.is_back or daemon.observation is None:
-            get_logger().warning("mps.daemon-gone", daemon=state.name, pid=state.pid, why=why, log=str(daemon.folder.logs))
+            get_logger().warning(
+                "mps.daemon-gone", daemon=state.name, pid=state.pid, why=why, log=str(daemon.folder.logs)
+            )
         daemon.is_back = False
         is_hopeless = daemon.tries >= _TRIES_UNTIL_UNHEALTHY
         daemon.observation = Observation(
             dimension=Dimension.DRIVER,
             state=HealthState.UNHEALTHY if is_hopeless else HealthState.DEGRADED,
             reason="mps-daemon-gone",
-            message=f"its MPS control daemon ended and is started again: {why}; CUDA programs that were its clients have lost their work",
+            message=f"its MPS control daemon ended and is started again: {why}; CUDA programs that were its clients "
+            "have lost their work",
             evidence={"pid": str(state.pid), "log": str(daemon.folder.logs / "control.log")},
             action=RecoveryAction.WAIT,
         )
@@ -319,13 +358,18 @@ class MpsDaemons:
         )
         log = ""
         if daemon.folder.logs.is_dir():
-            # What is begun is undone with its folder: the log outlives it, until a daemon of this GPU starts.
+            # What is begun is undone with its folder: the log outlives it,
+            # until a daemon of this GPU starts.
             shutil.rmtree(daemon.folder.failed_logs, ignore_errors=True)
             shutil.copytree(daemon.folder.logs, daemon.folder.failed_logs, dirs_exist_ok=True)
             log = str(daemon.folder.failed_logs / "control.log")
         tail = _tail(daemon.folder.logs / "control.log")
-        message = f"the MPS control daemon of {wanted.name} does not start: {text}" + (f"; its log {log} ends with: {tail}" if log else "")
-        return Refusal(reasons=(Reason(code="mps-start-failed", message=message, facts={"device": wanted.name, "log": log}),))
+        message = f"the MPS control daemon of {wanted.name} does not start: {text}" + (
+            f"; its log {log} ends with: {tail}" if log else ""
+        )
+        return Refusal(
+            reasons=(Reason(code="mps-start-failed", message=message, facts={"device": wanted.name, "log": log}),)
+        )
 
     def _state(self, daemon: _Daemon) -> DaemonState:
         if daemon.state is None:
@@ -344,10 +388,14 @@ def _is_same(state: DaemonState, wanted: DaemonState) -> bool:
 
 
 def _adopted(folder: DaemonFolder) -> DaemonState | None:
-    """Read what an earlier life of this service says of a daemon; a folder that says nothing was being made or removed, and goes."""
+    """Read what an earlier life of this service says of a daemon.
+
+    A folder that says nothing was being made or removed, and goes.
+    """
     state = folder.read()
     if state is not None and state.boot_id != read_boot_id(Tree()):
-        # It ended with its boot: who has its number by now is a stranger, also with the same start time.
+        # It ended with its boot: who has its number by now is a stranger,
+        # also with the same start time.
         state = structs.replace(state, pid=0, started="")
     if state is None:
         end_folder(folder.path)

@@ -1,7 +1,9 @@
 """Finds the programs of MPS in the driver root, and the driver's libraries that they load.
 
-Flows in: the settings of the driver's files, the version of the loaded module. Flows out: paths as this process sees them, or a Refusal that names what is missing.
-Where the root is not this process's own, its folder of libraries is never searched as a whole: it has the host's C library, too, which fits another loader than ours.
+Flows in: the settings of the driver's files, the version of the loaded module. Flows out: paths as
+this process sees them, or a Refusal that names what is missing. Where the root is not this
+process's own, its folder of libraries is never searched as a whole: it has the host's C library,
+too, which fits another loader than ours.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ _FOLDERS = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin")
 
 
 def find_programs(settings: DriverFilesSettings, version: str, *, wants_smi: bool) -> Programs | Refusal:
-    """Find the programs in the root that is set, in that of the driver's files, or in the first of the usual ones that has them.
+    """Find the programs in the root that is set, in that of the driver's files, or in the first of
+    the usual ones that has them.
 
     Cost: where the root is not this process's own, that of `find_driver_files`.
     """
     # Also where containers get no files from us (`bring`).
-    searched = find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
+    searched = (
+        find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
+    )
     files = searched if isinstance(searched, DriverFiles) else None
     roots = (settings.root,) if settings.root else (files.root,) if files is not None else SEARCHED_ROOTS
     host = settings.host_root.rstrip("/")
@@ -36,12 +41,21 @@ def find_programs(settings: DriverFilesSettings, version: str, *, wants_smi: boo
         if len(paths) == len(wanted):
             is_own = not host and view.root == "/"
             libraries = (
-                {} if is_own or files is None else {name: host + library.host_path for library in files.libraries for name in library.names}
+                {}
+                if is_own or files is None
+                else {name: host + library.host_path for library in files.libraries for name in library.names}
             )
-            return Programs(control=host + paths[_CONTROL], smi=host + paths[_SMI] if wants_smi else "", libraries=libraries)
+            return Programs(
+                control=host + paths[_CONTROL], smi=host + paths[_SMI] if wants_smi else "", libraries=libraries
+            )
         missing = min(missing, tuple(name for name in wanted if name not in paths), key=len)
-    text = f"{', '.join(missing)} of NVIDIA's driver: not below {', '.join(roots)}; install the driver's package with MPS on the node, or name its folder in hardware.driver_files.root"
-    return Refusal(reasons=(Reason(code="mps-program-missing", message=text, facts={"missing": missing, "roots": tuple(roots)}),))
+    text = (
+        f"{', '.join(missing)} of NVIDIA's driver: not below {', '.join(roots)}; install the driver's package "
+        "with MPS on the node, or name its folder in hardware.driver_files.root"
+    )
+    return Refusal(
+        reasons=(Reason(code="mps-program-missing", message=text, facts={"missing": missing, "roots": tuple(roots)}),)
+    )
 
 
 def _find(view: HostFiles, name: str) -> str:

@@ -1,4 +1,6 @@
-"""Looks at the node's MPS control daemons once a second, each in a thread of its own: one that does not come back keeps nobody waiting."""
+"""Looks at the node's MPS control daemons once a second, each in a thread of its own: one that does
+not come back keeps nobody waiting.
+"""
 
 from __future__ import annotations
 

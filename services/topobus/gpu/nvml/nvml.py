@@ -1,10 +1,13 @@
-"""Wraps NVML in one class: identity, memory, NVLink peers and health of NVIDIA GPUs, where the vendor's library loads.
+"""Wraps NVML in one class: identity, memory, NVLink peers and health of NVIDIA GPUs, where the
+vendor's library loads.
 
-Only the `nvidia` plugin uses it. A query that the library refuses is left out and named in `warnings`; the plugin then uses sysfs alone.
+Only the `nvidia` plugin uses it. A query that the library refuses is left out and named in
+`warnings`; the plugin then uses sysfs alone.
 
-A session is valid only for the driver that it was opened on. After the driver was reloaded or replaced, every query fails, and a failed query says
-nothing about health: such GPUs are Unknown with the reason `unmonitored` and keep their last identity, and the session is reopened, with the library
-loaded from the disk again, after pauses that grow.
+A session is valid only for the driver that it was opened on. After the driver was reloaded or
+replaced, every query fails, and a failed query says nothing about health: such GPUs are Unknown
+with the reason `unmonitored` and keep their last identity, and the session is reopened, with the
+library loaded from the disk again, after pauses that grow.
 Source: NVML API reference; nvidia-ml-py (module `pynvml`), whose functions raise `NVMLError`.
 """
 
@@ -35,15 +38,16 @@ from topobus.values.pci import PciAddress
 __all__ = ["Nvml", "NvmlGpu", "NvmlSilent", "load_nvml"]
 
 _T = TypeVar("_T")
-# What an event has for GI and CI when it is about no instance (NVML API reference, nvmlEventData_t).
+# What an event has for GI and CI when it is about no instance (NVML
+# API reference, nvmlEventData_t).
 _NO_INSTANCE = 0xFFFFFFFF
 
 # A silence of the health machine (devicekit.health): what was known of the GPU stands.
 _UNMONITORED = "unmonitored"
 # Events read at one look: a storm must not hold the look for ever; the rest comes with the next.
 _MAX_EVENTS = 64
-# Looks between two attempts to open a session anew, doubled with each failure: a look comes every second (health.poll_s), and a driver's update takes
-# minutes.
+# Looks between two attempts to open a session anew, doubled with each failure: a look comes every
+# second (health.poll_s), and a driver's update takes minutes.
 _FIRST_PAUSE_LOOKS = 1
 _LONGEST_PAUSE_LOOKS = 60
 
@@ -56,7 +60,8 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     minor: int | None = None
     links: Mapping[PciAddress, float] = {}
-    """Peer GPU to NVLink bandwidth in Gbit/s one way, direct links; through switches every GPU on them is a peer."""
+    """Peer GPU to NVLink bandwidth in Gbit/s one way, direct links; through switches every GPU on
+    them is a peer."""
     switch_gbps: float = 0.0
     """Bandwidth into NVSwitches in Gbit/s one way; 0 without."""
     counts: Mapping[PciAddress, int] = {}
@@ -89,7 +94,11 @@ def load_nvml(tree: Tree) -> Nvml:
 
 
 class Nvml:
-    """A started library. `module` has pynvml's functions; tests give their own, and `reopen`, which gives the module of a new session or raises NvmlUnavailable."""
+    """A started library. `module` has pynvml's functions.
+
+    Tests give their own, and `reopen`, which gives the module of a new
+    session or raises NvmlUnavailable.
+    """
 
     def __init__(self, module: Any, xids: XidTable | None = None, *, reopen: Callable[[Any], Any]) -> None:
         self._nvml = module
@@ -97,27 +106,34 @@ class Nvml:
         self._xids = xids or XidTable()
         self._handles: dict[PciAddress, Any] = {}
         self._described: dict[PciAddress, NvmlGpu] = {}
-        """What was told last of each GPU, while it is on the bus: its identity when the session goes stale."""
+        """What was told last of each GPU, while it is on the bus: its identity when the session
+        goes stale."""
         self._lost: set[PciAddress] = set()
         self._events: Any = None
         self._watched: set[PciAddress] = set()
         self._counters = CounterRises()
         self._most_links: dict[PciAddress, int] = {}
         self._is_stale = False
-        # A GPU is cleaned in a thread of its own, and a session that is reopened takes the library away under whoever is in it.
+        # A GPU is cleaned in a thread of its own, and a session that is reopened takes the
+        # library away under whoever is in it.
         self._turn = threading.RLock()
         self._away: frozenset[PciAddress] = frozenset()
         self._pause_looks = _FIRST_PAUSE_LOOKS
         self._looks_to_wait = 0
         self._profiles: dict[PciAddress, tuple[MigProfile, ...]] = {}
-        """The sizes of MIG instances that a GPU knows: dozens of questions, and the same answer for ever."""
+        """The sizes of MIG instances that a GPU knows: dozens of questions, and the same answer for
+        ever."""
         self.instance_faults: dict[PciAddress, list[tuple[int, Observation]]] = {}
         """What the last `observe` heard of single MIG instances, by the GPU instance's id."""
         self.warnings: list[str] = []
         """What the library refused since the last `describe`."""
 
     def describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
-        """Ask for identity, memory and links of these GPUs; one that NVML has never known is left out, one that it does not tell of now is as it was told last."""
+        """Ask for identity, memory and links of these GPUs.
+
+        One that NVML has never known is left out, one that it does not tell
+        of now is as it was told last.
+        """
         with self._turn:
             return self._describe(addresses)
 
@@ -127,17 +143,24 @@ class Nvml:
             return self._observe(addresses)
 
     def give_away(self, address: PciAddress, *, is_away: bool) -> None:
-        """Leave a GPU alone from now on, or no more: what is open on it is closed with the session, and another one begins."""
+        """Leave a GPU alone from now on, or no more: what is open on it is closed with the session,
+        and another one begins.
+        """
         with self._turn:
             self._away = self._away | {address} if is_away else self._away - {address}
             self._is_stale, self._looks_to_wait = True, 0
             self._renew()
 
     def use(self, address: PciAddress, uuid: str = "") -> NvmlUse | str:
-        """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its memory; or say why NVML does not tell."""
+        """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its
+        memory.
+
+        Or say why NVML does not tell.
+        """
         try:
             return self.with_gpu(
-                address, lambda library, handle: read_use_of_instance(library, uuid) if uuid else read_use(library, handle)
+                address,
+                lambda library, handle: read_use_of_instance(library, uuid) if uuid else read_use(library, handle),
             )
         except NvmlSilent as err:
             return str(err)
@@ -259,9 +282,10 @@ class Nvml:
                 self._watch(address, handle)
 
     def _sign_of_life(self, address: PciAddress) -> tuple[Any | None, Observation | None]:
-        """Ask a GPU for a sign of life: its handle when it gives one, else what is wrong; neither for one that NVML has never known.
+        """Ask a GPU for a sign of life: its handle when it gives one, else what is wrong.
 
-        The PCI address may come from the library's memory; how much memory is in use comes from the driver.
+        Neither for one that NVML has never known. The PCI address may come from the library's
+        memory; how much memory is in use comes from the driver.
         """
         nvml = self._nvml
         if address in self._away:
@@ -279,7 +303,9 @@ class Nvml:
         except nvml.NVMLError as err:
             self._handles.pop(address, None)
             self._watched.discard(address)
-            is_unknown = err.value == nvml.NVML_ERROR_NOT_FOUND and address not in self._described and address not in self._lost
+            is_unknown = (
+                err.value == nvml.NVML_ERROR_NOT_FOUND and address not in self._described and address not in self._lost
+            )
             if is_unknown:
                 self._warn(f"NVML: {err}")
                 return None, None
@@ -289,12 +315,18 @@ class Nvml:
 
     def _trouble(self, address: PciAddress, err: Any) -> Observation:
         nvml = self._nvml
-        if err.value == nvml.NVML_ERROR_GPU_IS_LOST or (address in self._lost and err.value == nvml.NVML_ERROR_NOT_FOUND):
+        if err.value == nvml.NVML_ERROR_GPU_IS_LOST or (
+            address in self._lost and err.value == nvml.NVML_ERROR_NOT_FOUND
+        ):
             # A lost GPU is not found later: still the same fault.
             self._lost.add(address)
-            return nvml_observation(Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE)
+            return nvml_observation(
+                Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE
+            )
         if err.value == nvml.NVML_ERROR_RESET_REQUIRED:
-            return nvml_observation(Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", str(err), RecoveryAction.RESET_DEVICE)
+            return nvml_observation(
+                Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", str(err), RecoveryAction.RESET_DEVICE
+            )
         return silence(_UNMONITORED, f"NVML does not answer for the GPU: {err}")
 
     def _signs(self, address: PciAddress, handle: Any) -> list[Observation]:
@@ -319,7 +351,9 @@ class Nvml:
         if active == most:
             return [errors]
         text = f"{active} NVLinks are up, {most} were before"
-        down = nvml_observation(Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active))
+        down = nvml_observation(
+            Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active)
+        )
         return [down, errors]
 
     def _xid_events(self) -> list[tuple[PciAddress, int | None, Observation]]:
@@ -338,7 +372,9 @@ class Nvml:
                 seen.append((address, None if is_whole else int(event.gpuInstanceId), observation))
         return seen
 
-    def _links(self, handle: Any, address: PciAddress) -> tuple[dict[PciAddress, float], dict[PciAddress, int], float, int]:
+    def _links(
+        self, handle: Any, address: PciAddress
+    ) -> tuple[dict[PciAddress, float], dict[PciAddress, int], float, int]:
         """Give bandwidth and number of the links to each direct peer, and of those into switches."""
         links: dict[PciAddress, float] = {}
         counts: dict[PciAddress, int] = {}

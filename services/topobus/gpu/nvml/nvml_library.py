@@ -1,7 +1,8 @@
 """Loads NVML and reopens it: the lifecycle of the vendor's library in this process.
 
-Flows in: the configured folder of the library. Flows out: an initialised module `pynvml`, or NvmlUnavailable with the reason. A loaded library keeps
-its version until it is closed, so after a driver update a new session has to load the file again. This module queries no GPU.
+Flows in: the configured folder of the library. Flows out: an initialised module `pynvml`, or
+NvmlUnavailable with the reason. A loaded library keeps its version until it is closed, so after a
+driver update a new session has to load the file again. This module queries no GPU.
 Source: nvidia-ml-py (module `pynvml`); dlopen(3).
 """
 
@@ -25,15 +26,20 @@ class NvmlUnavailable(Exception):
 
 
 def open_library(tree: Tree) -> Any:
-    """Load and start the library: from `hardware.library_path` when given, else from the system; gives the module pynvml.
+    """Load and start the library: from `hardware.library_path` when given, else from the system.
+
+    Gives the module pynvml.
 
     Errors: raises NvmlUnavailable with the reason.
     """
     try:
-        # Untyped on purpose: the package brings no types, and it is looked for only when NVML may be asked.
+        # Untyped on purpose: the package brings no types, and it is looked
+        # for only when NVML may be asked.
         module: Any = import_module("pynvml")
     except ImportError as err:
-        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed: pip install '.[gpu]' from the checkout") from err
+        raise NvmlUnavailable(
+            "the Python package nvidia-ml-py is not installed: pip install '.[gpu]' from the checkout"
+        ) from err
     _start(module, tree)
     return module
 
@@ -42,7 +48,8 @@ def _start(module: Any, tree: Tree) -> None:
     folder = tree.settings.library_path
     try:
         if folder:
-            # pynvml looks its library up by name only; a library that it already holds is used as it is.
+            # pynvml looks its library up by name only; a library that it
+            # already holds is used as it is.
             module.nvmlLib = ctypes.CDLL(str(Path(folder) / _LIBRARY))
         module.nvmlInit()
     except (OSError, module.NVMLError) as err:
@@ -52,8 +59,8 @@ def _start(module: Any, tree: Tree) -> None:
 def reopen_library(module: Any, *, tree: Tree) -> Any:
     """Close a session and open another with the library as it lies on the disk now.
 
-    The loader gives the same library again as long as somebody holds it, so it is closed first; pynvml keeps it, and pointers into it, in globals, which
-    a reload of the module makes anew.
+    The loader gives the same library again as long as somebody holds it, so it is closed first;
+    pynvml keeps it, and pointers into it, in globals, which a reload of the module makes anew.
     Errors: raises NvmlUnavailable.
     """
     try:

@@ -1,8 +1,11 @@
-"""Derives health observations from NVML for a GPU that answers: the driver's recovery action, row remapping, thermal slowdown.
+"""Derives health observations from NVML for a GPU that answers: the driver's recovery action, row
+remapping, thermal slowdown.
 
-Flows in: a handle, and a query function that turns a refusal into "unknown". Flows out: one observation, or None where the GPU is healthy or the
-value is unknown: a query that the library refuses is no fault of the GPU.
-Source: NVML API reference, nvmlDeviceGetRemappedRows, nvmlClocksEventReasons, field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION.
+Flows in: a handle, and a query function that turns a refusal into "unknown". Flows out: one
+observation, or None where the GPU is healthy or the value is unknown: a query that the library
+refuses is no fault of the GPU.
+Source: NVML API reference, nvmlDeviceGetRemappedRows, nvmlClocksEventReasons, field
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ def recovery_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
         return None
     text = f"the driver advises recovery action {advice}"
     action = _ACTIONS.get(advice, RecoveryAction.RESET_DEVICE)
-    return nvml_observation(Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", text, action, value=str(advice))
+    return nvml_observation(
+        Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", text, action, value=str(advice)
+    )
 
 
 def memory_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
@@ -57,7 +62,12 @@ def memory_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
     if is_pending:
         text = "a memory row waits for a reset to be remapped"
         return nvml_observation(
-            Dimension.MEMORY, HealthState.DEGRADED, "row-remap-pending", text, RecoveryAction.RESET_DEVICE, value=str(uncorrected)
+            Dimension.MEMORY,
+            HealthState.DEGRADED,
+            "row-remap-pending",
+            text,
+            RecoveryAction.RESET_DEVICE,
+            value=str(uncorrected),
         )
     return None
 
@@ -68,7 +78,9 @@ def thermal_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
     if reasons is None or not reasons & library.nvmlClocksEventReasonHwThermalSlowdown:
         return None
     text = "clocks are lowered because the GPU is too hot"
-    return nvml_observation(Dimension.THERMAL, HealthState.DEGRADED, "thermal-slowdown", text, RecoveryAction.WAIT, value=hex(reasons))
+    return nvml_observation(
+        Dimension.THERMAL, HealthState.DEGRADED, "thermal-slowdown", text, RecoveryAction.WAIT, value=hex(reasons)
+    )
 
 
 def field_of(library: Any, handle: Any, field: int, ask: Ask) -> int | None:
@@ -92,5 +104,11 @@ def nvml_observation(
     """Make an observation that names NVML as its source."""
     evidence = {"source": "nvml", **({"value": value} if value else {})}
     return Observation(
-        dimension=dimension, state=state, reason=reason, message=message, evidence=evidence, action=action, is_sticky=is_sticky
+        dimension=dimension,
+        state=state,
+        reason=reason,
+        message=message,
+        evidence=evidence,
+        action=action,
+        is_sticky=is_sticky,
     )

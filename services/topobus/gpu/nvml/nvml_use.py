@@ -1,7 +1,9 @@
 """Reads from NVML which processes use a GPU, and how much of its memory is in use.
 
-Flows in: a handle. Flows out: pids with their memory, compute and graphics alike. NVML tells pids in the pid namespace of its caller.
-Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMemoryInfo.
+Flows in: a handle. Flows out: pids with their memory, compute and graphics alike. NVML tells pids
+in the pid namespace of its caller.
+Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses,
+nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMemoryInfo.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def read_use(library: Any, handle: Any) -> NvmlUse:
         for process in _supported(library, ask, handle) or ():
             before = processes.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            # The same program may compute and draw, and an instance of a GPU lists its processes by itself.
+            # The same program may compute and draw, and an instance of a GPU
+            # lists its processes by itself.
             processes[int(process.pid)] = used if before is None else max(before, used or 0)
     memory = _supported(library, library.nvmlDeviceGetMemoryInfo, handle)
     return NvmlUse(processes=processes, used_bytes=None if memory is None else int(memory.used))

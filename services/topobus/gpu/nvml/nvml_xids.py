@@ -1,7 +1,7 @@
 """Maps Xid errors of NVIDIA's driver to health observations, by the table `nvidia_xids.toml`.
 
-Flows in: the number of an Xid. Flows out: an observation, or None. A number that the table lacks counts as a fault: new drivers add numbers, and a
-GPU that may be broken gets no new work.
+Flows in: the number of an Xid. Flows out: an observation, or None. A number that the table lacks
+counts as a fault: new drivers add numbers, and a GPU that may be broken gets no new work.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ class XidTable:
         self._instance = frozenset(rows["instance"])
 
     def is_of_whole_gpu(self, xid: int) -> bool:
-        """Say whether an Xid that the driver ascribes to one MIG instance concerns all of its GPU: what only a reset of the GPU or a reboot ends, unless the table says else."""
+        """Say whether an Xid that the driver ascribes to one MIG instance concerns all of its GPU:
+        what only a reset of the GPU or a reboot ends, unless the table says else.
+        """
         return xid in self._reset | self._reboot and xid not in self._instance
 
     def observation(self, xid: int) -> Observation | None:
-        """Turn an Xid into an observation; None for those that say nothing of the GPU: an application's fault, or news.
+        """Turn an Xid into an observation.
 
-        One that needs a reset or a reboot is sticky: nothing tells later that it happened.
+        None for those that say nothing of the GPU: an application's fault, or news. One that needs
+        a reset or a reboot is sticky: nothing tells later that it happened.
         """
         if xid in self._ignored:
             return None

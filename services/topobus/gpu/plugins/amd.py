@@ -1,10 +1,13 @@
 """AMD GPUs from sysfs: the amdgpu kernel driver, and KFD's topology where computing is set up.
 
-Flows in: PCI functions with AMD's vendor id, amdgpu's attributes, KFD's nodes. Flows out: devices with memory, unique id and XGMI peers; health; the
-kfd, card and render nodes that ROCm opens. A card that is cut into partitions (CPX …) is one device for each partition, and never a whole one beside them
-(`topobus.gpu.amd.amd_cards`); each has its own render node and its share of the card's memory. With `partitions.on_demand` a card is all of these at once, with counters that
-let only one way be held, and is cut when a claim gets a part (`topobus.gpu.amd.amd_on_demand`).
-Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links).
+Flows in: PCI functions with AMD's vendor id, amdgpu's attributes, KFD's nodes. Flows out: devices
+with memory, unique id and XGMI peers; health; the kfd, card and render nodes that ROCm opens. A
+card that is cut into partitions (CPX …) is one device for each partition, and never a whole one
+beside them (`topobus.gpu.amd.amd_cards`); each has its own render node and its share of the card's
+memory. With `partitions.on_demand` a card is all of these at once, with counters that let only one
+way be held, and is cut when a claim gets a part (`topobus.gpu.amd.amd_on_demand`).
+Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c
+(properties, mem_banks, io_links).
 """
 
 from __future__ import annotations
@@ -32,7 +35,15 @@ from topobus.devicekit.pci_parent import ParentHealth
 from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
 from topobus.gpu.amd.amd_modes import part_counts
 from topobus.gpu.amd.amd_on_demand import AmdOnDemand, group_wishes
-from topobus.gpu.amd.amd_parts import PARTITION, CardFacts, facts_of_whole, partition_name, possible_parts, present_parts, share
+from topobus.gpu.amd.amd_parts import (
+    PARTITION,
+    CardFacts,
+    facts_of_whole,
+    partition_name,
+    possible_parts,
+    present_parts,
+    share,
+)
 from topobus.gpu.drm_edits import drm_edits, groups_of
 from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
@@ -60,7 +71,10 @@ _CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 
 
 class AmdDriver(ChecksLeftovers):
-    """Finds and watches AMD GPUs. Keeps the PCIe error counters, and the XGMI links of the KFD nodes that it read last."""
+    """Finds and watches AMD GPUs.
+
+    Keeps the PCIe error counters, and the XGMI links of the KFD nodes that it read last.
+    """
 
     name = "amd-gpu"
     device_class = "gpu"
@@ -72,14 +86,17 @@ class AmdDriver(ChecksLeftovers):
         self._counters = CounterRises()
         self.leftovers = Leftovers()
         self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
-        """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
+        """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which
+        change with the nodes alone."""
         self.on_demand = AmdOnDemand()
         self._cut: dict[PciAddress, tuple[Device, ...]] = {}
-        """What the last look gave of each card that is cut on demand; it stands while the card is on its way into another mode."""
+        """What the last look gave of each card that is cut on demand; it stands while the card is
+        on its way into another mode."""
         self._counts: dict[PciAddress, Mapping[str, int]] = {}
         self._sets: dict[PciAddress, tuple[CounterSet, ...]] = {}
         self._whole_links: dict[str, tuple[Link, ...]] = {}
-        """Of whole cards, as they were when they were whole: KFD tells the links of parts alone while a card is cut."""
+        """Of whole cards, as they were when they were whole: KFD tells the links of parts alone
+        while a card is cut."""
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the GPUs and the partitions of those that are cut, by address."""
@@ -102,17 +119,30 @@ class AmdDriver(ChecksLeftovers):
         return Discovery(devices=devices, counter_sets=sets, warnings=tuple(left_out), kept=left_out.kept)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function and at whether its driver is bound; the partitions of a card share what is wrong with it."""
+        """Look at the PCI function and at whether its driver is bound.
+
+        The partitions of a card share what is wrong with it.
+        """
         # Once a function: its error counters tell a rise only once.
         addresses = sorted({device.pci for device in devices if device.pci is not None})
         parents = self._parents.observe(tree, addresses)
         seen = {address: [*self._observe_one(tree, address), *parents.get(address, ())] for address in addresses}
         return {device.name: seen[device.pci] for device in devices if device.pci is not None}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each GPU's card and render node, a partition its own, and the one kfd node; a card that is cut on demand is brought into the mode first."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each GPU's card and render node, a partition its own, and the one kfd node.
+
+        A card that is cut on demand is brought into the mode first.
+        """
         wanted = [
-            (device.pci, device.partition_of or device.name, str(device.attributes.get("partitionMode", WHOLE)), device.name)
+            (
+                device.pci,
+                device.partition_of or device.name,
+                str(device.attributes.get("partitionMode", WHOLE)),
+                device.name,
+            )
             for device in devices
             if device.pci is not None and device.consumes and device.role is DeviceRole.COMPUTE
         ]
@@ -129,7 +159,9 @@ class AmdDriver(ChecksLeftovers):
         """Say that nothing changes, unless one of them is of a card that is cut on demand."""
         return not any(device.consumes for device in devices)
 
-    def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def _edits(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         parts = [device for device in devices if device.attributes.get("type") == PARTITION]
         parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]
         whole = [device for device in devices if device not in parts and device not in parents]
@@ -146,28 +178,47 @@ class AmdDriver(ChecksLeftovers):
         self.leftovers.before(context, devices, partial(self.use, tree))
         if not tree.exists("dev/kfd"):
             return {**edits, "": ContainerEdits()}
-        return {**edits, "": ContainerEdits(device_nodes=(device_node("kfd"),), additional_gids=groups_of(tree, ["kfd"], context.owner))}
+        return {
+            **edits,
+            "": ContainerEdits(
+                device_nodes=(device_node("kfd"),), additional_gids=groups_of(tree, ["kfd"], context.owner)
+            ),
+        }
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let the owner go. A card that was brought into another mode stays in it; only a switch that was cut off half way is undone."""
+        """Let the owner go. A card that was brought into another mode stays in it.
+
+        Only a switch that was cut off half way is undone.
+        """
         for device in devices:
             self.on_demand.undo(tree, device.pci, context.records.get(device.name, DeviceRecord()))
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See what uses a GPU or a partition by KFD's processes; amdgpu tells the memory of a whole card alone."""
+        """See what uses a GPU or a partition by KFD's processes.
+
+        Amdgpu tells the memory of a whole card alone.
+        """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
         card = read_amd_cards(tree, [device.pci])[device.pci]
         try:
             is_card = device.role is DeviceRole.PARTITION_PARENT
-            nodes = {node.number for node, name in _nodes_by_name(self.device_class, card) if is_card or name == device.name}
+            nodes = {
+                node.number for node, name in _nodes_by_name(self.device_class, card) if is_card or name == device.name
+            }
             pids = kfd_processes(tree, nodes)
-            used_bytes = None if card.partitions and not is_card else tree.read_int(f"{pci_folder(device.pci)}/mem_info_vram_used")
+            used_bytes = (
+                None
+                if card.partitions and not is_card
+                else tree.read_int(f"{pci_folder(device.pci)}/mem_info_vram_used")
+            )
         except HardwareError as err:
             return GpuUse(blind=err.message)
         return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in pids.items()), used_bytes=used_bytes)
 
-    def _partition_edits(self, tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
+    def _partition_edits(
+        self, tree: Tree, devices: Sequence[Device], owner: Owner
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         refusal = unusable(tree, devices)
         if refusal is not None:
             return refusal
@@ -180,7 +231,8 @@ class AmdDriver(ChecksLeftovers):
         missing = tuple(sorted(device.name for device in devices if device.name not in now))
         if missing:
             text = (
-                f"the card's partitions are others by now, it has no {', '.join(missing)}; ask again when the inventory tells what it has"
+                f"the card's partitions are others by now, it has no {', '.join(missing)}; ask again when the "
+                "inventory tells what it has"
             )
             return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": missing}),))
         edits: dict[str, ContainerEdits] = {}
@@ -194,8 +246,13 @@ class AmdDriver(ChecksLeftovers):
             )
         return edits
 
-    def _devices(self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
-        """Give a whole GPU, or its partitions, or both for a card that is cut on demand; nothing for a card that is neither."""
+    def _devices(
+        self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]
+    ) -> list[Device]:
+        """Give a whole GPU, or its partitions, or both for a card that is cut on demand.
+
+        Nothing for a card that is neither.
+        """
         if self.on_demand.locks.is_changing(function.address):
             return list(self._cut.get(function.address, ()))
         self._cut.pop(function.address, None)
@@ -230,17 +287,35 @@ class AmdDriver(ChecksLeftovers):
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
         facts = CardFacts(
-            function=function, driver=self.name, name=whole, model=model, uuid=uuid, memory_bytes=memory_bytes, memory_mode=card.memory_mode
+            function=function,
+            driver=self.name,
+            name=whole,
+            model=model,
+            uuid=uuid,
+            memory_bytes=memory_bytes,
+            memory_mode=card.memory_mode,
         )
         if counts:
-            parts = [part for mode, count in counts.items() if mode != WHOLE for part in possible_parts(facts, card, mode, count, links)]
+            parts = [
+                part
+                for mode, count in counts.items()
+                if mode != WHOLE
+                for part in possible_parts(facts, card, mode, count, links)
+            ]
             devices = ([device] if WHOLE in counts else []) + parts
-            ways = [[each.name for each in devices if each.attributes.get("partitionMode", WHOLE) == mode] for mode in counts]
+            ways = [
+                [each.name for each in devices if each.attributes.get("partitionMode", WHOLE) == mode]
+                for mode in counts
+            ]
             self._sets[function.address], uses = count_ways(whole, ways)
-            self._cut[function.address] = tuple(msgspec.structs.replace(each, consumes=uses[each.name]) for each in devices)
+            self._cut[function.address] = tuple(
+                msgspec.structs.replace(each, consumes=uses[each.name]) for each in devices
+            )
             return list(self._cut[function.address])
         if card.partitions:
-            share_bytes = share(memory_bytes, max(len(card.partitions), product.compute_dies if card.mode == "CPX" else 0))
+            share_bytes = share(
+                memory_bytes, max(len(card.partitions), product.compute_dies if card.mode == "CPX" else 0)
+            )
             return ([device] if self.host.offers_parents else []) + present_parts(facts, card, share_bytes, links)
         return [device]
 
@@ -261,7 +336,10 @@ class AmdDriver(ChecksLeftovers):
         return True
 
     def _counts_of(self, tree: Tree, addresses: Sequence[PciAddress]) -> dict[PciAddress, Mapping[str, int]]:
-        """Give the modes of cards that are wanted; a service that has just started may be asked before its first look."""
+        """Give the modes of cards that are wanted.
+
+        A service that has just started may be asked before its first look.
+        """
         unknown = [address for address in addresses if address not in self._counts]
         cards = read_amd_cards(tree, sorted(set(unknown))) if unknown else {}
         return {**self._counts, **{address: part_counts(tree, card, 0) for address, card in cards.items()}}
@@ -271,8 +349,14 @@ class AmdDriver(ChecksLeftovers):
         self._whole_links[name] = tuple(by_peer[peer] for peer in sorted(by_peer))
         return self._whole_links[name]
 
-    def _read_links(self, tree: Tree, cards: Mapping[PciAddress, AmdCard], names: Mapping[int, str]) -> dict[str, tuple[Link, ...]]:
-        """Read the XGMI peers of each device. Between partitions of two cards KFD tells no bandwidth: every pair has that link, so it is left out."""
+    def _read_links(
+        self, tree: Tree, cards: Mapping[PciAddress, AmdCard], names: Mapping[int, str]
+    ) -> dict[str, tuple[Link, ...]]:
+        """Read the XGMI peers of each device.
+
+        Between partitions of two cards KFD tells no bandwidth: every pair
+        has that link, so it is left out.
+        """
         nodes = tuple(node for card in cards.values() for node, _ in _nodes_by_name(self.device_class, card))
         parts = {part.node.number for card in cards.values() for part in card.partitions}
         if self._links[0] != nodes or not parts:
@@ -318,18 +402,30 @@ def _why_not_whole(card: AmdCard) -> list[str]:
 
 
 def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
-    """Refuse a GPU that was cut since the last look: its own render node is that of the first partition by now."""
+    """Refuse a GPU that was cut since the last look: its own render node is that of the first
+    partition by now.
+    """
     cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
     cut = {
-        device.name: f"{device.name}: {why}" for device in devices if device.pci is not None for why in _why_not_whole(cards[device.pci])
+        device.name: f"{device.name}: {why}"
+        for device in devices
+        if device.pci is not None
+        for why in _why_not_whole(cards[device.pci])
     }
     if not cut:
         return {}
-    return Refusal(reasons=(Reason(code="device-not-offered", message="; ".join(cut.values()), facts={"devices": tuple(sorted(cut))}),))
+    return Refusal(
+        reasons=(
+            Reason(code="device-not-offered", message="; ".join(cut.values()), facts={"devices": tuple(sorted(cut))}),
+        )
+    )
 
 
 def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
-    """Give a card in parts with the nodes of all of them; refuse one that is whole by now, or changes its mode."""
+    """Give a card in parts with the nodes of all of them.
+
+    Refuse one that is whole by now, or changes its mode.
+    """
     refusal = unusable(tree, devices)
     if refusal is not None:
         return refusal
@@ -339,7 +435,9 @@ def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mappin
         card = cards[device.pci] if device.pci is not None else None
         if card is None or not card.partitions:
             text = f"{device.name}: it was offered with all of its partitions, and has none now"
-            return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),))
+            return Refusal(
+                reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),)
+            )
         nodes = tuple(node for partition in card.partitions for node in partition_drm_nodes(tree, card, partition))
         edits[device.name] = ContainerEdits(
             env={own_variable(device): str(card.address)},

@@ -1,10 +1,14 @@
-"""Intel GPUs from sysfs: the i915 and xe kernel drivers, data-centre cards and integrated graphics alike.
+"""Intel GPUs from sysfs: the i915 and xe kernel drivers, data-centre cards and integrated graphics
+alike.
 
-Flows in: PCI functions of display class with Intel's vendor id. Flows out: devices with memory where the driver tells it; health; card and render
-nodes. Nothing is left out silently: an integrated GPU is a device like any other, marked `integrated`, so that a selector can tell them apart.
-A card with virtual functions on is hidden behind them; with `partitions.parents: counted` it is offered, too, and with `partitions.virtual_functions` it is both while it is
-idle, and cut when a claim gets a virtual function.
-Source: Documentation/gpu/i915, Documentation/gpu/xe; Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon.
+Flows in: PCI functions of display class with Intel's vendor id. Flows out: devices with memory
+where the driver tells it; health; card and render nodes. Nothing is left out silently: an
+integrated GPU is a device like any other, marked `integrated`, so that a selector can tell them
+apart. A card with virtual functions on is hidden behind them; with `partitions.parents: counted` it
+is offered, too, and with `partitions.virtual_functions` it is both while it is idle, and cut when a
+claim gets a virtual function.
+Source: Documentation/gpu/i915, Documentation/gpu/xe;
+Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon.
 """
 
 from __future__ import annotations
@@ -79,7 +83,9 @@ class IntelDriver(ChecksLeftovers):
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
         planned = self._plan(tree, machine, functions, left_out)
         devices: list[Device] = []
-        for function in sorted({**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address):
+        for function in sorted(
+            {**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address
+        ):
             changing = self._on_demand.changing(function)
             role = self._role(tree, function, left_out) if changing is None else None
             devices += changing or ([self._device(tree, function, role)] if role is not None else [])
@@ -87,9 +93,13 @@ class IntelDriver(ChecksLeftovers):
         # Opened before the first look at health: what the kernel sent earlier is lost.
         self._wedges.take(tree)
         blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if devices and self._wedges.blind else []
-        return Discovery(devices=tuple(devices), warnings=(*left_out, *blind), kept=left_out.kept, uncut=self._on_demand.uncut)
+        return Discovery(
+            devices=tuple(devices), warnings=(*left_out, *blind), kept=left_out.kept, uncut=self._on_demand.uncut
+        )
 
-    def _plan(self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut) -> Mapping[PciAddress, PciDevice]:
+    def _plan(
+        self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut
+    ) -> Mapping[PciAddress, PciDevice]:
         """Find the virtual functions of cards that are cut on demand, there or not."""
         on_demand = self._on_demand
         on_demand.begin_look()
@@ -102,7 +112,9 @@ class IntelDriver(ChecksLeftovers):
                 uses = ("it is held for passthrough",) if is_passed else ()
             except HardwareError as err:
                 uses = (err.message,)
-            parts, why_not = on_demand.planned(tree, machine, self._device(tree, function, DeviceRole.COMPUTE), function, uses)
+            parts, why_not = on_demand.planned(
+                tree, machine, self._device(tree, function, DeviceRole.COMPUTE), function, uses
+            )
             planned |= {part.address: part for part in parts}
             if why_not:
                 left_out.append(why_not)
@@ -123,24 +135,37 @@ class IntelDriver(ChecksLeftovers):
         return None
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function, at its driver's word and at what the kernel sent since the last look."""
+        """Look at the PCI function, at its driver's word and at what the kernel sent since the last
+        look.
+        """
         tree = tree.for_scan()
         self._wedges.take(tree)
         addresses = {
-            device.name: device.pci for device in devices if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
+            device.name: device.pci
+            for device in devices
+            if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
         }
         parents = self._parents.observe(tree, addresses.values())
-        return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
+        return {
+            name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()
+        }
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each GPU's card and render node; virtual functions that are cut on demand are made first."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each GPU's card and render node.
+
+        Virtual functions that are cut on demand are made first.
+        """
         return self._on_demand.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
         """Say that nothing changes, unless one of them is of a card that is cut on demand."""
         return not self._on_demand.has_any(devices)
 
-    def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def _edits(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         self.leftovers.before(context, devices, partial(self.use, tree))
         parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]
         edits = drm_edits(tree, [device for device in devices if device not in parents], context.owner)
@@ -150,12 +175,18 @@ class IntelDriver(ChecksLeftovers):
         return {**edits, **beside}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let the owner go; of a card that is cut on demand the last one may take the virtual functions away."""
+        """Let the owner go.
+
+        Of a card that is cut on demand the last one may take the virtual functions away.
+        """
         for device in devices:
             self._on_demand.undo(tree, device, context)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See who has the card's or the render node open; the driver gives the memory back with the last of them."""
+        """See who has the card's or the render node open.
+
+        The driver gives the memory back with the last of them.
+        """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
         nodes = [path.rpartition("/")[2] for path in function_drm_nodes(tree, device.pci).paths]
@@ -205,10 +236,16 @@ class IntelDriver(ChecksLeftovers):
 
 
 def _memory_bytes(tree: Tree, address: PciAddress) -> int:
-    """Read local memory: i915 and xe tell it in different files, both not in all versions; 0 where neither does."""
+    """Read local memory: i915 and xe tell it in different files, both not in all versions.
+
+    0 where neither does.
+    """
     folder = pci_folder(address)
     card = function_drm_nodes(tree, address).card
-    candidates = [f"{folder}/tile0/physical_vram_size_bytes", *([f"{folder}/drm/{card}/lmem_total_bytes"] if card else [])]
+    candidates = [
+        f"{folder}/tile0/physical_vram_size_bytes",
+        *([f"{folder}/drm/{card}/lmem_total_bytes"] if card else []),
+    ]
     return next((value for value in (tree.read_int(path, 0) for path in candidates) if value), 0)
 
 
@@ -219,7 +256,9 @@ def _users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> Se
 
 
 def _lacks_node(tree: Tree, address: PciAddress) -> str:
-    """Say what a new virtual function lacks: its driver comes a moment after the function, and makes the render node a moment later."""
+    """Say what a new virtual function lacks: its driver comes a moment after the function, and
+    makes the render node a moment later.
+    """
     if awaits := awaits_driver(tree, address):
         return awaits
     driver = tree.link_name(f"{pci_folder(address)}/driver")

@@ -1,13 +1,17 @@
-"""NVIDIA GPUs: by PCI id and class from sysfs, by the kernel module's /proc files, and by NVML where it loads.
+"""NVIDIA GPUs: by PCI id and class from sysfs, by the kernel module's /proc files, and by NVML
+where it loads.
 
-Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a library folder is set). Flows out: devices with
-UUID, model, memory and NVLink peers; health; device nodes, the driver's user-space files and `NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works with the data of sysfs,
-/proc and the product table; `warnings` names what is missing.
+Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a
+library folder is set). Flows out: devices with UUID, model, memory and NVLink peers; health; device
+nodes, the driver's user-space files and `NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works
+with the data of sysfs, /proc and the product table; `warnings` names what is missing.
 
 These GPUs are not offered, and the inventory's warnings name them:
-- a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions enabled;
-- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are devices instead (`topobus.gpu.mig`), where NVML tells them.
-An NVML session that became invalid (the driver was replaced) makes the GPUs Unknown with reason `unmonitored`, and is renewed with growing pauses.
+- a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions
+  enabled;
+- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are devices instead
+  (`topobus.gpu.mig`), where NVML tells them. An NVML session that became invalid (the driver was
+  replaced) makes the GPUs Unknown with reason `unmonitored`, and is renewed with growing pauses.
 """
 
 from __future__ import annotations
@@ -72,13 +76,17 @@ _VENDOR = 0x10DE
 _CLASSES = (0x0300, 0x0302)
 # Nodes of the driver rather than of one GPU; every CUDA program opens the first two.
 _SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-# Seconds that the making of one MIG instance may take: one or two on an idle node, ten under load (comments in NVIDIA's DRA driver, nvlib.go).
+# Seconds that the making of one MIG instance may take: one or two on an idle node, ten under load
+# (comments in NVIDIA's DRA driver, nvlib.go).
 _MAKING_S = 15.0
 _ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
 
 
 class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
-    """Finds and watches NVIDIA GPUs. Keeps the NVML session, error counters, and nothing of a container's."""
+    """Finds and watches NVIDIA GPUs.
+
+    Keeps the NVML session, error counters, and nothing of a container's.
+    """
 
     name = "nvidia"
     device_class = "gpu"
@@ -126,7 +134,9 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
                 devices.append(device)
         if devices:
             warnings.extend(self._driver_files.warnings(tree, version))
-        return Discovery(devices=tuple(devices), counter_sets=self._mig.counter_sets, warnings=tuple(warnings), kept=warnings.kept)
+        return Discovery(
+            devices=tuple(devices), counter_sets=self._mig.counter_sets, warnings=tuple(warnings), kept=warnings.kept
+        )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function, the kernel module's word, and NVML's."""
@@ -136,15 +146,22 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         by_instance = self._mig.faults(self._nvml, devices) if self._nvml else {}
         by_mps = self.mps.observe()
         parents = self._parents.observe(tree, sorted(set(addresses.values())))
-        # Once a function, for its counters tell a rise only once; instances share what is wrong with their GPU.
+        # Once a function, for its counters tell a rise only once; instances
+        # share what is wrong with their GPU.
         by_function = {
             address: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
             for address in sorted(set(addresses.values()))
         }
-        return {name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ())) for name, address in addresses.items()}
+        return {
+            name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ()))
+            for name, address in addresses.items()
+        }
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads.
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each GPU's nodes, the driver's shared nodes and files, and the variable that
+        NVIDIA's container runtime reads.
 
         A MIG instance that its device stands for is made first, which is long work.
         """
@@ -153,11 +170,15 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         if nvml is not None and (missing := self._mig.to_make(tree, nvml, wanted, context.records)):
             what = f"making MIG instances: {', '.join(missing)}"
             return LongWork(
-                limit_s=_MAKING_S * (1 + len(missing)), what=what, work=lambda: _finished(self._prepare(tree, devices, context))
+                limit_s=_MAKING_S * (1 + len(missing)),
+                what=what,
+                work=lambda: _finished(self._prepare(tree, devices, context)),
             )
         return self._prepare(tree, devices, context)
 
-    def _prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+    def _prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         whole = [device for device in devices if not is_mig(device) and device.role is not DeviceRole.PARTITION_PARENT]
         if (refusal := unusable(tree, devices) or _refuse_cut(tree, whole)) is not None:
             return refusal
@@ -181,7 +202,9 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         more_nodes = access_nodes(tree, access)
         if isinstance(more_nodes, Refusal):
             return more_nodes
-        files = self._driver_files.edits(tree, driver_version(tree), context.owner, has_storage=access.gpu_direct_storage)
+        files = self._driver_files.edits(
+            tree, driver_version(tree), context.owner, has_storage=access.gpu_direct_storage
+        )
         if isinstance(files, Refusal):
             return files
         nvml = self._session(tree)
@@ -195,7 +218,9 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
         is_cuda = False
-        for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
+        for address, device in sorted(
+            ((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]
+        ):
             if device not in whole:
                 own = self._part_edits(tree, device, instances.get(device.name))
                 if isinstance(own, Refusal):
@@ -227,9 +252,12 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         return answer if plan is None else self.mps.begin(plan, context, answer)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Destroy the MIG instances that were made for the owner; of the last owner end the MPS control daemon, and set the time slice back.
+        """Destroy the MIG instances that were made for the owner.
 
-        Errors: raises HardwareError that names each instance which cannot be destroyed now, after all others are.
+        Of the last owner end the MPS control daemon, and set the time slice back.
+
+        Errors: raises HardwareError that names each instance which cannot be
+        destroyed now, after all others are.
         """
         left: list[str] = []
         for device in devices:
@@ -246,16 +274,25 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             raise HardwareError("; ".join(left), driver=self.name)
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Wait until nothing of the last owner is left; an instance that was made for an owner was destroyed with all that it had."""
+        """Wait until nothing of the last owner is left.
+
+        An instance that was made for an owner was destroyed with all that it had.
+        """
         return None if self._is_made(device) else super().clean(tree, device, record)
 
     def _is_made(self, device: Device) -> bool:
-        """Say whether a device is an instance that is made for its owner: it has no UUID of its own, for each time it is another one."""
+        """Say whether a device is an instance that is made for its owner: it has no UUID of its
+        own, for each time it is another one.
+        """
         return is_mig(device) and not device.uuid
 
-    def _plan_mps(self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing) -> MpsPlan | Refusal | None:
+    def _plan_mps(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing
+    ) -> MpsPlan | Refusal | None:
         parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
-        return self.mps.plan(devices, context, sharing, tree.settings.driver_files, version=driver_version(tree), partitions=parts)
+        return self.mps.plan(
+            devices, context, sharing, tree.settings.driver_files, version=driver_version(tree), partitions=parts
+        )
 
     def _plan_slices(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing
@@ -265,20 +302,27 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         return self._time_slices.plan(devices, context, sharing, files, version=driver_version(tree), partitions=parts)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See what uses a GPU: by NVML where it answers, else by who has its node open, without the memory."""
+        """See what uses a GPU: by NVML where it answers, else by who has its node open, without the
+        memory.
+        """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
         if self._nvml is not None:
             seen = self._nvml.use(device.pci, device.uuid if is_mig(device) else "")
             if isinstance(seen, str):
                 return GpuUse(blind=seen)
-            return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in seen.processes.items()), used_bytes=seen.used_bytes)
+            return GpuUse(
+                processes=tuple(process_of(tree, pid, used) for pid, used in seen.processes.items()),
+                used_bytes=seen.used_bytes,
+            )
         minor = information_if_readable(tree, device.pci).get("Device Minor", "")
         holders = holders_of(tree, [f"nvidia{minor}"] if minor else ())
         return GpuUse(processes=holders.processes, unseen=holders.unseen)
 
     def _part_edits(self, tree: Tree, device: Device, instance: LiveInstance | None) -> ContainerEdits | Refusal:
-        """Give a MIG instance, or, where it is offered beside them, a GPU with all of its instances."""
+        """Give a MIG instance, or, where it is offered beside them, a GPU with all of its
+        instances.
+        """
         assert device.pci is not None
         minor = information(tree, device.pci).get("Device Minor", "")
         if instance is not None:
@@ -310,7 +354,9 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
 
-    def _ask_nvml(self, tree: Tree, addresses: Sequence[PciAddress], warnings: list[str]) -> Mapping[PciAddress, NvmlGpu]:
+    def _ask_nvml(
+        self, tree: Tree, addresses: Sequence[PciAddress], warnings: list[str]
+    ) -> Mapping[PciAddress, NvmlGpu]:
         nvml = self._session(tree, warnings) if addresses else None
         if nvml is None:
             return {}
@@ -375,7 +421,9 @@ def _whole_edits(tree: Tree, address: PciAddress, device: Device, owner: Owner) 
 
 
 def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> bool:
-    """Say whether a GPU is in MIG mode, by NVML, or by the kernel module's list of its instances where NVML is not asked."""
+    """Say whether a GPU is in MIG mode, by NVML, or by the kernel module's list of its instances
+    where NVML is not asked.
+    """
     if gpu is not None and gpu.facts.get("migEnabled"):
         return True
     minor = information_if_readable(tree, address).get("Device Minor", "")
@@ -384,16 +432,23 @@ def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> boo
 
 
 def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-    """Refuse GPUs that were cut into MIG instances since the last look; by the kernel module's word, for NVML takes long to ask."""
-    cut = tuple(sorted(device.name for device in devices if device.pci is not None and _is_partitioned(tree, device.pci, None)))
+    """Refuse GPUs that were cut into MIG instances since the last look.
+
+    By the kernel module's word, for NVML takes long to ask.
+    """
+    cut = tuple(
+        sorted(device.name for device in devices if device.pci is not None and _is_partitioned(tree, device.pci, None))
+    )
     text = f"in MIG mode by now, which CUDA cannot use as a whole: {', '.join(cut)}"
     return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": cut}),)) if cut else None
 
 
 def _visible(uuids: Sequence[str], count: int) -> str:
-    """Say which GPUs NVIDIA's container runtime is to add by itself: those asked for here, or none when one of them has no UUID that is known.
+    """Say which GPUs NVIDIA's container runtime is to add by itself: those asked for here, or none
+    when one of them has no UUID that is known.
 
-    Never left out, for images of CUDA say "all" and the runtime then obeys that. Only where this runtime brings the driver's libraries; where we do it is "void",
-    as in NVIDIA's own CDI files. The gateway asks for each request of a claim by itself, so no container gets a sibling's.
+    Never left out, for images of CUDA say "all" and the runtime then obeys that. Only where this
+    runtime brings the driver's libraries; where we do it is "void", as in NVIDIA's own CDI files.
+    The gateway asks for each request of a claim by itself, so no container gets a sibling's.
     """
     return ",".join(uuids) if uuids and len(uuids) == count else "void"

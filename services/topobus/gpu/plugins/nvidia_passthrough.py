@@ -1,4 +1,6 @@
-"""What NVIDIA's driver has of its own on a GPU that goes to VFIO: a node that sysfs does not tell of, the NVML session, and the maker's container runtime."""
+"""What NVIDIA's driver has of its own on a GPU that goes to VFIO: a node that sysfs does not tell
+of, the NVML session, and the maker's container runtime.
+"""
 
 from __future__ import annotations
 

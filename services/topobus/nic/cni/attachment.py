@@ -1,7 +1,9 @@
-"""Attaches a device to a pod's sandbox by a chain of CNI plugins, and takes it back: what a driver of the nic service calls.
+"""Attaches a device to a pod's sandbox by a chain of CNI plugins, and takes it back: what a driver
+of the nic service calls.
 
-Flows in: the object under `cni` of a claim's configuration, the chosen device, the sandbox, the device's record. Flows out: the interface inside the pod, or a
-Refusal. The intent is in the record before anything runs. Blocking, for the driver's thread.
+Flows in: the object under `cni` of a claim's configuration, the chosen device, the sandbox, the
+device's record. Flows out: the interface inside the pod, or a Refusal. The intent is in the record
+before anything runs. Blocking, for the driver's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ __all__ = ["STEP", "CniAttachment", "host_interface"]
 
 STEP = "cni"
 """The step's name in a device's record."""
-_LOOPBACK = {"cniVersion": "0.4.0", "cniVersions": ["0.3.1", "1.0.0"], "name": "topobus-loopback", "plugins": [{"type": "loopback"}]}
+_LOOPBACK = {
+    "cniVersion": "0.4.0",
+    "cniVersions": ["0.3.1", "1.0.0"],
+    "name": "topobus-loopback",
+    "plugins": [{"type": "loopback"}],
+}
 # A configuration list has a few kilobytes.
 _LIST_BYTES = 1 << 20
 
@@ -57,16 +64,21 @@ class CniAttachment:
         return self._runner
 
     def check(self, cni: object, device: Device, where: str = "the claim", *, interface: str = "") -> Refusal | None:
-        """Refuse what cannot be attached before anything is changed: fields, networks, plugin types, binaries, versions. Runs only VERSION.
+        """Refuse what cannot be attached before anything is changed: fields, networks, plugin
+        types, binaries, versions. Runs only VERSION.
 
-        Shapes: cni — the object under `cni`; where — for messages; interface — the device's name on the host, where its attribute does not tell.
+        Shapes: cni — the object under `cni`; where — for messages; interface — the device's name on
+        the host, where its attribute does not tell.
         """
         chain = self._chain(cni, device, where, interface)
         version = chain if isinstance(chain, Refusal) else self._runner.check_chain(chain[1])
         return version if isinstance(version, Refusal) else None
 
     def check_networks(self) -> dict[str, Refusal]:
-        """Look at every network of the operator's: name to what is wrong with it, sorted. Runs only VERSION."""
+        """Look at every network of the operator's: name to what is wrong with it, sorted.
+
+        Runs only VERSION.
+        """
         faults: dict[str, Refusal] = {}
         for name, path in sorted(self._settings.networks.items()):
             chain = _read_list(path)
@@ -80,8 +92,10 @@ class CniAttachment:
     ) -> AttachedInterface | Refusal:
         """Run the chain; asked again, the same answer, as the record has it.
 
-        Shapes: interface — its name inside the pod; on_host — its name on the host, where the device's attribute does not tell.
-        Errors: Refusal, after DEL of the whole chain; what DEL could not undo stays in the record, and `detach` tries again.
+        Shapes: interface — its name inside the pod; on_host — its name on the host, where the
+        device's attribute does not tell.
+        Errors: Refusal, after DEL of the whole chain; what DEL could not undo stays in the
+        record, and `detach` tries again.
         """
         where = f"claim of {sandbox}"
         if (attached := _attached_before(record, sandbox, interface)) is not None:
@@ -92,7 +106,9 @@ class CniAttachment:
         if isinstance(chosen, Refusal):
             return chosen
         request, chain = chosen
-        values = pod_values(sandbox, device, needs_ports=any("portMappings" in plugin.capabilities for plugin in chain.plugins))
+        values = pod_values(
+            sandbox, device, needs_ports=any("portMappings" in plugin.capabilities for plugin in chain.plugins)
+        )
         if isinstance(values, Refusal):
             return values
         target = Target(
@@ -120,14 +136,19 @@ class CniAttachment:
         return outcome
 
     def detach(self, record: DeviceRecord) -> Refusal | None:
-        """Run DEL by what the record and the runner's own say; well when nothing is attached, with or without a sandbox.
+        """Run DEL by what the record and the runner's own say.
 
-        Errors: Refusal of the plugin that failed; the step stays in the record, and the next call goes on.
+        Well when nothing is attached, with or without a sandbox.
+
+        Errors: Refusal of the plugin that failed; the step stays in the
+        record, and the next call goes on.
         """
         step = record.step(STEP)
         if step is None:
             return None
-        refusal = self._runner.delete(str(step.before["network"]), str(step.before["container"]), str(step.before["interface"]))
+        refusal = self._runner.delete(
+            str(step.before["network"]), str(step.before["container"]), str(step.before["interface"])
+        )
         if refusal is None:
             record.undone(STEP)
         return refusal
@@ -164,7 +185,11 @@ def host_interface(device: Device) -> str:
 def _attached_before(record: DeviceRecord, sandbox: Sandbox, interface: str) -> AttachedInterface | None:
     """Give what is attached already, by the record; None when it is not, or half, or elsewhere."""
     step = record.step(STEP)
-    if step is None or not step.is_done or (step.before.get("container"), step.before.get("interface")) != (sandbox.id, interface):
+    if (
+        step is None
+        or not step.is_done
+        or (step.before.get("container"), step.before.get("interface")) != (sandbox.id, interface)
+    ):
         return None
     return msgspec.convert(step.after["interface"], AttachedInterface)
 

@@ -1,8 +1,11 @@
-"""Says what plugins are told of a pod and of its chosen device: host ports, rates, device ids, and which keys of a chain name the device.
+"""Says what plugins are told of a pod and of its chosen device: host ports, rates, device ids, and
+which keys of a chain name the device.
 
-Pure. The device that the allocator chose is what the plugins get, whatever a list says: a list that names another interface of the host would hand that one out.
+Pure. The device that the allocator chose is what the plugins get, whatever a list says: a list that
+names another interface of the host would hand that one out.
 
-Source: CNI conventions (portMappings, bandwidth, deviceID); the documentation of host-device, macvlan, ipvlan and sriov-cni; kubelet's limits of the two annotations.
+Source: CNI conventions (portMappings, bandwidth, deviceID); the documentation of host-device,
+macvlan, ipvlan and sriov-cni; kubelet's limits of the two annotations.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ __all__ = ["chain_for_device", "pod_arguments", "pod_values"]
 _INGRESS, _EGRESS = BANDWIDTH_ANNOTATIONS
 # kubelet's limits (pkg/util/bandwidth): 1k to 1P bits a second.
 _LEAST_BITS, _MOST_BITS = 10**3, 10**15
-# What may pass at once: 50 ms of the rate, so that a measurement of seconds is within a hundredth; at least 32 KiB, or a packet of 1500 bytes after the other
-# waits for a tick of the clock. In bits, and the plugin refuses more than 32 bits hold.
+# What may pass at once: 50 ms of the rate, so that a measurement of seconds is within a hundredth;
+# at least 32 KiB, or a packet of 1500 bytes after the other waits for a tick of the clock. In bits,
+# and the plugin refuses more than 32 bits hold.
 _BURST_FRACTION = 20
 _LEAST_BURST_BITS, _MOST_BURST_BITS = 32 * 1024 * 8, 2**32 - 1
 # Plugins that take a PCI function as `deviceID`, as Multus gives it.
@@ -46,9 +50,11 @@ def pod_arguments(sandbox: Sandbox) -> tuple[tuple[str, str], ...]:
 
 
 def pod_values(sandbox: Sandbox, device: Device, *, needs_ports: bool = False) -> dict[str, Any] | Refusal:
-    """Build the values for capabilities: portMappings, bandwidth and deviceID, each only where there is one.
+    """Build the values for capabilities: portMappings, bandwidth and deviceID, each only where
+    there is one.
 
-    Shapes: needs_ports — a plugin opens the pod's host ports: without them it would open too few in silence.
+    Shapes: needs_ports — a plugin opens the pod's host ports: without them it
+    would open too few in silence.
     Errors: Refusal `cni-config-invalid` for a rate that is none, `cni-ports-unknown`.
     """
     values: dict[str, Any] = {}
@@ -71,7 +77,9 @@ def pod_values(sandbox: Sandbox, device: Device, *, needs_ports: bool = False) -
             continue
         rate = _bits(text)
         if rate is None:
-            return config_invalid(f"pod {sandbox}", f"annotation {annotation}", "bits a second from 1k to 1P, such as 10M", text)
+            return config_invalid(
+                f"pod {sandbox}", f"annotation {annotation}", "bits a second from 1k to 1P, such as 10M", text
+            )
         bandwidth[f"{direction}Rate"] = rate
         bandwidth[f"{direction}Burst"] = min(max(rate // _BURST_FRACTION, _LEAST_BURST_BITS), _MOST_BURST_BITS)
     if bandwidth:
@@ -84,7 +92,8 @@ def pod_values(sandbox: Sandbox, device: Device, *, needs_ports: bool = False) -
 def chain_for_device(chain: Chain, device: Device, host_interface: str) -> Chain | Refusal:
     """Write the chosen device into the keys by which plugins of known types name one.
 
-    Shapes: host_interface — its name on the host now; empty: it has none (bound to a userspace driver).
+    Shapes: host_interface — its name on the host now; empty: it has none
+    (bound to a userspace driver).
     Errors: Refusal `cni-config-invalid` when a plugin needs what the device has not.
     """
     plugins: list[Plugin] = []
@@ -93,13 +102,23 @@ def chain_for_device(chain: Chain, device: Device, host_interface: str) -> Chain
         dropped: tuple[str, ...] = ()
         if plugin.type == "host-device":
             dropped = _HOST_DEVICE_KEYS
-            written = {"device": host_interface} if host_interface else {"pciBusID": str(device.pci)} if device.pci is not None else {}
+            written = (
+                {"device": host_interface}
+                if host_interface
+                else {"pciBusID": str(device.pci)}
+                if device.pci is not None
+                else {}
+            )
         elif plugin.type in _BY_MASTER:
             dropped, written = ("master",), {"master": host_interface} if host_interface else {}
         elif plugin.type in _BY_DEVICE_ID:
             dropped, written = ("deviceID", "pciBusID"), {"deviceID": str(device.pci)} if device.pci is not None else {}
         if dropped and not written:
-            wanted = "a device with a PCI address" if plugin.type in _BY_DEVICE_ID else "a device with an interface on the host"
+            wanted = (
+                "a device with a PCI address"
+                if plugin.type in _BY_DEVICE_ID
+                else "a device with an interface on the host"
+            )
             return config_invalid(chain.where, f"plugins[{position}].type {plugin.type}", wanted, device.name)
         kept = {key: value for key, value in plugin.configuration.items() if key not in dropped}
         capabilities = plugin.capabilities

@@ -1,6 +1,8 @@
-"""Runs one CNI plugin: input, output and time limited, and all that it started killed when it goes over.
+"""Runs one CNI plugin: input, output and time limited, and all that it started killed when it goes
+over.
 
-Flows in: a binary, its environment, its input. Flows out: how it ended and what it wrote. It decides nothing about the answer. Blocking, for worker threads.
+Flows in: a binary, its environment, its input. Flows out: how it ended and what it wrote. It
+decides nothing about the answer. Blocking, for worker threads.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ __all__ = ["OUTPUT_LIMIT_BYTES", "Ended", "OutputTooLarge", "TimedOut", "run_plu
 
 OUTPUT_LIMIT_BYTES = 1 << 20
 """Bytes that a plugin may write: real results have a few kilobytes."""
-# Bytes of a plugin's standard error that are kept for the message; what is beyond is read and dropped, so that the plugin does not block.
+# Bytes of a plugin's standard error that are kept for the message; what is beyond is read and
+# dropped, so that the plugin does not block.
 _ERROR_BYTES = 16 << 10
 _CHUNK_BYTES = 64 << 10
 
@@ -51,12 +54,15 @@ class OutputTooLarge(Struct, frozen=True, kw_only=True):
     """A plugin that wrote without end. It and its group are dead."""
 
 
-def run_plugin(binary: str, variables: Mapping[str, str], content: bytes, limit_s: float) -> Ended | TimedOut | OutputTooLarge:
+def run_plugin(
+    binary: str, variables: Mapping[str, str], content: bytes, limit_s: float
+) -> Ended | TimedOut | OutputTooLarge:
     """Run a binary to its end.
 
     Errors: raises OSError when it cannot be started (not there, not executable, no memory).
     """
-    # A session of its own is a group of its own: iptables and address plugins that it starts die with it.
+    # A session of its own is a group of its own: iptables and address
+    # plugins that it starts die with it.
     process = subprocess.Popen(
         [binary],
         stdin=subprocess.PIPE,
@@ -81,7 +87,10 @@ def run_plugin(binary: str, variables: Mapping[str, str], content: bytes, limit_
 
 
 def _communicate(process: subprocess.Popen[bytes], content: bytes, give_up: float) -> Ended | TimedOut | OutputTooLarge:
-    """Write the input and read both outputs until the process ends; a child that keeps the pipes open does not hold us."""
+    """Write the input and read both outputs until the process ends.
+
+    A child that keeps the pipes open does not hold us.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -103,7 +112,8 @@ def _communicate(process: subprocess.Popen[bytes], content: bytes, give_up: floa
                     _kill_group(process)
                     return TimedOut()
                 ready = {key.fileobj for key, _ in selector.select(remaining_s)}
-                # What was written before the end is in the pipes by now, so they are read after the end was seen.
+                # What was written before the end is in the pipes by now, so they
+                # are read after the end was seen.
                 has_ended = end_of_process in ready
                 if process.stdin in ready:
                     left = _write(process, left)
@@ -111,7 +121,11 @@ def _communicate(process: subprocess.Popen[bytes], content: bytes, give_up: floa
                         selector.unregister(process.stdin)
                         process.stdin.close()
                 for stream, kept in ((process.stdout, output), (process.stderr, said)):
-                    if (stream in ready or has_ended) and stream in selector.get_map() and not _read(stream.fileno(), kept, has_ended):
+                    if (
+                        (stream in ready or has_ended)
+                        and stream in selector.get_map()
+                        and not _read(stream.fileno(), kept, has_ended)
+                    ):
                         selector.unregister(stream)
                 if len(output) > OUTPUT_LIMIT_BYTES:
                     _kill_group(process)

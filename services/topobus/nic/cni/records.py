@@ -1,9 +1,12 @@
-"""Keeps what was attached through CNI, durably: CHECK and DEL need it, also after this process died in the middle of an ADD.
+"""Keeps what was attached through CNI, durably: CHECK and DEL need it, also after this process died
+in the middle of an ADD.
 
-Format (`topobus.dev/cni-attachment/v1`): one JSON file an attachment, `<network>@<container id>@<interface>.json` in one folder, with the configuration list as
-it was run, the version chosen, the target, the last result (null while ADD runs), whether ADD ended, and how many plugins a DEL that failed has undone. It is
-written before the first plugin of ADD is run, replaced in one step and synced before anything goes on; it is deleted when DEL has ended.
-It is our own format: the caches of other runtimes (/var/lib/cni/results) are neither read nor written.
+Format (`topobus.dev/cni-attachment/v1`): one JSON file an attachment, `<network>@<container
+id>@<interface>.json` in one folder, with the configuration list as it was run, the version chosen,
+the target, the last result (null while ADD runs), whether ADD ended, and how many plugins a DEL
+that failed has undone. It is written before the first plugin of ADD is run, replaced in one step
+and synced before anything goes on; it is deleted when DEL has ended. It is our own format: the
+caches of other runtimes (/var/lib/cni/results) are neither read nor written.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class AttachmentRecord(Struct, frozen=True, kw_only=True):
     version: str
     target: Target
     namespace_inode: int = 0
-    """Inode of the network namespace at ADD: another one at the same path is another sandbox's. 0: not known."""
+    """Inode of the network namespace at ADD: another one at the same path is another sandbox's. 0:
+    not known."""
     boot_id: str = ""
     """In which boot of the node it has that inode."""
     result: dict[str, Any] | None = None
@@ -65,7 +69,10 @@ class AttachmentRecords:
         return self._read(self._folder / f"{network}@{container_id}@{interface}.json")
 
     def all(self) -> Iterator[AttachmentRecord | Refusal]:
-        """Give every record, by file name; an unreadable one is a Refusal and keeps no other back."""
+        """Give every record, by file name.
+
+        An unreadable one is a Refusal and keeps no other back.
+        """
         for path in sorted(self._folder.glob("*@*@*.json")):
             record = self._read(path)
             if record is not None:
@@ -74,7 +81,8 @@ class AttachmentRecords:
     def write(self, record: AttachmentRecord) -> Refusal | None:
         """Replace a record in one step.
 
-        Errors: Refusal `cni-state-unreadable` when the folder cannot be written; the record before is whole then.
+        Errors: Refusal `cni-state-unreadable` when the folder cannot be written;
+        the record before is whole then.
         """
         path = self._folder / f"{record.key}.json"
         part = path.with_suffix(".part")

@@ -1,6 +1,8 @@
-"""Reads what a claim says of CNI: an operator's network by name, or a configuration list of its own, and values for capabilities.
+"""Reads what a claim says of CNI: an operator's network by name, or a configuration list of its
+own, and values for capabilities.
 
-Flows in: the object under `cni` of a claim's configuration. Flows out: a CniRequest, or a Refusal that names the field. Nothing is run and no file is read here.
+Flows in: the object under `cni` of a claim's configuration. Flows out: a CniRequest, or a Refusal
+that names the field. Nothing is run and no file is read here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class CniRequest(Struct, frozen=True, kw_only=True):
     """For capabilities: mac, ips, infinibandGUID."""
 
 
-def read_request(cni: object, where: str, *, networks: Mapping[str, str], may_bring_chain: bool) -> CniRequest | Refusal:
+def read_request(
+    cni: object, where: str, *, networks: Mapping[str, str], may_bring_chain: bool
+) -> CniRequest | Refusal:
     """Read the object under `cni`.
 
     Shapes: networks — the operator's, by name.
@@ -69,8 +73,11 @@ def read_request(cni: object, where: str, *, networks: Mapping[str, str], may_br
         if isinstance(parsed, Refusal):
             return parsed
         if parsed.name in networks:
-            # Plugins keep their state by the network's name: the claim would take the operator's addresses.
-            return config_invalid(where, "cni.conflist.name", "another name than those of the operator's networks", parsed.name)
+            # Plugins keep their state by the network's name: the claim would
+            # take the operator's addresses.
+            return config_invalid(
+                where, "cni.conflist.name", "another name than those of the operator's networks", parsed.name
+            )
         chain = parsed
     arguments = _arguments(cni.get("args", {}), where)
     values = _values(cni.get("runtimeConfig", {}), where)
@@ -85,9 +92,17 @@ def _arguments(entries: object, where: str) -> tuple[tuple[str, str], ...] | Ref
     if not isinstance(entries, Mapping) or len(entries) > _MOST_ENTRIES:
         return config_invalid(where, "cni.args", f"an object of {_MOST_ENTRIES} texts at most", entries)
     for name, value in entries.items():
-        if not isinstance(name, str) or _ARGUMENT.fullmatch(name) is None or name.startswith(_PODS_OWN) or name == "IgnoreUnknown":
+        if (
+            not isinstance(name, str)
+            or _ARGUMENT.fullmatch(name) is None
+            or name.startswith(_PODS_OWN)
+            or name == "IgnoreUnknown"
+        ):
             return config_invalid(
-                where, f"cni.args.{name}", f"a name of letters, digits and '_' that does not begin with {_PODS_OWN}", name
+                where,
+                f"cni.args.{name}",
+                f"a name of letters, digits and '_' that does not begin with {_PODS_OWN}",
+                name,
             )
         if not isinstance(value, str) or not value.isprintable() or ";" in value:
             return config_invalid(where, f"cni.args.{name}", "a text without ';'", value)

@@ -1,7 +1,9 @@
 """Runs chains of unmodified CNI plugins: ADD, CHECK, DEL, GC and STATUS of configuration lists.
 
-Flows in: a chain, a target. Flows out: the last result, or a Refusal with the plugin's own words. What was attached is on disk before the first plugin runs, so
-that a DEL is possible after any death. Blocking, for worker threads; one operation at a time a container, as the specification wants.
+Flows in: a chain, a target. Flows out: the last result, or a Refusal with the plugin's
+own words. What was attached is on disk before the first plugin runs, so that a DEL is
+possible after any death. Blocking, for worker threads; one operation at a time a
+container, as the specification wants.
 
 Source: CNI specification 1.1.0, sections 2 and 3; libcni for the order of steps.
 """
@@ -56,7 +58,8 @@ __all__ = ["CniRunner", "RunnerSettings"]
 # CHECK and DEL with the result before came with 0.4.0, GC and STATUS with 1.1.0.
 _WITH_CHECK = "0.4.0"
 _WITH_COLLECT = "1.1.0"
-# Measured with the plugins 1.1.1: its DEL fails with 999 when the interface is out of the sandbox already, and does not release the address when there is no sandbox.
+# Measured with the plugins 1.1.1: its DEL fails with 999 when the interface is out of the sandbox
+# already, and does not release the address when there is no sandbox.
 _MOVES_A_DEVICE = "host-device"
 
 
@@ -96,9 +99,13 @@ class CniRunner:
         return self._records
 
     def check_chain(self, chain: Chain) -> str | Refusal:
-        """Give the version that a chain is to be run in: the newest that the list and each of its plugins know. Runs only VERSION.
+        """Give the version that a chain is to be run in: the newest that the list and each of its
+        plugins know.
 
-        Errors: Refusal `cni-plugin-forbidden`, `cni-plugin-missing`, `cni-plugin-unusable` or `cni-version-unsupported`; in this order, for the whole chain each.
+        Runs only VERSION.
+
+        Errors: Refusal `cni-plugin-forbidden`, `cni-plugin-missing`, `cni-plugin-unusable` or
+        `cni-version-unsupported`; in this order, for the whole chain each.
         """
         for plugin, field in chain.types:
             if (refusal := self._forbidden(chain.where, plugin, field)) is not None:
@@ -118,16 +125,21 @@ class CniRunner:
         return versions[0]
 
     def add(self, chain: Chain, target: Target) -> CniResult | Refusal:
-        """Attach; asked again for what is attached, the same answer. When a plugin fails, DEL of the whole chain follows.
+        """Attach; asked again for what is attached, the same answer.
 
-        Errors: Refusal of the first plugin that failed; reasons of a DEL that failed as well stand behind it, and DEL is tried again by the next call.
+        When a plugin fails, DEL of the whole chain follows.
+
+        Errors: Refusal of the first plugin that failed; reasons of a DEL that failed as well stand
+        behind it, and DEL is tried again by the next call.
         """
         refusal = check_target(target, chain.where)
         if refusal is not None:
             return refusal
         inode = namespace_inode(target.network_namespace)
         if not inode:
-            return config_invalid(chain.where, "the network namespace", "the path of one that exists", target.network_namespace)
+            return config_invalid(
+                chain.where, "the network namespace", "the path of one that exists", target.network_namespace
+            )
         with self._alone(target.container_id):
             before = self._records.read(chain.name, target.container_id, target.interface)
             if isinstance(before, Refusal):
@@ -135,11 +147,14 @@ class CniRunner:
             version = self.check_chain(chain)
             if isinstance(version, Refusal):
                 return version
-            record = AttachmentRecord(chain=chain, version=version, target=target, namespace_inode=inode, boot_id=read_boot_id(Tree()))
+            record = AttachmentRecord(
+                chain=chain, version=version, target=target, namespace_inode=inode, boot_id=read_boot_id(Tree())
+            )
             if before is not None:
                 if before.is_attached and before.result is not None and _is_same(before, record):
                     return read_result(msgspec.json.encode(before.result), chain.plugins[-1].type, "ADD", version)
-                # Half attached, half undone, or another sandbox's or configuration's: what is there goes first.
+                # Half attached, half undone, or another sandbox's or
+                # configuration's: what is there goes first.
                 if (refusal := self._undo(before)) is not None:
                     return refusal
             if (refusal := self._records.write(record)) is not None:
@@ -166,9 +181,10 @@ class CniRunner:
             return self._add_each(AttachmentRecord(chain=chain, version=version, target=target))
 
     def delete(self, network: str, container_id: str, interface: str) -> Refusal | None:
-        """Detach by what was recorded at ADD, in reverse order; what was never attached, or is detached, is well.
+        """Detach by what was recorded at ADD, in reverse order.
 
-        A sandbox that is gone, or whose path is another's by now, is left out: the plugins then release what they hold outside of it.
+        What was never attached, or is detached, is well. A sandbox that is gone, or whose path is
+        another's by now, is left out: the plugins then release what they hold outside of it.
         Errors: Refusal of the first plugin that failed; the next call goes on there.
         """
         with self._alone(container_id):
@@ -180,7 +196,8 @@ class CniRunner:
     def check(self, network: str, container_id: str, interface: str) -> Refusal | None:
         """Ask every plugin, in order, whether the attachment is as it was made.
 
-        Errors: Refusal of the first that says no; `cni-check-unsupported` where nobody can be asked, or nothing is attached.
+        Errors: Refusal of the first that says no; `cni-check-unsupported` where nobody can be
+        asked, or nothing is attached.
         """
         with self._alone(container_id):
             record = self._records.read(network, container_id, interface)
@@ -197,9 +214,11 @@ class CniRunner:
         return None
 
     def collect(self, chain: Chain, valid: Sequence[tuple[str, str]]) -> Refusal | None:
-        """Release what a network's plugins hold for attachments that are not among `valid` (container id, interface); our own records by DEL first.
+        """Release what a network's plugins hold for attachments that are not among `valid`
+        (container id, interface).
 
-        Plugins of versions before 1.1.0 know no GC: for them the DEL of our records is all. Errors: Refusal with every reason; no attachment keeps another back.
+        Our own records by DEL first. Plugins of versions before 1.1.0 know no GC: for them the DEL
+        of our records is all. Errors: Refusal with every reason; no attachment keeps another back.
         """
         reasons: list[Reason] = []
         for record in self._records.all():
@@ -219,7 +238,9 @@ class CniRunner:
         return Refusal(reasons=tuple(reasons)) if reasons else None
 
     def status(self, chain: Chain) -> Refusal | None:
-        """Ask whether a network can take attachments: binaries and versions always, the plugins themselves since 1.1.0."""
+        """Ask whether a network can take attachments: binaries and versions always, the plugins
+        themselves since 1.1.0.
+        """
         version = self.check_chain(chain)
         if isinstance(version, Refusal):
             return version
@@ -233,9 +254,18 @@ class CniRunner:
         previous: CniResult | None = None
         for plugin in record.chain.plugins:
             answer = self._run(
-                record.chain, plugin, record.version, "ADD", record.target, previous=previous.document if previous is not None else None
+                record.chain,
+                plugin,
+                record.version,
+                "ADD",
+                record.target,
+                previous=previous.document if previous is not None else None,
             )
-            result = answer if isinstance(answer, Refusal) else read_result(answer.output, plugin.type, "ADD", record.version)
+            result = (
+                answer
+                if isinstance(answer, Refusal)
+                else read_result(answer.output, plugin.type, "ADD", record.version)
+            )
             if isinstance(result, Refusal):
                 return result
             previous = result
@@ -243,9 +273,12 @@ class CniRunner:
         return previous
 
     def _undo(self, record: AttachmentRecord) -> Refusal | None:
-        """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and forget the attachment."""
+        """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and
+        forget the attachment.
+        """
         inode = namespace_inode(record.target.network_namespace)
-        # Inodes are given again after a reboot: a plugin must not look for its interface in a stranger's sandbox.
+        # Inodes are given again after a reboot: a plugin must not look for its
+        # interface in a stranger's sandbox.
         is_there = inode != 0 and inode == record.namespace_inode and record.boot_id == read_boot_id(Tree())
         target = record.target if is_there else structs.replace(record.target, network_namespace="")
         previous = record.result if is_at_least(record.version, _WITH_CHECK) else None
@@ -260,7 +293,9 @@ class CniRunner:
                 return refusal
         return self._records.delete(record)
 
-    def _delete_one(self, record: AttachmentRecord, plugin: Plugin, target: Target, previous: Mapping[str, Any] | None) -> Refusal | None:
+    def _delete_one(
+        self, record: AttachmentRecord, plugin: Plugin, target: Target, previous: Mapping[str, Any] | None
+    ) -> Refusal | None:
         answer = self._run(record.chain, plugin, record.version, "DEL", target, previous=previous)
         if plugin.type == _MOVES_A_DEVICE:
             if (
@@ -268,10 +303,13 @@ class CniRunner:
                 and target.network_namespace
                 and has_interface(target.network_namespace, target.interface) is False
             ):
-                # It releases the address before it moves the interface back, so an interface that is gone means that all was done.
+                # It releases the address before it moves the interface back, so an interface that
+                # is gone means that all was done.
                 return None
             if not isinstance(answer, Refusal) and not target.network_namespace and plugin.ipam:
-                answer = self._run(record.chain, plugin, record.version, "DEL", target, previous=previous, binary_of=plugin.ipam)
+                answer = self._run(
+                    record.chain, plugin, record.version, "DEL", target, previous=previous, binary_of=plugin.ipam
+                )
         return answer if isinstance(answer, Refusal) else None
 
     def _run(
@@ -286,9 +324,13 @@ class CniRunner:
         extra: Mapping[str, Any] = MappingProxyType({}),
         binary_of: str = "",
     ) -> Ended | Refusal:
-        """Run one plugin; a Refusal for each end but a good one. `binary_of`: run the address plugin on the same input instead."""
+        """Run one plugin; a Refusal for each end but a good one.
+
+        `binary_of`: run the address plugin on the same input instead.
+        """
         kind = binary_of or plugin.type
-        # The last check before something runs as root: whoever named it, and however long ago it was allowed.
+        # The last check before something runs as root: whoever named it, and
+        # however long ago it was allowed.
         if (refusal := self._forbidden(chain.where, kind, "type")) is not None:
             return refusal
         if (binary := self._find(kind)) is None:
@@ -297,7 +339,9 @@ class CniRunner:
         variables = environment(command, target, self._settings.bin_dirs, self._settings.program_path)
         return self._start(kind, binary, command, variables, content)
 
-    def _start(self, kind: str, binary: Path, command: str, variables: Mapping[str, str], content: bytes) -> Ended | Refusal:
+    def _start(
+        self, kind: str, binary: Path, command: str, variables: Mapping[str, str], content: bytes
+    ) -> Ended | Refusal:
         try:
             if binary.stat().st_mode & stat.S_IWOTH:
                 return plugin_unusable(kind, str(binary), "everybody may write to it")
@@ -339,7 +383,9 @@ class CniRunner:
         return versions
 
     def _find(self, kind: str) -> Path | None:
-        """Find a plugin's binary: a regular file that may be executed, in one of the folders and not below."""
+        """Find a plugin's binary: a regular file that may be executed, in one of the folders and
+        not below.
+        """
         if "/" in kind or kind in ("", ".", ".."):
             return None
         for folder in self._settings.bin_dirs:
@@ -371,8 +417,17 @@ class CniRunner:
 
 
 def _is_same(before: AttachmentRecord, now: AttachmentRecord) -> bool:
-    """Say whether a record is of the very attachment that is asked for: one that DEL has begun to undo is none."""
-    return (before.chain.plugins, before.version, before.target, before.namespace_inode, before.boot_id, before.undone) == (
+    """Say whether a record is of the very attachment that is asked for: one that DEL has begun to
+    undo is none.
+    """
+    return (
+        before.chain.plugins,
+        before.version,
+        before.target,
+        before.namespace_inode,
+        before.boot_id,
+        before.undone,
+    ) == (
         now.chain.plugins,
         now.version,
         now.target,

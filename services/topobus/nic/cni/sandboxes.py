@@ -1,6 +1,8 @@
-"""Looks at network namespaces by path: whether one is there still, which it is, and whether an interface is in it.
+"""Looks at network namespaces by path: whether one is there still, which it is, and whether an
+interface is in it.
 
-Flows in: a path as the plugins see it. Flows out: an inode, yes or no. It changes nothing. Blocking; a namespace is entered by a thread of its own that ends.
+Flows in: a path as the plugins see it. Flows out: an inode, yes or no. It changes nothing.
+Blocking; a namespace is entered by a thread of its own that ends.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _OWN = Path("/proc/self/ns/net")
 def namespace_inode(path: str) -> int:
     """Give the inode of the network namespace at a path; 0 when none is there.
 
-    The mount of a namespace that is gone leaves a plain file behind, so the file system counts, not the file: all namespaces are on one (nsfs).
+    The mount of a namespace that is gone leaves a plain file behind, so the file system counts, not
+    the file: all namespaces are on one (nsfs).
     """
     try:
         there, own = Path(path).stat(), _OWN.stat()
@@ -34,7 +37,8 @@ def has_interface(path: str, interface: str) -> bool | None:
     answers: list[bool | None] = [None]
 
     def look() -> None:
-        # Only this thread changes its namespace, and it ends right after. os.setns came with Python 3.12.
+        # Only this thread changes its namespace, and it ends right after.
+        # os.setns came with Python 3.12.
         libc = ctypes.CDLL(None, use_errno=True)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,11 +1,15 @@
-"""Hands the interface of a device over to a pod's sandbox, and takes it back: what all drivers of class `nic` share.
+"""Hands the interface of a device over to a pod's sandbox, and takes it back: what all drivers of
+class `nic` share.
 
-Flows in: devices with an attribute `interface`, the opaque configuration of their claim, the pod's sandbox, the device's record. Flows out: what the interface became
-inside the pod, or a Refusal that names the field. The kernel is changed by `topobus.nic.netlink` and, where the claim asks for it, by CNI plugins (`topobus.nic.cni`);
-each of them writes its steps into the record, and this module undoes them in reverse order.
+Flows in: devices with an attribute `interface`, the opaque configuration of their claim, the pod's
+sandbox, the device's record. Flows out: what the interface became inside the pod, or a Refusal
+that names the field. The kernel is changed by `topobus.nic.netlink` and, where the claim asks for
+it, by CNI plugins (`topobus.nic.cni`); each of them writes its steps into the record, and this
+module undoes them in reverse order.
 
-Only claims attach: a device plugin's Allocate names no pod. An interface whose claim says `mode: host` stays, and so does every device without an interface (a function that is
-bound to vfio-pci): they give device nodes, as before.
+Only claims attach: a device plugin's Allocate names no pod. An interface whose claim says `mode:
+host` stays, and so does every device without an interface (a function that is bound to vfio-pci):
+they give device nodes, as before.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ __all__ = ["SHARE_MODE", "SHARE_SUBMODE", "InterfaceHands", "interface_of", "rea
 
 SHARE_MODE = "shareMode"
 SHARE_SUBMODE = "shareSubmode"
-# Names for an interface whose own name the pod has already; a pod has a few interfaces, and the kernel's limit is far beyond this.
+# Names for an interface whose own name the pod has already; a pod has a few interfaces, and the
+# kernel's limit is far beyond this.
 _MOST_NAMES = 256
 
 
@@ -67,7 +72,8 @@ class InterfaceHands:
     ) -> Refusal | None:
         """Refuse what cannot be, before anything is changed.
 
-        Shapes: vf_of — where the physical function of a virtual one is, or why nobody can say; rdma_of — a device's RDMA devices.
+        Shapes: vf_of — where the physical function of a virtual one is, or why nobody can say;
+        rdma_of — a device's RDMA devices.
         """
         reasons: list[Reason] = []
         for device in devices:
@@ -91,7 +97,10 @@ class InterfaceHands:
         vf: VfPlace | Refusal | None = None,
         rdma: Sequence[str] = (),
     ) -> AttachedInterface | Refusal:
-        """Put the interface into the sandbox; what was done before a Refusal is undone by `detach`."""
+        """Put the interface into the sandbox.
+
+        What was done before a Refusal is undone by `detach`.
+        """
         config = read_config(device, context)
         if isinstance(config, Refusal):
             return config
@@ -124,9 +133,12 @@ class InterfaceHands:
         namespace, name = sandbox.network_namespace, interface_of(device)
         tag = f"topobus {device.name} {context.owner.uid}"
         if config.cni is not None:
-            # A chain may move the interface (host-device), and gives back no more than its name; a shared one stays, and several chains use it.
+            # A chain may move the interface (host-device), and gives back no more than its name; a
+            # shared one stays, and several chains use it.
             refusal = None if device.allows_multiple else mark(self._places, name, record, tag=tag)
-            return refusal or self._cni.attach(config.cni, sandbox, config.interface.name or name, device, record, on_host=name)
+            return refusal or self._cni.attach(
+                config.cni, sandbox, config.interface.name or name, device, record, on_host=name
+            )
         if config.is_rdma_exclusive:
             refusal = hand_over_rdma(self._places, rdma, namespace, record)
             if refusal is not None:
@@ -136,13 +148,16 @@ class InterfaceHands:
     def detach(self, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
         """Undo all that the record says, whether the sandbox is there or not.
 
-        Errors: raises HardwareError when something could not be undone; the record keeps it, and the next call goes on.
+        Errors: raises HardwareError when something could not be undone; the record keeps
+        it, and the next call goes on.
         """
         sandbox = sandbox or record.sandbox
         namespace = self._kept.open(sandbox.network_namespace if sandbox is not None else "", record)
         refusal = self._cni.detach(record)
         if refusal is not None:
-            raise HardwareError(f"{device.name}: {'; '.join(reason.message for reason in refusal.reasons)}", device=device.name)
+            raise HardwareError(
+                f"{device.name}: {'; '.join(reason.message for reason in refusal.reasons)}", device=device.name
+            )
         taken = take_back(self._places, namespace, record)
         take_back_rdma(self._places, namespace, record, is_lost=taken.outcome == "lost")
         self._kept.let_go(record)
@@ -150,7 +165,9 @@ class InterfaceHands:
         if taken.outcome == "lost":
             get_logger().warning("interface.lost", device=device.name, interface=taken.name, why=why)
         elif taken.reasons:
-            get_logger().warning("interface.changed", device=device.name, interface=taken.name, outcome=taken.outcome, why=why)
+            get_logger().warning(
+                "interface.changed", device=device.name, interface=taken.name, outcome=taken.outcome, why=why
+            )
         elif taken.outcome != "nothing":
             get_logger().info("interface.returned", device=device.name, interface=taken.name, outcome=taken.outcome)
 
@@ -174,7 +191,9 @@ class InterfaceHands:
         return vf if isinstance(vf, Refusal) else check_hand_over(self._places, name, config, vf=vf)
 
     def _with_free_name(self, config: InterfaceConfig, name: str, namespace: str) -> InterfaceConfig | Refusal:
-        """Choose `net1`, `net2` … where no name is configured and the pod has the host's one already (`eth0`, mostly)."""
+        """Choose `net1`, `net2` … where no name is configured and the pod has the host's one
+        already (`eth0`, mostly).
+        """
         if config.interface.name is not None:
             return config
         for wanted in (name, *(f"net{number}" for number in range(1, _MOST_NAMES + 1))):
@@ -184,7 +203,9 @@ class InterfaceHands:
             if there is None:
                 return msgspec.structs.replace(config, interface=msgspec.structs.replace(config.interface, name=wanted))
         return _refuse(
-            "interface-config-invalid", f"the pod has {name} and net1 to net{_MOST_NAMES}; configure interface.name", field="interface.name"
+            "interface-config-invalid",
+            f"the pod has {name} and net1 to net{_MOST_NAMES}; configure interface.name",
+            field="interface.name",
         )
 
 
@@ -211,7 +232,9 @@ def read_config(device: Device, context: PrepareContext) -> InterfaceConfig | Re
     if config.is_rdma_exclusive:
         faults.wrong("rdma.mode", "exclusive", "shared: the device stays on the host for its other children")
     if mode == "ipvlan" and config.interface.mac is not None:
-        faults.wrong("interface.mac", config.interface.mac, "none: an ipvlan child has the hardware address of its parent")
+        faults.wrong(
+            "interface.mac", config.interface.mac, "none: an ipvlan child has the hardware address of its parent"
+        )
     share = None if config.cni is not None or config.stays_on_host else ShareFields(mode=mode, submode=submode or None)
     return faults.refusal() or msgspec.structs.replace(config, share=share)
 
@@ -223,7 +246,9 @@ def _stays(device: Device, context: PrepareContext) -> bool:
 
 
 def _of_device(reason: Reason, device: Device) -> Reason:
-    return msgspec.structs.replace(reason, message=f"{device.name}: {reason.message}", facts={**reason.facts, "device": device.name})
+    return msgspec.structs.replace(
+        reason, message=f"{device.name}: {reason.message}", facts={**reason.facts, "device": device.name}
+    )
 
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:

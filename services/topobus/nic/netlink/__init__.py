@@ -1,1 +1,3 @@
-"""Changes network interfaces by netlink: reads them, hands them over to a pod's network namespace, takes them back, and configures virtual functions."""
+"""Changes network interfaces by netlink: reads them, hands them over to a pod's network namespace,
+takes them back, and configures virtual functions.
+"""

@@ -1,7 +1,8 @@
 """Make one planned change of an interface by netlink, or by a file of /proc/sys.
 
-Flows in: an open socket in the interface's namespace, the interface's index, a Change. Flows out: nothing; each change can be made twice. Errors are pyroute2's
-NetlinkError (with the kernel's own words) and OSError.
+Flows in: an open socket in the interface's namespace, the interface's index, a Change. Flows
+out: nothing; each change can be made twice. Errors are pyroute2's NetlinkError (with the
+kernel's own words) and OSError.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _SCOPES = {"global": 0, "link": 253, "host": 254}
 def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_detection: bool = True) -> None:
     """Make one change.
 
-    Shapes: has_detection — whether new IPv6 addresses are looked for on the network before they are used.
+    Shapes: has_detection — whether new IPv6 addresses are looked for on
+    the network before they are used.
     Errors: raises NetlinkError or OSError; nothing when the change is there already.
     """
     value = change.value
@@ -82,25 +84,34 @@ def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_dete
             _once(socket.rule, "add", **_rule(rule))
 
 
-def move_link(socket: Any, index: int, target: int, name: str, *, taken: Collection[str], kept: Collection[str] | None = None) -> None:
+def move_link(
+    socket: Any, index: int, target: int, name: str, *, taken: Collection[str], kept: Collection[str] | None = None
+) -> None:
     """Move an interface into another namespace, under a name that is free there.
 
-    Shapes: target — descriptor of that namespace; taken — all names of others there: the kernel moves nothing of which one is taken, so such an alternative name is deleted.
-            kept — the alternative names that it may bring along; None: all that are free.
+    Shapes: target — descriptor of that namespace; taken — all names of others there: the kernel
+    moves nothing of which one is taken, so such an alternative name is deleted. kept — the
+    alternative names that it may bring along; None: all that are free.
     Errors: raises NetlinkError; with EEXIST, a name was taken since, here or there.
     """
     link = get_link(socket, index=index)
     others = names_of(link) - {link.get("ifname")} if link is not None else set()
     # Its own alternative name is no free name to the kernel, either.
-    _drop_names(socket, index, {other for other in others if other == name or other in taken or (kept is not None and other not in kept)})
+    _drop_names(
+        socket,
+        index,
+        {other for other in others if other == name or other in taken or (kept is not None and other not in kept)},
+    )
     # One request: where the old name is taken, the kernel gives the new one on the way.
     socket.link("set", index=index, net_ns_fd=target, ifname=name)
 
 
 def announce_addresses(socket: Any, proc: str, index: int, chosen: Mapping[str, int]) -> None:
-    """Let the kernel tell neighbours the interface's addresses when it is switched on: they may remember another pod's interface for them.
+    """Let the kernel tell neighbours the interface's addresses when it is switched on: they may
+    remember another pod's interface for them.
 
-    Shapes: chosen — settings of the claim, which win. A setting that cannot be written is left: the neighbours find out by themselves, later.
+    Shapes: chosen — settings of the claim, which win. A setting that cannot be written is left: the
+    neighbours find out by themselves, later.
     """
     for setting in _ANNOUNCING:
         if setting not in chosen:
@@ -109,7 +120,10 @@ def announce_addresses(socket: Any, proc: str, index: int, chosen: Mapping[str, 
 
 
 def remove_rules(socket: Any, rules: Sequence[Mapping[str, Any]]) -> None:
-    """Take rules of a namespace away that goes on living; those that are gone already are none of ours any more."""
+    """Take rules of a namespace away that goes on living.
+
+    Those that are gone already are none of ours any more.
+    """
     for rule in msgspec.convert(rules, type=tuple[Rule, ...]):
         _once(socket.rule, "del", gone=True, **_rule(rule))
 
@@ -117,7 +131,8 @@ def remove_rules(socket: Any, rules: Sequence[Mapping[str, Any]]) -> None:
 def _set_address(socket: Any, index: int, address: str) -> None:
     """Set the hardware address; after a reset where the driver says that it is not to be had.
 
-    A virtual function's driver (igbvf) knows the address that its physical function allows only since its own last reset, and each one up and down again is one.
+    A virtual function's driver (igbvf) knows the address that its physical function allows only
+    since its own last reset, and each one up and down again is one.
     """
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -181,7 +196,10 @@ def _restore_addresses(socket: Any, proc: str, index: int, wanted: Sequence[Held
         if held.flags:
             arguments["flags"] = held.flags
         if held.valid_s is not None or held.preferred_s is not None:
-            arguments["valid_lft"], arguments["preferred_lft"] = held.valid_s or 0xFFFFFFFF, held.preferred_s or 0xFFFFFFFF
+            arguments["valid_lft"], arguments["preferred_lft"] = (
+                held.valid_s or 0xFFFFFFFF,
+                held.preferred_s or 0xFFFFFFFF,
+            )
         _once(socket.addr, "add", **arguments)
 
 
@@ -195,7 +213,8 @@ def _restore_routes(socket: Any, proc: str, index: int, wanted: Sequence[HeldRou
 
 
 def _index_of(socket: Any, name: str) -> int:
-    # 0 takes an interface out of its bridge; so does a bridge that is there no more. One that has the name beside its own is another one.
+    # 0 takes an interface out of its bridge; so does a bridge that is there no more. One that has
+    # the name beside its own is another one.
     link = get_link(socket, name=name) if name else None
     return int(link["index"]) if link is not None and link.get("ifname") == name else 0
 
@@ -214,7 +233,12 @@ def _route(route: Route, index: int) -> dict[str, Any]:
         "table": route.table or _MAIN_TABLE,
         "scope": _SCOPES[route.scope or ("link" if route.gateway is None else "global")],
     }
-    optional = {"gateway": route.gateway, "prefsrc": route.source, "priority": route.metric, "flags": _ONLINK if route.onlink else None}
+    optional = {
+        "gateway": route.gateway,
+        "prefsrc": route.source,
+        "priority": route.metric,
+        "flags": _ONLINK if route.onlink else None,
+    }
     return arguments | {key: value for key, value in optional.items() if value is not None}
 
 
@@ -228,7 +252,12 @@ def _held_route(held: HeldRoute, index: int) -> dict[str, Any]:
         "table": held.table,
         "scope": held.scope,
     }
-    optional = {"gateway": held.gateway, "prefsrc": held.source, "priority": held.metric, "flags": _ONLINK if held.is_onlink else 0}
+    optional = {
+        "gateway": held.gateway,
+        "prefsrc": held.source,
+        "priority": held.metric,
+        "flags": _ONLINK if held.is_onlink else 0,
+    }
     return arguments | {key: value for key, value in optional.items() if value}
 
 

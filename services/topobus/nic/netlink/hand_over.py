@@ -1,8 +1,10 @@
-"""Hand an interface over to a pod's network namespace: name, MTU, hardware address, addresses, routes, rules, neighbours, settings, on.
+"""Hand an interface over to a pod's network namespace: name, MTU, hardware address, addresses,
+routes, rules, neighbours, settings, on.
 
-Flows in: the interface's name on the host, the namespace's path, the configuration, and the device's record. Flows out: the interface as the pod has it, or a Refusal.
-All that can be refused is refused before the first change; what the kernel refuses later is a Refusal as well, and `take_back` undoes what was done until then.
-Each change is written to the record before it is made.
+Flows in: the interface's name on the host, the namespace's path, the configuration, and the
+device's record. Flows out: the interface as the pod has it, or a Refusal. All that can be refused
+is refused before the first change; what the kernel refuses later is a Refusal as well, and
+`take_back` undoes what was done until then. Each change is written to the record before it is made.
 """
 
 from __future__ import annotations
@@ -31,14 +33,18 @@ from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["check_hand_over", "hand_over", "mark", "read_interface"]
 
-# The kernel sends its probe within a second and waits one more (RFC 4862 section 5.4); a link that just came up adds its own delay.
+# The kernel sends its probe within a second and waits one more (RFC 4862 section 5.4); a link that
+# just came up adds its own delay.
 _DETECTION_S = 4.0
 _POLL_S = 0.05
 _TENTATIVE, _FAILED = 0x40, 0x08
 
 
 def read_interface(places: Places, name: str, namespace: str = "") -> InterfaceState | Refusal | None:
-    """Read an interface by one of its names on the host, or in a namespace; None when there is none of that name."""
+    """Read an interface by one of its names on the host, or in a namespace.
+
+    None when there is none of that name.
+    """
     refusal = missing_package()
     if refusal is not None:
         return refusal
@@ -55,7 +61,10 @@ def read_interface(places: Places, name: str, namespace: str = "") -> InterfaceS
 
 
 def check_hand_over(places: Places, name: str, config: InterfaceConfig, *, vf: VfPlace | None = None) -> Refusal | None:
-    """Say why an interface cannot be handed over as configured, as far as the host can tell; changes nothing."""
+    """Say why an interface cannot be handed over as configured, as far as the host can tell.
+
+    Changes nothing.
+    """
     state = _read_on_host(places, name)
     if isinstance(state, Refusal):
         return state
@@ -74,11 +83,14 @@ def hand_over(
 ) -> AttachedInterface | Refusal:
     """Hand an interface over, or a child of it where the configuration shares it.
 
-    Shapes:  name — on the host; namespace — as the runtime tells it; record — without steps of an earlier hand-over; tag — the alias that the interface has while it
-             is away, by which it is found again.
-    Errors:  refuses `package-missing`, `namespace-gone`, `namespace-of-host`, `interface-gone`, `interface-config-invalid`, `name-taken` before any change, and
-             `hand-over-failed`, `address-in-use` and `address-not-ready` after some; then `take_back` undoes them.
-    Cost:    some 20 netlink requests and one synced write to the record before and after each change; with `wait`, the kernel's detection (2 s).
+    Shapes: name — on the host; namespace — as the runtime tells it; record — without
+    steps of an earlier hand-over; tag — the alias that the interface has while it is
+    away, by which it is found again.
+    Errors: refuses `package-missing`, `namespace-gone`, `namespace-of-host`, `interface-gone`,
+    `interface-config-invalid`, `name-taken` before any change, and `hand-over-failed`,
+    `address-in-use` and `address-not-ready` after some; then `take_back` undoes them.
+    Cost: some 20 netlink requests and one synced write to the record before and after each change;
+    with `wait`, the kernel's detection (2 s).
     """
     refusal = missing_package()
     if refusal is not None:
@@ -107,7 +119,8 @@ def hand_over(
 
 
 def mark(places: Places, name: str, record: DeviceRecord, *, tag: str) -> Refusal | None:
-    """Keep what an interface is and give it our mark, for somebody else who moves it (a CNI plugin); `take_back` then restores whatever that left.
+    """Keep what an interface is and give it our mark, for somebody else who moves it (a CNI
+    plugin); `take_back` then restores whatever that left.
 
     Errors: refuses `package-missing`, `interface-gone`, `not-permitted` and `hand-over-failed`.
     """
@@ -117,7 +130,9 @@ def mark(places: Places, name: str, record: DeviceRecord, *, tag: str) -> Refusa
     change = Change(name="mark", value=tag, before=state_to_journal(state))
     try:
         return with_netlink(
-            places, None, lambda socket: _make(record, change, partial(apply_change, socket, places.proc, state.index, change))
+            places,
+            None,
+            lambda socket: _make(record, change, partial(apply_change, socket, places.proc, state.index, change)),
         )
     except OSError as err:
         return kernels_refusal(err, f"{name} cannot be marked", "enter")
@@ -132,7 +147,9 @@ def _change_all(
         if isinstance(child, Refusal):
             return child
         state = child
-        config = structs.replace(config, interface=structs.replace(config.interface, name=wanted_name), share=None, vf=None)
+        config = structs.replace(
+            config, interface=structs.replace(config.interface, name=wanted_name), share=None, vf=None
+        )
         if config.interface.addresses is None:
             config = structs.replace(config, interface=structs.replace(config.interface, addresses=()))
     changes = plan_hand_over(state, config, tag=tag)
@@ -153,7 +170,13 @@ def _change_all(
 
 
 def _in_pod(
-    socket: Any, places: Places, state: InterfaceState, config: InterfaceConfig, changes: list[Change], record: DeviceRecord, tag: str
+    socket: Any,
+    places: Places,
+    state: InterfaceState,
+    config: InterfaceConfig,
+    changes: list[Change],
+    record: DeviceRecord,
+    tag: str,
 ) -> AttachedInterface | Refusal:
     index = find_interface(socket, state, present_of(state, places), tag=tag)
     if index is None:
@@ -168,7 +191,9 @@ def _in_pod(
     for change in changes:
         if change.name == "up":
             announce_addresses(socket, places.proc, index, config.sysctls)
-        refusal = _make(record, change, partial(apply_change, socket, places.proc, index, change, has_detection=detection != "off"))
+        refusal = _make(
+            record, change, partial(apply_change, socket, places.proc, index, change, has_detection=detection != "off")
+        )
         if refusal is not None:
             return refusal
     if detection == "wait" and config.interface.up is not False:
@@ -184,14 +209,23 @@ def _in_pod(
                 facts={"step": "up"},
             )
         )
-    return AttachedInterface(name=now.name, mac=now.mac, addresses=tuple(held.address for held in now.addresses), mtu=now.mtu)
+    return AttachedInterface(
+        name=now.name, mac=now.mac, addresses=tuple(held.address for held in now.addresses), mtu=now.mtu
+    )
 
 
 def _make(record: DeviceRecord, change: Change, act: Callable[[], None]) -> Refusal | None:
-    """Make one change, with its intent before it; a refusal of the kernel keeps the intent, for it may have been done in part."""
+    """Make one change, with its intent before it.
+
+    A refusal of the kernel keeps the intent, for it may have been done in part.
+    """
     from pyroute2.netlink.exceptions import NetlinkError
 
-    before = {"tag": change.value, "state": change.before} if change.name == "mark" else {"was": change.before, "wanted": change.value}
+    before = (
+        {"tag": change.value, "state": change.before}
+        if change.name == "mark"
+        else {"was": change.before, "wanted": change.value}
+    )
     record.intend(change.name, before)
     try:
         act()
@@ -244,7 +278,8 @@ def _wait_for_addresses(socket: Any, index: int) -> Refusal | None:
             return refused(
                 Reason(
                     code="address-not-ready",
-                    message=f"{waiting[0]} is not found unique within {_DETECTION_S:g} s: the link has no carrier, or duplicateAddressDetection is to be background",
+                    message=f"{waiting[0]} is not found unique within {_DETECTION_S:g} s: the link has no carrier, or "
+                    "duplicateAddressDetection is to be background",
                     facts={"address": waiting[0]},
                 )
             )
@@ -257,11 +292,15 @@ def _by_name(socket: Any, places: Places, name: str) -> InterfaceState | None:
 
 
 def _read_on_host(places: Places, name: str) -> InterfaceState | Refusal:
-    """Read the interface that has this name for its first one: as another one's alternative name, it means another interface."""
+    """Read the interface that has this name for its first one: as another one's alternative name,
+    it means another interface.
+    """
     state = read_interface(places, name)
     if isinstance(state, Refusal):
         return state
     if state is not None and state.name == name:
         return identified(state, places)
     other = f"; it is an alternative name of {state.name}" if state is not None else ""
-    return refused(Reason(code="interface-gone", message=f"the host has no interface {name}{other}", facts={"interface": name}))
+    return refused(
+        Reason(code="interface-gone", message=f"the host has no interface {name}{other}", facts={"interface": name})
+    )

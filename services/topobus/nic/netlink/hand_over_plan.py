@@ -1,7 +1,12 @@
-"""What is changed to hand an interface over, in order, and what is changed to make it again what it was. Pure.
+"""What is changed to hand an interface over, in order, and what is changed to make it again what it
+was.
 
-Flows in: the interface as it is, the configuration, and for the way back what it was before. Flows out: Changes, each of which knows what was there. The way back is
-planned from what is found, not from what was done: whatever a pod with NET_ADMIN did to its interface, the plan leads to the state before the hand-over.
+Pure.
+
+Flows in: the interface as it is, the configuration, and for the way back what it was before.
+Flows out: Changes, each of which knows what was there. The way back is planned from what is
+found, not from what was done: whatever a pod with NET_ADMIN did to its interface, the plan leads
+to the state before the hand-over.
 """
 
 from __future__ import annotations
@@ -26,7 +31,10 @@ _DISABLE_IPV6 = "net.ipv6.conf.IFNAME.disable_ipv6"
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One change of an interface: what is to be there, and what was. Both are JSON, for the journal."""
+    """One change of an interface: what is to be there, and what was.
+
+    Both are JSON, for the journal.
+    """
 
     name: str
     value: Any = None
@@ -41,14 +49,16 @@ def inverse(change: Change) -> Change:
 def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) -> tuple[Change, ...]:
     """Plan the way into the pod.
 
-    Shapes:  state — on the host; tag — the alias that identifies the interface wherever it goes. result — changes in order; what needs no change is left out,
-             except `mark`, which keeps all that was there, and `move`.
+    Shapes: state — on the host; tag — the alias that identifies the interface wherever it
+    goes. result — changes in order; what needs no change is left out, except `mark`, which
+    keeps all that was there, and `move`.
     """
     wanted = config.interface
     addresses = addresses_in_pod(config, state)
     sysctls = dict(config.sysctls)
     if any(":" in address for address in addresses):
-        # Runtimes switch IPv6 off in sandboxes of IPv4 clusters; an address of the claim says that this interface has it.
+        # Runtimes switch IPv6 off in sandboxes of IPv4 clusters; an address of the claim
+        # says that this interface has it.
         sysctls.setdefault(_DISABLE_IPV6, 0)
     changes = [Change(name="mark", value=tag, before=state_to_journal(state))]
     if state.master:
@@ -79,12 +89,14 @@ def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) 
 def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collection[str] = ()) -> tuple[Change, ...]:
     """Plan how an interface that is on the host again becomes what it was.
 
-    Shapes:  now — as it is found; taken — the names that others have on the host, of all kinds. When its own is among them, it keeps the name that it came home with.
-             result — changes in order; none when it is as it was. The alias comes last: until then it says that something is left to do.
+    Shapes: now — as it is found; taken — the names that others have on the host, of all kinds. When
+    its own is among them, it keeps the name that it came home with. result — changes in order; none
+    when it is as it was. The alias comes last: until then it says that something is left to do.
     """
     name = now.name if before.name in taken else before.name
     changes: list[Change] = []
-    # A name that it has already, as an alternative one, is no free name to the kernel. What a pod or udev added meanwhile goes, too.
+    # A name that it has already, as an alternative one, is no free name to the kernel. What a pod
+    # or udev added meanwhile goes, too.
     kept = {other for other in before.alternative_names if other not in taken and other != name}
     changes += _names("drop-names", set(now.alternative_names) - kept)
     # Many drivers change a name or a hardware address only while the interface is off.
@@ -108,14 +120,24 @@ def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collecti
     has_other_addresses = _without_times(before.addresses) != _without_times(now.addresses)
     if has_other_addresses:
         changes.append(
-            Change(name="held-addresses", value=msgspec.to_builtins(before.addresses), before=msgspec.to_builtins(now.addresses))
+            Change(
+                name="held-addresses",
+                value=msgspec.to_builtins(before.addresses),
+                before=msgspec.to_builtins(now.addresses),
+            )
         )
     if before.is_up and not is_up:
         changes.append(Change(name="up", value=True, before=False))
     # Routes go when the interface is switched off, and some with an address.
-    if before.is_up and (set(before.routes) != set(now.routes if is_up else ()) or (before.routes and has_other_addresses)):
+    if before.is_up and (
+        set(before.routes) != set(now.routes if is_up else ()) or (before.routes and has_other_addresses)
+    ):
         changes.append(
-            Change(name="held-routes", value=msgspec.to_builtins(_by_gateway(before.routes)), before=msgspec.to_builtins(now.routes))
+            Change(
+                name="held-routes",
+                value=msgspec.to_builtins(_by_gateway(before.routes)),
+                before=msgspec.to_builtins(now.routes),
+            )
         )
     if before.alias != now.alias:
         changes.append(Change(name="alias", value=before.alias, before=now.alias))
@@ -123,7 +145,10 @@ def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collecti
 
 
 def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
-    """Say what an interface is after a change, for those that a state shows; the model that the kernel is compared with."""
+    """Say what an interface is after a change, for those that a state shows.
+
+    The model that the kernel is compared with.
+    """
     fields: Mapping[str, str] = {
         "mac": "mac",
         "mtu": "mtu",
@@ -133,9 +158,13 @@ def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
         "master": "master",
     }
     if change.name == "drop-names":
-        return msgspec.structs.replace(state, alternative_names=tuple(sorted(set(state.alternative_names) - set(change.value))))
+        return msgspec.structs.replace(
+            state, alternative_names=tuple(sorted(set(state.alternative_names) - set(change.value)))
+        )
     if change.name == "add-names":
-        return msgspec.structs.replace(state, alternative_names=tuple(sorted({*state.alternative_names, *change.value})))
+        return msgspec.structs.replace(
+            state, alternative_names=tuple(sorted({*state.alternative_names, *change.value}))
+        )
     if change.name in fields:
         return msgspec.structs.replace(state, **{fields[change.name]: change.value})
     if change.name == "mark":
@@ -144,7 +173,9 @@ def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
         return msgspec.structs.replace(state, is_up=change.value, routes=state.routes if change.value else ())
     if change.name == "move":
         others = tuple(name for name in state.alternative_names if name != change.value)
-        return msgspec.structs.replace(state, name=change.value, alternative_names=others, is_up=False, addresses=(), routes=(), master="")
+        return msgspec.structs.replace(
+            state, name=change.value, alternative_names=others, is_up=False, addresses=(), routes=(), master=""
+        )
     if change.name == "sysctls":
         return msgspec.structs.replace(state, sysctls={**state.sysctls, **change.value})
     if change.name == "addresses":
@@ -169,5 +200,6 @@ def _by_gateway(routes: Sequence[HeldRoute]) -> tuple[HeldRoute, ...]:
 
 
 def _without_times(addresses: Sequence[HeldAddress]) -> tuple[HeldAddress, ...]:
-    # Seconds run on. The order stays: of an IPv4 network, packets leave with the address that came first.
+    # Seconds run on. The order stays: of an IPv4 network, packets leave
+    # with the address that came first.
     return tuple(msgspec.structs.replace(held, valid_s=None, preferred_s=None) for held in addresses)

@@ -1,11 +1,16 @@
 """Know the interface that was handed over, wherever it is, and whatever a pod did to it.
 
-Flows in: what the interface was on the host, what sysfs says now of the device that it belongs to, and the links of one namespace. Flows out: which link it is.
-- Hardware is known by its device on the bus and by its port there, as long as that very device stays: the folder of a device that comes anew (another card in the slot, a card
-  plugged in again, functions made anew) has another inode, and a reboot another boot id. Then the permanent address tells the same card from another one. A virtual function has
-  none: it takes another one at each reset, and one that was made anew is another one, on which nothing of ours is left.
-- A virtual interface is known by its index and its other end, in the same boot: it never outlives one.
-Source: net/core/rtnetlink.c (IFLA_PERM_ADDRESS, IFLA_PHYS_PORT_NAME, IFLA_PARENT_DEV_NAME); Documentation/ABI/testing/sysfs-class-net (dev_port); fs/kernfs/dir.c (inodes).
+Flows in: what the interface was on the host, what sysfs says now of the device that it belongs to,
+and the links of one namespace. Flows out: which link it is.
+- Hardware is known by its device on the bus and by its port there, as long as that very device
+  stays: the folder of a device that comes anew (another card in the slot, a card plugged in again,
+  functions made anew) has another inode, and a reboot another boot id. Then the permanent address
+  tells the same card from another one. A virtual function has none: it takes another one at each
+  reset, and one that was made anew is another one, on which nothing of ours is left.
+- A virtual interface is known by its index and its other end, in the same boot: it never outlives
+  one.
+Source: net/core/rtnetlink.c (IFLA_PERM_ADDRESS, IFLA_PHYS_PORT_NAME, IFLA_PARENT_DEV_NAME);
+Documentation/ABI/testing/sysfs-class-net (dev_port); fs/kernfs/dir.c (inodes).
 """
 
 from __future__ import annotations
@@ -75,7 +80,8 @@ def present_of(before: InterfaceState, places: Places) -> Present:
         # Where sysfs shows no bus at all, nothing can be concluded.
         is_there=inode != 0 or not Path(places.sys, "bus").is_dir(),
         is_same_device=is_same_boot and inode != 0 and inode == before.device_inode,
-        # The kernel keeps this folder while the device has an interface in any namespace; it lists those of one.
+        # The kernel keeps this folder while the device has an interface in any
+        # namespace; it lists those of one.
         has_interface=(folder / "net").is_dir(),
         is_virtual_function=is_function,
     )
@@ -90,16 +96,20 @@ def find_interface(
     macs: frozenset[str] = frozenset(),
     host: Places | None = None,
 ) -> int | None:
-    """Find the interface that was handed over, whatever its name and index are now; None when it is not here.
+    """Find the interface that was handed over, whatever its name and index are now.
 
-    Shapes: tag — the alias that we gave it. A pod can give that to an interface of its own, so it counts only for one that could be ours; macs — hardware addresses
-            that it had from us; host — where sysfs tells of this namespace's interfaces, which it does for the host's.
+    None when it is not here.
+
+    Shapes: tag — the alias that we gave it. A pod can give that to an interface of its own, so it
+    counts only for one that could be ours; macs — hardware addresses that it had from us; host —
+    where sysfs tells of this namespace's interfaces, which it does for the host's.
     """
     # It mostly keeps its index, and a host may have hundreds of interfaces.
     link = get_link(socket, index=before.index)
     if link is not None and is_same(link, before, present, macs, host):
         return before.index
-    # Twice: "not here" may become "lost", and the kernel does not tell of a list whose end changed while it was read.
+    # Twice: "not here" may become "lost", and the kernel does not tell of a list whose
+    # end changed while it was read.
     for _ in range(2):
         links = list_links(socket)
         by_itself = [int(link["index"]) for link in links if is_same(link, before, present, macs, host)]
@@ -120,7 +130,9 @@ def is_same(
     macs: frozenset[str] = frozenset(),
     host: Places | None = None,
 ) -> bool:
-    """Say whether a link is the interface of a state by what a pod cannot change: it may have changed alias, name and hardware address."""
+    """Say whether a link is the interface of a state by what a pod cannot change: it may have
+    changed alias, name and hardware address.
+    """
     if not _could_be(link, before, present, host):
         return False
     if before.bus_device:
@@ -133,7 +145,9 @@ def is_same(
 
 
 def _could_be(link: Mapping[str, Any], before: InterfaceState, present: Present, host: Places | None) -> bool:
-    """Say whether kind, bus, port and other end are those of a state, and nothing says that the device is another one."""
+    """Say whether kind, bus, port and other end are those of a state, and nothing says that the
+    device is another one.
+    """
     if kind_of(link) != before.kind or bus_device_of(link) != before.bus_device:
         return False
     if not before.bus_device:
@@ -147,7 +161,9 @@ def _could_be(link: Mapping[str, Any], before: InterfaceState, present: Present,
     ):
         return False
     # The same card, plugged in again or after a reboot.
-    is_same_card = not present.is_virtual_function and before.permanent_mac != "" and permanent_mac(link) == before.permanent_mac
+    is_same_card = (
+        not present.is_virtual_function and before.permanent_mac != "" and permanent_mac(link) == before.permanent_mac
+    )
     return present.is_same_device or is_same_card
 
 

@@ -1,10 +1,13 @@
 """Keep a pod's network namespace for as long as an interface of ours is in it.
 
-The kernel deletes virtual interfaces with their namespace (and returns hardware under the pod's name). A pod may end while the gateway, NATS or this service is away, and nobody takes
-the interface out in time; so the namespace is bind-mounted to a file of ours before anything moves, and let go when the interface is home. The mount outlives this process; where
-mounting is not permitted (AppArmor's profile for containers), a descriptor keeps the namespace until this process ends.
+The kernel deletes virtual interfaces with their namespace (and returns hardware under the pod's
+name). A pod may end while the gateway, NATS or this service is away, and nobody takes the interface
+out in time; so the namespace is bind-mounted to a file of ours before anything moves, and let go
+when the interface is home. The mount outlives this process; where mounting is not permitted
+(AppArmor's profile for containers), a descriptor keeps the namespace until this process ends.
 
-Flows in: the namespace's path as the runtime tells it, the device's record. Flows out: a path by which the namespace is found after the runtime has removed its own.
+Flows in: the namespace's path as the runtime tells it, the device's record. Flows out: a path by
+which the namespace is found after the runtime has removed its own.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class KeptNamespaces:
             return _not_a_runtimes(namespace)
         # An owner's uid is others' text.
         file = Path(self._places.kept, quote(key, safe="@:"))
-        # What the path of the runtime leads to: a path may be another pod's after this one has ended (`/proc/<pid>/ns/net`), and an inode is given again after a reboot.
+        # What the path of the runtime leads to: a path may be another pod's after this one has
+        # ended (`/proc/<pid>/ns/net`), and an inode is given again after a reboot.
         record.intend(KEEP, {"file": str(file), "inode": os.fstat(descriptor).st_ino, "boot_id": boot_id(self._places)})
         try:
             mount_namespace(f"/proc/self/fd/{descriptor}", file)
@@ -75,7 +79,11 @@ class KeptNamespaces:
         return None
 
     def open(self, namespace: str, record: DeviceRecord) -> str:
-        """Give the path by which the device's namespace is found now: the kept one, else the runtime's; empty where that one leads to another namespace by now."""
+        """Give the path by which the device's namespace is found now: the kept one, else the
+        runtime's.
+
+        Empty where that one leads to another namespace by now.
+        """
         step = record.step(KEEP)
         if step is None:
             return namespace

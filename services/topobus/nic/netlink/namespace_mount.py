@@ -1,4 +1,8 @@
-"""Mount a network namespace over a file, so that it outlives its processes, and take that away again. Blocking; needs CAP_SYS_ADMIN."""
+"""Mount a network namespace over a file, so that it outlives its processes, and take that away
+again.
+
+Blocking; needs CAP_SYS_ADMIN.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,16 @@ _MNT_DETACH = 2
 
 
 def mount_namespace(source: str, file: Path) -> None:
-    """Mount the namespace at `source` (a path below /proc) over a file that is made if need be, in place of all that is mounted there.
+    """Mount the namespace at `source` (a path below /proc) over a file that is made if need be, in
+    place of all that is mounted there.
 
     Errors: raises OSError; the file is then gone.
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # No link is followed: the folder is ours, but this is root.
     os.close(os.open(file, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400))
-    # What an earlier run left, if its journal was lost: one mount above the other would keep the file for ever.
+    # What an earlier run left, if its journal was lost: one mount above the
+    # other would keep the file for ever.
     unmount_namespace(file)
     library = ctypes.CDLL(None, use_errno=True)
     if library.mount(source.encode(), os.fsencode(file), None, _MS_BIND, None) != 0:

@@ -1,7 +1,9 @@
 """Where namespaces, /proc and /sys are, and how a piece of work is run inside a network namespace.
 
-Flows in: paths as the container runtime tells them. Flows out: an open netlink socket in that namespace, on a thread of its own that ends with the work: a thread that
-has entered a namespace is never used for anything else. pyroute2 is imported when the first socket is opened, so a service that hands over nothing does without it.
+Flows in: paths as the container runtime tells them. Flows out: an open netlink socket in that
+namespace, on a thread of its own that ends with the work: a thread that has entered a namespace is
+never used for anything else. pyroute2 is imported when the first socket is opened, so a service
+that hands over nothing does without it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 # linux/magic.h; what is no namespace file must not be entered.
 _NSFS = 0x6E736673
-# Of this process' first thread, which enters no namespace; /proc/thread-self is the calling one, which may be in a pod's.
+# Of this process' first thread, which enters no namespace; /proc/thread-self is the
+# calling one, which may be in a pod's.
 _OWN_NAMESPACE = "/proc/self/ns/net"
 
 
@@ -33,14 +36,16 @@ class Places(Struct, frozen=True, kw_only=True):
     """Folders, each as this process sees it."""
 
     namespaces: str = "/"
-    """What stands for the host's root in the paths of sandboxes: `/host` where the host's /run/netns is mounted at /host/run/netns."""
+    """What stands for the host's root in the paths of sandboxes: `/host` where the host's
+    /run/netns is mounted at /host/run/netns."""
     proc: str = "/proc"
     """A /proc whose sys/net can be written; in a container the ordinary one cannot."""
     sys: str = "/sys"
     kept: str = "/run/topobus/netns"
     """Where namespaces are kept while an interface of ours is in them, as this process sees it."""
     host_namespace: str = ""
-    """Path of the host's network namespace, where this process is not in it; empty: this process is in it."""
+    """Path of the host's network namespace, where this process is not in it; empty: this process is
+    in it."""
 
 
 def refused(reason: Reason) -> Refusal:
@@ -49,14 +54,17 @@ def refused(reason: Reason) -> Refusal:
 
 
 def kernels_refusal(err: Exception, what: str, step: str) -> Refusal:
-    """Make a Refusal of what netlink or a file answered: `hand-over-failed`, or `not-permitted` with the capabilities that are missing."""
+    """Make a Refusal of what netlink or a file answered: `hand-over-failed`, or `not-permitted`
+    with the capabilities that are missing.
+    """
     code = int(getattr(err, "code", None) or getattr(err, "errno", None) or 0)
     words = err.args[1] if len(err.args) > 1 else str(err)
     if code in (errno.EPERM, errno.EACCES):
         return refused(
             Reason(
                 code="not-permitted",
-                message=f"{what}: {words}; topobus-nic needs the capabilities NET_ADMIN and SYS_ADMIN, and a /proc/sys/net that it may write to",
+                message=f"{what}: {words}; topobus-nic needs the capabilities NET_ADMIN and SYS_ADMIN, and a "
+                "/proc/sys/net that it may write to",
                 facts={"step": step, "error": code},
             )
         )
@@ -71,7 +79,8 @@ def missing_package() -> Refusal | None:
         return refused(
             Reason(
                 code="package-missing",
-                message="interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip install '.[nic]' from the checkout",
+                message="interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip "
+                "install '.[nic]' from the checkout",
                 facts={"package": "pyroute2", "extra": "nic"},
             )
         )
@@ -79,7 +88,9 @@ def missing_package() -> Refusal | None:
 
 
 def open_namespace(places: Places, path: str) -> int | Refusal:
-    """Open a network namespace by the path that the runtime told, or by one of our own; the caller closes the descriptor.
+    """Open a network namespace by the path that the runtime told, or by one of our own.
+
+    The caller closes the descriptor.
 
     Errors: refuses what is not there, is no network namespace, or is the host's own.
     """
@@ -104,7 +115,9 @@ def open_namespace(places: Places, path: str) -> int | Refusal:
 
 
 def open_host(places: Places) -> int:
-    """Open the host's network namespace, whatever namespace the calling thread is in; the caller closes the descriptor.
+    """Open the host's network namespace, whatever namespace the calling thread is in.
+
+    The caller closes the descriptor.
 
     Errors: raises OSError.
     """
@@ -118,14 +131,16 @@ def _is_kept(places: Places, path: str) -> bool:
 def with_netlink(places: Places, namespace: int | None, work: Callable[[Any], T]) -> T:
     """Run `work` with a netlink socket in a namespace (None: the host's), on a thread of its own.
 
-    Errors: raises what `work` raises, pyroute2's NetlinkError included, and OSError when the namespace cannot be entered.
+    Errors: raises what `work` raises, pyroute2's NetlinkError included, and OSError when
+    the namespace cannot be entered.
     """
 
     def enter_and_work() -> T:
         _enter(places, namespace)
         from pyroute2 import IPRoute
 
-        # Groups 0: nothing is heard but answers. ext_ack: the kernel's own words on what it refuses.
+        # Groups 0: nothing is heard but answers. ext_ack: the kernel's
+        # own words on what it refuses.
         with IPRoute(groups=0, ext_ack=True, strict_check=True) as socket:
             return work(socket)
 
@@ -137,10 +152,12 @@ def _enter(places: Places, namespace: int | None) -> None:
     if namespace is not None:
         _set_namespace(namespace)
         return
-    # A thread begins where the one that made it is: work for the host may be asked for from within a pod's namespace.
+    # A thread begins where the one that made it is: work for the host may be asked for
+    # from within a pod's namespace.
     descriptor = open_host(places)
     try:
-        # Who is there already needs no right to enter: a service without CAP_SYS_ADMIN reads the host's interfaces.
+        # Who is there already needs no right to enter: a service without
+        # CAP_SYS_ADMIN reads the host's interfaces.
         if not os.path.samestat(os.fstat(descriptor), Path("/proc/thread-self/ns/net").stat()):
             _set_namespace(descriptor)
     finally:
@@ -184,7 +201,11 @@ def _not_for_a_pod(places: Places, descriptor: int, path: str) -> Refusal | None
     answer = ctypes.create_string_buffer(256)
     if library.fstatfs(descriptor, answer) != 0 or ctypes.cast(answer, ctypes.POINTER(ctypes.c_long))[0] != _NSFS:
         return refused(
-            Reason(code="namespace-gone", message=f"{path} is no namespace (any more): the sandbox is gone", facts={"path": path})
+            Reason(
+                code="namespace-gone",
+                message=f"{path} is no namespace (any more): the sandbox is gone",
+                facts={"path": path},
+            )
         )
     entered = os.fstat(descriptor)
     own = Path(places.host_namespace or _OWN_NAMESPACE).stat()

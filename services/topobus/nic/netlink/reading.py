@@ -1,7 +1,9 @@
 """Read interfaces by netlink as values.
 
-Flows in: an open netlink socket in the namespace that is meant, and where its /proc/sys is. Flows out: InterfaceState. Left out of a state is what the kernel makes of
-itself and makes again: link-local addresses, those of router advertisements, routes that follow from addresses, and the table `local`.
+Flows in: an open netlink socket in the namespace that is meant, and where its /proc/sys is.
+Flows out: InterfaceState. Left out of a state is what the kernel makes of itself and makes
+again: link-local addresses, those of router advertisements, routes that follow from
+addresses, and the table `local`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _TABLE_LOCAL = 255
 _UNICAST = 1
 _RTM_F_CLONED = 0x200
 _ONLINK = 4
-# linux/netlink.h: the list is not consistent. A host that makes interfaces all the time may change it more than once.
+# linux/netlink.h: the list is not consistent. A host that makes interfaces all the
+# time may change it more than once.
 _NLM_F_DUMP_INTR = 0x10
 _MOST_DUMPS = 10
 # linux/rtnetlink.h: made by the kernel, and by router advertisements.
@@ -72,9 +75,13 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
         link_namespace=link.get("link_netnsid"),
         bus_device=bus_device_of(link),
         master=master.get("ifname") if master is not None else "",
-        # IPv4 in the kernel's order, where the first one is the primary; of IPv6 it tells the newest first.
+        # IPv4 in the kernel's order, where the first one is the primary; of
+        # IPv6 it tells the newest first.
         addresses=tuple(
-            sorted(_addresses(socket, index), key=lambda held: (":" in held.address, held.address if ":" in held.address else ""))
+            sorted(
+                _addresses(socket, index),
+                key=lambda held: (":" in held.address, held.address if ":" in held.address else ""),
+            )
         ),
         routes=tuple(sorted(_routes(socket, index), key=str)),
         sysctls=_sysctls(proc, name),
@@ -107,7 +114,9 @@ def names_of(link: Any) -> set[str]:
 
 
 def link_names(socket: Any) -> dict[str, int]:
-    """Give all names of a namespace's interfaces and whose they are: none of them can be given again."""
+    """Give all names of a namespace's interfaces and whose they are: none of them can be given
+    again.
+    """
     return {name: link["index"] for link in list_links(socket) for name in names_of(link)}
 
 
@@ -129,7 +138,10 @@ def bus_device_of(link: Mapping[str, Any]) -> str:
 
 
 def port_name(link: Mapping[str, Any]) -> str:
-    """Give the name, or the id, of the port of its device that an interface is; empty where the driver tells none."""
+    """Give the name, or the id, of the port of its device that an interface is.
+
+    Empty where the driver tells none.
+    """
     return str(link.get("phys_port_name") or link.get("phys_port_id") or "")
 
 
@@ -139,7 +151,10 @@ def sysctl_path(proc: str, setting: str, interface: str) -> Path:
 
 
 def _dump(act: Callable[..., Any], **filters: Any) -> list[Any]:
-    """List all of something; again when it changed while it was listed (pyroute2 passes such lists on)."""
+    """List all of something.
+
+    Again when it changed while it was listed (pyroute2 passes such lists on).
+    """
     messages: list[Any] = []
     for _ in range(_MOST_DUMPS):
         messages = list(act(**filters))
@@ -164,17 +179,23 @@ def _addresses(socket: Any, index: int) -> Iterator[HeldAddress]:
             continue
         flags = message.get("IFA_FLAGS") or message["flags"]
         is_ipv6 = message["family"] == _AF_INET6
-        if is_ipv6 and (message.get("IFA_PROTO") in _KERNEL_PROTOCOLS or flags & _TEMPORARY or _is_link_local_of_kernel(message)):
+        if is_ipv6 and (
+            message.get("IFA_PROTO") in _KERNEL_PROTOCOLS or flags & _TEMPORARY or _is_link_local_of_kernel(message)
+        ):
             continue
         local, far = message.get("IFA_LOCAL"), message.get("IFA_ADDRESS")
         address = local or far
         times = message.get("IFA_CACHEINFO") or {}
-        valid, preferred = times.get("ifa_valid", _FOR_EVER), times.get("ifa_preferred", times.get("ifa_prefered", _FOR_EVER))
+        valid, preferred = (
+            times.get("ifa_valid", _FOR_EVER),
+            times.get("ifa_preferred", times.get("ifa_prefered", _FOR_EVER)),
+        )
         yield HeldAddress(
             address=f"{address}/{message['prefixlen']}",
             peer=far if local and far and far != local else "",
             broadcast=message.get("IFA_BROADCAST") or "",
-            # The kernel gives an IPv4 address the interface's name for a label where nobody writes one.
+            # The kernel gives an IPv4 address the interface's name for a
+            # label where nobody writes one.
             label=label if (label := message.get("IFA_LABEL") or "") and ":" in label else "",
             scope=message["scope"],
             flags=flags & _KEPT_FLAGS,
@@ -184,7 +205,8 @@ def _addresses(socket: Any, index: int) -> Iterator[HeldAddress]:
 
 
 def _is_link_local_of_kernel(message: Any) -> bool:
-    # Kernels before 5.18 do not say who made an address; a link-local one is made again when the interface is switched on.
+    # Kernels before 5.18 do not say who made an address; a link-local one is made again
+    # when the interface is switched on.
     return message.get("IFA_PROTO") is None and str(message.get("IFA_ADDRESS")).startswith("fe80:")
 
 

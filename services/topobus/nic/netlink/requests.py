@@ -1,7 +1,9 @@
-"""Encode and send requests about links that pyroute2's own calls do not reach: virtual functions, and children in every mode.
+"""Encode and send requests about links that pyroute2's own calls do not reach: virtual functions,
+and children in every mode.
 
-Flows in: an interface's index and attributes as bytes. Flows out: the bytes of the request, or the kernel's answer. The bytes are ours, for pyroute2 encodes
-IFLA_VF_VLAN_INFO two bytes short of its struct, which the kernel refuses; sending, waiting and errors are pyroute2's.
+Flows in: an interface's index and attributes as bytes. Flows out: the bytes of the request, or the
+kernel's answer. The bytes are ours, for pyroute2 encodes IFLA_VF_VLAN_INFO two bytes short of its
+struct, which the kernel refuses; sending, waiting and errors are pyroute2's.
 Source: include/uapi/linux/netlink.h, rtnetlink.h.
 """
 
@@ -52,9 +54,11 @@ def create_link(socket: Any, body: bytes) -> None:
 
 
 def request_routes(socket: Any, family: int, index: int) -> list[Any]:
-    """List the routes over one interface, of all tables (pyroute2's own call lists all, and leaves out what does not fit).
+    """List the routes over one interface, of all tables (pyroute2's own call lists all, and leaves
+    out what does not fit).
 
-    Cost: 2 ms beside 20,000 other routes, where listing all takes 1 s. A kernel before 4.20 ignores the filter: the caller looks again.
+    Cost: 2 ms beside 20,000 other routes, where listing all takes 1 s. A kernel before 4.20 ignores
+    the filter: the caller looks again.
     """
     from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
@@ -74,7 +78,9 @@ def _send(socket: Any, body: bytes, message_type: int, flags: int) -> None:
         def encode(self) -> None:
             header: Any = self["header"]
             size = _HEADER.size + len(body)
-            self.data = bytearray(_HEADER.pack(size, header["type"], header["flags"], header["sequence_number"], header["pid"]) + body)
+            self.data = bytearray(
+                _HEADER.pack(size, header["type"], header["flags"], header["sequence_number"], header["pid"]) + body
+            )
 
     message = Encoded()
     message["header"] = {"type": message_type, "flags": _REQUEST | _ACK | flags, "sequence_number": 0, "pid": 0}

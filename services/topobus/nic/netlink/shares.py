@@ -1,6 +1,8 @@
-"""Children of a shared interface: a macvlan or ipvlan link on it, made on the host, handed over to a pod and deleted afterwards. The parent stays as it is.
+"""Children of a shared interface: a macvlan or ipvlan link on it, made on the host, handed over to
+a pod and deleted afterwards. The parent stays as it is.
 
-Flows in: the parent, how it is shared, the device's record. Flows out: the child as it is on the host. Sources: include/uapi/linux/if_link.h (IFLA_MACVLAN_MODE,
+Flows in: the parent, how it is shared, the device's record. Flows out: the child as it
+is on the host. Sources: include/uapi/linux/if_link.h (IFLA_MACVLAN_MODE,
 IFLA_IPVLAN_MODE); drivers/net/macvlan.c.
 """
 
@@ -51,13 +53,18 @@ def child_request(parent_index: int, name: str, share: ShareFields) -> bytes:
     )
 
 
-def make_child(places: Places, parent: InterfaceState, share: ShareFields, record: DeviceRecord, *, tag: str) -> InterfaceState | Refusal:
+def make_child(
+    places: Places, parent: InterfaceState, share: ShareFields, record: DeviceRecord, *, tag: str
+) -> InterfaceState | Refusal:
     """Make a child on the host, off and without addresses.
 
-    Errors: refuses `share-failed` with the kernel's words: a parent that cannot carry children, a kernel without the kind.
+    Errors: refuses `share-failed` with the kernel's words: a parent that cannot carry
+    children, a kernel without the kind.
     """
     name = child_name(tag)
-    record.intend("share", {"tag": tag, "name": name, "parent": parent.name, "kind": share.mode, "boot_id": parent.boot_id})
+    record.intend(
+        "share", {"tag": tag, "name": name, "parent": parent.name, "kind": share.mode, "boot_id": parent.boot_id}
+    )
 
     def make(socket: Any) -> InterfaceState | Refusal:
         from pyroute2.netlink.exceptions import NetlinkError

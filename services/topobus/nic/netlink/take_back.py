@@ -1,8 +1,10 @@
 """Take an interface back from a pod, and make it again what it was before it was handed over.
 
-Flows in: the device's record and the namespace's path, if it is known and there. Flows out: what became of the interface; the record's steps, undone in reverse.
-Planned from what is found, so it works after a crash at any step, twice in a row, after the namespace is gone (the kernel returns hardware to the first namespace, under
-whatever name the pod gave it) and after a pod with NET_ADMIN has changed its interface. A virtual interface that died with its namespace is lost, and said to be.
+Flows in: the device's record and the namespace's path, if it is known and there. Flows out: what
+became of the interface; the record's steps, undone in reverse. Planned from what is found, so it
+works after a crash at any step, twice in a row, after the namespace is gone (the kernel returns
+hardware to the first namespace, under whatever name the pod gave it) and after a pod with NET_ADMIN
+has changed its interface. A virtual interface that died with its namespace is lost, and said to be.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from topobus.values.outcome import Reason
 
 __all__ = ["TakenBack", "take_back"]
 
-# How often it is tried again when a name was taken between the look and the move. Whoever takes names all the time is asked again by the next try.
+# How often it is tried again when a name was taken between the look and the move. Whoever takes
+# names all the time is asked again by the next try.
 _MOVES = 4
 
 
@@ -59,8 +62,9 @@ class _Away(Struct, frozen=True, kw_only=True):
 def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack:
     """Undo a hand-over, whole or in part.
 
-    Shapes:  namespace — empty when it is not known; it may be gone.
-    Errors:  raises HardwareError when the interface exists and could not be restored, or is hardware that is nowhere to be seen yet; ask again.
+    Shapes: namespace — empty when it is not known; it may be gone.
+    Errors: raises HardwareError when the interface exists and could not be restored, or is hardware
+    that is nowhere to be seen yet; ask again.
     """
     away = _read_record(record)
     if away is None:
@@ -70,14 +74,17 @@ def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack
         raise HardwareError(missing.reasons[0].message)
     from pyroute2.netlink.exceptions import NetlinkError
 
-    # In another boot the path leads to nothing, or to a stranger: no namespace of a pod outlives its node.
+    # In another boot the path leads to nothing, or to a stranger: no
+    # namespace of a pod outlives its node.
     descriptor = open_namespace(places, namespace) if namespace and away.boot == boot_id(places) else None
     try:
         taken = _bring_home(places, descriptor if isinstance(descriptor, int) else None, away, record)
     except (NetlinkError, OSError) as err:
         words = err.args[1] if len(err.args) > 1 else err
         name = away.before.name if away.before is not None else away.tag
-        raise HardwareError(f"{name} cannot be taken back from {namespace or 'its namespace'}: {words}", interface=name) from err
+        raise HardwareError(
+            f"{name} cannot be taken back from {namespace or 'its namespace'}: {words}", interface=name
+        ) from err
     finally:
         if isinstance(descriptor, int):
             os.close(descriptor)
@@ -98,7 +105,9 @@ def _read_record(record: DeviceRecord) -> _Away | None:
         before=state_from_journal(mark.before["state"]) if mark is not None else None,
         macs=frozenset({mac.before["wanted"]} if mac is not None else ()),
         is_child=share is not None,
-        boot=str((mark.before["state"] if mark is not None else share.before if share is not None else {}).get("boot_id", "")),
+        boot=str(
+            (mark.before["state"] if mark is not None else share.before if share is not None else {}).get("boot_id", "")
+        ),
         rules=tuple(rules.before["wanted"]) if rules is not None else (),
     )
 
@@ -110,11 +119,14 @@ def _bring_home(places: Places, descriptor: int | None, away: _Away, record: Dev
     for step in reversed(record.steps):
         if step.name in POD_CHANGES:
             record.undone(step.name)
-    # Before the interface's own: a driver takes the former hardware address only when the physical function asks for no other.
+    # Before the interface's own: a driver takes the former hardware address only when the
+    # physical function asks for no other.
     refused = restore_vf(places, record)
     if away.is_child:
         if away.boot == boot_id(places):
-            is_deleted = with_netlink(places, None, lambda socket: _delete_child(socket, places, away, record)) or is_deleted
+            is_deleted = (
+                with_netlink(places, None, lambda socket: _delete_child(socket, places, away, record)) or is_deleted
+            )
         return (
             TakenBack(outcome="deleted")
             if is_deleted
@@ -142,29 +154,39 @@ def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
             socket.link("del", index=index)
             return True
         try:
-            # The tag first: a pod may have changed it, and on the host it is what the interface is found by.
+            # The tag first: a pod may have changed it, and on the host it is
+            # what the interface is found by.
             socket.link("set", index=index, ifalias=away.tag)
             _move_home(socket, places, index, before)
         except NetlinkError as err:
-            raise HardwareError(f"{before.name} cannot be moved back to the host: {err.args[1]}", error=err.code) from err
+            raise HardwareError(
+                f"{before.name} cannot be moved back to the host: {err.args[1]}", error=err.code
+            ) from err
         return False
 
     return with_netlink(places, descriptor, leave)
 
 
 def _move_home(socket: Any, places: Places, index: int, before: InterfaceState) -> None:
-    """Move it to the host under its own name, or a spare one, with those alternative names that are its own and free."""
+    """Move it to the host under its own name, or a spare one, with those alternative names that are
+    its own and free.
+    """
     from pyroute2.netlink.exceptions import NetlinkError
 
     home = open_host(places)
     try:
         for last in (*[False] * _MOVES, True):
             taken = with_netlink(places, None, link_names)
-            name = next(name for name in chain([before.name], (f"tb{index}x{number}" for number in count())) if name not in taken)
+            name = next(
+                name
+                for name in chain([before.name], (f"tb{index}x{number}" for number in count()))
+                if name not in taken
+            )
             try:
                 move_link(socket, index, home, name, taken=taken, kept=before.alternative_names)
             except NetlinkError as err:
-                # A name that somebody took meanwhile, or that a pod gave it once more: it must not keep the host from what is the host's.
+                # A name that somebody took meanwhile, or that a pod gave it once more: it must not
+                # keep the host from what is the host's.
                 if last or err.code != errno.EEXIST:
                     raise
             else:
@@ -200,11 +222,17 @@ def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
 def _names_lost(before: InterfaceState, name: str, taken: Collection[str]) -> Iterator[Reason]:
     """Tell which of its names it could not have back."""
     if name != before.name:
-        message = f"another interface is called {before.name} by now, so this one is {name}; rename it when the other one is gone"
+        message = (
+            f"another interface is called {before.name} by now, so this one is {name}; rename it when the other "
+            "one is gone"
+        )
         yield Reason(code="interface-renamed", message=message, facts={"interface": before.name, "name": name})
     for other in before.alternative_names:
         if other in taken:
-            message = f"another interface is called {other} by now, so {name} has lost this alternative name; `ip link property add dev {name} altname {other}` gives it back when the other one is gone"
+            message = (
+                f"another interface is called {other} by now, so {name} has lost this alternative name; `ip link "
+                f"property add dev {name} altname {other}` gives it back when the other one is gone"
+            )
             yield Reason(code="interface-name-lost", message=message, facts={"interface": name, "name": other})
 
 
@@ -212,7 +240,11 @@ def _delete_child(socket: Any, places: Places, away: _Away, record: DeviceRecord
     step = record.step("share")
     # Until it moves, a child has the name that only its tag gives.
     link = get_link(socket, name=step.before["name"]) if step is not None else None
-    if link is not None and step is not None and (link.get("ifname"), kind_of(link)) == (step.before["name"], step.before["kind"]):
+    if (
+        link is not None
+        and step is not None
+        and (link.get("ifname"), kind_of(link)) == (step.before["name"], step.before["kind"])
+    ):
         index: int | None = link["index"]
     else:
         before = away.before
@@ -235,21 +267,30 @@ def _nowhere(places: Places, away: _Away) -> TakenBack:
     if not present.is_same_boot and not before.bus_device:
         return _lost(away, "when the node was started anew, as all virtual interfaces do")
     if before.kind:
-        if before.link and before.link_namespace is None and with_netlink(places, None, lambda socket: _is_other_end_there(socket, before)):
+        if (
+            before.link
+            and before.link_namespace is None
+            and with_netlink(places, None, lambda socket: _is_other_end_there(socket, before))
+        ):
             raise HardwareError(
-                f"{before.name} is in a namespace that is being taken down: its other end is on the host still", interface=before.name
+                f"{before.name} is in a namespace that is being taken down: its other end is on the host still",
+                interface=before.name,
             )
         return _lost(away, "with the pod's namespace, as the kernel does with virtual interfaces")
     if not present.is_there:
         return _lost(away, f"with its device: {before.bus_device} is not on its bus any more")
     if not present.is_same_device:
         what = "its function was made anew" if present.is_virtual_function else "another card is in its place"
-        return _lost(away, f"with its device: {before.bus_device} is there, but {what}; nothing was changed on that one")
+        return _lost(
+            away, f"with its device: {before.bus_device} is there, but {what}; nothing was changed on that one"
+        )
     if not present.has_interface:
         return _lost(away, f"with its driver: {before.bus_device} has no interface in any namespace")
     raise HardwareError(
-        f"{before.name} is neither in the pod's namespace nor on the host: the kernel returns hardware when it has taken the namespace down",
-        next_step="it is looked for again; `ip -all netns exec ip link` finds it where a process keeps a namespace of its own",
+        f"{before.name} is neither in the pod's namespace nor on the host: the kernel returns hardware when "
+        "it has taken the namespace down",
+        next_step="it is looked for again; `ip -all netns exec ip link` finds it where a process keeps a namespace of "
+        "its own",
         interface=before.name,
     )
 
@@ -265,4 +306,7 @@ def _lost(away: _Away, how: str) -> TakenBack:
     name = away.before.name if away.before is not None else away.tag
     kind = ("child" if away.before is None else away.before.kind) or "hardware"
     message = f"{name} ({kind}) went away {how}"
-    return TakenBack(outcome="lost", reasons=(Reason(code="interface-lost", message=message, facts={"interface": name, "kind": kind}),))
+    return TakenBack(
+        outcome="lost",
+        reasons=(Reason(code="interface-lost", message=message, facts={"interface": name, "kind": kind}),),
+    )

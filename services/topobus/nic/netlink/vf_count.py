@@ -1,8 +1,12 @@
-"""The number of virtual functions of a physical one, by sysfs, where the operator asks for it and nobody uses them.
+"""The number of virtual functions of a physical one, by sysfs, where the operator asks for it and
+nobody uses them.
 
-Flows in: the operator's wish for one physical function, and which of its functions are held. Flows out: None when it is so, or a Refusal. The kernel changes the number
-only by way of 0, which removes all functions; so nothing is changed while one of them is held, bound to a driver other than its netdev's, or away in a namespace.
-Source: Documentation/PCI/pci-iov-howto.rst, Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
+Flows in: the operator's wish for one physical function, and which of its functions are held. Flows
+out: None when it is so, or a Refusal. The kernel changes the number only by way of 0, which removes
+all functions; so nothing is changed while one of them is held, bound to a driver other than its
+netdev's, or away in a namespace.
+Source: Documentation/PCI/pci-iov-howto.rst, Documentation/ABI/testing/sysfs-bus-pci
+(sriov_numvfs, sriov_totalvfs).
 """
 
 from __future__ import annotations
@@ -22,18 +26,25 @@ _PASSTHROUGH = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "uio_pci_generi
 def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = ()) -> Refusal | None:
     """Bring the number of virtual functions to what is wanted.
 
-    Shapes:  sys — where /sys is; address — of the physical function, `0000:3b:00.0`; held — names or addresses of whoever holds it or one of its functions.
-    Errors:  refuses `vf-count-held`, `vf-count-in-use` and `vf-count-impossible` before anything is changed, `vf-count-failed` when the driver refuses; then the
-             former number is asked for again.
-    Cost:    a driver needs up to some seconds to make its functions; call it from a worker thread.
+    Shapes: sys — where /sys is; address — of the physical function, `0000:3b:00.0`; held — names or
+    addresses of whoever holds it or one of its functions.
+    Errors: refuses `vf-count-held`, `vf-count-in-use` and `vf-count-impossible` before anything is
+    changed, `vf-count-failed` when the driver refuses; then the former number is asked for again.
+    Cost: a driver needs up to some seconds to make its functions; call it from a worker thread.
     """
     folder = Path(sys, "bus", "pci", "devices", address)
     try:
-        present, total = (int((folder / name).read_text(encoding="ascii")) for name in ("sriov_numvfs", "sriov_totalvfs"))
+        present, total = (
+            int((folder / name).read_text(encoding="ascii")) for name in ("sriov_numvfs", "sriov_totalvfs")
+        )
     except (OSError, ValueError):
-        return _impossible(address, f"{address} has no virtual functions: {folder}/sriov_totalvfs cannot be read", wanted, 0)
+        return _impossible(
+            address, f"{address} has no virtual functions: {folder}/sriov_totalvfs cannot be read", wanted, 0
+        )
     if not 0 <= wanted <= total:
-        return _impossible(address, f"{address} can have 0 to {total} virtual functions, wanted {wanted}", wanted, total)
+        return _impossible(
+            address, f"{address} can have 0 to {total} virtual functions, wanted {wanted}", wanted, total
+        )
     if wanted == present:
         return None
     in_use = functions_in_use(folder)
@@ -43,7 +54,8 @@ def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = (
         return refused(
             Reason(
                 code=code,
-                message=f"{address} has {present} virtual functions and is to have {wanted}, but is in use: {users}; the number changes when they are let go",
+                message=f"{address} has {present} virtual functions and is to have {wanted}, but is in use: {users}; "
+                "the number changes when they are let go",
                 facts={"address": address, "present": present, "wanted": wanted, "users": tuple(held or in_use)},
             )
         )
@@ -63,7 +75,8 @@ def _write(folder: Path, address: str, present: int, wanted: int) -> Refusal | N
         return refused(
             Reason(
                 code="vf-count-failed",
-                message=f"the driver of {address} does not make {wanted} virtual functions: {err.strerror}; it has {back} now",
+                message=f"the driver of {address} does not make {wanted} virtual functions: {err.strerror}; it has "
+                f"{back} now",
                 facts={"address": address, "wanted": wanted, "present": back, "error": err.errno or 0},
             )
         )
@@ -80,7 +93,9 @@ def _put_back(numbers: Path, present: int) -> int:
 
 
 def functions_in_use(folder: Path) -> list[str]:
-    """List functions that somebody uses though no device of ours is held: passed through, or their interface switched on or away."""
+    """List functions that somebody uses though no device of ours is held: passed through, or their
+    interface switched on or away.
+    """
     users: list[str] = []
     for link in sorted(folder.glob("virtfn*"), key=lambda path: int(path.name.removeprefix("virtfn") or 0)):
         function = link.resolve()
@@ -103,5 +118,7 @@ def _is_on(interface: Path) -> bool:
 
 def _impossible(address: str, message: str, wanted: int, total: int) -> Refusal:
     return refused(
-        Reason(code="vf-count-impossible", message=message, facts={"address": address, "wanted": wanted, "total": total}),
+        Reason(
+            code="vf-count-impossible", message=message, facts={"address": address, "wanted": wanted, "total": total}
+        ),
     )

@@ -1,7 +1,9 @@
-"""Settings of a virtual function, made on its physical function by netlink, and put back exactly as they were.
+"""Settings of a virtual function, made on its physical function by netlink, and put back exactly as
+they were.
 
-Flows in: which function, what is to be set, the device's record. Flows out: nothing, or a Refusal that names the field. One request for each setting, so that a
-driver's refusal names it. Source: include/uapi/linux/if_link.h (IFLA_VF_*), net/core/rtnetlink.c do_setvfinfo.
+Flows in: which function, what is to be set, the device's record. Flows out: nothing, or a Refusal
+that names the field. One request for each setting, so that a driver's refusal names it. Source:
+include/uapi/linux/if_link.h (IFLA_VF_*), net/core/rtnetlink.c do_setvfinfo.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ _PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
 _LINK_STATES = {"auto": 0, "enable": 1, "disable": 2}
 # linux/rtnetlink.h: without it a link is told without its virtual functions.
 _RTEXT_FILTER_VF = 1
-# What a driver answers to what it cannot do, today and tomorrow: not known, no such value, no such protocol. Others (busy, link down) may be another answer the next time.
-_FINAL = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENOSYS, errno.ERANGE, errno.EADDRNOTAVAIL})
+# What a driver answers to what it cannot do, today and tomorrow: not known, no such value, no such
+# protocol. Others (busy, link down) may be another answer the next time.
+_FINAL = frozenset(
+    {errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENOSYS, errno.ERANGE, errno.EADDRNOTAVAIL}
+)
 _FIELDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "vlan": (("vlan", "vlan"), ("qos", "qos"), ("vlan_protocol", "vlanProtocol")),
     "maxTxRate": (("min_tx_rate", "minTxRate"), ("max_tx_rate", "maxTxRate")),
@@ -53,7 +58,10 @@ class VfPlace(Struct, frozen=True, kw_only=True):
 
 
 class VfState(Struct, frozen=True, kw_only=True):
-    """All settings of a virtual function that we change, as the kernel tells them; None: the driver does not tell."""
+    """All settings of a virtual function that we change, as the kernel tells them.
+
+    None: the driver does not tell.
+    """
 
     mac: str | None = None
     vlan: int | None = None
@@ -67,15 +75,20 @@ class VfState(Struct, frozen=True, kw_only=True):
 
 
 def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tuple[tuple[str, bytes], ...]:
-    """Give (name, attribute of IFLA_VF_INFO) for each request that leads from `before` to `wanted`; None in `wanted` is left as it is.
+    """Give (name, attribute of IFLA_VF_INFO) for each request that leads from `before` to `wanted`.
 
-    Shapes:  a VLAN goes with its priority and protocol, and the least rate with the largest, for the kernel sets each group as a whole.
-             The protocol 802.1Q goes as IFLA_VF_VLAN, which drivers know that know no other; another one as IFLA_VF_VLAN_LIST.
+    None in `wanted` is left as it is.
+
+    Shapes: a VLAN goes with its priority and protocol, and the least rate with the largest, for the
+    kernel sets each group as a whole. The protocol 802.1Q goes as IFLA_VF_VLAN, which drivers know
+    that know no other; another one as IFLA_VF_VLAN_LIST.
     """
     requests: list[tuple[str, bytes]] = []
     if wanted.mac is not None:
         # The address has 32 bytes there (MAX_ADDR_LEN), whatever the network.
-        requests.append(("mac", attribute(_IFLA_VF_MAC, struct.pack("=I32s", index, bytes.fromhex(wanted.mac.replace(":", ""))))))
+        requests.append(
+            ("mac", attribute(_IFLA_VF_MAC, struct.pack("=I32s", index, bytes.fromhex(wanted.mac.replace(":", "")))))
+        )
     if wanted.vlan is not None or wanted.qos is not None or wanted.vlan_protocol is not None:
         requests.append(("vlan", _vlan_request(index, wanted, before)))
     if wanted.min_tx_rate is not None or wanted.max_tx_rate is not None:
@@ -85,7 +98,9 @@ def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tupl
     if wanted.spoof_check is not None:
         requests.append(("spoofCheck", attribute(_IFLA_VF_SPOOFCHK, struct.pack("=II", index, wanted.spoof_check))))
     if wanted.link_state is not None:
-        requests.append(("linkState", attribute(_IFLA_VF_LINK_STATE, struct.pack("=II", index, _LINK_STATES[wanted.link_state]))))
+        requests.append(
+            ("linkState", attribute(_IFLA_VF_LINK_STATE, struct.pack("=II", index, _LINK_STATES[wanted.link_state])))
+        )
     if wanted.trust is not None:
         requests.append(("trust", attribute(_IFLA_VF_TRUST, struct.pack("=II", index, wanted.trust))))
     return tuple(requests)
@@ -104,12 +119,18 @@ def _vlan_request(index: int, wanted: VfFields | VfState, before: VfState) -> by
     fields = struct.pack("=III", index, vlan, qos)
     if protocol == "802.1Q":
         return attribute(_IFLA_VF_VLAN, fields)
-    # struct ifla_vf_vlan_info ends with two bytes that nobody uses; without them it is refused as too short.
-    return attribute(_IFLA_VF_VLAN_LIST, attribute(_IFLA_VF_VLAN_INFO, fields + struct.pack("!Hxx", _PROTOCOLS[protocol])))
+    # struct ifla_vf_vlan_info ends with two bytes that nobody uses; without
+    # them it is refused as too short.
+    return attribute(
+        _IFLA_VF_VLAN_LIST, attribute(_IFLA_VF_VLAN_INFO, fields + struct.pack("!Hxx", _PROTOCOLS[protocol]))
+    )
 
 
 def read_vf(link: Any, index: int) -> VfState | None:
-    """Find a virtual function's settings in what the kernel says of its physical one; None when it has none of that index."""
+    """Find a virtual function's settings in what the kernel says of its physical one.
+
+    None when it has none of that index.
+    """
     functions = link.get("vfinfo_list") or {"attrs": []}
     for _, info in functions["attrs"]:
         values = dict(info["attrs"])
@@ -152,8 +173,10 @@ def configure_vf(
 ) -> Refusal | None:
     """Set what is written, after the record has what was there.
 
-    Shapes: function — the function's own interface as `identified` gave it: only that very function gets its settings back.
-    Errors: refuses `vf-gone` when the physical function has no such function, `vf-refused` with the field that its driver does not take.
+    Shapes: function — the function's own interface as `identified` gave it: only that very
+    function gets its settings back.
+    Errors: refuses `vf-gone` when the physical function has no such function, `vf-refused` with the
+    field that its driver does not take.
     """
     refusal = missing_package()
     if refusal is not None:
@@ -178,7 +201,10 @@ def configure_vf(
         if function is not None:
             link = get_link(socket, index=physical)
             port = {"bus_device": bus_device_of(link), "port_name": port_name(link)} if link is not None else {}
-            facts |= {"function": state_to_journal(structs.replace(function, addresses=(), routes=(), sysctls={})), "physical": port}
+            facts |= {
+                "function": state_to_journal(structs.replace(function, addresses=(), routes=(), sysctls={})),
+                "physical": port,
+            }
         record.intend("vf", facts)
         for name, setting in requests:
             try:
@@ -188,7 +214,8 @@ def configure_vf(
                 return refused(
                     Reason(
                         code="vf-refused",
-                        message=f"{field} of function {place.index} of {place.physical} is refused by its driver: {err.args[1]}",
+                        message=f"{field} of function {place.index} of {place.physical} is refused by its driver: "
+                        f"{err.args[1]}",
                         facts={"field": field, "physical": place.physical, "error": int(err.code)},
                     )
                 )
@@ -199,15 +226,22 @@ def configure_vf(
 
 
 def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
-    """Put back what differs from what the record has, and mark the step undone; nothing without such a step.
+    """Put back what differs from what the record has, and mark the step undone.
 
-    Shapes: result — what the driver will never take back; it stays as it is, and is told this once. A function that is gone, or was made anew, has no settings of ours.
-    Errors: raises HardwareError when the driver refuses for now, or the physical function is out of sight; ask again.
+    Nothing without such a step.
+
+    Shapes: result — what the driver will never take back; it stays as it is, and is told this once.
+    A function that is gone, or was made anew, has no settings of ours.
+    Errors: raises HardwareError when the driver refuses for now, or the physical
+    function is out of sight; ask again.
     """
     step = record.step("vf")
     if step is None:
         return ()
-    place, before = msgspec.convert(step.before["place"], type=VfPlace), msgspec.convert(step.before["state"], type=VfState)
+    place, before = (
+        msgspec.convert(step.before["place"], type=VfPlace),
+        msgspec.convert(step.before["state"], type=VfState),
+    )
     function = state_from_journal(step.before["function"]) if "function" in step.before else None
     if function is not None and not present_of(function, places).is_same_device:
         record.undone("vf")
@@ -220,13 +254,15 @@ def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
         if physical is None or now is None:
             if function is not None and function.is_virtual_function and physical is None:
                 raise HardwareError(
-                    f"the physical function of {function.name} is not on the host: it was {place.physical}", interface=function.name
+                    f"the physical function of {function.name} is not on the host: it was {place.physical}",
+                    interface=function.name,
                 )
             return ()
         there = dict(vf_requests(place.index, now, now))
         kept: list[Reason] = []
         for request, setting in vf_requests(place.index, before, now):
-            # A setting that a driver does not know is as it was, and asking for it is refused all the same.
+            # A setting that a driver does not know is as it was, and asking
+            # for it is refused all the same.
             if request not in step.before["fields"] or there.get(request) == setting:
                 continue
             try:
@@ -260,8 +296,13 @@ def _kept(text: str, physical: str, index: int, request: str, before: VfState) -
         "linkState": f"state {before.link_state}",
         "trust": f"trust {'on' if before.trust else 'off'}",
     }[request]
-    message = f"{text}; it stays as the claim has set it and is not tried again: `ip link set {physical} vf {index} {words}` is what it was"
-    return Reason(code="vf-setting-kept", message=message, facts={"field": f"vf.{request}", "physical": physical, "index": index})
+    message = (
+        f"{text}; it stays as the claim has set it and is not tried again: `ip link set {physical} vf {index} "
+        f"{words}` is what it was"
+    )
+    return Reason(
+        code="vf-setting-kept", message=message, facts={"field": f"vf.{request}", "physical": physical, "index": index}
+    )
 
 
 def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[str, int | None, VfState | None]:
@@ -283,4 +324,6 @@ def _find(socket: Any, place: VfPlace) -> tuple[int | None, VfState | None]:
     if physical is None or physical.get("ifname") != place.physical:
         return None, None
     links = socket.link("get", index=physical["index"], ext_mask=_RTEXT_FILTER_VF)
-    return int(physical["index"]), next((state for link in links if (state := read_vf(link, place.index)) is not None), None)
+    return int(physical["index"]), next(
+        (state for link in links if (state := read_vf(link, place.index)) is not None), None
+    )

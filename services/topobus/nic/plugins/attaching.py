@@ -1,7 +1,9 @@
-"""What a driver of class `nic` needs to attach its devices: to check, attach and detach, made of InterfaceHands.
+"""What a driver of class `nic` needs to attach its devices: to check, attach and detach, made of
+InterfaceHands.
 
-Without hands (a recorded machine, a service without the rights) nothing is attached: a claim without configuration has device nodes and variables, and one that configures the
-interface is refused. Interfaces of a tree that is not this kernel's must never be looked for in it.
+Without hands (a recorded machine, a service without the rights) nothing is attached: a claim
+without configuration has device nodes and variables, and one that configures the interface is
+refused. Interfaces of a tree that is not this kernel's must never be looked for in it.
 """
 
 from __future__ import annotations
@@ -37,14 +39,20 @@ class AttachesInterfaces(DeviceDriver):
         """Take the service's settings, and its hands or why it has none."""
         super().configure(host)
         if isinstance(host, NicServices):
-            self._settings, self._hands, self._why_not_handed = host.interfaces, host.hands, host.why_not or self._why_not_handed
+            self._settings, self._hands, self._why_not_handed = (
+                host.interfaces,
+                host.hands,
+                host.why_not or self._why_not_handed,
+            )
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
         """Name those whose interface goes into the pod."""
         return () if self._hands is None else self._hands.to_attach(devices, context)
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse a configuration that these devices cannot have, naming the field, before anything is changed."""
+        """Refuse a configuration that these devices cannot have, naming the field, before anything
+        is changed.
+        """
         if self._hands is None:
             reasons = [reason for device in devices for reason in self._refuse_promises(device, context)]
             return Refusal(reasons=tuple(reasons)) if reasons else None
@@ -53,7 +61,10 @@ class AttachesInterfaces(DeviceDriver):
         if changed:
             return Refusal(reasons=tuple(changed))
         return self._hands.check(
-            devices, context, vf_of=lambda device: self._find_vf(tree, device), rdma_of=lambda device: self._find_rdma(tree, device)
+            devices,
+            context,
+            vf_of=lambda device: self._find_vf(tree, device),
+            rdma_of=lambda device: self._find_rdma(tree, device),
         )
 
     def attach(
@@ -67,7 +78,9 @@ class AttachesInterfaces(DeviceDriver):
         # A claim may be prepared long before its pod's sandbox is there.
         if changed := _changed(tree, device):
             return Refusal(reasons=changed)
-        return self._hands.attach(device, context, sandbox, record, vf=self._find_vf(tree, device), rdma=self._find_rdma(tree, device))
+        return self._hands.attach(
+            device, context, sandbox, record, vf=self._find_vf(tree, device), rdma=self._find_rdma(tree, device)
+        )
 
     def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
         """Undo all that the record says."""
@@ -75,7 +88,10 @@ class AttachesInterfaces(DeviceDriver):
             self._hands.detach(device, sandbox, record)
 
     def names_in_container(self, device: Device, context: PrepareContext) -> tuple[str, ...]:
-        """Name the interface as the pod is to see it; none for a device whose interface stays on the host."""
+        """Name the interface as the pod is to see it.
+
+        None for a device whose interface stays on the host.
+        """
         config = read_config(device, context)
         if device.name not in self.to_attach([device], context) or isinstance(config, Refusal):
             return ()
@@ -84,10 +100,17 @@ class AttachesInterfaces(DeviceDriver):
     def takes_rdma_along(self, device: Device, context: PrepareContext) -> bool:
         """Say whether the device's RDMA devices leave the host with its interface."""
         config = read_config(device, context)
-        return device.name in self.to_attach([device], context) and not isinstance(config, Refusal) and config.is_rdma_exclusive
+        return (
+            device.name in self.to_attach([device], context)
+            and not isinstance(config, Refusal)
+            and config.is_rdma_exclusive
+        )
 
     def _refuse_promises(self, device: Device, context: PrepareContext) -> tuple[Reason, ...]:
-        """Refuse a configuration that nobody here can keep; without one, the interface stays on the host, and the claim has nodes and variables."""
+        """Refuse a configuration that nobody here can keep.
+
+        Without one, the interface stays on the host, and the claim has nodes and variables.
+        """
         config = read_config(device, context)
         if isinstance(config, Refusal):
             return config.reasons
@@ -98,7 +121,10 @@ class AttachesInterfaces(DeviceDriver):
         return Reason(code="attach-unsupported", message=message, facts={"driver": self.name, "device": device.name})
 
     def _find_vf(self, tree: Tree, device: Device) -> VfPlace | Refusal | None:
-        """Find where a virtual function's physical one is, or why nobody can say; None for a device that is no virtual function."""
+        """Find where a virtual function's physical one is, or why nobody can say.
+
+        None for a device that is no virtual function.
+        """
         return None
 
     def _find_rdma(self, tree: Tree, device: Device) -> Sequence[str]:
@@ -107,20 +133,31 @@ class AttachesInterfaces(DeviceDriver):
 
 
 def _changed(tree: Tree, device: Device) -> tuple[Reason, ...]:
-    """Say why an interface must not leave, though it was offered: the node's default route came to it since (a DHCP that was late), or its name is another's by now."""
+    """Say why an interface must not leave, though it was offered: the node's default route came to
+    it since (a DHCP that was late), or its name is another's by now.
+    """
     name = interface_of(device)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"device": device.name, "interface": name}
     if not device.allows_multiple and name in default_route_interfaces(tree):
-        message = f"{device.name}: the default route of this node goes over {name} by now, so it stays on the host; move the route to another interface, or choose another device"
+        message = (
+            f"{device.name}: the default route of this node goes over {name} by now, so it stays on the host; "
+            "move the route to another interface, or choose another device"
+        )
         return (Reason(code="interface-of-node", message=message, facts=facts),)
     if device.pci is not None:
         now = [interface.name for interface in function_ports(tree, device.pci, only_link=True).interfaces]
         if name not in now:
-            message = f"{device.name}: the interface of {device.pci} was {name} and is {', '.join(now) or 'not there'} now; ask again when the inventory tells it"
+            message = (
+                f"{device.name}: the interface of {device.pci} was {name} and is {', '.join(now) or 'not there'} "
+                "now; ask again when the inventory tells it"
+            )
             return (Reason(code="interface-changed", message=message, facts=facts),)
         return ()
     there, kind = read_net_device(tree, name), device.attributes.get("kind")
     if there is not None and kind is not None and there.kind != kind:
-        message = f"{device.name}: {name} was of kind {kind} and is of kind {there.kind} now, so it is another interface; ask again when the inventory tells it"
+        message = (
+            f"{device.name}: {name} was of kind {kind} and is of kind {there.kind} now, so it is another "
+            "interface; ask again when the inventory tells it"
+        )
         return (Reason(code="interface-changed", message=message, facts=facts),)
     return ()

@@ -1,13 +1,19 @@
-"""Judges the link of a network device from what its interfaces and RDMA ports show: carrier, port state, speed, duplex.
+"""Judges the link of a network device from what its interfaces and RDMA ports show: carrier, port
+state, speed, duplex.
 
-Flows in: frozen values read by `topobus.sysfs`. Flows out: observations. It reads no file but the error counters.
+Flows in: frozen values read by `topobus.sysfs`. Flows out: observations. It reads
+no file but the error counters.
 
-- No carrier on an interface that is switched on is Unhealthy, not Degraded: a pod on it has no network, and another device would serve it.
-- A link that comes up, since its interface was switched on or its card began anew, has no carrier yet, which is no loss: Settling keeps until when.
-- An RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched off or not visible.
-- A link slower than this process has seen it before is Degraded: sysfs publishes no rated speed, so the highest observed speed is the reference.
-- A virtual function without a carrier on its physical function is Unhealthy: its own interface may sit in a pod, where nobody sees it, or have a link
-  state that the operator forced on.
+- No carrier on an interface that is switched on is Unhealthy, not Degraded: a pod on it has no
+  network, and another device would serve it.
+- A link that comes up, since its interface was switched on or its card began anew, has no carrier
+  yet, which is no loss: Settling keeps until when.
+- An RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched
+  off or not visible.
+- A link slower than this process has seen it before is Degraded: sysfs publishes no rated speed, so
+  the highest observed speed is the reference.
+- A virtual function without a carrier on its physical function is Unhealthy: its own interface may
+  sit in a pod, where nobody sees it, or have a link state that the operator forced on.
 
 Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband.
 """
@@ -24,11 +30,22 @@ from topobus.sysfs.tree import Tree
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.pci import PciAddress
 
-__all__ = ["BestSpeeds", "Settling", "judge_carrier", "judge_duplex", "judge_errors", "judge_parent", "judge_rdma_ports", "rdma_links"]
+__all__ = [
+    "BestSpeeds",
+    "Settling",
+    "judge_carrier",
+    "judge_duplex",
+    "judge_errors",
+    "judge_parent",
+    "judge_rdma_ports",
+    "rdma_links",
+]
 
 
-# Frames with a bad checksum or a broken end, frames that the carrier failed under; then all that the driver counts as damaged or not sent, where it does not tell
-# the kinds (Documentation/networking/statistics.rst). Each with what is counted in it and is no fault of the link: too long frames are the sender's setting.
+# Frames with a bad checksum or a broken end, frames that the carrier failed under; then all that
+# the driver counts as damaged or not sent, where it does not tell the kinds
+# (Documentation/networking/statistics.rst). Each with what is counted in it and is no fault of the
+# link: too long frames are the sender's setting.
 _ERROR_COUNTERS = {
     "rx_crc_errors": "",
     "rx_frame_errors": "",
@@ -38,17 +55,19 @@ _ERROR_COUNTERS = {
 }
 # A good link has none for days; as many as this between two looks is no accident.
 _ERROR_STORM = 100
-# How long a link may take to come up: 1000BASE-T negotiates for 2 to 4 s, and a link of 100 Gbit/s lanes has up to 12.4 s to train (link_fail_inhibit_timer,
-# IEEE 802.3ck, clause 73).
+# How long a link may take to come up: 1000BASE-T negotiates for 2 to 4 s, and a link of 100 Gbit/s
+# lanes has up to 12.4 s to train (link_fail_inhibit_timer, IEEE 802.3ck, clause 73).
 _COMING_UP_S = 15.0
 
 
 class Settling:
-    """Keeps from when on a missing link is a loss: not while the link may still be coming up. A link that had its time is lost as soon as it is missing.
+    """Keeps from when on a missing link is a loss: not while the link may still be coming up.
 
-    The same goes for what comes up with it: the kernel driver of a new function, an RDMA port.
+    A link that had its time is lost as soon as it is missing. The same goes for what comes up with
+    it: the kernel driver of a new function, an RDMA port.
 
-    What a process finds at its first look has had its time: else a dead cable would be well for a while after each start.
+    What a process finds at its first look has had its time: else a dead cable would be
+    well for a while after each start.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -62,14 +81,17 @@ class Settling:
         self._seen = set()
 
     def end_look(self) -> None:
-        """Forget the links that the look did not see switched on: they come up when they are seen again."""
+        """Forget the links that the look did not see switched on: they come up when they are seen
+        again.
+        """
         self._settled_at_s = {path: at for path, at in self._settled_at_s.items() if path in self._seen}
         self._has_looked = True
 
     def lost(self, links: Iterable[tuple[str, bool | None]], *, begins_anew: bool = False) -> frozenset[str]:
         """Say which links are lost.
 
-        Shapes: links — path, and whether there is a partner; None: switched off. begins_anew — whether their card is being set up now, and takes them down for it.
+        Shapes: links — path, and whether there is a partner; None: switched off. begins_anew —
+        whether their card is being set up now, and takes them down for it.
         """
         now_s = self._now()
         lost: set[str] = set()
@@ -95,8 +117,13 @@ class BestSpeeds:
         """Forget a device that is gone: what takes its place may be another one."""
         self._best_mbps.pop(device, None)
 
-    def judge(self, device: str, interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort] = ()) -> Observation | None:
-        """Compare the speed now with the best so far; None while no link is up, and when it is no slower."""
+    def judge(
+        self, device: str, interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort] = ()
+    ) -> Observation | None:
+        """Compare the speed now with the best so far.
+
+        None while no link is up, and when it is no slower.
+        """
         now_mbps, path = _present_speed(interfaces, ports)
         if not now_mbps:
             return None
@@ -123,15 +150,20 @@ def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str
         dimension=Dimension.LINK,
         state=HealthState.UNHEALTHY if len(lost) == len(net_interfaces) else HealthState.DEGRADED,
         reason="carrier-lost",
-        message=f"no carrier on {', '.join(net_interface.name for net_interface in lost)}: cable, transceiver or switch port",
+        message=f"no carrier on {', '.join(net_interface.name for net_interface in lost)}: cable, transceiver or "
+        "switch port",
         evidence={"path": f"{lost[0].path}/carrier", "value": "0"},
     )
 
 
-def judge_parent(parent: PciAddress, interfaces: Sequence[NetInterface], lost_paths: Collection[str]) -> Observation | None:
-    """Judge the carrier of a virtual function's physical one: whether any of its interfaces that are switched on has not lost it.
+def judge_parent(
+    parent: PciAddress, interfaces: Sequence[NetInterface], lost_paths: Collection[str]
+) -> Observation | None:
+    """Judge the carrier of a virtual function's physical one: whether any of its interfaces that
+    are switched on has not lost it.
 
-    Shapes: interfaces — of the physical function, as far as this network namespace shows them; without one that is on there is no word.
+    Shapes: interfaces — of the physical function, as far as this network namespace shows them;
+    without one that is on there is no word.
     """
     switched_on = [interface for interface in interfaces if interface.carrier is not None]
     if not switched_on or any(interface.path not in lost_paths for interface in switched_on):
@@ -149,13 +181,18 @@ def judge_parent(parent: PciAddress, interfaces: Sequence[NetInterface], lost_pa
 def rdma_links(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[tuple[str, bool | None], ...]:
     """Give path and link of RDMA ports, as Settling takes them.
 
-    A RoCE port follows its interface, so without one that is on and in sight its state says nothing about the hardware.
+    A RoCE port follows its interface, so without one that is on and in sight its state
+    says nothing about the hardware.
     """
     is_interface_on = any(interface.is_up for interface in interfaces)
-    return tuple((port.path, port.is_active if port.link_layer == "InfiniBand" or is_interface_on else None) for port in ports)
+    return tuple(
+        (port.path, port.is_active if port.link_layer == "InfiniBand" or is_interface_on else None) for port in ports
+    )
 
 
-def judge_rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], lost_paths: Collection[str]) -> Observation | None:
+def judge_rdma_ports(
+    interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], lost_paths: Collection[str]
+) -> Observation | None:
     """Judge the RDMA ports of a device beside its interfaces."""
     linked_paths = {path for path, is_active in rdma_links(interfaces, ports) if is_active is not None}
     rdma_ports = [port for port in ports if port.path in linked_paths]
@@ -167,13 +204,15 @@ def judge_rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPor
         dimension=Dimension.LINK,
         state=HealthState.UNHEALTHY if len(down) == len(rdma_ports) else HealthState.DEGRADED,
         reason="rdma-port-down",
-        message=f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} ({first.physical_state or 'no physical state'})",
+        message=f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} "
+        f"({first.physical_state or 'no physical state'})",
         evidence={"path": f"{first.path}/state", "value": first.state},
     )
 
 
 def judge_errors(tree: Tree, interfaces: Sequence[NetInterface], counters: CounterRises) -> Observation | None:
-    """Compare the frames that came in damaged, and those that were lost on the way out, with the last look.
+    """Compare the frames that came in damaged, and those that were lost on the way out, with the
+    last look.
 
     Errors: raises HardwareError for a file that is no number.
     """

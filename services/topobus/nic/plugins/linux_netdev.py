@@ -1,15 +1,21 @@
-"""Network interfaces that are no PCI function of their own: veth, bridges and their ports, bonds, VLANs, tun and tap, scalable functions.
+"""Network interfaces that are no PCI function of their own: veth, bridges and their ports, bonds,
+VLANs, tun and tap, scalable functions.
 
-Flows in: the interfaces of the tree's network namespace, and the operator's list of those that may be offered (`interfaces.offer`; empty: none). Flows out:
-devices and the health of their links.
+Flows in: the interfaces of the tree's network namespace, and the operator's list of those that may
+be offered (`interfaces.offer`; empty: none). Flows out: devices and the health of their links.
 
-A device is named after its interface (`nic-tenant-0`): the name is what the operator listed, and is as stable over reboots as the interface's own name; an interface whose name
-is no DNS label gets letters of a digest behind it, so that `br0.5` and `br0-5` are two devices. The MAC address is an attribute, for selectors.
+A device is named after its interface (`nic-tenant-0`): the name is what the operator listed, and
+is as stable over reboots as the interface's own name; an interface whose name is no DNS label
+gets letters of a digest behind it, so that `br0.5` and `br0-5` are two devices. The MAC address
+is an attribute, for selectors.
 
-Never offered, and named in the inventory's warnings where a rule would have it: the loopback; an interface of a PCI function, which is plugin `pci-netdev`'s; an
-interface below the node's default route; an interface over which the node has an address or a route, or a port of a bridge or bond (as the ends of the node's other pods are), unless a rule names it exactly.
-An interface that the operator shares (`interfaces.share`) is a device that several claims may have at once, one share each (capacity `shares`): each pod gets a child of it,
-and its link is the link of all of them. It may be a PCI function's, and the one below the default route: it stays on the host.
+Never offered, and named in the inventory's warnings where a rule would have it: the loopback; an
+interface of a PCI function, which is plugin `pci-netdev`'s; an interface below the node's default
+route; an interface over which the node has an address or a route, or a port of a bridge or bond (as
+the ends of the node's other pods are), unless a rule names it exactly. An interface that the
+operator shares (`interfaces.share`) is a device that several claims may have at once, one share
+each (capacity `shares`): each pod gets a child of it, and its link is the link of all of them. It
+may be a PCI function's, and the one below the default route: it stays on the host.
 
 The NUMA node is unknown, so it has no opinion in alignment, but for what belongs to a PCI function.
 
@@ -81,7 +87,9 @@ class LinuxNetdevDriver(AttachesInterfaces):
             try:
                 net_device = read_net_device(tree, name)
             except HardwareError as err:
-                if self._settings.shared(name) or any(rule.is_exact and rule.name == name for rule in self._settings.offer):
+                if self._settings.shared(name) or any(
+                    rule.is_exact and rule.name == name for rule in self._settings.offer
+                ):
                     left_out.append(f"{name} is not offered: {err.message}")
                 continue
             if net_device is None or name == "lo":
@@ -95,25 +103,39 @@ class LinuxNetdevDriver(AttachesInterfaces):
                 left_out.append(f"{name} is not offered: {why}")
         there = {interface_of(device) for device in devices}
         left_out += [
-            f"{shared.name} is not shared: the node has no such interface" for shared in self._settings.share if shared.name not in there
+            f"{shared.name} is not shared: the node has no such interface"
+            for shared in self._settings.share
+            if shared.name not in there
         ]
         return Discovery(devices=tuple(sorted(devices, key=lambda device: device.name)), warnings=tuple(left_out))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at presence and link of each interface; one that cannot be read leaves the others alone."""
+        """Look at presence and link of each interface.
+
+        One that cannot be read leaves the others alone.
+        """
         tree = tree.for_scan()
         self._settling.begin_look()
         seen = {device.name: self._observe_one(tree, device) for device in devices}
         self._settling.end_look()
         return seen
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Tell each interface in the device's own variable; refuse one that is not there, unless this owner's pod has it."""
-        names = [device.name for device in devices if not _is_there(tree, device) and device.name not in context.attached]
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Tell each interface in the device's own variable.
+
+        Refuse one that is not there, unless this owner's pod has it.
+        """
+        names = [
+            device.name for device in devices if not _is_there(tree, device) and device.name not in context.attached
+        ]
         if names:
             text = f"no such interface on the node any more: {', '.join(sorted(names))}"
             return Refusal(reasons=(Reason(code="device-gone", message=text, facts={"devices": tuple(sorted(names))}),))
-        return {device.name: ContainerEdits(env={own_variable(device): self._name(device, context)}) for device in devices}
+        return {
+            device.name: ContainerEdits(env={own_variable(device): self._name(device, context)}) for device in devices
+        }
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
         """Say that nothing changes on an interface before it is attached."""
@@ -125,7 +147,9 @@ class LinuxNetdevDriver(AttachesInterfaces):
     def _name(self, device: Device, context: PrepareContext) -> str:
         return next(iter(self.names_in_container(device, context)), interface_of(device))
 
-    def _why_not(self, tree: Tree, net_device: NetDevice, *, routed: frozenset[str], addressed: frozenset[str]) -> str | None:
+    def _why_not(
+        self, tree: Tree, net_device: NetDevice, *, routed: frozenset[str], addressed: frozenset[str]
+    ) -> str | None:
         """Say why an interface is not offered: None when it is, empty when no rule names it."""
         name = net_device.interface.name
         rules = [rule for rule in self._settings.offer if rule.fits(name, net_device.kind)]
@@ -134,7 +158,9 @@ class LinuxNetdevDriver(AttachesInterfaces):
         is_exact = any(rule.is_exact for rule in rules)
         if net_device.kind == "pci":
             # Patterns are wide; only who named it must be told.
-            return f"it belongs to PCI function {net_device.function}, which plugin pci-netdev offers" if is_exact else ""
+            return (
+                f"it belongs to PCI function {net_device.function}, which plugin pci-netdev offers" if is_exact else ""
+            )
         if name in routed:
             return "the default route of this node goes over it"
         if name in addressed and not is_exact:
@@ -168,7 +194,9 @@ class LinuxNetdevDriver(AttachesInterfaces):
             pcie_root="" if function is None else function.root,
             pcie_path=() if function is None else function.path,
             pcie_switch=None if function is None else function.switch,
-            parent="" if function is None or net_device.kind == "pci" else pci_device_name(self.device_class, function.address),
+            parent=""
+            if function is None or net_device.kind == "pci"
+            else pci_device_name(self.device_class, function.address),
             attributes=attributes,
         )
 
@@ -182,7 +210,11 @@ class LinuxNetdevDriver(AttachesInterfaces):
         except HardwareError as err:
             return [unreadable(err)]
         lost = self._settling.lost((interface.path, interface.carrier) for interface in interfaces)
-        link = (judge_carrier(interfaces, lost), self._best_speeds.judge(device.name, interfaces), judge_duplex(interfaces))
+        link = (
+            judge_carrier(interfaces, lost),
+            self._best_speeds.judge(device.name, interfaces),
+            judge_duplex(interfaces),
+        )
         return [observation for observation in link if observation is not None]
 
 

@@ -1,19 +1,28 @@
-"""Network cards on PCI: any function with a network class, an interface or an RDMA device; physical and virtual functions.
+"""Network cards on PCI: any function with a network class, an interface or an RDMA device.
 
-Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out: devices, link health, the RDMA device nodes for a container, and, by
-`interface_hands`, the interface in a pod's network namespace. A function that is bound to vfio-pci has no interface: its role is
-passthrough, and it gives its nodes alone.
+Physical and virtual functions.
+
+Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out:
+devices, link health, the RDMA device nodes for a container, and, by `interface_hands`, the
+interface in a pod's network namespace. A function that is bound to vfio-pci has no interface: its
+role is passthrough, and it gives its nodes alone.
 
 These functions are not offered, and the inventory's warnings name them:
-- a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the node would lose its network;
-- a physical function with virtual functions enabled: it is shared through them, each of which is offered instead and names it as its parent (with
-  `partitions.parents: counted` it is offered, too, and never held beside one of them; with `partitions.virtual_functions` also while they are off, and cut when a claim gets one);
+- a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the
+  node would lose its network;
+- a physical function with virtual functions enabled: it is shared through them, each of which is
+  offered instead and names it as its parent (with `partitions.parents: counted` it is offered, too,
+  and never held beside one of them; with `partitions.virtual_functions` also while they are off,
+  and cut when a claim gets one);
 - a function that pci-stub or the like holds, for nobody or for a program without VFIO.
 
-Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An interface that is not visible (moved into a pod's network
-namespace) or switched off is no fault: allocated and idle cards look like that. A virtual function is as healthy as its physical one (topobus.devicekit.pci_parent) and that one's link.
+Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An
+interface that is not visible (moved into a pod's network namespace) or switched off is no fault:
+allocated and idle cards look like that. A virtual function is as healthy as its physical one
+(topobus.devicekit.pci_parent) and that one's link.
 
-Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband; the SR-IOV device plugin for which functions to leave out.
+Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband; the SR-IOV device
+plugin for which functions to leave out.
 """
 
 from __future__ import annotations
@@ -83,16 +92,21 @@ from topobus.values.request import OwnerKind
 
 __all__ = ["PciNetdevDriver"]
 
-# The upper byte of the class code: network controllers (Ethernet 0x0200, InfiniBand 0x0207, wireless 0x0280 …).
+# The upper byte of the class code: network controllers (Ethernet 0x0200,
+# InfiniBand 0x0207, wireless 0x0280 …).
 _NETWORK_CLASS = 0x02
-# The connection manager's node: one for the machine, needed beside any verbs device (Documentation/infiniband).
+# The connection manager's node: one for the machine, needed beside any verbs
+# device (Documentation/infiniband).
 _RDMA_CM = "infiniband/rdma_cm"
 # A step in a device's record: what its RDMA devices were before they went into a pod.
 _RDMA_NODES = "rdma-nodes"
 
 
 class PciNetdevDriver(AttachesInterfaces):
-    """Finds and watches PCI network functions. Keeps the error counters and best link speeds that it saw, and nothing else."""
+    """Finds and watches PCI network functions.
+
+    Keeps the error counters and best link speeds that it saw, and nothing else.
+    """
 
     name = "pci-netdev"
     device_class = "nic"
@@ -122,14 +136,20 @@ class PciNetdevDriver(AttachesInterfaces):
         left_out = LeftOut()
         planned = self._plan(tree, machine, functions, left_out)
         devices: list[Device] = []
-        for function in sorted({**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address):
+        for function in sorted(
+            {**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address
+        ):
             changing = self._on_demand.changing(function)
             device = self._discover_one(tree, function, routed, left_out) if changing is None else None
             devices += changing or ([device] if device is not None else [])
         self._on_demand.end_look(devices)
-        return Discovery(devices=tuple(devices), warnings=tuple(left_out), kept=left_out.kept, uncut=self._on_demand.uncut)
+        return Discovery(
+            devices=tuple(devices), warnings=tuple(left_out), kept=left_out.kept, uncut=self._on_demand.uncut
+        )
 
-    def _plan(self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut) -> Mapping[PciAddress, PciDevice]:
+    def _plan(
+        self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut
+    ) -> Mapping[PciAddress, PciDevice]:
         """Find the virtual functions of cards that are cut on demand, there or not."""
         on_demand = self._on_demand
         on_demand.begin_look()
@@ -141,7 +161,11 @@ class PciNetdevDriver(AttachesInterfaces):
                 interfaces = function_interfaces(tree, function.address, only_link=True)
                 shared = tuple(f"pods share {each.name}" for each in interfaces if self._settings.shared(each.name))
                 is_passed = function_role(tree, function.address)[0] is DeviceRole.PASSTHROUGH
-                uses = (*host_uses(tree, function.address), *shared, *(["it is held for passthrough"] if is_passed else []))
+                uses = (
+                    *host_uses(tree, function.address),
+                    *shared,
+                    *(["it is held for passthrough"] if is_passed else []),
+                )
             except HardwareError as err:
                 uses = (err.message,)
             parts, why_not = on_demand.planned(tree, machine, self._device(function, {}), function, uses)
@@ -151,20 +175,30 @@ class PciNetdevDriver(AttachesInterfaces):
         return planned
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
+        """Look at presence, PCIe errors and link of each function.
+
+        One that cannot be read leaves the others alone.
+        """
         tree = tree.for_scan()
         addresses = {
-            device.name: device.pci for device in devices if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
+            device.name: device.pci
+            for device in devices
+            if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
         }
         parents = self._parents.observe(tree, addresses.values())
         self._settling.begin_look()
         anew = self._begun_anew(tree, addresses.values())
-        seen = {name: [*self._observe_one(tree, address, anew), *parents.get(address, ())] for name, address in addresses.items()}
+        seen = {
+            name: [*self._observe_one(tree, address, anew), *parents.get(address, ())]
+            for name, address in addresses.items()
+        }
         self._settling.end_look()
         return seen
 
     def _begun_anew(self, tree: Tree, addresses: Iterable[PciAddress]) -> frozenset[PciAddress]:
-        """Name the physical functions, and with them their virtual ones, whose links begin anew: a change of the number of virtual functions takes them down."""
+        """Name the physical functions, and with them their virtual ones, whose links begin anew: a
+        change of the number of virtual functions takes them down.
+        """
         parents: dict[PciAddress, PciAddress] = {}
         counts: dict[PciAddress, int | None] = {}
         for address in addresses:
@@ -181,27 +215,45 @@ class PciNetdevDriver(AttachesInterfaces):
         return frozenset(changing | {address for address, parent in parents.items() if parent in changing})
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse a configuration that these devices cannot have; of a virtual function that is yet to be made, once it is there."""
+        """Refuse a configuration that these devices cannot have.
+
+        Of a virtual function that is yet to be made, once it is there.
+        """
         there = [device for device in devices if device.pci is None or not self._on_demand.is_absent(tree, device.pci)]
         return super().check(tree, there, context) if there else None
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each function's nodes and variables; virtual functions that are cut on demand are made first."""
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give each function's nodes and variables.
+
+        Virtual functions that are cut on demand are made first.
+        """
         return self._on_demand.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
         """Say that nothing changes, unless one of them is of a card that is cut on demand."""
         return not self._on_demand.has_any(devices)
 
-    def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
+    def _edits(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in
+        variables.
+
+        The kit adds `TOPOBUS_NIC_DEVICES`.
+        """
         edits: dict[str, ContainerEdits] = {}
         interfaces: list[str] = []
         rdma: list[str] = []
         shared_nodes: set[str] = set()
-        functions = sorted(((device, device.pci) for device in devices if device.pci is not None), key=lambda pair: pair[1])
+        functions = sorted(
+            ((device, device.pci) for device in devices if device.pci is not None), key=lambda pair: pair[1]
+        )
         refusal = gone(tree, devices)
-        refusal = refusal or _refuse_other_roles(tree, devices) or self._refuse_without_interface(tree, devices, context)
+        refusal = (
+            refusal or _refuse_other_roles(tree, devices) or self._refuse_without_interface(tree, devices, context)
+        )
         if refusal is not None:
             return refusal
         for device, address in functions:
@@ -213,9 +265,12 @@ class PciNetdevDriver(AttachesInterfaces):
                 nodes.append(f"vfio/{group}")
                 shared_nodes.add("vfio/vfio")
             interfaces.extend(
-                self.names_in_container(device, context) or (interface.name for interface in function_ports(tree, address).interfaces)
+                self.names_in_container(device, context)
+                or (interface.name for interface in function_ports(tree, address).interfaces)
             )
-            edits[device.name] = ContainerEdits(env={own_variable(device): str(address)}, device_nodes=tuple(map(device_node, nodes)))
+            edits[device.name] = ContainerEdits(
+                env={own_variable(device): str(address)}, device_nodes=tuple(map(device_node, nodes))
+            )
         env = {"TOPOBUS_NIC_PCI_ADDRESSES": ",".join(str(address) for _, address in functions)}
         if interfaces:
             env["TOPOBUS_NIC_INTERFACES"] = ",".join(interfaces)
@@ -224,24 +279,41 @@ class PciNetdevDriver(AttachesInterfaces):
         return {**edits, "": ContainerEdits(env=env, device_nodes=tuple(map(device_node, sorted(shared_nodes))))}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Forget what was noted; of a card that is cut on demand the last owner may take the virtual functions away."""
+        """Forget what was noted.
+
+        Of a card that is cut on demand the last owner may take the virtual functions away.
+        """
         for device in devices:
             context.records.get(device.name, DeviceRecord()).undone(_RDMA_NODES)
             self._on_demand.undo(tree, device, context)
 
-    def _refuse_without_interface(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse claims whose pods would start without the interface that they want: the inventory does not tell it, or tells another one."""
+    def _refuse_without_interface(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Refusal | None:
+        """Refuse claims whose pods would start without the interface that they want: the inventory
+        does not tell it, or tells another one.
+        """
         reasons: list[Reason] = []
         for device in devices if self._hands is not None and context.owner.kind is OwnerKind.CLAIM else ():
             config = read_config(device, context)
             # What cannot be read was refused by `check`.
-            if device.pci is None or device.name in context.attached or isinstance(config, Refusal) or config.stays_on_host:
+            if (
+                device.pci is None
+                or device.name in context.attached
+                or isinstance(config, Refusal)
+                or config.stays_on_host
+            ):
                 continue
             reasons += _lacking_interface(tree, device, device.pci, is_asked=config != InterfaceConfig())
         return Refusal(reasons=tuple(reasons)) if reasons else None
 
-    def _rdma_of(self, tree: Tree, device: Device, address: PciAddress, context: PrepareContext) -> tuple[list[str], list[str]]:
-        """Give names and nodes of a function's RDMA devices; of those that go along into the pod, as they were before they did."""
+    def _rdma_of(
+        self, tree: Tree, device: Device, address: PciAddress, context: PrepareContext
+    ) -> tuple[list[str], list[str]]:
+        """Give names and nodes of a function's RDMA devices.
+
+        Of those that go along into the pod, as they were before they did.
+        """
         record = context.records.get(device.name)
         noted = record.step(_RDMA_NODES) if record is not None else None
         boot = read_boot_id(tree)
@@ -265,14 +337,20 @@ class PciNetdevDriver(AttachesInterfaces):
             return None
         folder = f"sys/bus/pci/devices/{link}"
         indexes = [
-            name for name in tree.names(folder) if name.startswith("virtfn") and tree.link_name(f"{folder}/{name}") == str(device.pci)
+            name
+            for name in tree.names(folder)
+            if name.startswith("virtfn") and tree.link_name(f"{folder}/{name}") == str(device.pci)
         ]
-        physical, own = (function_ports(tree, address, only_link=True) for address in (PciAddress.parse(link), device.pci))
+        physical, own = (
+            function_ports(tree, address, only_link=True) for address in (PciAddress.parse(link), device.pci)
+        )
         port = _port_of(tree, physical, own)
         if not indexes or isinstance(port, str):
             why = port if isinstance(port, str) else f"{link} does not list it"
             text = f"vf: its physical function {link} cannot be told what to do: {why}"
-            return Refusal(reasons=(Reason(code="vf-gone", message=text, facts={"device": device.name, "physical": link}),))
+            return Refusal(
+                reasons=(Reason(code="vf-gone", message=text, facts={"device": device.name, "physical": link}),)
+            )
         return VfPlace(physical=port.name, index=int(indexes[0].removeprefix("virtfn")))
 
     def _find_rdma(self, tree: Tree, device: Device) -> Sequence[str]:
@@ -280,7 +358,9 @@ class PciNetdevDriver(AttachesInterfaces):
             return ()
         return tuple(rdma_device.name for rdma_device in function_rdma_devices(tree, device.pci))
 
-    def _discover_one(self, tree: Tree, function: PciDevice, routed: frozenset[str], left_out: LeftOut) -> Device | None:
+    def _discover_one(
+        self, tree: Tree, function: PciDevice, routed: frozenset[str], left_out: LeftOut
+    ) -> Device | None:
         try:
             interfaces = function_interfaces(tree, function.address)
             sriov = read_sriov(tree, function.address)
@@ -288,11 +368,14 @@ class PciNetdevDriver(AttachesInterfaces):
             role, why = function_role(tree, function.address)
             group = _vfio_group(tree, function.address) if role is DeviceRole.PASSTHROUGH else None
         except HardwareError:
-            # Still a device: `observe` tells which file is unreadable, and its neighbours are not touched.
+            # Still a device: `observe` tells which file is unreadable, and
+            # its neighbours are not touched.
             return self._device(function, {})
         shared = [interface.name for interface in interfaces if self._settings.shared(interface.name)]
         if shared:
-            left_out.append(f"{function.address} is not offered as a whole: pods share its interface {', '.join(shared)}")
+            left_out.append(
+                f"{function.address} is not offered as a whole: pods share its interface {', '.join(shared)}"
+            )
             return None
         if any(interface.name in routed for interface in interfaces):
             left_out.keep(function.address, DeviceRole.MANAGEMENT, "the default route of this node goes over it")
@@ -317,7 +400,9 @@ class PciNetdevDriver(AttachesInterfaces):
                 facts["linkLayer"] = layers.pop()
         return self._device(function, facts, role)
 
-    def _device(self, function: PciDevice, facts: dict[str, AttributeValue], role: DeviceRole = DeviceRole.COMPUTE) -> Device:
+    def _device(
+        self, function: PciDevice, facts: dict[str, AttributeValue], role: DeviceRole = DeviceRole.COMPUTE
+    ) -> Device:
         parent = "" if function.physfn is None else pci_device_name(self.device_class, function.physfn)
         return pci_device(
             function,
@@ -368,17 +453,24 @@ class PciNetdevDriver(AttachesInterfaces):
         ]
 
     def _observe_parent_link(self, tree: Tree, address: PciAddress, anew: Collection[PciAddress]) -> Observation | None:
-        """Look at the carrier of a virtual function's physical one; None for a function that is no virtual one."""
+        """Look at the carrier of a virtual function's physical one.
+
+        None for a function that is no virtual one.
+        """
         parent = physical_function(tree, address)
         if parent is None:
             return None
         interfaces = _with_aggregated(tree, function_ports(tree, parent, only_link=True).interfaces)
-        lost = self._settling.lost(((interface.path, interface.carrier) for interface in interfaces), begins_anew=parent in anew)
+        lost = self._settling.lost(
+            ((interface.path, interface.carrier) for interface in interfaces), begins_anew=parent in anew
+        )
         return judge_parent(parent, interfaces, lost)
 
 
 def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-    """Refuse functions that are for something else by now than when they were offered: who wants an interface gets no VFIO group, and the other way round."""
+    """Refuse functions that are for something else by now than when they were offered: who wants an
+    interface gets no VFIO group, and the other way round.
+    """
     changed: dict[str, str] = {}
     for device in devices:
         if device.pci is not None:
@@ -388,11 +480,16 @@ def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None
     if not changed:
         return None
     text = "; ".join(f"{name}: {why}" for name, why in sorted(changed.items()))
-    return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(changed))}),))
+    return Refusal(
+        reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(changed))}),)
+    )
 
 
 def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_asked: bool) -> tuple[Reason, ...]:
-    """Say why a function has no interface to hand over, or not the one that the inventory tells; nothing for a function that is none without a claim's asking for it."""
+    """Say why a function has no interface to hand over, or not the one that the inventory tells.
+
+    Nothing for a function that is none without a claim's asking for it.
+    """
     interface = interface_of(device)
     ports = function_ports(tree, address, only_link=True)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
@@ -419,24 +516,37 @@ def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_as
             return ()
         why, next_step = f"{address} has no interface: no kernel driver is bound to it", "have one bound"
     elif is_passthrough_driver(driver):
-        why, next_step = f"{address} has no interface: kernel driver {driver} holds it for passthrough", "leave the configuration out"
+        why, next_step = (
+            f"{address} has no interface: kernel driver {driver} holds it for passthrough",
+            "leave the configuration out",
+        )
     elif is_away:
-        why, next_step = f"the interface of {address} is not on the host, but in another network namespace", "choose another device"
+        why, next_step = (
+            f"the interface of {address} is not on the host, but in another network namespace",
+            "choose another device",
+        )
     else:
-        why, next_step = f"{address} has no interface yet: kernel driver {driver} has made none", "ask again in a moment"
+        why, next_step = (
+            f"{address} has no interface yet: kernel driver {driver} has made none",
+            "ask again in a moment",
+        )
     text = f"{device.name}: {why}; {next_step}, or claim it with mode host, which hands no interface over"
     return (Reason(code="interface-missing", message=text, facts=facts),)
 
 
 def _is_of_others(tree: Tree, port: RdmaPort, own: FunctionPorts) -> bool:
-    """Say whether an RDMA port is a representor's: in switchdev mode the physical function's device has a port for each."""
+    """Say whether an RDMA port is a representor's: in switchdev mode the physical function's device
+    has a port for each.
+    """
     return bool(own.others) and tree.read(f"{port.path}/gid_attrs/ndevs/0") in own.others
 
 
 def _with_aggregated(tree: Tree, ports: Sequence[NetInterface]) -> tuple[NetInterface, ...]:
-    """Give a card's ports, and with one in a bond the bond's other ports of the same switch: in switchdev mode they carry each other's virtual functions.
+    """Give a card's ports, and with one in a bond the bond's other ports of the same switch: in
+    switchdev mode they carry each other's virtual functions.
 
-    Source: Documentation/networking/switchdev.rst (phys_switch_id); sysfs-class-net (master), Documentation/networking/bonding.rst (bonding/slaves).
+    Source: Documentation/networking/switchdev.rst (phys_switch_id); sysfs-class-net (master),
+    Documentation/networking/bonding.rst (bonding/slaves).
     """
     by_name = {port.name: port for port in ports}
     for port in ports:
@@ -449,7 +559,8 @@ def _with_aggregated(tree: Tree, ports: Sequence[NetInterface]) -> tuple[NetInte
 
 
 def _port_of(tree: Tree, physical: FunctionPorts, own: FunctionPorts) -> NetInterface | str:
-    """Find the port of a physical function that a virtual one hangs on, or say why nobody can: where there are several, the one that tells the same port.
+    """Find the port of a physical function that a virtual one hangs on, or say why nobody can:
+    where there are several, the one that tells the same port.
 
     Source: phys_port_id, dev_port in Documentation/ABI/testing/sysfs-class-net.
     """
@@ -471,11 +582,18 @@ def _is_network(tree: Tree, function: PciDevice) -> bool:
     if function.is_bridge:
         return False
     folder = pci_folder(function.address)
-    return function.class_code >> 16 == _NETWORK_CLASS or tree.exists(f"{folder}/net") or tree.exists(f"{folder}/infiniband")
+    return (
+        function.class_code >> 16 == _NETWORK_CLASS
+        or tree.exists(f"{folder}/net")
+        or tree.exists(f"{folder}/infiniband")
+    )
 
 
 def _interface_facts(ports: FunctionPorts) -> dict[str, AttributeValue]:
-    """Tell the interface's name, address and speed; a function with several ports (rare) is told by its first."""
+    """Tell the interface's name, address and speed.
+
+    A function with several ports (rare) is told by its first.
+    """
     first = ports.first
     if first is None:
         return {}
@@ -488,7 +606,9 @@ def _interface_facts(ports: FunctionPorts) -> dict[str, AttributeValue]:
 
 
 def _vfio_group(tree: Tree, address: PciAddress) -> str | None:
-    """Name the IOMMU group of a function that vfio-pci or a maker's variant of it holds, read anew each time: the number changes over reboots."""
+    """Name the IOMMU group of a function that vfio-pci or a maker's variant of it holds, read anew
+    each time: the number changes over reboots.
+    """
     folder = pci_folder(address)
     group = tree.link_name(f"{folder}/iommu_group")
     return group or None if is_vfio(tree.link_name(f"{folder}/driver")) else None

@@ -1,4 +1,7 @@
-"""Names of NIC vendors and models by PCI id; a model that the table lacks is named by its number. Source: the PCI ID repository (pci.ids)."""
+"""Names of NIC vendors and models by PCI id; a model that the table lacks is named by its number.
+
+Source: the PCI ID repository (pci.ids).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Moves the RDMA devices of a NIC into a pod's network namespace and back, beside the interface: `rdma.mode: exclusive`.
+"""Moves the RDMA devices of a NIC into a pod's network namespace and back, beside the interface:
+`rdma.mode: exclusive`.
 
-Flows in: names of RDMA devices, the sandbox's namespace, the device's record. Flows out: the devices there, or a Refusal. The kernel must be in exclusive mode for that, which
-holds for the whole node: nothing here sets it. A device whose namespace ended is back by the kernel's own doing.
+Flows in: names of RDMA devices, the sandbox's namespace, the device's record. Flows out: the
+devices there, or a Refusal. The kernel must be in exclusive mode for that, which holds for the
+whole node: nothing here sets it. A device whose namespace ended is back by the kernel's own doing.
 
 NOT CHECKED on a kernel with RDMA: none was at hand.
 """
@@ -25,7 +27,9 @@ RDMA_STEP = "rdma"
 
 
 def check_rdma(names: Sequence[str]) -> Refusal | None:
-    """Refuse the exclusive mode where the device has no RDMA, or the node shares RDMA among all namespaces."""
+    """Refuse the exclusive mode where the device has no RDMA, or the node shares RDMA among all
+    namespaces.
+    """
     if not names:
         return _refuse("rdma.mode", "shared: the device has no RDMA device in sight")
     try:
@@ -36,7 +40,8 @@ def check_rdma(names: Sequence[str]) -> Refusal | None:
     if mode != "exclusive":
         return _refuse(
             "rdma.mode",
-            "shared: this node shares its RDMA devices; `rdma system set netns exclusive` changes that, before any device is handed over",
+            "shared: this node shares its RDMA devices; `rdma system set netns exclusive` changes that, "
+            "before any device is handed over",
         )
     return None
 
@@ -63,8 +68,10 @@ def hand_over_rdma(places: Places, names: Sequence[str], namespace: str, record:
 def take_back_rdma(places: Places, namespace: str, record: DeviceRecord, *, is_lost: bool = False) -> None:
     """Move RDMA devices back to the host, those that are still in the namespace.
 
-    Shapes: is_lost — their card has left, and they with it. In another boot their names may be others', and all of them began on the host.
-    Errors: raises HardwareError when one is neither there nor here: the kernel has not returned it yet.
+    Shapes: is_lost — their card has left, and they with it. In another boot their names may be
+    others', and all of them began on the host.
+    Errors: raises HardwareError when one is neither there nor here: the
+    kernel has not returned it yet.
     """
     step = record.step(RDMA_STEP)
     if step is None:
@@ -110,5 +117,11 @@ def _return(places: Places, source: int, names: Sequence[str]) -> None:
 def _refuse(field: str, wanted: str) -> Refusal:
     message = f"{field} is exclusive, wanted {wanted}"
     return Refusal(
-        reasons=(Reason(code="interface-config-invalid", message=message, facts={"field": field, "got": "exclusive", "wanted": wanted}),)
+        reasons=(
+            Reason(
+                code="interface-config-invalid",
+                message=message,
+                facts={"field": field, "got": "exclusive", "wanted": wanted},
+            ),
+        )
     )

@@ -1,10 +1,13 @@
-"""Speaks the kernel's RDMA netlink: which namespace mode is set, which RDMA devices there are, and moving one into a network namespace.
+"""Speaks the kernel's RDMA netlink: which namespace mode is set, which RDMA devices there are, and
+moving one into a network namespace.
 
-Flows in: names and open namespaces. Flows out: requests over one netlink socket, and their answers as values. It moves nothing else, and waits for each answer.
-In shared mode (the kernel's default) every namespace sees every RDMA device, and none can be moved; `rdma system set netns exclusive` changes that for the whole node.
-A device whose namespace ends returns to the first one by itself.
+Flows in: names and open namespaces. Flows out: requests over one netlink socket, and their answers
+as values. It moves nothing else, and waits for each answer. In shared mode (the kernel's default)
+every namespace sees every RDMA device, and none can be moved; `rdma system set netns exclusive`
+changes that for the whole node. A device whose namespace ends returns to the first one by itself.
 
-Source: include/uapi/rdma/rdma_netlink.h, drivers/infiniband/core/nldev.c of the Linux kernel; netlink(7).
+Source: include/uapi/rdma/rdma_netlink.h, drivers/infiniband/core/nldev.c
+of the Linux kernel; netlink(7).
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ __all__ = [
 
 # NETLINK_RDMA of linux/netlink.h.
 _PROTOCOL = 20
-# RDMA_NL_NLDEV << 10 is the client's part of a message's type; the operations of enum rdma_nldev_command.
+# RDMA_NL_NLDEV << 10 is the client's part of a message's type; the
+# operations of enum rdma_nldev_command.
 _CLIENT = 5 << 10
 _GET, _SET, _SYSTEM_GET = 1, 2, 6
 # enum rdma_nldev_attr.
@@ -72,7 +76,8 @@ def open_socket() -> NetlinkSocket:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _PROTOCOL)
     except OSError as err:
         raise HardwareError(
-            f"RDMA netlink: {err.strerror}", next_step="load the module ib_core, or build the kernel with CONFIG_INFINIBAND"
+            f"RDMA netlink: {err.strerror}",
+            next_step="load the module ib_core, or build the kernel with CONFIG_INFINIBAND",
         ) from err
     opened.settimeout(_LIMIT_S)
     return opened
@@ -98,7 +103,10 @@ def encode_set_namespace(index: int, namespace_fd: int, sequence: int) -> bytes:
 
 
 def decode_mode(payloads: Sequence[bytes]) -> str:
-    """Read the mode: `shared` or `exclusive`; kernels before 5.2 tell none, and know the shared one alone."""
+    """Read the mode: `shared` or `exclusive`.
+
+    Kernels before 5.2 tell none, and know the shared one alone.
+    """
     for payload in payloads:
         for kind, value in _attributes(payload):
             if kind == _SYSTEM_NAMESPACE_MODE and value:
@@ -113,7 +121,9 @@ def decode_links(payloads: Sequence[bytes]) -> tuple[RdmaLink, ...]:
         attributes = dict(_attributes(payload))
         index, name = attributes.get(_DEVICE_INDEX, b""), attributes.get(_DEVICE_NAME, b"")
         if len(index) == 4 and name:
-            links.append(RdmaLink(index=int(struct.unpack("=I", index)[0]), name=name.rstrip(b"\0").decode("utf-8", "replace")))
+            links.append(
+                RdmaLink(index=int(struct.unpack("=I", index)[0]), name=name.rstrip(b"\0").decode("utf-8", "replace"))
+            )
     return tuple(sorted(links, key=lambda link: link.name))
 
 
@@ -149,7 +159,9 @@ class RdmaNetlink:
         try:
             self._ask(encode_set_namespace(link.index, namespace_fd, self._next()), is_acknowledged=True)
         except HardwareError as err:
-            raise HardwareError(f"RDMA device {name} is not moved: {err.message}", next_step=err.next_step, device=name) from err
+            raise HardwareError(
+                f"RDMA device {name} is not moved: {err.message}", next_step=err.next_step, device=name
+            ) from err
 
     def _next(self) -> int:
         self._sequence += 1
@@ -189,7 +201,9 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     while offset + _HEADER.size <= len(data):
         length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
         if length < _HEADER.size or offset + length > len(data):
-            raise HardwareError("RDMA netlink: the kernel's answer has a message of an impossible length", raw=str(length))
+            raise HardwareError(
+                "RDMA netlink: the kernel's answer has a message of an impossible length", raw=str(length)
+            )
         yield kind, sequence, data[offset + _HEADER.size : offset + length]
         offset += _aligned(length)
 
@@ -213,6 +227,11 @@ def _raise_error(payload: bytes) -> None:
     code = -int(struct.unpack_from("=i", payload)[0]) if len(payload) >= 4 else errno.EPROTO
     if code == 0:
         return
-    # The kernel says so of a node that shares its devices, and of a driver that cannot take one from who has it open (rdma_rxe).
-    next_step = "`rdma system set netns exclusive` where the node shares them; else leave rdma.mode out" if code == errno.EOPNOTSUPP else ""
+    # The kernel says so of a node that shares its devices, and of a driver that cannot take one
+    # from who has it open (rdma_rxe).
+    next_step = (
+        "`rdma system set netns exclusive` where the node shares them; else leave rdma.mode out"
+        if code == errno.EOPNOTSUPP
+        else ""
+    )
     raise HardwareError(f"RDMA netlink: {os.strerror(code)}", next_step=next_step, errno=code)

@@ -1,7 +1,9 @@
-"""Decides what is done next with one key of a state, so that the hub's copy becomes what the node's server has.
+"""Decides what is done next with one key of a state, so that the hub's copy becomes what the node's
+server has.
 
-Flows in: the digest of the node's value, and what is known of the hub's copy. Flows out: a step. The node's relay is the only writer of the hub's copies, and each write
-names the sequence that it replaces: an older value can neither follow nor replace a newer one.
+Flows in: the digest of the node's value, and what is known of the hub's copy. Flows out: a step.
+The node's relay is the only writer of the hub's copies, and each write names the sequence that it
+replaces: an older value can neither follow nor replace a newer one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Copy(Struct, frozen=True, kw_only=True):
     sequence: int
     digest: str
     is_certain: bool
-    """False after a cut, and for what was read (a copy of a replicated hub may lag): the sequence is asked for before anything is concluded."""
+    """False after a cut, and for what was read (a copy of a replicated hub may lag): the sequence
+    is asked for before anything is concluded."""
 
 
 class Step(Enum):
@@ -46,11 +49,12 @@ def digest_of(data: bytes | None, release: str = "") -> str:
 def next_step(kept: str, copy: Copy | None) -> Step:
     """Say what is done next with a key.
 
-    Shapes: kept — the digest of what the node's server has; copy — None: nothing is known of the hub's copy, or the last write may or may not have happened.
+    Shapes: kept — the digest of what the node's server has; copy — None: nothing is known of the
+    hub's copy, or the last write may or may not have happened.
 
     >>> next_step("a", None), next_step("a", Copy(sequence=1, digest="a", is_certain=False)), next_step("a", Copy(sequence=1, digest="b", is_certain=False))
     (<Step.READ: 'read'>, <Step.COMPARE: 'compare'>, <Step.WRITE: 'write'>)
-    """
+    """  # noqa: E501
     if copy is None:
         return Step.READ
     if copy.digest != kept:

@@ -1,8 +1,11 @@
-"""Serves the asks at one subject: who asks is looked at first, then a bounded number of handlers run, and each request is answered once.
+"""Serves the asks at one subject: who asks is looked at first, then a bounded number of handlers
+run, and each request is answered once.
 
-Flows in: messages of one subscription, as they come. Flows out: one answer each, or an error as headers. A message that no asker of
-the catalogue can have sent is dropped without an answer; a request whose asker has given up has no effect; one bad request never ends the service. Requests wait in a bounded
-queue, of which each asker has its turn: who sends masses waits behind its own, and is told that the peer is busy when there is no room.
+Flows in: messages of one subscription, as they come. Flows out: one answer each, or an error as
+headers. A message that no asker of the catalogue can have sent is dropped without an answer; a
+request whose asker has given up has no effect; one bad request never ends the service. Requests
+wait in a bounded queue, of which each asker has its turn: who sends masses waits behind its own,
+and is told that the peer is busy when there is no room.
 """
 
 from __future__ import annotations
@@ -44,9 +47,11 @@ __all__ = ["Answerer", "tell_twin"]
 
 # Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
 _SKEW_MS = 2000
-# Weight of the requests that wait for a free place behind those being handled; beyond that who waits with most is told at once.
+# Weight of the requests that wait for a free place behind those being handled; beyond that who
+# waits with most is told at once.
 _MAX_WAITING = 1024
-# A request weighs one, and one more for each so many bytes: as many as may wait take 32 MiB at most.
+# A request weighs one, and one more for each so many bytes: as many as
+# may wait take 32 MiB at most.
 _WEIGHT_BYTES = 32 * 1024
 # Who asks from another account and does not say at which inbox it awaits the answer.
 _NAMELESS = ("", "")
@@ -90,7 +95,9 @@ class Answerer:
         self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(elapsed_s)
 
     async def on_message(self, message: Msg) -> None:
-        """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
+        """Take a message in at once: this runs in the client's own loop over the subscription and
+        must not wait.
+        """
         arrived = self._connection.clock.monotonic()
         headers = message.headers or {}
         twin = headers.get(TWIN)
@@ -103,11 +110,14 @@ class Answerer:
                 why=why,
                 subject=message.subject[:200],
                 reply=message.reply[:200],
-                next_step="whoever asks must connect under its own name, and with a right to this subject; see docs/how-to/secure-nats.md",
+                next_step="whoever asks must connect under its own name, and with a right to this subject; see "
+                "docs/how-to/secure-nats.md",
             )
             return
         if PING in headers:
-            await self._reply(message, b"", {PING: self._connection.instance, CLOCK: str(now_ms(self._connection.clock))})
+            await self._reply(
+                message, b"", {PING: self._connection.instance, CLOCK: str(now_ms(self._connection.clock))}
+            )
         elif twin is not None:
             tell_twin(self._ask, twin)
             await self._reply(message, b"", {TWIN: self._connection.instance})
@@ -121,27 +131,34 @@ class Answerer:
                 self._connection.retirement.settle(refused)
 
     def _distrust(self, message: Msg, *, is_twin_question: bool) -> str | None:
-        """Say what shows that a message is no request of somebody who may ask; None when nothing does.
+        """Say what shows that a message is no request of somebody who may ask.
 
-        The server itself delivers to any subject, whoever told it so: a stored message keeps the subject at which it was stored, and what the server says
-        of its own (an acknowledgement, an answer of JetStream, a heartbeat) has no inbox of an asker as its reply subject. So both are looked at, before
-        the message has any effect. Behind an account (`nats.zone`) what others ask has a reply subject that the server made.
+        None when nothing does. The server itself delivers to any subject, whoever told it so: a
+        stored message keeps the subject at which it was stored, and what the server says of its own
+        (an acknowledgement, an answer of JetStream, a heartbeat) has no inbox of an asker as its
+        reply subject. So both are looked at, before the message has any effect. Behind an account
+        (`nats.zone`) what others ask has a reply subject that the server made.
         """
         if message.subject != self.subject:
             return "subject"
         if is_inbox_of(self._twins if is_twin_question else self._askers, message.reply):
             return None
-        # From another account: who may ask there is the server's matter, and nobody but the server can name such a reply subject. A twin is in our own.
+        # From another account: who may ask there is the server's matter, and nobody but the server
+        # can name such a reply subject. A twin is in our own.
         is_imported = bool(self._connection.settings.zone) and is_imported_reply(message.reply)
         return None if is_imported and not is_twin_question else "reply"
 
     def _asker_of(self, message: Msg) -> Asker:
-        """Name who asks: its principal, which the server's permissions prove, and its connection, which is its own word."""
+        """Name who asks: its principal, which the server's permissions prove, and its connection,
+        which is its own word.
+        """
         tokens = self._awaited_at(message).split(".")
         return (tokens[1], tokens[3]) if tokens[0] == "_INBOX" and len(tokens) > 3 else _NAMELESS
 
     async def _reply_busy(self, message: Msg, pause_s: float) -> None:
-        """Tell an asker that has no place when to come again: by the ask's own answer where it has one, else by an error."""
+        """Tell an asker that has no place when to come again: by the ask's own answer where it has
+        one, else by an error.
+        """
         name = self._ask.name
         self._count("busy", 0.0)
         self._connection.quiet.warning(
@@ -156,7 +173,9 @@ class Answerer:
         if self._workload is not None:
             await self._reply(message, encode(self._workload.busy(pause_s)), {})
             return
-        busy = PeerUnavailable(f"{name}: busy, too many requests wait already; ask again in {pause_s:g} s", retry_after_s=pause_s)
+        busy = PeerUnavailable(
+            f"{name}: busy, too many requests wait already; ask again in {pause_s:g} s", retry_after_s=pause_s
+        )
         await self._reply(message, b"", error_headers("busy", busy))
 
     def _start(self, message: Msg, arrived: float) -> None:
@@ -177,7 +196,10 @@ class Answerer:
             self._start(*waiting)
 
     async def _serve(self, message: Msg, arrived: float) -> None:
-        """Answer one request in a place of its own; an expensive one gives the place away, and waits for its turn."""
+        """Answer one request in a place of its own.
+
+        An expensive one gives the place away, and waits for its turn.
+        """
         if await self._is_given_up(message, arrived):
             self._free_place()
             return
@@ -207,15 +229,21 @@ class Answerer:
             return False
 
     async def _is_given_up(self, message: Msg, arrived: float) -> bool:
-        """Say whether nobody waits for the answer any more; then the asker is told so, and nothing is done."""
+        """Say whether nobody waits for the answer any more.
+
+        Then the asker is told so, and nothing is done.
+        """
         too_late = self._too_late(message.headers or {}, arrived)
         if too_late is None:
             return False
-        # Whoever asked has given up, or its clock is behind ours: an effect now would surprise everybody.
+        # Whoever asked has given up, or its clock is behind ours: an
+        # effect now would surprise everybody.
         self._count("expired", self._connection.clock.monotonic() - arrived)
         asker = message.reply.split(".")[1]
         log_key = f"{self.subject} {asker}"
-        self._connection.quiet.warning("ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late)
+        self._connection.quiet.warning(
+            "ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late
+        )
         stale = error_headers(STALE, PeerUnavailable(too_late))
         await self._reply(message, b"", {**stale, CLOCK: str(now_ms(self._connection.clock))})
         return True
@@ -233,7 +261,8 @@ class Answerer:
             outcome = code_of(err)
             headers = error_headers(outcome, err)
             log = get_logger()
-            # Merged, not passed side by side: an error handed on from another peer has a fact `code` of its own.
+            # Merged, not passed side by side: an error handed on from another
+            # peer has a fact `code` of its own.
             fields = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
             if outcome == "contract":
                 # Anybody who may ask can send as much of it as the bus carries.
@@ -243,13 +272,17 @@ class Answerer:
             if outcome == "contract":
                 self._connection.metrics.rejects.labels(self._ask.name).inc()
             if outcome == "internal" and not self._connection.crash.done():
-                # Our own promise is broken: the asker learns it, and then this process ends rather than go on with a state that it cannot trust.
+                # Our own promise is broken: the asker learns it, and then this process ends rather
+                # than go on with a state that it cannot trust.
                 self._connection.crash.set_exception(err)
                 self._connection.crash.exception()
         except Exception:  # noqa: BLE001
-            # boundary: the message loop. One bad request must not end the service; the asker learns that it failed, the log learns why.
+            # boundary: the message loop. One bad request must not end the service; the asker learns
+            # that it failed, the log learns why.
             outcome = "internal"
-            headers = error_headers(outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why"))
+            headers = error_headers(
+                outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why")
+            )
             get_logger().exception("ask.failed", noun=self._ask.name, subject=message.subject)
         elapsed_s = self._connection.clock.monotonic() - started
         times.note(elapsed_s)
@@ -257,7 +290,10 @@ class Answerer:
         await self._reply(message, data, headers)
 
     def _too_late(self, headers: Headers, arrived: float) -> str | None:
-        """Say why nobody waits for an answer any more; None: somebody does, as far as clocks tell."""
+        """Say why nobody waits for an answer any more.
+
+        None: somebody does, as far as clocks tell.
+        """
         deadline_ms = read_number(headers.get(DEADLINE))
         if deadline_ms is None:
             return None
@@ -271,7 +307,8 @@ class Answerer:
         if received_ms - sent_ms <= deadline_ms + _SKEW_MS:
             return None
         return (
-            f"it was sent at {moment_text(sent_ms)} by the asker's clock and ours says {moment_text(received_ms)}, {(received_ms - sent_ms) / 1000:.1f} s later,"
+            f"it was sent at {moment_text(sent_ms)} by the asker's clock and ours says "
+            f"{moment_text(received_ms)}, {(received_ms - sent_ms) / 1000:.1f} s later,"
             f" and it waits {deadline_ms / 1000:g} s: the request is that old, or one of the clocks is wrong by as much"
         )
 
@@ -290,7 +327,9 @@ class Answerer:
     def _awaited_at(self, message: Msg) -> str:
         """Say where the asker awaits the answer, which names it."""
         awaited_at = (message.headers or {}).get(ANSWER_AT, "")
-        return awaited_at if is_imported_reply(message.reply) and is_inbox_of(self._askers, awaited_at) else message.reply
+        return (
+            awaited_at if is_imported_reply(message.reply) and is_inbox_of(self._askers, awaited_at) else message.reply
+        )
 
     async def drain(self, timeout_s: float) -> None:
         """Stop listening, then finish what has arrived, within the time."""
@@ -310,10 +349,12 @@ def _weight_of(message: Msg) -> int:
 
 
 def tell_twin(ask: Ask[Any, Any], instance: str) -> None:
-    """Log that another instance serves the same subject: both stay safe, and the operator wants to know."""
+    """Log that another instance serves the same subject: both stay safe, and the operator wants to
+    know.
+    """
     get_logger().warning(
         "twin.found",
         noun=ask.name,
         twin=instance[:100],
-        next_step=f"run one {'/'.join(ask.writer)} service a node; while two run, both answer and nothing is done twice",
+        next_step=f"run one {'/'.join(ask.writer)} service a node; while two run, both answer and nothing is done twice",  # noqa: E501
     )

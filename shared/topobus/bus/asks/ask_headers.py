@@ -1,7 +1,9 @@
-"""The headers of a request and of its answer: deadline, clocks, signs of life, and an error as a code and a sentence.
+"""The headers of a request and of its answer: deadline, clocks, signs of life, and an error as a
+code and a sentence.
 
-Flows in: errors and clocks of the side that speaks. Flows out: headers, and errors again on the side that hears. A traceback never travels, and a header that is no
-number says nothing. The names are part of the wire: they change by an ADR.
+Flows in: errors and clocks of the side that speaks. Flows out: headers, and errors again on the
+side that hears. A traceback never travels, and a header that is no number says nothing. The names
+are part of the wire: they change by an ADR.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from topobus.bus.connection.connection import Headers
 from topobus.bus.feeds.numbers import read_count
 from topobus.formats.messages.nouns import Ask
 from topobus.process.clock import Clock
-from topobus.values.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.values.errors import (
+    ConfigError,
+    ContractError,
+    HardwareError,
+    InvariantError,
+    PeerUnavailable,
+    TopobusError,
+)
 from topobus.values.timestamps import rfc3339
 
 __all__ = [
@@ -45,13 +54,17 @@ DEADLINE = "Topobus-Deadline-Ms"
 SENT = "Topobus-Sent-Ms"
 """When it was sent, by the asker's clock, in milliseconds since 1970."""
 CLOCK = "Topobus-Clock-Ms"
-"""The answerer's clock, in milliseconds since 1970: with a sign of life, and where a request was too old by it."""
+"""The answerer's clock, in milliseconds since 1970: with a sign of life, and where a request was
+too old by it."""
 PING = "Topobus-Ping"
-"""Marks the question "does somebody answer here?"; the value is the asker, and the answer's value the instance."""
+"""Marks the question "does somebody answer here?"; the value is the asker, and the answer's value
+the instance."""
 ANSWER_AT = "Topobus-Answer-At"
-"""Where the asker awaits the answer, for who is asked from another account: the server gives that one a reply subject of its own, which does not name the asker."""
+"""Where the asker awaits the answer, for who is asked from another account: the server gives that
+one a reply subject of its own, which does not name the asker."""
 TWIN = "Topobus-Twin"
-"""Marks the question "does somebody answer here already?" and its answer; the value is the instance."""
+"""Marks the question "does somebody answer here already?" and its answer; the value is the
+instance."""
 
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
@@ -69,7 +82,9 @@ def code_of(err: TopobusError) -> str:
 
 
 def error_headers(code: str, err: TopobusError) -> Headers:
-    """Write an error as headers: its code, its sentence in at most 2000 characters, and when to try again where it says so."""
+    """Write an error as headers: its code, its sentence in at most 2000 characters, and when to try
+    again where it says so.
+    """
     headers = {ERROR: code, MESSAGE: quote(str(err)[:2000].strip(), safe=_SAFE)}
     if isinstance(err, PeerUnavailable):
         headers[RETRY_AFTER] = str(round(err.retry_after_s * 1000))
@@ -79,7 +94,8 @@ def error_headers(code: str, err: TopobusError) -> Headers:
 def raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
     """Raise what the headers of an answer tell; nothing when they tell of no error.
 
-    Errors: raises ContractError, HardwareError or PeerUnavailable with the peer's code as the fact `code`. Our own bug on the other side is a peer that is not there.
+    Errors: raises ContractError, HardwareError or PeerUnavailable with the peer's code as the fact
+    `code`. Our own bug on the other side is a peer that is not there.
     """
     code = headers.get(ERROR)
     if code is None:

@@ -1,7 +1,9 @@
 """Asks peers on the bus, with a deadline, and offers answers to them.
 
-Flows in: requests of the catalogue's asks. Flows out: one reply each, or an error that says whether something may have happened. An answer counts only at the inbox of
-the answerer that the catalogue names, and the first one there counts. What is answered here is served by `topobus.bus.asks.answerer`.
+Flows in: requests of the catalogue's asks. Flows out: one reply each, or an error that
+says whether something may have happened. An answer counts only at the inbox of the
+answerer that the catalogue names, and the first one there counts. What is answered here is
+served by `topobus.bus.asks.answerer`.
 """
 
 from __future__ import annotations
@@ -63,7 +65,11 @@ class Asks:
         subject = ask.subject(**parts)
         limit_s = ask.timeout_s if timeout_s is None else timeout_s
         headers = injected(
-            {DEADLINE: str(max(1, round(limit_s * 1000))), SENT: str(now_ms(self._connection.clock)), RELEASE: self._connection.release}
+            {
+                DEADLINE: str(max(1, round(limit_s * 1000))),
+                SENT: str(now_ms(self._connection.clock)),
+                RELEASE: self._connection.release,
+            }
         )
         started = self._connection.clock.monotonic()
         outcome = "failed"
@@ -84,12 +90,16 @@ class Asks:
         except TimeoutError as err:
             outcome = "timeout"
             raise PeerUnavailable(
-                f"no answer from {_peer_of(ask, parts)} within {limit_s:g} s ({ask.name} at {subject})", subject=subject, timeout_s=limit_s
+                f"no answer from {_peer_of(ask, parts)} within {limit_s:g} s ({ask.name} at {subject})",
+                subject=subject,
+                timeout_s=limit_s,
             ) from err
         except NobodyThere as err:
             outcome = "nobody"
             service = parts.get("device_class") or ask.writer[0]
-            raise NobodyThere(f"nobody answers {ask.name} at {subject}", next_step=f"is {service} running there?") from err
+            raise NobodyThere(
+                f"nobody answers {ask.name} at {subject}", next_step=f"is {service} running there?"
+            ) from err
         except ConnectionLost:
             outcome = "lost"
             raise
@@ -97,10 +107,14 @@ class Asks:
             outcome = "contract"
             raise
         finally:
-            self._connection.metrics.asks_s.labels(ask.name, outcome).observe(self._connection.clock.monotonic() - started)
+            self._connection.metrics.asks_s.labels(ask.name, outcome).observe(
+                self._connection.clock.monotonic() - started
+            )
 
     async def is_answered(self, ask: Ask[Any, Any], timeout_s: float, parts: dict[str, str]) -> Answered | Silent:
-        """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is run."""
+        """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is
+        run.
+        """
         self._check_asker(ask)
         started = self._connection.clock.monotonic()
         question = {PING: self._connection.instance, RELEASE: self._connection.release}
@@ -140,21 +154,29 @@ class Asks:
             await self._detect_twin(ask, parts)
         answerer = Answerer(self._connection, ask, parts, handler, concurrency, workload)
         self._answerers.append(answerer)
-        answerer.lasting = await self._connection.subscribe(answerer.subject, answerer.on_message, queue=ask.queue_group)
+        answerer.lasting = await self._connection.subscribe(
+            answerer.subject, answerer.on_message, queue=ask.queue_group
+        )
         if self._connection.is_connected:
             # Registered means that the server knows: the next asker on another connection is heard.
             try:
                 await self._connection.barrier()
             except (PeerUnavailable, TimeoutError):
-                # The connection is being replaced: the new client listens before it is called connected.
+                # The connection is being replaced: the new client listens
+                # before it is called connected.
                 pass
 
     def _awaited_at(self, expected: Expectation) -> Headers:
-        """Say where the answer is awaited, where the server may give who is asked another reply subject."""
+        """Say where the answer is awaited, where the server may give who is asked another reply
+        subject.
+        """
         return {ANSWER_AT: expected.subject} if self._connection.settings.zone else {}
 
     def _clock_ahead_s(self, headers: Headers, started: float) -> float | None:
-        """Compare the answerer's clock with ours; None when it does not say its own. It read it halfway between question and answer."""
+        """Compare the answerer's clock with ours; None when it does not say its own.
+
+        It read it halfway between question and answer.
+        """
         clock_ms = read_number(headers.get(CLOCK))
         if clock_ms is None:
             return None
@@ -168,14 +190,17 @@ class Asks:
         ahead_s = self._clock_ahead_s(headers, started) or 0.0
         where = parts.get("node", ask.writer[0])
         raise PeerUnavailable(
-            f"{ask.name}: clock of {where} is {ahead_s:.1f} s ahead of that of {self._connection.name} here: it takes each request for one given up",
+            f"{ask.name}: clock of {where} is {ahead_s:.1f} s ahead of that of {self._connection.name} here: "
+            "it takes each request for one given up",
             next_step="set both clocks by the same time service (chrony, ntp); `topobus doctor` shows each node's",
             code=STALE,
             clock_ahead_s=ahead_s,
         )
 
     def _check_asker(self, ask: Ask[Any, Any]) -> None:
-        """Refuse here what the peer would drop without a word: it serves only those that the catalogue names."""
+        """Refuse here what the peer would drop without a word: it serves only those that the
+        catalogue names.
+        """
         askers = askers_of(ask)
         if self._connection.name not in askers:
             raise ContractError(
@@ -184,13 +209,18 @@ class Asks:
             )
 
     async def _detect_twin(self, ask: Ask[Any, Any], parts: dict[str, str]) -> None:
-        """Say when another instance answers where only one should: both stay safe, and the operator wants to know."""
+        """Say when another instance answers where only one should: both stay safe, and the operator
+        wants to know.
+        """
         if self._has_twin or not self._connection.is_connected:
             return
         question = {TWIN: self._connection.instance}
         try:
             answer = await self._connection.request(
-                ask.subject(**parts), headers=question, timeout_s=_TWIN_LIMIT_S, answerer=answerer_of(ask, parts.get("device_class", ""))
+                ask.subject(**parts),
+                headers=question,
+                timeout_s=_TWIN_LIMIT_S,
+                answerer=answerer_of(ask, parts.get("device_class", "")),
             )
         except (PeerUnavailable, TimeoutError):
             return

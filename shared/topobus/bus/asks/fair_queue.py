@@ -1,10 +1,13 @@
 """A bounded queue in which nobody waits behind what somebody else sent in masses.
 
-Flows in: items, each of an asker, who belongs to a group (its principal), with a weight. Flows out: the items, group by group in turn, in a group asker by asker, of one asker in
-the order of sending; and those that lose their place because the queue is full. Who waits with most loses: a newcomer takes the place of the newest item of the heaviest
-asker in the heaviest group, unless that is the newcomer. No I/O and no clock; the order depends only on the order of calls.
+Flows in: items, each of an asker, who belongs to a group (its principal), with a weight. Flows out:
+the items, group by group in turn, in a group asker by asker, of one asker in the order of sending;
+and those that lose their place because the queue is full. Who waits with most loses: a newcomer
+takes the place of the newest item of the heaviest asker in the heaviest group, unless that is the
+newcomer. No I/O and no clock; the order depends only on the order of calls.
 
-An asker's name is its own word, so that a program may call itself many. It then takes turns from askers of its own group alone: the group is proven by the server's permissions.
+An asker's name is its own word, so that a program may call itself many. It then takes turns from
+askers of its own group alone: the group is proven by the server's permissions.
 """
 
 from __future__ import annotations
@@ -83,7 +86,8 @@ class FairQueue(Generic[T]):
         name, line = next(iter(group.lines.items()))
         item, weight = line.items.popleft()
         self._add(group, line, -weight, -1)
-        # Behind all others of its kind; an empty one leaves, and comes back at the end with its next item.
+        # Behind all others of its kind; an empty one leaves, and comes back
+        # at the end with its next item.
         group.lines.move_to_end(name)
         self._groups.move_to_end(group_name)
         self._drop_empty((group_name, name))
@@ -103,9 +107,11 @@ class FairQueue(Generic[T]):
                 return
 
     def _heaviest(self, newcomer: Asker, weight: int) -> Asker | None:
-        """Name who loses a place to a newcomer; None when nobody waits with more than the newcomer would.
+        """Name who loses a place to a newcomer.
 
-        A group, or an asker, must have more than the newcomer's would have afterwards: otherwise two of one weight would push each other out for ever.
+        None when nobody waits with more than the newcomer would. A group, or an asker, must
+        have more than the newcomer's would have afterwards: otherwise two of one weight
+        would push each other out for ever.
         """
         own_group = self._groups.get(newcomer[0])
         own_weight = (own_group.weight if own_group is not None else 0) + weight

@@ -1,6 +1,8 @@
-"""Keeps expensive requests behind cheap ones: few run at a time, those that wait get their turn asker by asker, and whoever finds no room is told when to come again.
+"""Keeps expensive requests behind cheap ones: few run at a time, those that wait get their turn
+asker by asker, and whoever finds no room is told when to come again.
 
-Flows in: requests that the handler's owner calls expensive, with who asks. Flows out: turns. A request that waits here keeps none of the places in which cheap ones run.
+Flows in: requests that the handler's owner calls expensive, with who asks. Flows out: turns. A
+request that waits here keeps none of the places in which cheap ones run.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ __all__ = ["HeavyLane", "RunTimes", "Workload"]
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-# Whoever is told to come again comes within a minute, however long the queue is: what waits now may be given up by then.
+# Whoever is told to come again comes within a minute, however long the queue is: what
+# waits now may be given up by then.
 _LONGEST_S = 60.0
 # A handler's mean time follows the newest ones: each new one counts for so much of it.
 _NEWEST_PART = 0.2
@@ -25,7 +28,9 @@ _NEWEST_PART = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(Generic[Q, R]):
-    """Which requests of an ask are expensive, how many of them run, and what an asker is told who finds no room."""
+    """Which requests of an ask are expensive, how many of them run, and what an asker is told who
+    finds no room.
+    """
 
     is_heavy: Callable[[Q], bool]
     """Must be quick: it is asked for each request."""
@@ -72,13 +77,17 @@ class HeavyLane:
         return len(self._queue)
 
     async def enter(self, asker: Asker, weight: int) -> bool:
-        """Wait for a turn, which `leave` ends; False: there is no room, also when it was lost to somebody who waits with less."""
+        """Wait for a turn, which `leave` ends.
+
+        False: there is no room, also when it was lost to somebody who waits with less.
+        """
         if self._running < self.at_once:
             self._running += 1
             return True
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         for refused in self._queue.put(asker, weight, turn):
-            # One whose task was cancelled a moment ago leaves the queue with the task's next turn of the loop.
+            # One whose task was cancelled a moment ago leaves the queue with
+            # the task's next turn of the loop.
             if not refused.done():
                 refused.set_result(False)
         try:

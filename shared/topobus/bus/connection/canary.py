@@ -1,7 +1,10 @@
-"""When a connection asks itself whether its client lives: only when what comes anyway does not show it.
+"""When a connection asks itself whether its client lives: only when what comes anyway does not show
+it.
 
-Flows in: the moments at which messages and answers come. Flows out: the moment to look, put off by all that comes, so that a process that hears enough is never woken for it.
-Any message shows that we hear; only an answer shows that we are heard. What is asked, and what follows from silence, is the connection's.
+Flows in: the moments at which messages and answers come. Flows out: the moment to look, put
+off by all that comes, so that a process that hears enough is never woken for it. Any message
+shows that we hear; only an answer shows that we are heard. What is asked, and what follows
+from silence, is the connection's.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from topobus.process.clock import until_tick
 
 __all__ = ["CANARY_EVERY_S", "Canary"]
 
-# Watchdog: a message to ourselves after 3 s of silence, given up after twice 1.5 s: 6 s in all. Where messages still come and only ours do not arrive, nothing is
-# asked before two periods without an answer: up to 10 s.
+# Watchdog: a message to ourselves after 3 s of silence, given up after twice 1.5 s: 6 s in all.
+# Where messages still come and only ours do not arrive, nothing is asked before two periods
+# without an answer: up to 10 s.
 CANARY_EVERY_S = 3.0
-# Looks come at whole seconds, when the process's other loops wake up, too; so the silence before a look is up to a second shorter than the period.
+# Looks come at whole seconds, when the process's other loops wake up, too; so the silence before a
+# look is up to a second shorter than the period.
 _TICK_S = 1.0
 _ROUNDING_S = 1e-3
 
@@ -32,7 +37,10 @@ class Canary:
         self._next_look: asyncio.Timeout | None = None
 
     async def wait_for_silence(self, lost: asyncio.Event) -> bool:
-        """Wait for the next look, or until the client is lost; True when nothing shows that it lives, and it should be asked."""
+        """Wait for the next look, or until the client is lost.
+
+        True when nothing shows that it lives, and it should be asked.
+        """
         try:
             async with asyncio.timeout(self._pause_s()) as self._next_look:
                 await lost.wait()
@@ -48,7 +56,9 @@ class Canary:
         self.put_off()
 
     def put_off(self) -> None:
-        """Look later, for something came: a client that talks all the time is not looked at, which would wake the process up."""
+        """Look later, for something came: a client that talks all the time is not looked at, which
+        would wake the process up.
+        """
         now_s = asyncio.get_running_loop().time()
         look = self._next_look
         if look is None or look.expired():
@@ -64,11 +74,15 @@ class Canary:
 
     @property
     def is_talking(self) -> bool:
-        """Say whether what came lately shows that the client lives: any message that we hear, an answer that we are heard. Then there is no need to ask ourselves."""
+        """Say whether what came lately shows that the client lives: any message that we hear, an
+        answer that we are heard. Then there is no need to ask ourselves.
+        """
         return self.silent_s < CANARY_EVERY_S - _TICK_S and self._mailbox.silent_s < 2 * CANARY_EVERY_S
 
     def _pause_s(self) -> float:
-        """Say when to look next: at the first tick by which the client would be silent for too long if nothing came until then."""
+        """Say when to look next: at the first tick by which the client would be silent for too long
+        if nothing came until then.
+        """
         now_s = asyncio.get_running_loop().time()
         rest_s = max(0.0, min(CANARY_EVERY_S - _TICK_S - self.silent_s, 2 * CANARY_EVERY_S - self._mailbox.silent_s))
         return rest_s + until_tick(now_s + rest_s, _TICK_S)

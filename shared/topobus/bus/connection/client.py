@@ -1,11 +1,15 @@
-"""nats-py's client with a check before it sends anything: where TLS is required, no byte goes over a connection without it.
+"""nats-py's client with a check before it sends anything: where TLS is required, no byte goes over
+a connection without it.
 
-nats-py upgrades a connection only when the server's greeting asks for it, and the greeting is plain text. An attacker in between could remove that request and
-receive user and password in clear. So the connection itself is checked at the last step before CONNECT, whatever the greeting said: at the first connect, at each
-later one, and at every server that a greeting named. A client is connected once: reconnecting is switched off, and whoever loses it makes another.
+nats-py upgrades a connection only when the server's greeting asks for it, and the greeting is plain
+text. An attacker in between could remove that request and receive user and password in clear. So
+the connection itself is checked at the last step before CONNECT, whatever the greeting said: at the
+first connect, at each later one, and at every server that a greeting named. A client is connected
+once: reconnecting is switched off, and whoever loses it makes another.
 
-It also takes the short way where nats-py's own costs turns of the event loop: what is sent goes to the socket at once while that takes it, instead of by a task; and
-answers go from the parser to who awaits them, instead of by a queue and a task. Each of the two is a fifth of a request's time.
+It also takes the short way where nats-py's own costs turns of the event loop: what is sent goes to
+the socket at once while that takes it, instead of by a task; and answers go from the parser to who
+awaits them, instead of by a queue and a task. Each of the two is a fifth of a request's time.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from topobus.process.config import NatsSettings
 __all__ = ["GatedClient", "NotEncrypted", "connect_client", "headers_bytes"]
 
 _CONNECT_TIMEOUT_S = 2
-# Headers that read and write alike in every way: names of letters, digits, '-' and '_', one blank, and a value of ASCII with no blanks around it.
+# Headers that read and write alike in every way: names of letters, digits, '-' and '_', one blank,
+# and a value of ASCII with no blanks around it.
 _PLAIN_LINES = re.compile(r"(?:[A-Za-z0-9_-]+: [!-~](?:[ -~]*[!-~])?\r\n)+(?:\r\n)?")
 
 
@@ -36,7 +41,9 @@ class NotEncrypted(nats.errors.Error):
     """Raised when a server offers no TLS where it is wanted: nothing was sent to it."""
 
     def __init__(self, server: str, why: str) -> None:
-        super().__init__(f"the server at {server} offers no TLS, which {why} wants: nothing was sent to it, no password either")
+        super().__init__(
+            f"the server at {server} offers no TLS, which {why} wants: nothing was sent to it, no password either"
+        )
 
 
 class GatedClient(Client):
@@ -50,7 +57,10 @@ class GatedClient(Client):
         """Whether something was written in this turn of the event loop."""
 
     def take_at_once(self, live: Subscription, taker: Callable[[Msg], None]) -> None:
-        """Call `taker` for each message of a subscription while it is parsed; it must not block. The subscription's own callback hears nothing more."""
+        """Call `taker` for each message of a subscription while it is parsed; it must not block.
+
+        The subscription's own callback hears nothing more.
+        """
         self._takers[live._id] = taker
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -63,10 +73,13 @@ class GatedClient(Client):
         try:
             taker(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
         except Exception as err:  # noqa: BLE001
-            # boundary: the client's read loop. nats-py ends it for good when anything is raised here.
+            # boundary: the client's read loop. nats-py ends it for
+            # good when anything is raised here.
             await self._error_cb(err)
 
-    async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None) -> None:
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
         block = _plain_block(headers) if headers and subject else None
         if block is None:
             await super()._send_publish(subject, reply, payload, payload_size, headers)
@@ -78,9 +91,11 @@ class GatedClient(Client):
             await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Write at once what is pending, once a turn of the event loop: what many tasks send in one turn goes to the socket together at its end.
+        """Write at once what is pending, once a turn of the event loop: what many tasks send in one
+        turn goes to the socket together at its end.
 
-        A socket that takes no more is waited for by nats-py's own task, and so is everything sent meanwhile: the order stays.
+        A socket that takes no more is waited for by nats-py's own task, and so is everything
+        sent meanwhile: the order stays.
         """
         stream = self._idle_stream()
         if force_flush or stream is None:
@@ -99,7 +114,10 @@ class GatedClient(Client):
         stream.writelines(pending)
 
     def _end_turn(self) -> None:
-        """Write what was sent in the turn after the first; where the socket takes no more, nats-py's own task writes it."""
+        """Write what was sent in the turn after the first.
+
+        Where the socket takes no more, nats-py's own task writes it.
+        """
         self._has_written = False
         stream = self._idle_stream() if self._pending else None
         if stream is not None:
@@ -109,7 +127,10 @@ class GatedClient(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _idle_stream(self) -> asyncio.StreamWriter | None:
-        """Give what we write to when it holds nothing back and nobody else is about to write; None otherwise."""
+        """Give what we write to when it holds nothing back and nobody else is about to write.
+
+        None otherwise.
+        """
         transport, queue = self._transport, self._flush_queue
         if not self.is_connected or not isinstance(transport, TcpTransport) or queue is None or not queue.empty():
             return None
@@ -134,7 +155,9 @@ class GatedClient(Client):
         return super()._connect_command()
 
     def _keep_quiet_at_the_end(self) -> None:
-        """Let asyncio know that this connection is encrypted: nats-py's upgrade does not, and each end of it would be a line in the log."""
+        """Let asyncio know that this connection is encrypted: nats-py's upgrade does not, and each
+        end of it would be a line in the log.
+        """
         transport = self._transport
         if self.is_encrypted and isinstance(transport, TcpTransport) and transport._io_writer is not None:
             stream: Any = transport._io_writer.transport
@@ -142,7 +165,10 @@ class GatedClient(Client):
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """The server's certificate (DER), as it was verified when this client connected; None: no TLS."""
+        """The server's certificate (DER), as it was verified when this client connected.
+
+        None: no TLS.
+        """
         transport = self._transport
         writer = transport._io_writer if isinstance(transport, TcpTransport) else None
         encrypted = writer.get_extra_info("ssl_object") if writer is not None else None
@@ -167,7 +193,9 @@ def headers_bytes(headers: Mapping[str, str]) -> int:
 
 
 def _plain_block(headers: dict[str, str]) -> bytes | None:
-    """Write headers at once that need no change: None for all others, which nats-py writes one by one, after a look at each letter."""
+    """Write headers at once that need no change: None for all others, which nats-py writes one by
+    one, after a look at each letter.
+    """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     is_plain = _PLAIN_LINES.fullmatch(lines) is not None and lines.count("\n") == len(headers)
     return f"NATS/1.0\r\n{lines}\r\n".encode() if is_plain else None
@@ -185,8 +213,8 @@ async def connect_client(
 ) -> None:
     """Connect a new client to one of the servers, with nats-py's own reconnecting switched off.
 
-    Shapes: login — as `topobus.bus.login.login.read_login` gives it; on_closed — called once when the client is lost; on_error — called with each error
-            that the client or the server tells later.
+    Shapes: login — as `topobus.bus.login.login.read_login` gives it; on_closed — called once when
+    the client is lost; on_error — called with each error that the client or the server tells later.
     Errors: raises OSError, TimeoutError or nats.errors.Error when no server takes us.
     Cost: up to 2 s a server, 6 s in all.
     """
@@ -195,7 +223,8 @@ async def connect_client(
             servers,
             name=name,
             allow_reconnect=False,
-            # One more try at each server, at once, then NoServersError: how long to wait is decided by the caller, not there.
+            # One more try at each server, at once, then NoServersError: how long to wait is
+            # decided by the caller, not there.
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=_CONNECT_TIMEOUT_S,

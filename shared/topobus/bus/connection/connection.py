@@ -1,11 +1,15 @@
 """The supervised connection to NATS: one client at a time, which is replaced and never repaired.
 
-nats-py's own reconnecting leaves clients that claim to be connected and receive nothing (read loop dead after a late PONG), that are closed for good by any -ERR, or
-that replay requests whose callers gave up. So it is switched off. When anything goes wrong, the client is thrown away, everything that waited on it fails at once,
-and a new client is made, with full jitter, for as long as the process runs. A canary decides whether a client is alive: every 3 s a message to ourselves must come
-back, unless other messages and answers came meanwhile. Subscriptions made here move to the new client; other users are informed through `on_change`.
+nats-py's own reconnecting leaves clients that claim to be connected and receive nothing (read loop
+dead after a late PONG), that are closed for good by any -ERR, or that replay requests whose callers
+gave up. So it is switched off. When anything goes wrong, the client is thrown away, everything that
+waited on it fails at once, and a new client is made, with full jitter, for as long as the process
+runs. A canary decides whether a client is alive: every 3 s a message to ourselves must come back,
+unless other messages and answers came meanwhile. Subscriptions made here move to the new client;
+other users are informed through `on_change`.
 
-When the files of the login (password, authority) hold another one, a new client is made with it beside the one that lives, and takes over when it hears: nothing is lost.
+When the files of the login (password, authority) hold another one, a new client is made with it
+beside the one that lives, and takes over when it hears: nothing is lost.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ OWN_RELEASE = importlib.metadata.version("topobus")
 
 Headers = dict[str, str]
 
-# The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
+# The server's max_payload counts headers too, nats-py's own check does not, and the
+# server then closes the connection.
 _HEADER_OVERHEAD = 16
 # From this try on a wait is no matter of a moment any more: the third.
 _EARNEST = 2
@@ -61,7 +66,8 @@ _EARNEST = 2
 class Connection:
     """One process's connection. Make with `open`, end with `close`.
 
-    Errors: what is sent while no client is up fails at once with PeerUnavailable; what was sent and awaited when a client is lost fails with ConnectionLost.
+    Errors: what is sent while no client is up fails at once with PeerUnavailable; what was sent and
+    awaited when a client is lost fails with ConnectionLost.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class Connection:
         new_client: Callable[[str], Client] | None = None,
         release: str | None = None,
     ) -> None:
-        """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it need not), in place of nats-py's; `release` is said to peers."""
+        """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it
+        need not), in place of nats-py's; `release` is said to peers.
+        """
         self.settings = settings
         self.name = name
         self.clock = clock
@@ -98,7 +106,9 @@ class Connection:
         self._subscriptions = Subscriptions(self._canary.note_heard)
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
-        self._dialer = Dialer(self, self._servers, self._mailbox, self._subscriptions, self._canary, new_client or GatedClient)
+        self._dialer = Dialer(
+            self, self._servers, self._mailbox, self._subscriptions, self._canary, new_client or GatedClient
+        )
         self.files = LoginFiles(settings)
         self.retirement = Retirement()
         """Of clients that others have taken over from."""
@@ -108,7 +118,8 @@ class Connection:
             str, int
         ] = {}  # `topobus.bus.streams.jetstream` keeps it: the generation in which each was seen to be made.
         self.has_missed_stream = asyncio.Event()
-        """Set when the server said that a stream of the catalogue is gone; cleared by who looks after the streams."""
+        """Set when the server said that a stream of the catalogue is gone; cleared by who looks
+        after the streams."""
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when this process has broken its own promise and must end."""
 
@@ -146,18 +157,24 @@ class Connection:
 
     @property
     def is_connected(self) -> bool:
-        """Say whether a client is up: its last canary came back, and nats-py has not closed it since."""
+        """Say whether a client is up: its last canary came back, and nats-py has not closed it
+        since.
+        """
         return self._up.is_set() and self._client is not None and self._client.is_connected
 
     @property
     def may_provision(self) -> bool:
-        """Say whether we may make streams: where each process is a user of its own, one of them alone has that right."""
+        """Say whether we may make streams: where each process is a user of its own, one of them
+        alone has that right.
+        """
         is_of_a_kind = self.settings.user in (*LEAF_PRINCIPALS, self.name) or bool(self.settings.zone)
         return self.name == self.settings.provisioner or not is_of_a_kind
 
     @property
     def is_outside(self) -> bool:
-        """Say whether we are in an account without streams: at a server with accounts each kind of process has its side."""
+        """Say whether we are in an account without streams: at a server with accounts each kind of
+        process has its side.
+        """
         return self.settings.zone == "vendor" or (self.settings.zone == "core" and is_outside(self.name))
 
     @property
@@ -196,8 +213,9 @@ class Connection:
     async def wait_up(self) -> None:
         """Wait until a client is up, as `is_connected` says.
 
-        nats-py calls a client closed some turns of the event loop before it says so to us. Whoever fails to send in between, waits here and tries again would take
-        all turns, and nobody would ever replace the client: so a closed client is reported as lost here, and the wait goes on.
+        nats-py calls a client closed some turns of the event loop before it says so to us. Whoever
+        fails to send in between, waits here and tries again would take all turns, and nobody would
+        ever replace the client: so a closed client is reported as lost here, and the wait goes on.
         """
         while not self.is_connected:
             if self._up.is_set():
@@ -211,24 +229,33 @@ class Connection:
         """Give a fresh subject that only we listen at, and where only the server may publish."""
         return f"{inbox_branch(self.name, SERVER)}.{new_token()}"
 
-    async def publish(self, subject: str, payload: bytes = b"", *, headers: Headers | None = None, reply: str = "") -> None:
+    async def publish(
+        self, subject: str, payload: bytes = b"", *, headers: Headers | None = None, reply: str = ""
+    ) -> None:
         """Send, or fail at once: nothing is kept for later.
 
-        Errors: PeerUnavailable when not connected, ContractError when the message is too large for the server.
+        Errors: PeerUnavailable when not connected, ContractError when the
+        message is too large for the server.
         """
         await self._send(self._client, subject, payload, headers, reply)
 
     async def answer(self, request: Msg, payload: bytes = b"", *, headers: Headers | None = None) -> None:
-        """Send an answer, by the client that the request came by while that one lives. Errors: as `publish`."""
+        """Send an answer, by the client that the request came by while that one lives.
+
+        Errors: as `publish`.
+        """
         await self._send(self.retirement.answering(request, self._client), request.reply, payload, headers, "")
 
-    async def _send(self, client: Client | None, subject: str, payload: bytes, headers: Headers | None, reply: str) -> None:
+    async def _send(
+        self, client: Client | None, subject: str, payload: bytes, headers: Headers | None, reply: str
+    ) -> None:
         if client is None or not client.is_connected:
             raise PeerUnavailable(f"cannot send to {subject}: not connected to NATS at {self._url}", subject=subject)
         size = len(payload) + headers_bytes(headers or {})
         if size > self.max_message_bytes:
             raise ContractError(
-                f"cannot send to {subject}: the message has {size} bytes with headers, the server takes {self.max_message_bytes}",
+                f"cannot send to {subject}: the message has {size} bytes with headers, the server takes "
+                f"{self.max_message_bytes}",
                 next_step="raise max_payload in the NATS server's configuration",
                 subject=subject,
                 size_bytes=size,
@@ -248,9 +275,11 @@ class Connection:
         answerer: str = SERVER,
         prepare: Callable[[Expectation], None] | None = None,
     ) -> Msg:
-        """Send and await one answer of `answerer`, by its connection name; `prepare` is told of what is expected before anything is sent.
+        """Send and await one answer of `answerer`, by its connection name; `prepare` is told of
+        what is expected before anything is sent.
 
-        Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost and TimeoutError when that is not known.
+        Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost
+        and TimeoutError when that is not known.
         """
         with self._mailbox.expect(answerer) as expected:
             if prepare is not None:
@@ -265,8 +294,10 @@ class Connection:
     async def barrier(self, *, timeout_s: float = 5.0) -> None:
         """Wait until the server has seen all that we sent before.
 
-        A message to ourselves, not nats-py's flush: its PING overtakes queued commands, and a flush given up kills the read loop later.
-        Errors: PeerUnavailable when not connected, TimeoutError when the message does not come back in time.
+        A message to ourselves, not nats-py's flush: its PING overtakes queued commands, and a flush
+        given up kills the read loop later.
+        Errors: PeerUnavailable when not connected, TimeoutError when the
+        message does not come back in time.
         """
         client = self._client
         if client is None:
@@ -287,7 +318,10 @@ class Connection:
         return lasting
 
     async def unsubscribe(self, lasting: Lasting) -> None:
-        """Stop listening. Messages that have arrived already are dropped; use `drain` to keep them."""
+        """Stop listening. Messages that have arrived already are dropped.
+
+        Use `drain` to keep them.
+        """
         await self._subscriptions.remove(lasting)
 
     async def drain(self, lasting: Lasting, *, timeout_s: float = 2.0) -> None:
@@ -315,15 +349,22 @@ class Connection:
                 attempt += 1
 
     def _tell_waiting(self, error: str, attempt: int) -> None:
-        """Log that there is no client: the first try, the third, and then every tenth: a wait of hours must show, and must not fill the disk.
+        """Log that there is no client: the first try, the third, and then every tenth: a wait of
+        hours must show, and must not fill the disk.
 
-        One try that fails is the ordinary start beside a server that starts; who waits for longer must be told, and a refused login does not come right by waiting.
+        One try that fails is the ordinary start beside a server that starts; who waits for longer
+        must be told, and a refused login does not come right by waiting.
         """
         log = get_logger()
         is_told = attempt in (0, _EARNEST) or attempt % 10 == 0
         if is_told and is_refused_login(error):
             log.error(
-                "bus.waiting", url=self._url, user=self.settings.user or "none", error=error, attempt=attempt, next_step=next_step(error)
+                "bus.waiting",
+                url=self._url,
+                user=self.settings.user or "none",
+                error=error,
+                attempt=attempt,
+                next_step=next_step(error),
             )
         else:
             tell = (log.warning if attempt >= _EARNEST else log.info) if is_told else log.debug
@@ -350,7 +391,9 @@ class Connection:
                 client, lost, fresh = await self._dialer.dial(login, self._note_error, is_beside=True)
             except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable) as err:
                 # The server may be told of it later.
-                (get_logger().warning if attempt == 0 else get_logger().debug)("bus.login-refused", url=self._url, error=error_text(err))
+                (get_logger().warning if attempt == 0 else get_logger().debug)(
+                    "bus.login-refused", url=self._url, error=error_text(err)
+                )
                 self.metrics.changeovers.labels("refused").inc()
                 await self.files.pause(full_jitter(attempt, most_s=5.0))
                 attempt += 1
@@ -387,7 +430,9 @@ class Connection:
         self.metrics.is_connected.set(1)
         self._up.set()
         self.readiness.set("bus", is_ready=True)
-        get_logger().info("bus.connected", url=self._url, server=".".join(map(str, self.server_version)), generation=self.generation)
+        get_logger().info(
+            "bus.connected", url=self._url, server=".".join(map(str, self.server_version)), generation=self.generation
+        )
         self._notify_listeners()
 
     async def _wait_for_loss(self, client: Client) -> None:
@@ -409,7 +454,9 @@ class Connection:
         self._nats_errors.note(err, is_current=client is self._client)
 
     def _drop(self, reason: str) -> None:
-        """Give a client up: fail what waits on it, and close it aside, since closing may hang with the server."""
+        """Give a client up: fail what waits on it, and close it aside, since closing may hang with
+        the server.
+        """
         client, self._client = self._client, None
         was_up = self._up.is_set()
         self._up.clear()

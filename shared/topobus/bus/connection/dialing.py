@@ -1,7 +1,9 @@
-"""Makes the clients of a connection: each listens wherever the connection does, and has heard itself, before anybody uses it.
+"""Makes the clients of a connection: each listens wherever the connection does, and has heard
+itself, before anybody uses it.
 
-Flows in: a login, and the connection's subscriptions. Flows out: a client that hears, made alone or beside one that lives. Which of them is the present one, and when another is
-needed, is decided by `topobus.bus.connection.connection`.
+Flows in: a login, and the connection's subscriptions. Flows out: a client that hears, made alone or
+beside one that lives. Which of them is the present one, and when another is needed, is decided by
+`topobus.bus.connection.connection`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Dialer"]
 
 _CANARY_TIMEOUT_S = 1.5
-# The first message to ourselves on a new client: the server may still be busy with all who came back at the same time.
+# The first message to ourselves on a new client: the server may still be busy with all
+# who came back at the same time.
 _FIRST_CANARY_TIMEOUT_S = 2.0
 
 
@@ -60,9 +63,11 @@ class Dialer:
     ) -> tuple[Client, asyncio.Event, Fresh]:
         """Make a client that listens wherever we do, and hears.
 
-        Shapes: is_beside — another one lives, and goes on; result — the client, what is set when it is lost, and what `Subscriptions.hand_over` takes, which must be called
-                without another turn of the loop.
-        Errors: raises OSError, TimeoutError, nats.errors.Error or PeerUnavailable when there is none; nothing has changed then.
+        Shapes: is_beside — another one lives, and goes on; result — the client, what is set
+        when it is lost, and what `Subscriptions.hand_over` takes, which must be called
+        without another turn of the loop.
+        Errors: raises OSError, TimeoutError, nats.errors.Error or PeerUnavailable when there is
+        none; nothing has changed then.
         """
         settings = self._connection.settings
         client = self._new_client(why_tls(settings))
@@ -77,7 +82,13 @@ class Dialer:
 
         try:
             await connect_client(
-                client, self._servers, settings, name=self._connection.instance, login=login, on_closed=on_closed, on_error=note_error
+                client,
+                self._servers,
+                settings,
+                name=self._connection.instance,
+                login=login,
+                on_closed=on_closed,
+                on_error=note_error,
             )
             if not is_beside:
                 self._mailbox.renew()
@@ -91,7 +102,8 @@ class Dialer:
                 client.take_at_once(answers, self._take_answer)
             await self._subscriptions.attach_beside(client, fresh, is_beside=is_beside)
             await self.echo(client, _FIRST_CANARY_TIMEOUT_S)
-            # What was added meanwhile, until nothing is: the caller makes it the present one without another turn of the loop.
+            # What was added meanwhile, until nothing is: the caller makes it the present one
+            # without another turn of the loop.
             while await self._subscriptions.attach_beside(client, fresh, is_beside=is_beside):
                 await self.echo(client, _FIRST_CANARY_TIMEOUT_S)
         except BaseException:
@@ -102,7 +114,8 @@ class Dialer:
 
     async def is_alive(self, client: Client) -> bool:
         """Say whether a client hears and is heard."""
-        # Twice: when our own process stood still, the first timeout comes due before the echo that lies in the socket has been read.
+        # Twice: when our own process stood still, the first timeout comes due before the echo that
+        # lies in the socket has been read.
         for _ in range(2):
             try:
                 await self.echo(client, _CANARY_TIMEOUT_S)
@@ -116,7 +129,8 @@ class Dialer:
     async def echo(self, client: Client, timeout_s: float) -> None:
         """Send a message to ourselves by a client, and wait until it comes back by the same.
 
-        Errors: raises PeerUnavailable when it cannot be sent, TimeoutError when it does not come back in time.
+        Errors: raises PeerUnavailable when it cannot be sent, TimeoutError when
+        it does not come back in time.
         """
         started = self._connection.clock.monotonic()
         with self._mailbox.expect(self._connection.name) as expected:

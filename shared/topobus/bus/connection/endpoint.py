@@ -1,4 +1,6 @@
-"""Turns the NATS settings into servers, passwords and certificates, or raises a ConfigError that names the key."""
+"""Turns the NATS settings into servers, passwords and certificates, or raises a ConfigError that
+names the key.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def read_url(text: str) -> tuple[list[str], str]:
     """Split a comma-separated list of NATS servers.
 
     Shapes: result — the servers as written, and the same list without user and password, for logs.
-    Errors: raises ConfigError for a server that is not `nats://`, `tls://`, `ws://` or `wss://` with a host; the message has no password.
+    Errors: raises ConfigError for a server that is not `nats://`, `tls://`, `ws://` or `wss://`
+    with a host; the message has no password.
 
     >>> read_url("nats://me:secret@a:4222, b")
     (['nats://me:secret@a:4222', 'b'], 'nats://a:4222,nats://b')
@@ -38,7 +41,8 @@ def read_url(text: str) -> tuple[list[str], str]:
             parts, is_good = None, False
         if parts is None or not is_good:
             raise ConfigError(
-                f"nats.url: got {server.rpartition('@')[2]!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas"
+                f"nats.url: got {server.rpartition('@')[2]!r}, wanted nats://HOST:PORT",
+                next_step="several servers are separated by commas",
             )
         shown.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
     return servers, ",".join(shown)
@@ -52,7 +56,8 @@ def strange_urls(text: str) -> list[str]:
     """
     bare = [(server, urlsplit(f"nats://{server}")) for server in read_url(text)[0] if "://" not in server]
     return [
-        f"nats.url: {server.rpartition('@')[2]!r} is taken for nats://{parts.netloc.rpartition('@')[2]}{'' if parts.port else f':{_PORT}'}"
+        f"nats.url: {server.rpartition('@')[2]!r} is taken for "
+        f"nats://{parts.netloc.rpartition('@')[2]}{'' if parts.port else f':{_PORT}'}"
         for server, parts in bare
     ]
 
@@ -66,11 +71,15 @@ def read_secret(path: str, key: str) -> str:
             f"{key}: cannot read {path}: {err.strerror}", next_step="mount the secret, or leave the key out", key=key
         ) from err
     except UnicodeDecodeError as err:
-        raise ConfigError(f"{key}: {path} is no text", next_step="mount the secret as it was given, not packed", key=key) from err
+        raise ConfigError(
+            f"{key}: {path} is no text", next_step="mount the secret as it was given, not packed", key=key
+        ) from err
 
 
 def read_files(settings: NatsSettings) -> tuple[str | None, ssl.SSLContext | None]:
-    """Read the files that a connection needs: gives the password, and whom to trust. Anew for each connection: a mounted secret is replaced while we run.
+    """Read the files that a connection needs: gives the password, and whom to trust.
+
+    Anew for each connection: a mounted secret is replaced while we run.
 
     Errors: raises ConfigError that names the key.
     """
@@ -86,12 +95,16 @@ def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
         return server_context(settings.tls_ca_file)
     except OSError as err:
         raise ConfigError(
-            f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file", key="nats.tls_ca_file"
+            f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}",
+            next_step="give a PEM file",
+            key="nats.tls_ca_file",
         ) from err
 
 
 def why_tls(settings: NatsSettings) -> str:
-    """Name the setting that wants TLS; empty when none does. One tls:// among several servers wants it of all: they are sent the same password.
+    """Name the setting that wants TLS; empty when none does.
+
+    One tls:// among several servers wants it of all: they are sent the same password.
 
     >>> from topobus.process.config import NatsSettings
     >>> why_tls(NatsSettings(url="nats://a,tls://b")), why_tls(NatsSettings())

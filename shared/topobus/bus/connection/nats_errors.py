@@ -1,4 +1,6 @@
-"""Handles errors that nats-py reports only to its error callback: counts them, logs them without flooding, and makes the process not ready after a denial."""
+"""Handles errors that nats-py reports only to its error callback: counts them, logs them without
+flooding, and makes the process not ready after a denial.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from topobus.process.readiness import Readiness
 
 __all__ = ["NatsErrors", "error_text", "is_refused_login", "next_step"]
 
-# A slow consumer reports each message that it drops; one line a kind in so many seconds tells as much.
+# A slow consumer reports each message that it drops; one line a kind in
+# so many seconds tells as much.
 _REPORT_EVERY_S = 5.0
 # nats-py gives it in lower case.
 _DENIAL = re.compile(r'permissions violation(?: for \w+ to "([^"]*)")?', re.IGNORECASE)
 
 
 def error_text(err: Exception) -> str:
-    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text, and a task group's says nothing of what it wraps."""
+    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text, and a
+    task group's says nothing of what it wraps.
+    """
     while isinstance(err, ExceptionGroup):
         err = err.exceptions[0]
     if not str(err) and isinstance(err, TimeoutError):
@@ -65,13 +70,16 @@ class NatsErrors:
             return
         is_denial = _DENIAL.search(self.last) is not None
         if is_denial:
-            # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
+            # The server refuses and nats-py goes on: without this the process would wait
+            # for ever and call itself ready.
             self._is_denied = True
             self._readiness.set("bus-permissions", is_ready=False, why=self.last)
         now = self._clock.monotonic()
         if now - self._reported.get(kind, -_REPORT_EVERY_S) >= _REPORT_EVERY_S:
             self._reported[kind] = now
-            (get_logger().error if is_denial else get_logger().warning)("bus.error-reported", kind=kind, error=self.last)
+            (get_logger().error if is_denial else get_logger().warning)(
+                "bus.error-reported", kind=kind, error=self.last
+            )
 
     def clear_denials(self) -> None:
         """Forget denials: a new client may have other rights."""

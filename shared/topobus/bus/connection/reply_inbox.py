@@ -1,8 +1,11 @@
-"""Awaits answers: one subscription for each client, one subject for each answer; all waiters fail at once when the client is lost.
+"""Awaits answers: one subscription for each client, one subject for each answer.
 
-The subject of an answer names who may give it: `_INBOX.<we>.<who answers>.<random>.<random>` (`bus.server_config.inboxes`). All subjects of a client differ only in the third
-and the last token, so one subscription with two wildcards receives them all. A message at any other subject than the awaited one is ignored, whatever its tokens:
-it may come from another principal's branch, or be a stored message that somebody made the server deliver here.
+All waiters fail at once when the client is lost. The subject of an answer names who may give
+it: `_INBOX.<we>.<who answers>.<random>.<random>` (`bus.server_config.inboxes`). All subjects
+of a client differ only in the third and the last token, so one subscription with two
+wildcards receives them all. A message at any other subject than the awaited one is ignored,
+whatever its tokens: it may come from another principal's branch, or be a stored message that
+somebody made the server deliver here.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ class ReplyInbox:
         finally:
             self._waiting.pop(subject, None)
             if expected.answer.done() and not expected.answer.cancelled():
-                # Looked at, even when nobody waits any more: otherwise asyncio complains of an error that nobody took.
+                # Looked at, even when nobody waits any more: otherwise asyncio
+                # complains of an error that nobody took.
                 expected.answer.exception()
 
     def take(self, message: Msg) -> None:

@@ -1,7 +1,9 @@
-"""Clients that another one has taken over from: each hands over what has come, gives the answers that it owes, and is closed then.
+"""Clients that another one has taken over from: each hands over what has come, gives the answers
+that it owes, and is closed then.
 
-Flows in: the older client with its subscriptions, and each request that is taken in and answered. Flows out: the older client's end. A request is answered by the client that it came
-by: where a right to answer is given with the request (`allow_responses`), no other client has it.
+Flows in: the older client with its subscriptions, and each request that is taken in and answered.
+Flows out: the older client's end. A request is answered by the client that it came by: where a
+right to answer is given with the request (`allow_responses`), no other client has it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Retirement:
                 self._settled.set()
 
     def answering(self, request: Msg, present: Client | None) -> Client | None:
-        """Give the client that a request is answered by: the one that it came by while that lives, older or newer than the present one, else the present one."""
+        """Give the client that a request is answered by: the one that it came by while that lives,
+        older or newer than the present one, else the present one.
+        """
         client = request._client
         return client if client.is_connected else present
 
@@ -69,7 +73,8 @@ class Retirement:
         try:
             draining = [asyncio.create_task(drain_quietly(each)) for each in live]
             if draining:
-                # Not cancelled: see `topobus.bus.connection.subscriptions`. The client's end ends them.
+                # Not cancelled: see `topobus.bus.connection.subscriptions`.
+                # The client's end ends them.
                 await asyncio.wait(draining, timeout=_DRAIN_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_OWES_S):

@@ -1,7 +1,10 @@
-"""Compares this machine's clock with the NATS server's, by what the server says anyway: no message is sent for it.
+"""Compares this machine's clock with the NATS server's, by what the server says anyway: no message
+is sent for it.
 
-Flows in: moments that the server named, with ours before and after. Flows out: by how much our clock differs, a log line when it begins or ends to differ, and a remark of
-readiness. The process stays ready: what it promises does not depend on clocks, but others may take its requests for old ones.
+Flows in: moments that the server named, with ours before and after. Flows out: by how
+much our clock differs, a log line when it begins or ends to differ, and a remark of
+readiness. The process stays ready: what it promises does not depend on clocks, but others
+may take its requests for old ones.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ class ServerClock:
         self._differs = False
         self._writes: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
         self.ahead_s: float | None = None
-        """By how much ours was ahead at the last comparison, half of the way there and back more or less; None before the first one."""
+        """By how much ours was ahead at the last comparison, half of the way there and back more or
+        less; None before the first one."""
 
     def note(self, asked_ms: int, answered_ms: int, server_ms: float) -> None:
         """Take in that the server's clock showed `server_ms` at some moment between two of ours."""
@@ -38,7 +42,9 @@ class ServerClock:
         text = f"{abs(self.ahead_s):.1f} s {'ahead of' if self.ahead_s > 0 else 'behind'} the NATS server's"
         if differs:
             self._readiness.set(
-                "clock", is_ready=True, why=f"this machine's clock is {text}: set both by the same time service (chrony, ntp)"
+                "clock",
+                is_ready=True,
+                why=f"this machine's clock is {text}: set both by the same time service (chrony, ntp)",
             )
         if differs and not self._differs:
             get_logger().warning(
@@ -46,7 +52,8 @@ class ServerClock:
                 ahead_s=round(self.ahead_s, 1),
                 why=f"this machine's clock is {text}",
                 wanted=f"at most {_LIMIT_MS / 1000:g} s",
-                next_step="set both clocks by the same time service (chrony, ntp): peers take requests from this machine, or it takes theirs, for old ones",
+                next_step="set both clocks by the same time service (chrony, ntp): peers take requests from this "
+                "machine, or it takes theirs, for old ones",
             )
         elif self._differs and not differs:
             self._readiness.set("clock", is_ready=True)
@@ -54,7 +61,9 @@ class ServerClock:
         self._differs = differs
 
     def note_write(self, stream: str, sequence: int, asked_ms: int, answered_ms: int) -> None:
-        """Remember when a write of ours was sent and acknowledged: whoever reads it later learns when the server stored it."""
+        """Remember when a write of ours was sent and acknowledged: whoever reads it later learns
+        when the server stored it.
+        """
         self._writes[stream, sequence] = (asked_ms, answered_ms)
         if len(self._writes) > _MOST_WRITES:
             self._writes.popitem(last=False)

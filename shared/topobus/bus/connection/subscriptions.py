@@ -1,7 +1,9 @@
-"""Subscriptions that outlive their client: made again on each new client of the connection, and ended without losing what has arrived.
+"""Subscriptions that outlive their client: made again on each new client of the connection, and
+ended without losing what has arrived.
 
-Flows in: subjects with callbacks, and each new client. Flows out: messages to the callbacks, and word of each one that comes. Nothing is kept for a client that is lost: what was
-sent meanwhile is gone, and who must not miss anything reads it from a stream or a bucket again.
+Flows in: subjects with callbacks, and each new client. Flows out: messages to the callbacks, and
+word of each one that comes. Nothing is kept for a client that is lost: what was sent meanwhile is
+gone, and who must not miss anything reads it from a stream or a bucket again.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ __all__ = ["PENDING_BYTES", "PENDING_MESSAGES", "Callback", "Fresh", "Lasting", 
 
 Callback = Callable[[Msg], Awaitable[None]]
 
-# Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
+# Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more
+# memory than a whole service may use.
 PENDING_MESSAGES = 4096
 PENDING_BYTES = 8 * 1024 * 1024
-# For so long after one client took over from another a message may still lie in the newer one's socket that the older one has handed over.
+# For so long after one client took over from another a message may still lie in the newer one's
+# socket that the older one has handed over.
 _TWICE_S = 10.0
 
 
@@ -42,7 +46,11 @@ class Lasting:
         """While two clients listen: what came already, by subject and reply; None: only one does."""
 
     def is_second(self, message: Msg) -> bool:
-        """Say whether this came by another client before. Of a queue group one client only is given each message, and what has no reply subject changes nothing twice."""
+        """Say whether this came by another client before.
+
+        Of a queue group one client only is given each message, and what has no reply
+        subject changes nothing twice.
+        """
         if self.seen is None or self.queue or not message.reply:
             return False
         if (message.subject, message.reply) in self.seen:
@@ -56,7 +64,9 @@ Fresh = dict[Lasting, Subscription]
 
 
 class Subscriptions:
-    """The lasting subscriptions of one connection; `on_heard` is called for each message, before its callback."""
+    """The lasting subscriptions of one connection; `on_heard` is called for each message, before
+    its callback.
+    """
 
     def __init__(self, on_heard: Callable[[], None]) -> None:
         self._on_heard = on_heard
@@ -65,7 +75,10 @@ class Subscriptions:
         self._ending: asyncio.TimerHandle | None = None
 
     def add(self, subject: str, callback: Callback, queue: str) -> Lasting:
-        """Take a subscription in; the next client has it, or `attach` puts it on the present one."""
+        """Take a subscription in.
+
+        The next client has it, or `attach` puts it on the present one.
+        """
         lasting = Lasting(subject, queue, callback)
         self._lasting.append(lasting)
         return lasting
@@ -76,7 +89,8 @@ class Subscriptions:
         Errors: raises PeerUnavailable when the client cannot listen.
         """
         if lasting.client is client:
-            # Made while this client was being set up, and attached from both sides: once is enough, twice would be every message twice.
+            # Made while this client was being set up, and attached from both sides: once is enough,
+            # twice would be every message twice.
             return
         lasting.client = client
         live = await self._listen(client, lasting)
@@ -104,9 +118,13 @@ class Subscriptions:
             raise PeerUnavailable(f"cannot listen at {lasting.subject}: {error_text(err)}") from err
 
     async def attach_beside(self, client: Client, fresh: Fresh, *, is_beside: bool) -> bool:
-        """Put every subscription that is not in `fresh` yet on a client that is not the present one, and there; True when there was any.
+        """Put every subscription that is not in `fresh` yet on a client that is not the present
+        one, and there.
 
-        Shapes: is_beside — another client listens, too: each message counts once, whichever it comes by, until some time after `hand_over` or `stop_beside`.
+        True when there was any.
+
+        Shapes: is_beside — another client listens, too: each message counts once, whichever it
+        comes by, until some time after `hand_over` or `stop_beside`.
         Errors: raises PeerUnavailable when the client cannot listen.
         """
         missing = [lasting for lasting in self._lasting if lasting not in fresh]
@@ -117,7 +135,10 @@ class Subscriptions:
         return bool(missing)
 
     def hand_over(self, client: Client, fresh: Fresh) -> list[Subscription]:
-        """Let a second client be the one; gives what is to be drained: the first one's, and what nobody wants any more."""
+        """Let a second client be the one.
+
+        Gives what is to be drained: the first one's, and what nobody wants any more.
+        """
         drained = [live for lasting, live in fresh.items() if lasting not in self._lasting]
         for lasting in self._lasting:
             if lasting.live is not None:
@@ -149,12 +170,15 @@ class Subscriptions:
             await _unsubscribe_quietly(live)
 
     async def drain(self, lasting: Lasting, *, timeout_s: float) -> None:
-        """Stop listening, and let the callback see everything that the server had sent already, within the time."""
+        """Stop listening, and let the callback see everything that the server had sent already,
+        within the time.
+        """
         self._remove(lasting)
         live, lasting.live = lasting.live, None
         if live is None:
             return
-        # A task of its own, never cancelled: cancelling nats-py's flush inside kills the client's read loop (`topobus.bus.connection.connection`).
+        # A task of its own, never cancelled: cancelling nats-py's flush inside kills the client's
+        # read loop (`topobus.bus.connection.connection`).
         task = asyncio.create_task(drain_quietly(live))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
@@ -176,6 +200,9 @@ async def _unsubscribe_quietly(live: Subscription) -> None:
 
 
 async def drain_quietly(live: Subscription) -> None:
-    """Stop listening, and let the callback see what has been sent; a client that is lost meanwhile ends it."""
+    """Stop listening, and let the callback see what has been sent.
+
+    A client that is lost meanwhile ends it.
+    """
     with suppress(nats.errors.Error, OSError, TimeoutError):
         await live.drain()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped

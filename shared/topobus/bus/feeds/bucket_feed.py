@@ -1,8 +1,11 @@
-"""A feed of a state whose classes have buckets of their own: delivers what all its buckets have, as if there were one.
+"""A feed of a state whose classes have buckets of their own: delivers what all its buckets have, as
+if there were one.
 
-Flows in: a feed of each bucket. Flows out: their messages under the common bucket's subjects, CAUGHT_UP when all have been read, RESET when one of them was lost. An entry
-may stand in its class's bucket and in the common one: at a hub relays write to that, and a node that was moved to a server of its own, or back, has written to both. The newest by
-the server's time counts. The classes' buckets are read first, so that what is older in the common one is never told after it.
+Flows in: a feed of each bucket. Flows out: their messages under the common bucket's subjects,
+CAUGHT_UP when all have been read, RESET when one of them was lost. An entry may stand in its
+class's bucket and in the common one: at a hub relays write to that, and a node that was moved to a
+server of its own, or back, has written to both. The newest by the server's time counts. The
+classes' buckets are read first, so that what is older in the common one is never told after it.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ __all__ = ["BucketFeed", "state_feed"]
 _WAITING = 64
 
 
-def state_feed(connection: Connection, state: State[Any], parts: Mapping[str, str]) -> BucketFeed | Feed | KeyFeed | PatternFeed:
+def state_feed(
+    connection: Connection, state: State[Any], parts: Mapping[str, str]
+) -> BucketFeed | Feed | KeyFeed | PatternFeed:
     """Make the feed of a state's entries that match; a part left out matches anything."""
     return BucketFeed(connection, state, parts) if len(_buckets(state, parts)) > 1 else _feed(connection, state, parts)
 
@@ -63,7 +68,8 @@ class BucketFeed:
             if not task.cancelled() and (failure := task.exception()) is not None:
                 failures.append(failure)
                 if arrived.empty():
-                    # Whoever reads hears of it: a defect of ours ends the reader, as it would with one feed.
+                    # Whoever reads hears of it: a defect of ours ends the
+                    # reader, as it would with one feed.
                     arrived.put_nowait((common, Mark.RESET))
 
         def begin(bucket: State[Any]) -> None:
@@ -106,7 +112,9 @@ class BucketFeed:
 
     def _own_parts(self, bucket: State[Any]) -> dict[str, str]:
         """Name the class, too: with the node it is a whole key, which is read without a consumer."""
-        device_class = bucket.bucket.removeprefix(f"{self._state.bucket}_") if bucket.bucket != self._state.bucket else ""
+        device_class = (
+            bucket.bucket.removeprefix(f"{self._state.bucket}_") if bucket.bucket != self._state.bucket else ""
+        )
         return {**self._parts, **({"device_class": device_class} if device_class else {})}
 
 

@@ -1,8 +1,11 @@
-"""A feed: delivers every message of a stream under a filter, in order, without gap or duplicate, until its reader stops.
+"""A feed: delivers every message of a stream under a filter, in order, without gap or duplicate,
+until its reader stops.
 
-It uses a named, ephemeral, in-memory *pull* consumer. Pulling gives back-pressure: messages that were not requested stay on the server, so no queue overflows and
-nothing is dropped at the client. The consumer is disposable. After a gap in its numbers, missing heartbeats, a lost connection or an unexpected status it is created
-again from the last position. When the stream was lost or rolled back (another creation time, fewer messages than seen, another message at our position), the feed
+It uses a named, ephemeral, in-memory *pull* consumer. Pulling gives back-pressure: messages that
+were not requested stay on the server, so no queue overflows and nothing is dropped at the client.
+The consumer is disposable. After a gap in its numbers, missing heartbeats, a lost connection or an
+unexpected status it is created again from the last position. When the stream was lost or rolled
+back (another creation time, fewer messages than seen, another message at our position), the feed
 delivers RESET and then everything from the start.
 """
 
@@ -31,18 +34,23 @@ from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
 
-# What one pull may bring, in messages of the largest size: bounds our memory, whatever the reader does.
+# What one pull may bring, in messages of the largest size: bounds our
+# memory, whatever the reader does.
 _BATCH_BYTES = 8 * 1024 * 1024
-# How long a pull waits for messages. Short while the beginning is read: afterwards another pull asks for fewer heartbeats.
+# How long a pull waits for messages. Short while the beginning is read: afterwards another
+# pull asks for fewer heartbeats.
 _EAGER_EXPIRES_S = 5
 _EXPIRES_S = 30
-# While the beginning is read each feed asks for heartbeats: two of them before its end, and the server stands still (see _Snapshot). Afterwards one for all does
-# (see shared_heartbeats), for each one wakes up this process and the server.
+# While the beginning is read each feed asks for heartbeats: two of them before its end, and the
+# server stands still (see _Snapshot). Afterwards one for all does (see shared_heartbeats), for each
+# one wakes up this process and the server.
 _EAGER_HEARTBEAT_S = 1
-# Silence is so many heartbeats missed, or the word missed that a pull has run out, and a little for a busy machine.
+# Silence is so many heartbeats missed, or the word missed that a pull has run out,
+# and a little for a busy machine.
 _MISSED_HEARTBEATS = 2
 _BUSY_S = 1.0
-# The server removes a consumer that nobody pulled from for so long; a reader that paused longer simply gets a new one.
+# The server removes a consumer that nobody pulled from for so long; a reader that
+# paused longer simply gets a new one.
 _INACTIVE_S = 30
 _NANO = 1_000_000_000
 
@@ -87,7 +95,8 @@ class Place(Struct, frozen=True):
 
     @classmethod
     def parse(cls, reply: str) -> Place:
-        """Read both forms: nine tokens, and the newer one with domain and account in front (server flag js_ack_fc_v2).
+        """Read both forms: nine tokens, and the newer one with domain and account in front (server
+        flag js_ack_fc_v2).
 
         Errors: raises ContractError for anything else.
 
@@ -117,10 +126,12 @@ class _Reopen(Exception):
 class _Snapshot:
     """Decides when all that was there has been delivered.
 
-    Not by the server's count of pending messages: when a key is overwritten so often meanwhile that its first value is gone, a consumer of the
-    newest of each stands still there (2.10, 2.15) with nothing pending, or delivers others twice (2.9). Instead: deliver up to the newest message
-    that matches, look again, deliver up to what is the newest now. In the first round each key's value of the beginning came, unless it was
-    pushed out by newer ones; these stand at or before the second round's end.
+    Not by the server's count of pending messages: when a key is overwritten so often meanwhile
+    that its first value is gone, a consumer of the newest of each stands still there (2.10, 2.15)
+    with nothing pending, or delivers others twice (2.9). Instead: deliver up to the newest
+    message that matches, look again, deliver up to what is the newest now. In the first round
+    each key's value of the beginning came, unless it was pushed out by newer ones; these stand at
+    or before the second round's end.
     """
 
     def __init__(self, jetstream: JetStream, stream: str, pattern: str) -> None:
@@ -131,7 +142,10 @@ class _Snapshot:
         self._rounds = 0
 
     async def is_complete(self, position: int) -> bool:
-        """Say whether the snapshot ends at this position; costs a request in each of the two rounds."""
+        """Say whether the snapshot ends at this position.
+
+        Costs a request in each of the two rounds.
+        """
         if position < self._target:
             return False
         if self._rounds == 2:
@@ -156,7 +170,9 @@ class Feed:
         on_waiting: Callable[[str], None] | None = None,
         has_data: bool = True,
     ) -> None:
-        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can be read, each time that it was tried; `has_data`: false for headers alone."""
+        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can
+        be read, each time that it was tried; `has_data`: false for headers alone.
+        """
         self._has_data = has_data
         self._on_waiting = on_waiting
         self._connection = connection
@@ -193,7 +209,8 @@ class Feed:
             except _Reopen as err:
                 self._note(err.reason)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
-                # Whoever reads that it waits also reads that it is over; what comes after a start is told by the bus.
+                # Whoever reads that it waits also reads that it is over; what comes
+                # after a start is told by the bus.
                 waits = waits or is_first
                 level = "info" if is_first else "debug"
                 error = _describe_failure(err, self._stream)
@@ -210,7 +227,9 @@ class Feed:
         """Look at the stream: is it still the one that we know? Remembers it otherwise."""
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
-            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them")
+            raise PeerUnavailable(
+                f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them"
+            )
         if not self._created:
             self._created, self._began_at = info.created, info.last_sequence
             if self._start is From.NEW:
@@ -223,7 +242,9 @@ class Feed:
         return is_other
 
     async def _is_anchored(self) -> bool:
-        """Say whether the message at our position is the one that we delivered: a store put back and written on has another one there."""
+        """Say whether the message at our position is the one that we delivered: a store put back
+        and written on has another one there.
+        """
         if not self._position_ns:
             return True
         stored = await self._jetstream.message_at(self._stream, self._position)
@@ -262,12 +283,18 @@ class Feed:
                     wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
                     if not self._is_caught_up:
                         silence_s = _MISSED_HEARTBEATS * _EAGER_HEARTBEAT_S + _BUSY_S
-                        await self._pull(name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S)
+                        await self._pull(
+                            name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S
+                        )
                     else:
                         if seat is None:
-                            seat = self._connection.heartbeats.enter(server, lambda reason: arrived.put_nowait(_Reopen(reason)))
+                            seat = self._connection.heartbeats.enter(
+                                server, lambda reason: arrived.put_nowait(_Reopen(reason))
+                            )
                         silence_s = _EXPIRES_S + _BUSY_S
-                        await self._pull(name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0)
+                        await self._pull(
+                            name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0
+                        )
                 if seat is not None:
                     seat.is_waiting = True
                 message = await self._next(arrived, silence_s)
@@ -278,13 +305,17 @@ class Feed:
                     wanted = _read_status(status, message.headers or {}, wanted, expected)
                     idle += 1
                     if idle >= 2 and not self._is_caught_up:
-                        # The server stands still before the end (see _Snapshot); a consumer that starts at our position does not.
+                        # The server stands still before the end (see _Snapshot); a consumer that
+                        # starts at our position does not.
                         raise _Reopen("stalled")
                     continue
                 if f".{self._stream}.{name}." not in message.reply and message.reply.startswith("$JS.ACK."):
-                    # Another consumer's delivery, which the server was told to bring here: not of our stream, or not of our filter.
+                    # Another consumer's delivery, which the server was told to bring here: not of
+                    # our stream, or not of our filter.
                     self._connection.metrics.strays.labels(self._stream, "consumer").inc()
-                    self._connection.quiet.warning("feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200])
+                    self._connection.quiet.warning(
+                        "feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200]
+                    )
                     continue
                 idle = 0
                 place = Place.parse(message.reply)
@@ -321,7 +352,10 @@ class Feed:
                     pass
 
     async def _make_consumer(self, name: str) -> str:
-        """Make the consumer; gives the server of a cluster that keeps it, an empty text where there is one server only."""
+        """Make the consumer.
+
+        Gives the server of a cluster that keeps it, an empty text where there is one server only.
+        """
         config: dict[str, Any] = {
             "name": name,
             "filter_subject": self._pattern,
@@ -349,7 +383,9 @@ class Feed:
         request = {"batch": count, "expires": expires_s * _NANO}
         if heartbeat_s:
             request["idle_heartbeat"] = heartbeat_s * _NANO
-        await self._connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox)
+        await self._connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox
+        )
 
     @staticmethod
     async def _next(arrived: asyncio.Queue[Msg | _Reopen], silence_s: float) -> Msg:
@@ -380,7 +416,8 @@ def _describe_failure(err: Exception, stream: str) -> str:
 def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> int:
     """Give how many messages the server still owes us after this status.
 
-    Raises _Reopen when the consumer is gone, or when the server counts otherwise than we do: then the last ones were dropped on the way.
+    Raises _Reopen when the consumer is gone, or when the server counts otherwise than we do: then
+    the last ones were dropped on the way.
     """
     if status == "100":
         if _count(headers, "Nats-Last-Consumer", expected - 1) != expected - 1:

@@ -1,9 +1,12 @@
-"""A feed of one key: delivers the newest message of one subject of a stream, and each newer one that it sees, without a consumer.
+"""A feed of one key: delivers the newest message of one subject of a stream, and each newer one
+that it sees, without a consumer.
 
-The server says at a subject of its own that the key was written (the stream's `republish`). Anybody with the right could publish there, and what is said may be lost, so it is
-a hint only: the message itself is read from the stream's leader. Hints that come while a read is under way cost one more read, and a flood of them some reads a second.
-Whether the stream is still the same, and nothing was missed, is looked after at the start, after each reconnect, and from time to time. When the stream was lost or
-rolled back, the feed delivers RESET and the key's message again.
+The server says at a subject of its own that the key was written (the stream's `republish`). Anybody
+with the right could publish there, and what is said may be lost, so it is a hint only: the message
+itself is read from the stream's leader. Hints that come while a read is under way cost one more
+read, and a flood of them some reads a second. Whether the stream is still the same, and nothing was
+missed, is looked after at the start, after each reconnect, and from time to time. When the stream
+was lost or rolled back, the feed delivers RESET and the key's message again.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["KeyFeed"]
 
-# How often to look whether a hint was lost. The first look is soon: what was written while the other servers of a cluster did not know yet that we listen was said to nobody.
+# How often to look whether a hint was lost. The first look is soon: what was written while the
+# other servers of a cluster did not know yet that we listen was said to nobody.
 CHECK_S = 30.0
 _FIRST_CHECK_S = 2.0
 # Looks come at whole seconds, when the process's other loops wake up, too.
 _TICK_S = 1.0
-# A key may be read so many times at once, and so many times a second for ever: a ledger is written for each pod, and a busy node has tens of them in a second.
+# A key may be read so many times at once, and so many times a second for ever: a ledger is written
+# for each pod, and a busy node has tens of them in a second.
 _BURST = 64
 _READS_PER_S = 32.0
 
@@ -39,9 +44,17 @@ class KeyFeed:
     """Reads one key. Use `messages()` once."""
 
     def __init__(
-        self, connection: Connection, stream: str, subject: str, hints: str, *, on_waiting: Callable[[str], None] | None = None
+        self,
+        connection: Connection,
+        stream: str,
+        subject: str,
+        hints: str,
+        *,
+        on_waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """Make a feed of a stream's subject; `hints`: where the server says that it was written; `on_waiting` hears why nothing can be read, each time that it was tried."""
+        """Make a feed of a stream's subject; `hints`: where the server says that it was written;
+        `on_waiting` hears why nothing can be read, each time that it was tried.
+        """
         self._connection = connection
         self._jetstream = JetStream(connection)
         self._stream = stream
@@ -118,7 +131,10 @@ class KeyFeed:
         )
 
     async def _wait(self, look_s: float) -> bool:
-        """Wait for a hint, and until the key may be read again; False when the time has come to look without one."""
+        """Wait for a hint, and until the key may be read again.
+
+        False when the time has come to look without one.
+        """
         now_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(look_s + until_tick(now_s + look_s, _TICK_S)):
@@ -129,10 +145,15 @@ class KeyFeed:
         return True
 
     async def _look(self) -> AsyncGenerator[Delivery | Mark, None]:
-        """Look at the stream, and at the key if anything came since; says RESET when the stream is another one."""
+        """Look at the stream, and at the key if anything came since.
+
+        Says RESET when the stream is another one.
+        """
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
-            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them")
+            raise PeerUnavailable(
+                f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them"
+            )
         if self._created and (info.created != self._created or info.last_sequence < self._position):
             self._reset()
             yield Mark.RESET
@@ -153,9 +174,12 @@ class KeyFeed:
         self._checked = max(self._position, info.last_sequence)
 
     async def _read(self, *, is_anchored: bool = True) -> AsyncGenerator[Delivery | Mark, None]:
-        """Read the key, and deliver what is newer; says RESET when what was delivered is not the stream's any more.
+        """Read the key, and deliver what is newer.
 
-        Shapes: is_anchored — false when the store may have been put back meanwhile, so that a newer message may have another past than the one that was delivered.
+        Says RESET when what was delivered is not the stream's any more.
+
+        Shapes: is_anchored — false when the store may have been put back meanwhile, so that a newer
+        message may have another past than the one that was delivered.
         """
         stored = await self._jetstream.last_message(self._stream, self._subject)
         if self._position and await self._is_other_history(stored, is_anchored=is_anchored):
@@ -169,13 +193,16 @@ class KeyFeed:
             yield Mark.CAUGHT_UP
 
     async def _is_other_history(self, stored: StoredMessage | None, *, is_anchored: bool) -> bool:
-        """Say whether the message that we delivered was never stored in this stream: a store was put back."""
+        """Say whether the message that we delivered was never stored in this stream: a store was
+        put back.
+        """
         if stored is not None and stored.sequence <= self._position:
             return stored.sequence < self._position or stored.time_ns != self._position_ns
         if stored is not None and is_anchored:
             return False
         at_position = await self._jetstream.message_at(self._stream, self._position)
-        # Gone is no proof: newer ones of its subject, or others of a full bucket, may have pushed it out. Another one in its place is.
+        # Gone is no proof: newer ones of its subject, or others of a full bucket, may have pushed
+        # it out. Another one in its place is.
         return at_position is not None and at_position.time_ns != self._position_ns
 
     async def _begin_anew(self) -> Mark:

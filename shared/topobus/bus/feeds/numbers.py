@@ -1,4 +1,6 @@
-"""Parses numbers in text that comes from the bus: headers, and the parts of a delivery's reply subject."""
+"""Parses numbers in text that comes from the bus: headers, and the parts of a delivery's reply
+subject.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from topobus.values.errors import ContractError
 
 __all__ = ["read_count"]
 
-# 19 digits are nanoseconds until the year 2286 and any 63-bit sequence. int() alone takes signs, spaces, underscores and the digits of every script, and
-# raises ValueError for more than 4,300 (sys.set_int_max_str_digits).
+# 19 digits are nanoseconds until the year 2286 and any 63-bit sequence. int() alone takes
+# signs, spaces, underscores and the digits of every script, and raises ValueError for more than
+# 4,300 (sys.set_int_max_str_digits).
 _COUNT = re.compile(r"[0-9]{1,19}")
 
 

@@ -1,8 +1,11 @@
-"""A feed of many keys or subjects of a stream without a consumer: reads what stands there, key by key, and then each message in its turn.
+"""A feed of many keys or subjects of a stream without a consumer: reads what stands there, key by
+key, and then each message in its turn.
 
-It keeps the promises of `topobus.bus.feeds.feed` for who may make no consumer, since a consumer's messages may be delivered to any subject (docs/adr/0029). What stands there
-is read by the stream's list of subjects, so many at a time; afterwards each message after the last one is asked for (`next_by_subj`), whenever the server says that something
-was stored (the stream's `republish`) and at the looks of `topobus.bus.feeds.key_feed`. Nothing that is said is believed but how far to read.
+It keeps the promises of `topobus.bus.feeds.feed` for who may make no consumer, since a consumer's
+messages may be delivered to any subject (docs/adr/0029). What stands there is read by the stream's
+list of subjects, so many at a time; afterwards each message after the last one is asked for
+(`next_by_subj`), whenever the server says that something was stored (the stream's `republish`) and
+at the looks of `topobus.bus.feeds.key_feed`. Nothing that is said is believed but how far to read.
 """
 
 from __future__ import annotations
@@ -21,13 +24,17 @@ from topobus.values.errors import ContractError
 
 __all__ = ["PatternFeed"]
 
-# So many values of the beginning are asked for at once: each may have 900 KiB, and a fleet has thousands.
+# So many values of the beginning are asked for at once: each may have 900
+# KiB, and a fleet has thousands.
 _AT_ONCE = 16
 _HINTED_STREAM, _HINTED_SEQUENCE = "Nats-Stream", "Nats-Sequence"
 
 
 class PatternFeed(KeyFeed):
-    """Reads one stream. Use `messages()` once. What stands there at the start comes in the order of its subjects, all else in the stream's."""
+    """Reads one stream. Use `messages()` once.
+
+    What stands there at the start comes in the order of its subjects, all else in the stream's.
+    """
 
     def __init__(
         self,
@@ -40,7 +47,10 @@ class PatternFeed(KeyFeed):
         behind: int = 0,
         on_waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """Make a feed; as `Feed`, and `hints` is where the server says that something was stored."""
+        """Make a feed.
+
+        As `Feed`, and `hints` is where the server says that something was stored.
+        """
         super().__init__(connection, stream, pattern, hints, on_waiting=on_waiting)
         self._start = start
         self._position = behind
@@ -51,7 +61,8 @@ class PatternFeed(KeyFeed):
     async def _on_hint(self, message: Msg) -> None:
         headers = message.headers or {}
         if headers.get(_HINTED_STREAM, self._stream) != self._stream:
-            # Classes have buckets of their own, and all say at one noun's subjects what was written.
+            # Classes have buckets of their own, and all say at one
+            # noun's subjects what was written.
             return
         try:
             self._hinted_sequence = max(self._hinted_sequence, read_count(headers.get(_HINTED_SEQUENCE, "")))
@@ -60,7 +71,10 @@ class PatternFeed(KeyFeed):
         await super()._on_hint(message)
 
     async def _read(self, *, is_anchored: bool = True) -> AsyncGenerator[Delivery | Mark, None]:
-        """Deliver what stands there, and then all that is newer; says RESET when what was delivered is not the stream's any more."""
+        """Deliver what stands there, and then all that is newer.
+
+        Says RESET when what was delivered is not the stream's any more.
+        """
         if not is_anchored and self._position_ns and await self._is_other_history(None, is_anchored=False):
             yield await self._begin_anew()
         if self._start is From.NEW:
@@ -91,26 +105,35 @@ class PatternFeed(KeyFeed):
         yield Mark.CAUGHT_UP
 
     async def _read_newest(self) -> AsyncGenerator[Delivery, None]:
-        """Deliver the newest message of each subject; what is written meanwhile comes after it, or has come with it."""
+        """Deliver the newest message of each subject.
+
+        What is written meanwhile comes after it, or has come with it.
+        """
         subjects = sorted(await self._jetstream.subject_counts(self._stream, self._subject))
         position = position_ns = 0
         for first in range(0, len(subjects), _AT_ONCE):
             some = subjects[first : first + _AT_ONCE]
-            for stored in await asyncio.gather(*(self._jetstream.last_message(self._stream, subject) for subject in some)):
-                # A subject of which the bucket has dropped all is gone; one that was read before a failure has been delivered.
+            for stored in await asyncio.gather(
+                *(self._jetstream.last_message(self._stream, subject) for subject in some)
+            ):
+                # A subject of which the bucket has dropped all is gone; one that was read
+                # before a failure has been delivered.
                 if stored is None or stored.sequence <= self._newest.get(stored.subject, 0):
                     continue
                 self._newest[stored.subject] = stored.sequence
                 if position < stored.sequence <= self._began_at:
                     position, position_ns = stored.sequence, stored.time_ns
                 yield self._delivered(stored)
-        # Of what was there when the feed began nothing is newer: that would be the newest of its subject.
+        # Of what was there when the feed began nothing is newer: that
+        # would be the newest of its subject.
         self._position, self._position_ns = position, position_ns
 
     async def _walk(self, upto: int) -> AsyncGenerator[Delivery, None]:
         """Deliver message after message from our position on, to a sequence, 0: to the end."""
         while not upto or self._position < upto:
-            stored = await self._jetstream.next_message(self._stream, self._subject, max(self._position, self._checked) + 1)
+            stored = await self._jetstream.next_message(
+                self._stream, self._subject, max(self._position, self._checked) + 1
+            )
             if stored is None:
                 return
             if stored.sequence > self._newest.get(stored.subject, 0):

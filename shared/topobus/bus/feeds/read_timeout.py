@@ -1,4 +1,7 @@
-"""Limits how long a read of existing data may go without progress. A watch has no such limit, a list has."""
+"""Limits how long a read of existing data may go without progress.
+
+A watch has no such limit, a list has.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ class ReadTimeout:
     async def next(self, items: AsyncGenerator[T, None]) -> T:
         """Give the next item.
 
-        Errors: raises PeerUnavailable when none comes in time; the feed is then closed by whoever opened it.
+        Errors: raises PeerUnavailable when none comes in time; the feed is
+        then closed by whoever opened it.
         """
         try:
             async with asyncio.timeout(self._limit_s):

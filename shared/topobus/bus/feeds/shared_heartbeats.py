@@ -1,8 +1,11 @@
-"""Finds out for all feeds of a connection that their server stopped delivering, by the heartbeats of one of them.
+"""Finds out for all feeds of a connection that their server stopped delivering, by the heartbeats
+of one of them.
 
-A consumer dies silently only with the server that keeps it, and all consumers that this server keeps die with it. So of the feeds whose consumers live at the same
-server, one asks for heartbeats (`Seat.takes_beats`), and when these stop, all are told to make their consumers anew. A consumer that is deleted alone is told by the
-server at once (status 409). Flows in: which server keeps each feed's consumer, and when messages come. Flows out: a call with the reason to begin anew.
+A consumer dies silently only with the server that keeps it, and all consumers that this server
+keeps die with it. So of the feeds whose consumers live at the same server, one asks for heartbeats
+(`Seat.takes_beats`), and when these stop, all are told to make their consumers anew. A consumer
+that is deleted alone is told by the server at once (status 409). Flows in: which server keeps each
+feed's consumer, and when messages come. Flows out: a call with the reason to begin anew.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from collections.abc import Callable
 __all__ = ["BEAT_S", "Seat", "SharedHeartbeats"]
 
 BEAT_S = 2
-"""How often the server says that nothing came. Below the time of silence after which the connection asks itself whether it lives: beats take the place of that, too."""
-# Silence is so many beats missed, and a little for a busy machine, after which what lay in the socket has been read: 5 s in all.
+"""How often the server says that nothing came. Below the time of silence after which the connection
+asks itself whether it lives: beats take the place of that, too."""
+# Silence is so many beats missed, and a little for a busy machine, after which what lay in the
+# socket has been read: 5 s in all.
 _MISSED_BEATS = 2
 _BUSY_S = 1.0
 
@@ -26,7 +31,9 @@ class SharedHeartbeats:
         self._groups: dict[str, _Group] = {}
 
     def enter(self, server: str, begin_anew: Callable[[str], None]) -> Seat:
-        """Count a feed in whose consumer lives at a server; `begin_anew` is called with the reason: `silence`, or `heartbeats` when it shall ask for them."""
+        """Count a feed in whose consumer lives at a server; `begin_anew` is called with the reason:
+        `silence`, or `heartbeats` when it shall ask for them.
+        """
         return Seat(self._groups.setdefault(server, _Group()), begin_anew)
 
 
@@ -37,11 +44,14 @@ class Seat:
         self._group = group
         self.begin_anew = begin_anew
         self.is_waiting = False
-        """Set by the feed while its reader waits for messages: only then does the server owe it heartbeats."""
+        """Set by the feed while its reader waits for messages: only then does the server owe it
+        heartbeats."""
         group.seats.append(self)
 
     def takes_beats(self) -> bool:
-        """Say, at each pull, whether it must ask for heartbeats: if nobody does, this one begins to."""
+        """Say, at each pull, whether it must ask for heartbeats: if nobody does, this one begins
+        to.
+        """
         if self._group.beating is None:
             self._group.listen_to(self)
         return self._group.beating is self
@@ -96,4 +106,6 @@ class _Group:
     def _set_timer(self, delay_s: float | None, action: Callable[[], None] | None = None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if delay_s is None or action is None else asyncio.get_running_loop().call_later(delay_s, action)
+        self._timer = (
+            None if delay_s is None or action is None else asyncio.get_running_loop().call_later(delay_s, action)
+        )

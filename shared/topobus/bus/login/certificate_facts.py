@@ -1,6 +1,9 @@
-"""Reads what a certificate says of itself: its names, its dates, and who signed it. Nothing is verified here: whoever is shown a certificate may have been shown any.
+"""Reads what a certificate says of itself: its names, its dates, and who signed it.
 
-Flows in: DER, or a PEM file. Flows out: facts. Python's `ssl` gives them of a certificate that it has verified, and of no other; they are wanted of just those that it refused.
+Nothing is verified here: whoever is shown a certificate may have been shown any.
+
+Flows in: DER, or a PEM file. Flows out: facts. Python's `ssl` gives them of a certificate that it
+has verified, and of no other; they are wanted of just those that it refused.
 Source: RFC 5280 section 4.1, X.690.
 """
 
@@ -76,14 +79,20 @@ def read_certificates(file: Path) -> tuple[CertificateFacts, ...]:
         with file.open("rb") as opened:
             text = opened.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError as err:
-        raise ConfigError(f"certificate: cannot read {file}: {err.strerror}", next_step="give this process the right to read it") from err
+        raise ConfigError(
+            f"certificate: cannot read {file}: {err.strerror}", next_step="give this process the right to read it"
+        ) from err
     blocks = pem_blocks(text)
     try:
         certificates = tuple(parse_certificate(ssl.PEM_cert_to_DER_cert(block)) for block in blocks)
     except ValueError as err:
-        raise ConfigError(f"certificate: {file} has one that cannot be read: {err}", next_step="give a PEM file") from err
+        raise ConfigError(
+            f"certificate: {file} has one that cannot be read: {err}", next_step="give a PEM file"
+        ) from err
     if not certificates:
-        raise ConfigError(f"certificate: {file} has none", next_step="give a PEM file: it begins with -----BEGIN CERTIFICATE-----")
+        raise ConfigError(
+            f"certificate: {file} has none", next_step="give a PEM file: it begins with -----BEGIN CERTIFICATE-----"
+        )
     return certificates
 
 

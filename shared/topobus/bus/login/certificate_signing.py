@@ -1,7 +1,8 @@
 """Makes keys and certificates by the program `openssl`, in a folder that is gone afterwards.
 
-Flows in: names, dates, the authority's key in a file. Flows out: PEM text; who keeps it in which files is `topobus.bus.login.certificates`. `openssl ca` signs and not `openssl x509`,
-which before 3.4 cannot be told when a certificate begins to be good.
+Flows in: names, dates, the authority's key in a file. Flows out: PEM text; who keeps it in which
+files is `topobus.bus.login.certificates`. `openssl ca` signs and not `openssl x509`, which before
+3.4 cannot be told when a certificate begins to be good.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def new_key(folder: Path) -> str:
 
 
 def sign_authority(folder: Path, key: str, name: str, life: tuple[datetime, datetime]) -> str:
-    """Make the certificate of an authority by its own key; `folder`: where nobody else can look in while it is made."""
+    """Make the certificate of an authority by its own key; `folder`: where nobody else can look in
+    while it is made.
+    """
     with _workplace(folder) as work:
         (work / "key.pem").touch(mode=0o600)
         (work / "key.pem").write_text(key, encoding="ascii")
@@ -64,12 +67,16 @@ def sign_authority(folder: Path, key: str, name: str, life: tuple[datetime, date
         return _sign(work, "authority", life, "-selfsign", "-keyfile", "key.pem")
 
 
-def sign_server(folder: Path, key: Path, names: Sequence[str], life: tuple[datetime, datetime], *, authority: Path) -> str:
+def sign_server(
+    folder: Path, key: Path, names: Sequence[str], life: tuple[datetime, datetime], *, authority: Path
+) -> str:
     """Make the certificate of a server.
 
-    Shapes: folder — where nobody else can write while it is made. key — the server's. names — DNS names and addresses, one at least. authority — file of the authority's key and certificate.
+    Shapes: folder — where nobody else can write while it is made. key — the server's. names — DNS
+    names and addresses, one at least. authority — file of the authority's key and certificate.
     """
-    # At most 64 characters (RFC 5280, ub-common-name); clients compare the names beside it, and never this one.
+    # At most 64 characters (RFC 5280, ub-common-name); clients compare the names
+    # beside it, and never this one.
     subject = next((name for name in names if len(name) <= 64), "nats")
     kinds = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
     with _workplace(folder, f"subjectAltName = {kinds}\n") as work:
@@ -84,14 +91,28 @@ def _request(work: Path, key: str, name: str) -> None:
 
 def _sign(work: Path, extensions: str, life: tuple[datetime, datetime], *signer: str) -> str:
     begin, end = (f"{when:%Y%m%d%H%M%SZ}" for when in life)
-    how = ("-config", "openssl.cnf", "-batch", "-notext", "-extensions", extensions, "-startdate", begin, "-enddate", end)
+    how = (
+        "-config",
+        "openssl.cnf",
+        "-batch",
+        "-notext",
+        "-extensions",
+        extensions,
+        "-startdate",
+        begin,
+        "-enddate",
+        end,
+    )
     _openssl(work, "ca", *how, *signer, "-in", "request.pem", "-out", "made.pem")
     return (work / "made.pem").read_text(encoding="ascii")
 
 
 @contextlib.contextmanager
 def _workplace(folder: Path, more: str = "") -> Iterator[Path]:
-    """Give a folder of its own in which `openssl` finds what it wants; it is gone afterwards, at the latest with the next call."""
+    """Give a folder of its own in which `openssl` finds what it wants.
+
+    It is gone afterwards, at the latest with the next call.
+    """
     with tempfile.TemporaryDirectory(prefix=UNREADY, dir=folder, ignore_cleanup_errors=True) as name:
         work = Path(name)
         (work / "openssl.cnf").write_text(_CONFIGURATION + more, encoding="ascii")
@@ -115,14 +136,18 @@ def _openssl(work: Path, *arguments: str) -> str:
     except FileNotFoundError as err:
         raise ConfigError(
             "the program openssl, which makes certificates, is not installed",
-            next_step="install it (Debian, Ubuntu: apt-get install openssl), or put tls.crt, tls.key and ca.crt there yourself",
+            next_step="install it (Debian, Ubuntu: apt-get install openssl), or put tls.crt, tls.key and ca.crt there "
+            "yourself",
         ) from err
     except (OSError, subprocess.TimeoutExpired) as err:
-        raise ConfigError(f"openssl {arguments[0]} cannot run: {err}", next_step="see whether `openssl version` works") from err
+        raise ConfigError(
+            f"openssl {arguments[0]} cannot run: {err}", next_step="see whether `openssl version` works"
+        ) from err
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no word why"]
         raise ConfigError(
-            f"openssl {arguments[0]} failed with status {done.returncode}: {last[0]}", next_step="see whether `openssl version` works"
+            f"openssl {arguments[0]} failed with status {done.returncode}: {last[0]}",
+            next_step="see whether `openssl version` works",
         )
     return done.stdout
 

@@ -1,8 +1,12 @@
-"""Makes and keeps the certificate of a NATS server and the authority (CA) that signs it, in files, by the program `openssl`.
+"""Makes and keeps the certificate of a NATS server and the authority (CA) that signs it, in files,
+by the program `openssl`.
 
-Flows in: a folder for the server, a folder for the authority, the names by which clients reach the server, and the time. Flows out: `tls.crt`, `tls.key` and `ca.crt` in the server's
-folder, as in a Secret of cert-manager. A folder that somebody else filled so is taken as it is and never written. The authority's key stays in its own folder and is
-wanted again only to sign. Each file appears whole or not at all; `ca.crt` is written before what it vouches for, and a key without its certificate is given one by the next call.
+Flows in: a folder for the server, a folder for the authority, the names by which clients reach the
+server, and the time. Flows out: `tls.crt`, `tls.key` and `ca.crt` in the server's folder, as in a
+Secret of cert-manager. A folder that somebody else filled so is taken as it is and never written.
+The authority's key stays in its own folder and is wanted again only to sign. Each file appears
+whole or not at all; `ca.crt` is written before what it vouches for, and a key without its
+certificate is given one by the next call.
 """
 
 from __future__ import annotations
@@ -61,13 +65,24 @@ class ServerCertificate(Struct, frozen=True, kw_only=True):
 
 
 def certify(
-    folder: Path, names: Sequence[str], *, authority: Path, now: datetime, is_for_group: bool = False, is_renewal: bool = False
+    folder: Path,
+    names: Sequence[str],
+    *,
+    authority: Path,
+    now: datetime,
+    is_for_group: bool = False,
+    is_renewal: bool = False,
 ) -> ServerCertificate:
-    """Make what is missing of an authority and of a server's certificate; make a certificate anew that lacks a name, or has less than a third of its life left.
+    """Make what is missing of an authority and of a server's certificate.
 
-    Shapes: folder — gets the certificate, its key and the authorities to trust. names — DNS names and addresses; none: those that the certificate has. authority — folder of the
-            authority, which no server needs. is_for_group — let the group of this process read the server's key. is_renewal — make it anew in any case; by the newest authority.
-    Errors: raises ConfigError for a folder that is not ours alone, for names that are none, and when `openssl` is missing or fails.
+    Make a certificate anew that lacks a name, or has less than a third of its life left.
+
+    Shapes: folder — gets the certificate, its key and the authorities to trust. names — DNS names
+    and addresses; none: those that the certificate has. authority — folder of the authority, which
+    no server needs. is_for_group — let the group of this process read the server's key. is_renewal
+    — make it anew in any case; by the newest authority.
+    Errors: raises ConfigError for a folder that is not ours alone, for names that are none, and
+    when `openssl` is missing or fails.
     Cost: some 50 ms when something is made.
     """
     if is_of_somebody_else(folder, authority):
@@ -77,7 +92,8 @@ def certify(
     wanted = tuple(sorted({_name(name) for name in names}))
     if not wanted and not os.path.lexists(folder / CERTIFICATE_FILE):
         raise ConfigError(
-            f"{folder}: a certificate needs the names by which clients reach the server", next_step="give --name HOST, as often as needed"
+            f"{folder}: a certificate needs the names by which clients reach the server",
+            next_step="give --name HOST, as often as needed",
         )
     with _both_locked(folder, authority, is_for_group):
         signer = _make_authority(authority, now)
@@ -90,7 +106,8 @@ def certify(
 
 
 def add_authority(folder: Path, *, authority: Path, now: datetime) -> CertificateFacts:
-    """Make another authority for the certificates to come, and put it beside the present one into `ca.crt`, for the clients; the server's certificate stays.
+    """Make another authority for the certificates to come, and put it beside the present one into
+    `ca.crt`, for the clients; the server's certificate stays.
 
     Errors: raises ConfigError when there is no authority of ours here, and as `certify` does.
     """
@@ -107,7 +124,8 @@ def add_authority(folder: Path, *, authority: Path, now: datetime) -> Certificat
 def drop_old_authorities(folder: Path, *, authority: Path) -> CertificateFacts:
     """Leave in `ca.crt` the newest authority alone.
 
-    Errors: raises ConfigError when the server's certificate is by another one: clients would refuse it.
+    Errors: raises ConfigError when the server's certificate is by
+    another one: clients would refuse it.
     """
     if is_of_somebody_else(folder, authority) or not (authority / _AUTHORITY_KEY).exists():
         raise _not_ours(folder, authority)
@@ -116,8 +134,10 @@ def drop_old_authorities(folder: Path, *, authority: Path) -> CertificateFacts:
         present = read_certificates(folder / CERTIFICATE_FILE)[0]
         if present.issuer != signer.subject:
             raise ConfigError(
-                f"{folder / CERTIFICATE_FILE} is signed by {present.issuer!r}, not by the newest authority {signer.subject!r}: clients would refuse it",
-                next_step=f"topobus keys certify {folder} --renew, and have the server read it, before the old authority goes",
+                f"{folder / CERTIFICATE_FILE} is signed by {present.issuer!r}, not by the newest authority "
+                f"{signer.subject!r}: clients would refuse it",
+                next_step=f"topobus keys certify {folder} --renew, and have the server read it, before the old "
+                "authority goes",
             )
         newest = _own_block(authority)
         for place in (authority, folder):
@@ -128,18 +148,22 @@ def drop_old_authorities(folder: Path, *, authority: Path) -> CertificateFacts:
 def accept_certificate(folder: Path) -> ServerCertificate:
     """Read a certificate that somebody else keeps in this folder; nothing is written.
 
-    Errors: raises ConfigError when the certificate is missing, cannot be read, or is not that of the key.
+    Errors: raises ConfigError when the certificate is missing, cannot be
+    read, or is not that of the key.
     """
     facts = read_certificates(folder / CERTIFICATE_FILE)[0]
     if trouble := _pair_trouble(folder):
         raise ConfigError(
-            f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} cannot be used together: {trouble}", next_step="give both of one certificate"
+            f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} cannot be used together: {trouble}",
+            next_step="give both of one certificate",
         )
     return ServerCertificate(folder=folder, facts=facts, is_ours=False)
 
 
 def is_of_somebody_else(folder: Path, authority: Path) -> bool:
-    """Say whether a server's folder was filled by somebody else than the authority here: by cert-manager, or by one of our own on another machine."""
+    """Say whether a server's folder was filled by somebody else than the authority here: by
+    cert-manager, or by one of our own on another machine.
+    """
     # In this order: ours make the authority first.
     has_certificate = os.path.lexists(folder / CERTIFICATE_FILE)
     has_key = os.path.lexists(folder / KEY_FILE)
@@ -147,7 +171,8 @@ def is_of_somebody_else(folder: Path, authority: Path) -> bool:
     if not has_certificate:
         if has_key and not has_authority:
             raise ConfigError(
-                f"{folder} has {KEY_FILE} and no {CERTIFICATE_FILE}, and {authority} has no authority that could sign one",
+                f"{folder} has {KEY_FILE} and no {CERTIFICATE_FILE}, and {authority} has no authority that "
+                "could sign one",
                 next_step=f"put both files there, or remove {KEY_FILE}: then another one is made",
             )
         return False
@@ -193,8 +218,10 @@ def _make_authority(authority: Path, now: datetime) -> CertificateFacts:
     signer = read_certificates(key)[0]
     if signer.is_expired(now) or signer.not_before > now:
         raise ConfigError(
-            f"the authority in {authority} is good from {day(signer.not_before)} to {day(signer.not_after)}, and it is {day(now)}: what it signs is refused",
-            next_step=f"set this machine's clock; if it is right, remove {authority} and the certificates by it: all clients need the new {AUTHORITY_FILE}",
+            f"the authority in {authority} is good from {day(signer.not_before)} to {day(signer.not_after)}, "
+            f"and it is {day(now)}: what it signs is refused",
+            next_step=f"set this machine's clock; if it is right, remove {authority} and the certificates by it: all "
+            f"clients need the new {AUTHORITY_FILE}",
         )
     _write_public(authority / AUTHORITY_FILE, _bundle(authority))
     return signer
@@ -208,7 +235,15 @@ def _new_authority(authority: Path, now: datetime) -> CertificateFacts:
     return read_certificates(authority / _AUTHORITY_KEY)[0]
 
 
-def _issue(folder: Path, names: tuple[str, ...], authority: Path, signer: CertificateFacts, now: datetime, *, is_for_group: bool) -> None:
+def _issue(
+    folder: Path,
+    names: tuple[str, ...],
+    authority: Path,
+    signer: CertificateFacts,
+    now: datetime,
+    *,
+    is_for_group: bool,
+) -> None:
     """Make a certificate; the key stays unless another authority signs, or there is none."""
     if not os.path.lexists(folder / KEY_FILE) or _present_issuer(folder) not in ("", signer.subject):
         write_whole(folder / KEY_FILE, new_key(folder), is_for_group=is_for_group)
@@ -280,7 +315,9 @@ def _check_secret(file: Path) -> None:
     try:
         mode = file.stat(follow_symlinks=False).st_mode
     except OSError as err:
-        raise ConfigError(f"certificate: cannot read {file}: {err.strerror}", next_step="give this process the right to read it") from err
+        raise ConfigError(
+            f"certificate: cannot read {file}: {err.strerror}", next_step="give this process the right to read it"
+        ) from err
     if not stat.S_ISREG(mode) or mode & 0o027:
         raise ConfigError(
             f"certificate: {file} has mode {stat.S_IMODE(mode):o}: others may read or change it, wanted 600 (or 640)",

@@ -1,8 +1,11 @@
-"""As whom a connection comes: what stands in the files that the settings name, and when they hold something else.
+"""As whom a connection comes: what stands in the files that the settings name, and when they hold
+something else.
 
-Flows in: the settings' files, as they are and as they change. Flows out: a login for each client, and word that another one is there. A folder is listened to (inotify), so that
-nothing is read while nothing happens; what that does not see (a file mounted alone, a folder of another machine) is seen within half a minute. What is done with it is the
-connection's (`topobus.bus.connection.connection`).
+Flows in: the settings' files, as they are and as they change. Flows out: a login for each client,
+and word that another one is there. A folder is listened to (inotify), so that nothing is read while
+nothing happens; what that does not see (a file mounted alone, a folder of another machine) is seen
+within half a minute. What is done with it is the connection's
+(`topobus.bus.connection.connection`).
 """
 
 from __future__ import annotations
@@ -102,7 +105,10 @@ class LoginFiles:
             pass
 
     async def next(self) -> Login:
-        """Wait until the files hold a login that is not the one in use; says once why they cannot be read."""
+        """Wait until the files hold a login that is not the one in use.
+
+        Says once why they cannot be read.
+        """
         if not self._files:
             await asyncio.get_running_loop().create_future()
         while True:
@@ -112,7 +118,10 @@ class LoginFiles:
             await self.pause(_LOOK_EVERY_S)
 
     async def _is_changed(self) -> bool:
-        """Say whether the files hold something else than the login in use. Their bytes tell; to read them as a login means to load all authorities, 25 ms for a system's own bundle."""
+        """Say whether the files hold something else than the login in use. Their bytes tell.
+
+        To read them as a login means to load all authorities, 25 ms for a system's own bundle.
+        """
         self._changed.clear()
         is_changed = self.login is None or await asyncio.to_thread(_digest_of, self._settings) != self.login.digest
         if not is_changed:

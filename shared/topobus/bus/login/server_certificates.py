@@ -1,8 +1,12 @@
-"""Watches until when the NATS server's certificate is good, and says in words why one was refused, with its dates and names.
+"""Watches until when the NATS server's certificate is good, and says in words why one was refused,
+with its dates and names.
 
-Flows in: each new client and each error of one. Flows out: a metric, and warnings from 30 days before the end. A connection that is up lives on when a certificate ends, so only the next
-connect would tell, too late; and the certificate that it began with says nothing of the one that the server has got since. So from that day on the server is asked what it shows now, by
-a handshake after which nothing is sent. What was refused is looked at in the same way, unverified: its facts are for people and decide nothing.
+Flows in: each new client and each error of one. Flows out: a metric, and warnings from 30 days
+before the end. A connection that is up lives on when a certificate ends, so only the next connect
+would tell, too late; and the certificate that it began with says nothing of the one that the
+server has got since. So from that day on the server is asked what it shows now, by a handshake
+after which nothing is sent. What was refused is looked at in the same way, unverified: its facts
+are for people and decide nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ _NOT_SHOWN = (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError)
 async def shown_certificate(host: str, port: int, context: ssl.SSLContext) -> CertificateFacts:
     """Ask a NATS server for its certificate, and send nothing afterwards.
 
-    Errors: raises OSError (ssl.SSLCertVerificationError among them), TimeoutError or ValueError when it shows none that the context accepts.
+    Errors: raises OSError (ssl.SSLCertVerificationError among them), TimeoutError or ValueError
+    when it shows none that the context accepts.
     """
     async with asyncio.timeout(_LOOK_S):
         reader, writer = await asyncio.open_connection(host, port)
@@ -52,14 +57,20 @@ async def shown_certificate(host: str, port: int, context: ssl.SSLContext) -> Ce
     return parse_certificate(shown or b"")
 
 
-def why_refused(err: ssl.SSLCertVerificationError, facts: CertificateFacts, *, host: str, port: int, now: datetime, ca_file: str) -> str:
+def why_refused(
+    err: ssl.SSLCertVerificationError, facts: CertificateFacts, *, host: str, port: int, now: datetime, ca_file: str
+) -> str:
     """Say why a certificate was refused.
 
-    Shapes: facts — what the server shows, unverified. ca_file — setting nats.tls_ca_file; empty: the system's own authorities.
+    Shapes: facts — what the server shows, unverified. ca_file — setting nats.tls_ca_file;
+    empty: the system's own authorities.
     """
     server = f"the certificate of the server at {host}:{port}"
     if err.verify_code == _EXPIRED and facts.is_expired(now):
-        return f"{server} expired on {day(facts.not_after)} (it was good from {day(facts.not_before)}); here it is {day(now)}"
+        return (
+            f"{server} expired on {day(facts.not_after)} (it was good from {day(facts.not_before)}); here it is "
+            f"{day(now)}"
+        )
     if err.verify_code == _NOT_YET_VALID and facts.not_before > now:
         return f"{server} is good from {day(facts.not_before)} to {day(facts.not_after)}; here it is {day(now)}"
     if err.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
@@ -89,7 +100,10 @@ class ServerCertificates:
             self._following = None
 
     def take(self, client: Client) -> None:
-        """Take in what a new client was shown; from 30 days before its end the server is looked at, until `close`."""
+        """Take in what a new client was shown.
+
+        From 30 days before its end the server is looked at, until `close`.
+        """
         shown = client.peer_certificate if isinstance(client, GatedClient) else None
         server = _server_of(client)
         if shown is None or server is None:
@@ -107,7 +121,10 @@ class ServerCertificates:
             self._refused = (err, *server)
 
     async def explain(self, text: str) -> str:
-        """Say why the last connect failed, if it was for the certificate; else give the text back."""
+        """Say why the last connect failed, if it was for the certificate.
+
+        Else give the text back.
+        """
         refused, self._refused = self._refused, None
         if refused is None:
             return text
@@ -124,7 +141,11 @@ class ServerCertificates:
         if self._is_near:
             days = (facts.not_after - self._clock.now()).days
             get_logger().warning(
-                "bus.certificate-expiring", url=_text(self._server), expires=day(facts.not_after), days=days, issuer=facts.issuer
+                "bus.certificate-expiring",
+                url=_text(self._server),
+                expires=day(facts.not_after),
+                days=days,
+                issuer=facts.issuer,
             )
 
     @property

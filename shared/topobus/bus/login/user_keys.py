@@ -1,8 +1,10 @@
-"""Makes and keeps the passwords of a NATS server's users in files: at the first start, and never again.
+"""Makes and keeps the passwords of a NATS server's users in files: at the first start, and never
+again.
 
-Flows in: a folder, and the principals. Flows out: `<folder>/<principal>/password`, each in a folder of its own, so that each can be handed to its process alone. A
-password appears whole or not at all, whenever this process is killed, and a later call makes only what is missing. Two that begin at the same time wait for each other at the
-lock of each folder, and the second finds what the first made.
+Flows in: a folder, and the principals. Flows out: `<folder>/<principal>/password`, each in a folder
+of its own, so that each can be handed to its process alone. A password appears whole or not at all,
+whenever this process is killed, and a later call makes only what is missing. Two that begin at the
+same time wait for each other at the lock of each folder, and the second finds what the first made.
 """
 
 from __future__ import annotations
@@ -58,10 +60,15 @@ def password_file(folder: Path, principal: str) -> Path:
 
 
 def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: bool = False) -> dict[str, str]:
-    """Make the passwords that are missing; give all that count, by login (`server_users.logins_of`): the principal's name, unless its password was changed with an overlap.
+    """Make the passwords that are missing.
 
-    Shapes: is_for_group — let the group of this process read them, for services that run as another user of that group.
-    Errors: raises ConfigError for a folder that cannot be made or belongs to somebody else, and as `read_password` does.
+    Give all that count, by login (`server_users.logins_of`): the principal's name, unless its
+    password was changed with an overlap.
+
+    Shapes: is_for_group — let the group of this process read them, for services that run
+    as another user of that group.
+    Errors: raises ConfigError for a folder that cannot be made or belongs to somebody
+    else, and as `read_password` does.
     """
     make_folder(folder, is_for_group, is_shared=True)
     passwords: dict[str, str] = {}
@@ -77,19 +84,26 @@ def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: boo
 
 
 def read_logins(folder: Path, principal: str) -> dict[str, str]:
-    """Read the passwords of a principal that count, by login: the one that it takes, and while it changes the one of before.
+    """Read the passwords of a principal that count, by login: the one that it takes, and while it
+    changes the one of before.
 
     Errors: as `read_password`.
     """
     previous = folder / principal / _PREVIOUS
-    files = (previous, password_file(folder, principal)) if os.path.lexists(previous) else (password_file(folder, principal),)
+    files = (
+        (previous, password_file(folder, principal))
+        if os.path.lexists(previous)
+        else (password_file(folder, principal),)
+    )
     return dict(_read_login(file, principal) for file in files)
 
 
 def change_password(folder: Path, principal: str, *, is_overlapping: bool, is_for_group: bool = False) -> None:
-    """Give a principal another password; `is_overlapping`: the one of before counts, too, until `forget_previous`.
+    """Give a principal another password; `is_overlapping`: the one of before counts, too, until
+    `forget_previous`.
 
-    The server knows one password for each name, so the newer one goes with the principal's other name, which stands before it in the file: `gpu__2:p…`.
+    The server knows one password for each name, so the newer one goes with the principal's other
+    name, which stands before it in the file: `gpu__2:p…`.
     Errors: as `read_password`, and ConfigError when a file cannot be written.
     """
     file = password_file(folder, principal)
@@ -97,7 +111,9 @@ def change_password(folder: Path, principal: str, *, is_overlapping: bool, is_fo
     if is_overlapping:
         (present, password), others = _read_login(file, principal), logins_of(principal)
         login = others[0] if present == others[1] else others[1]
-        write_whole(folder / principal / _PREVIOUS, f"{login_text(principal, present, password)}\n", is_for_group=is_for_group)
+        write_whole(
+            folder / principal / _PREVIOUS, f"{login_text(principal, present, password)}\n", is_for_group=is_for_group
+        )
     write_whole(file, f"{login_text(principal, login, new_password())}\n", is_for_group=is_for_group)
     if not is_overlapping:
         forget_previous(folder, principal)
@@ -112,7 +128,8 @@ def forget_previous(folder: Path, principal: str) -> bool:
 
 
 def split_login(user: str, text: str) -> tuple[str, str]:
-    """Tell who logs in, and with which password: a user's second name may stand before it in its file.
+    """Tell who logs in, and with which password: a user's second name may stand before it in its
+    file.
 
     >>> split_login("gpu", "gpu__2:secret"), split_login("gpu", "se:cret")
     (('gpu__2', 'secret'), ('gpu', 'se:cret'))
@@ -143,7 +160,8 @@ def _read_login(file: Path, principal: str) -> tuple[str, str]:
 def read_password(file: Path) -> str:
     """Read one password, as it stands in its file's folder of the name of its user.
 
-    Errors: raises ConfigError for a file that cannot be read, that others may read or change, or that holds no password of ours.
+    Errors: raises ConfigError for a file that cannot be read, that others may read or change, or
+    that holds no password of ours.
     """
     return _read_login(file, file.parent.name)[1]
 
@@ -155,9 +173,13 @@ def _read_secret(file: Path) -> str:
             mode = os.fstat(opened.fileno()).st_mode
             text = opened.read(4096).strip()
     except OSError as err:
-        raise ConfigError(f"password: cannot read {file}: {err.strerror}", next_step="give this process the right to read it") from err
+        raise ConfigError(
+            f"password: cannot read {file}: {err.strerror}", next_step="give this process the right to read it"
+        ) from err
     except UnicodeDecodeError as err:
-        raise ConfigError(f"password: {file} is no text", next_step=f"remove {file}: the next start makes another one") from err
+        raise ConfigError(
+            f"password: {file} is no text", next_step=f"remove {file}: the next start makes another one"
+        ) from err
     if mode & 0o027:
         raise ConfigError(
             f"password: {file} has mode {stat.S_IMODE(mode):o}: others may read or change it, wanted 600 (or 640)",
@@ -167,7 +189,8 @@ def _read_secret(file: Path) -> str:
 
 
 def write_whole(file: Path, text: str, *, is_for_group: bool = False, is_public: bool = False) -> None:
-    """Write a file that nobody else can read (unless `is_public`), so that it is there whole or not at all, also after the power was cut.
+    """Write a file that nobody else can read (unless `is_public`), so that it is there whole or not
+    at all, also after the power was cut.
 
     Errors: raises ConfigError when it cannot be written.
     """
@@ -185,11 +208,17 @@ def write_whole(file: Path, text: str, *, is_for_group: bool = False, is_public:
         with _opened(file.parent) as folder:
             os.fsync(folder)
     except OSError as err:
-        raise ConfigError(f"cannot write {file}: {err.strerror}", next_step="give a folder that can be written") from err
+        raise ConfigError(
+            f"cannot write {file}: {err.strerror}", next_step="give a folder that can be written"
+        ) from err
 
 
 def make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) -> None:
-    """Make a folder that nobody else can enter. One that is there is made as narrow, unless it is shared by all users: their own folders in it are narrow."""
+    """Make a folder that nobody else can enter.
+
+    One that is there is made as narrow, unless it is shared by all users:
+    their own folders in it are narrow.
+    """
     mode = 0o750 if is_for_group else 0o700
     try:
         is_new = not folder.exists()
@@ -208,7 +237,9 @@ def make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) ->
                     # To a group that it is in an owner may give anything, without any capability.
                     os.fchown(opened, -1, os.getegid())
     except OSError as err:
-        raise ConfigError(f"cannot make the folder {folder}: {err.strerror}", next_step="give a folder that can be written") from err
+        raise ConfigError(
+            f"cannot make the folder {folder}: {err.strerror}", next_step="give a folder that can be written"
+        ) from err
 
 
 @contextlib.contextmanager
@@ -222,7 +253,10 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; whoever holds it needs milliseconds, and the kernel frees it when that process ends."""
+    """Hold the lock of a folder.
+
+    Whoever holds it needs milliseconds, and the kernel frees it when that process ends.
+    """
     with _opened(folder) as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield

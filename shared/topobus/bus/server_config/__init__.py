@@ -1,1 +1,3 @@
-"""What a NATS server is configured with, from the catalogue: accounts, users, permissions, streams, TLS. Pure."""
+"""What a NATS server is configured with, from the catalogue: accounts, users, permissions, streams,
+TLS. Pure.
+"""

@@ -1,7 +1,8 @@
 """Inboxes: the subjects at which answers are awaited, who may ask what, and who may answer there.
 
-`_INBOX.<who asks>.<who answers>.<random>…`: the server's permissions let each principal publish at its own branch of an asker's inboxes only, so that the
-branch at which an answer arrives proves its sender (docs/adr/0029). Both names are connection names.
+`_INBOX.<who asks>.<who answers>.<random>…`: the server's permissions let each principal publish at
+its own branch of an asker's inboxes only, so that the branch at which an answer arrives proves its
+sender (docs/adr/0029). Both names are connection names.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ from typing import Any
 from topobus.formats.messages.device_classes import class_server
 from topobus.formats.messages.nouns import Ask
 
-__all__ = ["IMPORTED_REPLIES", "SERVER", "answerer_of", "askers_of", "connection_name", "inbox_branch", "is_imported_reply", "is_inbox_of"]
+__all__ = [
+    "IMPORTED_REPLIES",
+    "SERVER",
+    "answerer_of",
+    "askers_of",
+    "connection_name",
+    "inbox_branch",
+    "is_imported_reply",
+    "is_inbox_of",
+]
 
 SERVER = "nats"
-"""Who answers where the server itself does: JetStream's interface and its deliveries. No principal may publish there."""
+"""Who answers where the server itself does: JetStream's interface and its deliveries. No principal
+may publish there."""
 
 IMPORTED_REPLIES = "_R_."
-"""How the reply subjects begin that a server makes for requests from another account. A client that names such a subject as its reply is refused by the server."""
+"""How the reply subjects begin that a server makes for requests from another account. A client that
+names such a subject as its reply is refused by the server."""
 
 # Who connects under another name than its principal's.
 _CONNECTION_NAMES = {"cli": "topobus-cli"}
@@ -36,7 +48,8 @@ def connection_name(principal: str) -> str:
 
 
 def inbox_branch(asker: str, answerer: str) -> str:
-    """Give the branch of an asker's inboxes at which one answerer's answers come, both by connection name.
+    """Give the branch of an asker's inboxes at which one answerer's answers come, both by
+    connection name.
 
     >>> inbox_branch("gateway", "gpu")
     '_INBOX.gateway.gpu'
@@ -49,13 +62,14 @@ def askers_of(ask: Ask[Any, Any]) -> tuple[str, ...]:
 
     >>> from topobus.formats.messages.catalogue import UNPREPARE
     >>> askers_of(UNPREPARE)
-    ('gateway',)
+    ('gateway', 'topobus-cli')
     """
     return tuple(map(connection_name, ask.readers))
 
 
 def answerer_of(ask: Ask[Any, Any], device_class: str = "") -> str:
-    """Give the connection name of who answers an ask: a class's own service, the gateway for classes of somebody else's device plugins.
+    """Give the connection name of who answers an ask: a class's own service, the gateway for
+    classes of somebody else's device plugins.
 
     >>> from topobus.formats.messages.catalogue import PLACE, PREPARE
     >>> answerer_of(PLACE), answerer_of(PREPARE, "gpu"), answerer_of(PREPARE, "npu"), answerer_of(PREPARE, "gpu-nvidia")
@@ -71,7 +85,7 @@ def is_inbox_of(askers: tuple[str, ...], reply: str) -> bool:
 
     >>> is_inbox_of(("gateway",), "_INBOX.gateway.gpu.1.2"), is_inbox_of(("gateway",), "_INBOX.nic.gpu.1.2"), is_inbox_of(("gateway",), "$KV.a.b")
     (True, False, False)
-    """
+    """  # noqa: E501
     match = _INBOX.fullmatch(reply)
     return match is not None and match[1] in askers
 

@@ -1,10 +1,15 @@
-"""Describes the accounts of a NATS server: who is in which, what each user may do there, and what crosses from one to another. All of it comes from the catalogue.
+"""Describes the accounts of a NATS server: who is in which, what each user may do there, and what
+crosses from one to another. All of it comes from the catalogue.
 
-Subject rights alone do not keep a hostile process away: whoever may publish to any stream of an account can name any subject as the reply, and the server writes its
-acknowledgement there; a consumer delivers to any subject. Neither leaves the account. So device services, discovery, the console, subscribers and (at a hub) nodes have
-accounts without JetStream, and reach single subjects of the account that has it. The server gives each such request a reply subject of its own (`_R_.…`). See docs/adr/0029.
+Subject rights alone do not keep a hostile process away: whoever may publish to any stream of an
+account can name any subject as the reply, and the server writes its acknowledgement there; a
+consumer delivers to any subject. Neither leaves the account. So device services, discovery, the
+console, subscribers and (at a hub) nodes have accounts without JetStream, and reach single
+subjects of the account that has it. The server gives each such request a reply subject of its
+own (`_R_.…`). See docs/adr/0029.
 
-Stable for other modules: `accounts(shape, nodes=…)` gives the description, `topobus.bus.server_config.nats_accounts_config` renders it. What a user of this needs to know:
+Stable for other modules: `accounts(shape, nodes=…)` gives the description,
+`topobus.bus.server_config.nats_accounts_config` renders it. What a user of this needs to know:
 `Account.users`, each with `name`, `principal`, `node` and `variable` (of its password).
 """
 
@@ -42,11 +47,13 @@ __all__ = [
 
 
 IMPORTED_API = "$JS.topobus.API"
-"""Where an account without JetStream asks for what another one has stored. Not at `$JS.API`: there the server itself says that this account has no JetStream.
-Any client can do so by its own option for JetStream domains (`topobus`)."""
+"""Where an account without JetStream asks for what another one has stored. Not at `$JS.API`: there
+the server itself says that this account has no JetStream. Any client can do so by its own option
+for JetStream domains (`topobus`)."""
 _API = "$JS.API"
 STREAMS_ACCOUNT = "NODE"
-"""The account that has the streams, of a central server and of a node's own one: a folder of this name in their stores."""
+"""The account that has the streams, of a central server and of a node's own one: a folder of this
+name in their stores."""
 DEFAULT_ACCOUNT = "$G"
 """The only account of a server to which nobody told any: a folder of this name in its store."""
 
@@ -92,16 +99,22 @@ class User(Struct, frozen=True, kw_only=True):
     """The only node that it speaks for; empty: any."""
     rights: Rights
     may_respond: bool = False
-    """True: may answer each request that it is given, once, where the server says; so it needs no right to `_R_.>`."""
+    """True: may answer each request that it is given, once, where the server says; so it needs no
+    right to `_R_.>`."""
 
     @property
     def connection_types(self) -> tuple[str, ...]:
-        """How it may connect. Nobody but a node's server may come as one: what a leaf sends is looked at less, its reply subjects for one."""
+        """How it may connect.
+
+        Nobody but a node's server may come as one: what a leaf sends is looked at
+        less, its reply subjects for one.
+        """
         return () if self.principal == _LEAF else ("STANDARD", "WEBSOCKET")
 
     @property
     def variable(self) -> str:
-        """Name the variable that holds the password, in the server's environment or in a file that its configuration includes.
+        """Name the variable that holds the password, in the server's environment or in a file that
+        its configuration includes.
 
         Another one for each user: nodes `a-b` and `a.b` would have one password otherwise.
 
@@ -126,9 +139,12 @@ class Account(Struct, frozen=True, kw_only=True):
 
 _NODE, _CORE, _NODES, _OBSERVERS, _SYSTEM = STREAMS_ACCOUNT, "CORE", "NODES", "OBS", "SYS"
 _DISCOVERY, _CONSOLE = "discovery", "console"
-# Who is in the account with the streams. Where there is one server, the controllers and the CLI are among those who serve the node.
+# Who is in the account with the streams. Where there is one server, the controllers and the CLI are
+# among those who serve the node.
 _CLUSTER_PROCESSES = ("controller", "cli")
-_NODE_PROCESSES = tuple(name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, _DISCOVERY, _CONSOLE, "user"))
+_NODE_PROCESSES = tuple(
+    name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, _DISCOVERY, _CONSOLE, "user")
+)
 _LEAF = "leaf"
 _RELAY = "relay"
 _LEAF_PROVISIONER = "topology"
@@ -144,7 +160,8 @@ def vendor_account(device_class: str, node: str = "") -> str:
 
 
 def own_account(principal: str, node: str = "") -> str:
-    """Name the account of a process that has one of its own besides device services: of one node, or of all.
+    """Name the account of a process that has one of its own besides device services: of one node,
+    or of all.
 
     >>> own_account("console"), own_account("discovery", "node1.example")
     ('CONSOLE', 'DISCOVERY-node1_example')
@@ -173,12 +190,15 @@ def node_account(node: str = "") -> str:
 def accounts(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Account, ...]:
     """Describe all accounts of a server, sorted by name.
 
-    Shapes: nodes — central: none, and each kind of process is a user that speaks for any node, or the nodes whose processes are users of their own
-            (`gpu-n1`), their device services and discovery in accounts of their own (`V_GPU-n1`, `DISCOVERY-n1`);
-            leaf: the node's own name, or none for a file that fits every node; hub: the nodes whose leaves may connect, each as its own user
-            (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may speak for any node.
-            classes — device classes besides ours, which `topobus-device` serves: each has users and accounts as ours have (`V_NPU`).
-    Errors: raises ValueError for a leaf with several nodes, ContractError for a name that no subject can hold.
+    Shapes: nodes — central: none, and each kind of process is a user that speaks for any node, or
+    the nodes whose processes are users of their own (`gpu-n1`), their device services and discovery
+    in accounts of their own (`V_GPU-n1`, `DISCOVERY-n1`); leaf: the node's own name, or none for a
+    file that fits every node; hub: the nodes whose leaves may connect, each as its own user
+    (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may speak for
+    any node. classes — device classes besides ours, which `topobus-device` serves: each has users
+    and accounts as ours have (`V_NPU`).
+    Errors: raises ValueError for a leaf with several nodes, ContractError for a
+    name that no subject can hold.
     """
     if shape is Shape.LEAF and len(nodes) > 1:
         raise ValueError(f"a leaf server has one node, got {list(nodes)}")
@@ -202,9 +222,11 @@ def accounts(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] 
 
 
 def crossings(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Crossing, ...]:
-    """List what crosses between the accounts of a server, sorted; `nodes` and `classes` as for `accounts`.
+    """List what crosses between the accounts of a server, sorted; `nodes` and `classes` as for
+    `accounts`.
 
-    Shapes: what a user of an account without JetStream may publish or hear besides its inboxes and its asks is what crosses, so neither can be without the other.
+    Shapes: what a user of an account without JetStream may publish or hear besides its inboxes and
+    its asks is what crosses, so neither can be without the other.
     """
     crossed: set[Crossing] = set()
     owner = _owner(shape)
@@ -228,15 +250,22 @@ def crossings(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str]
 def rights_across(principal: str, *, node: str) -> Rights:
     """Narrow a principal's rights to what it may do in an account without JetStream.
 
-    No consumers: a consumer's delivery subject is checked by no server, so whoever may make one has the server write stored messages anywhere. No inboxes of
-    others: an answer goes where the server said. Streams are seen by those who read or write them.
+    No consumers: a consumer's delivery subject is checked by no server, so whoever may make one has
+    the server write stored messages anywhere. No inboxes of others: an answer goes where the server
+    said. Streams are seen by those who read or write them.
     """
     granted = rights(principal, node=node)
     name = connection_name(principal)
     publish = {
-        subject for subject in granted["publish"] if not subject.startswith(("$JS.", "_INBOX.")) or subject.startswith(f"_INBOX.{name}.")
+        subject
+        for subject in granted["publish"]
+        if not subject.startswith(("$JS.", "_INBOX.")) or subject.startswith(f"_INBOX.{name}.")
     }
-    publish.update(f"{IMPORTED_API}.STREAM.{verb}.{stream}" for verb in ("INFO", "MSG.GET") for stream in readable_streams(principal))
+    publish.update(
+        f"{IMPORTED_API}.STREAM.{verb}.{stream}"
+        for verb in ("INFO", "MSG.GET")
+        for stream in readable_streams(principal)
+    )
     subscribe = {*granted["subscribe"], *_state_subjects(principal, node)}
     return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
 
@@ -246,9 +275,11 @@ def readable_streams(principal: str) -> tuple[str, ...]:
 
     >>> readable_streams("gpu")
     ('KV_topobus_inventories', 'KV_topobus_inventories_gpu', 'KV_topobus_ledgers', 'KV_topobus_machines', 'KV_topobus_maintenances', 'KV_topobus_maintenances_gpu', 'TOPOBUS_HEALTH')
-    """
+    """  # noqa: E501
     reading = f"{_API}.STREAM.MSG.GET."
-    return tuple(subject.removeprefix(reading) for subject in rights(principal)["publish"] if subject.startswith(reading))
+    return tuple(
+        subject.removeprefix(reading) for subject in rights(principal)["publish"] if subject.startswith(reading)
+    )
 
 
 def _owner(shape: Shape) -> str:
@@ -266,11 +297,18 @@ def _users(shape: Shape, nodes: Sequence[str], classes: Sequence[str]) -> Iterat
         named = nodes if shape is Shape.CENTRAL else ()
         for device_class in (*DEVICE_SERVICES, *classes):
             for node in nodes or ("",):
-                yield vendor_account(device_class, node if named else ""), (_outsider(device_class, node, is_named=bool(named)),)
+                yield (
+                    vendor_account(device_class, node if named else ""),
+                    (_outsider(device_class, node, is_named=bool(named)),),
+                )
         for node in nodes or ("",):
             yield own_account(_DISCOVERY, node if named else ""), (_outsider(_DISCOVERY, node, is_named=bool(named)),)
         if shape is Shape.CENTRAL:
-            core = [_user(name, node, rights(name, node=node), is_named=bool(named)) for name in _NODE_PROCESSES for node in nodes or ("",)]
+            core = [
+                _user(name, node, rights(name, node=node), is_named=bool(named))
+                for name in _NODE_PROCESSES
+                for node in nodes or ("",)
+            ]
             core += [_user(name, "", rights(name)) for name in _CLUSTER_PROCESSES]
         else:
             core = [_leaf_process(name, nodes[0] if nodes else "") for name in (*_NODE_PROCESSES, _RELAY, "cli")]
@@ -291,13 +329,18 @@ def _outsider(principal: str, node: str, *, is_named: bool) -> User:
 
 
 def _leaf_process(principal: str, node: str) -> User:
-    """A process of the node's core on its leaf; asks come from the hub, too, and one process makes the leaf's streams."""
+    """A process of the node's core on its leaf.
+
+    Asks come from the hub, too, and one process makes the leaf's streams.
+    """
     answers = any(principal in ask.writer for ask in ASKS)
     return _user(principal, node, rights(principal, node=node, provisioner=_LEAF_PROVISIONER), may_respond=answers)
 
 
 def _leaf_user(node: str) -> User:
-    """The nats-server of a node, as a user of the hub: says what its node says, hears what its node is asked."""
+    """The nats-server of a node, as a user of the hub: says what its node says, hears what its node
+    is asked.
+    """
     where = to_token(node) if node else "*"
     publish = [f"{IMPORTED_REPLIES}>", f"{PREFIX}.up.{where}.>"]
     # Acknowledgements of what it says up come back to the inboxes of its relay.
@@ -309,7 +352,8 @@ def _leaf_user(node: str) -> User:
 def _crossings_of_node(node: str) -> Iterator[Crossing]:
     """Give what a node's server says to the hub, and what it is asked there.
 
-    Each node is alone in its account: in a common one it could name another one's subjects as the reply of what it says, and hear what is answered to others.
+    Each node is alone in its account: in a common one it could name another one's subjects as the
+    reply of what it says, and hear what is answered to others.
     """
     where = to_token(node) if node else "*"
     for up, subject in up_mappings():
@@ -340,7 +384,8 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
         if _noun(subject) in (_STATE_NAMES | _NOTICE_NAMES) or subject.startswith(stored_subject("")):
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=subject, importer=importer)
         elif _noun(subject) in _EVENT_NAMES:
-            # What came in from one account a server gives to no other; what a stream says again it does.
+            # What came in from one account a server gives to no other;
+            # what a stream says again it does.
             again = stored_subject(subject)
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=again, importer=importer, local=subject)
         elif _noun(subject):
@@ -358,10 +403,14 @@ def _noun(subject: str) -> str:
 
 
 def _state_subjects(principal: str, node: str) -> set[str]:
-    """Give the subjects at which a principal without consumers hears of the states that it reads, or writes."""
+    """Give the subjects at which a principal without consumers hears of the states that it reads,
+    or writes.
+    """
     role = principal_role(principal)
     return {
-        _pattern(state, node, principal if role in state.writer else "*") for state in STATES if role in (*state.writer, *state.readers)
+        _pattern(state, node, principal if role in state.writer else "*")
+        for state in STATES
+        if role in (*state.writer, *state.readers)
     }
 
 
@@ -373,5 +422,7 @@ def _pattern(noun: Noun, node: str, device_class: str) -> str:
 def _asks_of_nodes(where: str = "*") -> tuple[str, ...]:
     """List the subjects at which processes of nodes answer."""
     return tuple(
-        ".".join((PREFIX, ask.name, where, *["*"] * (len(ask.parts) - 1))) for ask in ASKS if not set(ask.writer) <= set(_CLUSTER_PROCESSES)
+        ".".join((PREFIX, ask.name, where, *["*"] * (len(ask.parts) - 1)))
+        for ask in ASKS
+        if not set(ask.writer) <= set(_CLUSTER_PROCESSES)
     )

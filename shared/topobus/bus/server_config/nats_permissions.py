@@ -1,6 +1,8 @@
-"""What a NATS server must be told: each principal's permissions, from writers and readers, and the server's own configuration.
+"""What a NATS server must be told: each principal's permissions, from writers and readers, and the
+server's own configuration.
 
-A principal is a process (or `user`, who follows events). Rights may be narrowed to one node: it stands at one fixed place in every subject.
+A principal is a process (or `user`, who follows events). Rights may be narrowed to one node: it
+stands at one fixed place in every subject.
 """
 
 from __future__ import annotations
@@ -14,18 +16,38 @@ from topobus.bus.server_config.inboxes import connection_name, inbox_branch
 from topobus.bus.server_config.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
 from topobus.bus.server_config.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
 from topobus.bus.server_config.up_subjects import up_branch, up_nouns
-from topobus.formats.messages.catalogue import ALL, DECISION, DISAGREEMENT, FORGETTER, HEALTH, INVENTORY, OBJECT, PROVISIONER
+from topobus.formats.messages.catalogue import (
+    ALL,
+    DECISION,
+    DISAGREEMENT,
+    FORGETTER,
+    HEALTH,
+    INVENTORY,
+    OBJECT,
+    PROVISIONER,
+)
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.formats.messages.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
 
-__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "makes_consumers", "render_open_api", "render_permissions", "render_server", "rights"]
+__all__ = [
+    "LEAF_PRINCIPALS",
+    "PRINCIPALS",
+    "Rights",
+    "makes_consumers",
+    "render_open_api",
+    "render_permissions",
+    "render_server",
+    "rights",
+]
 
 # Who stands in the catalogue under another name than that of its connection.
 _READER_NAMES = {"user": "users"}
 
-# What the node's processes read by patterns, with a consumer; all else they read key by key and subject by subject, without one. Device services, discovery and the
-# console make none at all: a consumer's messages may be delivered to any subject, which no server checks, so that who may make one can have others' words stored under a
-# name of its choice. What they read by patterns they walk through (`topobus.bus.feeds.pattern_feed`).
+# What the node's processes read by patterns, with a consumer; all else they read key by key and
+# subject by subject, without one. Device services, discovery and the console make none at all: a
+# consumer's messages may be delivered to any subject, which no server checks, so that who may make
+# one can have others' words stored under a name of its choice. What they read by patterns they walk
+# through (`topobus.bus.feeds.pattern_feed`).
 _PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
     **dict.fromkeys(("discovery", *DEVICE_SERVICES, "console"), ()),
     "topology": (INVENTORY, DECISION),
@@ -38,9 +60,11 @@ Rights = dict[str, list[str]]
 
 
 def rights(principal: str, *, node: str = "", may_create: bool = True, provisioner: str = PROVISIONER) -> Rights:
-    """Give the subjects that a principal publishes and subscribes, sorted. Every device class is a principal, one that `topobus-device` serves included.
+    """Give the subjects that a principal publishes and subscribes, sorted.
 
-    `node` narrows a node's process to its own node. `may_create`: false when the streams are made by none of these principals, else by the `provisioner`.
+    Every device class is a principal, one that `topobus-device` serves included. `node` narrows a
+    node's process to its own node. `may_create`: false when the streams are made by none of these
+    principals, else by the `provisioner`.
     """
     where = "*" if not node or principal in CLUSTER_WIDE else to_token(node)
     role = principal_role(principal)
@@ -48,7 +72,8 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         raise ValueError(f"unknown principal {principal!r}; known are {', '.join(LEAF_PRINCIPALS)} and device classes")
     publish: set[str] = set()
     subscribe: set[str] = set()
-    # Our inboxes: answers to us, whoever gives them; there we ourselves send only the canary, and answers to twins.
+    # Our inboxes: answers to us, whoever gives them; there we ourselves send only
+    # the canary, and answers to twins.
     name = connection_name(principal)
     subscribe.add(f"_INBOX.{name}.>")
     # Users bring clients of their own, which put a random token there.
@@ -58,13 +83,16 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         if role in noun.writer:
             _add_writer(noun, principal, where, publish, subscribe)
         if reads in noun.readers or role in noun.writer:
-            _add_reader(noun, principal, where, publish, subscribe, is_writer=role in noun.writer and reads not in noun.readers)
+            _add_reader(
+                noun, principal, where, publish, subscribe, is_writer=role in noun.writer and reads not in noun.readers
+            )
             if isinstance(noun, State | Event) and noun in _PATTERNS_READ.get(role, ALL):
                 # A node's processes read the classes' own buckets key by key.
                 for bucket in noun.buckets() if isinstance(noun, State) and role not in _PATTERNS_READ else (noun,):
                     _add_consumers(bucket, principal, publish, subscribe)
             elif isinstance(noun, Event) and reads in noun.readers:
-                # Where the stream says that it has stored one: whoever makes no consumer is told by that, and reads it then.
+                # Where the stream says that it has stored one: whoever makes no consumer is
+                # told by that, and reads it then.
                 subscribe.add(stored_subject(f"{PREFIX}.{noun.name}.>"))
     if principal == FORGETTER:
         _add_removal(publish, subscribe)
@@ -74,21 +102,24 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         # At its node's own server, which passes it on to the hub.
         publish.add(up_branch(node))
     if principal == "cli":
-        # Whether the server stores anything at all: one whose disk was full goes on to answer other questions, and not this one.
+        # Whether the server stores anything at all: one whose disk was full goes on to answer
+        # other questions, and not this one.
         publish.add(ACCOUNT_INFO)
         # NATS' own tools list streams and buckets.
         publish.update(STREAM_LISTS)
     if principal == provisioner and may_create:
-        # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes them, and an operator edits them by its login.
+        # A stream made by somebody else may send a copy of each value elsewhere, so one principal
+        # alone makes them, and an operator edits them by its login.
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
         publish.add("$JS.API.STREAM.NAMES")
     return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
 
 
 def makes_consumers(principal: str) -> bool:
-    """Say whether a principal may make consumers; who may not reads patterns of keys and subjects message by message.
+    """Say whether a principal may make consumers.
 
-    A subscriber may where the server has no accounts, and does nowhere: its programs work at either.
+    Who may not reads patterns of keys and subjects message by message. A subscriber may where the
+    server has no accounts, and does nowhere: its programs work at either.
 
     >>> makes_consumers("controller"), makes_consumers("console"), makes_consumers("npu"), makes_consumers("user")
     (True, False, False, False)
@@ -101,24 +132,35 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
         # A service whose class has a bucket of its own writes to no other: it may fill that one.
         home = noun.home(device_class=principal)
         publish.add(f"$KV.{home.bucket}.{_tokens(noun, principal, where)}")
-        # A writer reads its own value back before it compares and sets; what a relay said of its node to this server stands in the common bucket.
+        # A writer reads its own value back before it compares and sets; what a relay said of its
+        # node to this server stands in the common bucket.
         publish.update(f"$JS.API.STREAM.MSG.GET.KV_{bucket.bucket}" for bucket in (home, noun))
     elif isinstance(noun, Event | Notice):
         publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
     else:
         subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
         subscribe.add(subject)
-        # Our own branch of each asker's inboxes: nobody can answer in our place, nor we in another's.
-        publish.update(f"{inbox_branch(connection_name(reader), connection_name(principal))}.>" for reader in noun.readers)
+        # Our own branch of each asker's inboxes: nobody can answer in
+        # our place, nor we in another's.
+        publish.update(
+            f"{inbox_branch(connection_name(reader), connection_name(principal))}.>" for reader in noun.readers
+        )
         if isinstance(noun, Ask) and not noun.queue_group:
-            # A starting instance asks at its own subject whether another one answers there already, and answers when asked.
+            # A starting instance asks at its own subject whether another one answers there
+            # already, and answers when asked.
             publish.add(subject)
 
 
-def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str], *, is_writer: bool) -> None:
+def _add_reader(
+    noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str], *, is_writer: bool
+) -> None:
     if isinstance(noun, Ask):
         if not is_writer:
-            publish.add(f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(f"{noun.name}.*", f"{noun.name}.{where}", 1))
+            publish.add(
+                f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(
+                    f"{noun.name}.*", f"{noun.name}.{where}", 1
+                )
+            )
         return
     if isinstance(noun, Notice):
         if not is_writer:
@@ -141,15 +183,22 @@ def _add_consumers(noun: State[Any] | Event[Any], principal: str, publish: set[s
     publish.add(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
     publish.add(f"$JS.API.CONSUMER.DELETE.{stream}.*")
     if principal == "user":
-        # Users bring clients of their own: these find the stream by its subject, make unnamed push consumers and answer their flow control.
+        # Users bring clients of their own: these find the stream by its subject, make unnamed push
+        # consumers and answer their flow control.
         publish.update(
-            {"$JS.API.STREAM.NAMES", f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"}
+            {
+                "$JS.API.STREAM.NAMES",
+                f"$JS.API.CONSUMER.CREATE.{stream}",
+                f"$JS.API.CONSUMER.INFO.{stream}.*",
+                f"$JS.FC.{stream}.>",
+            }
         )
         subscribe.add(filter_subject)
 
 
 def _add_removal(publish: set[str], subscribe: set[str]) -> None:
-    """Let a process remove what stands of any node: a deletion is a write of the key, and a device that is gone is an event of its own.
+    """Let a process remove what stands of any node: a deletion is a write of the key, and a device
+    that is gone is an event of its own.
 
     Decisions are the past of a node and stay.
     """
@@ -157,7 +206,9 @@ def _add_removal(publish: set[str], subscribe: set[str]) -> None:
         if noun is DECISION:
             continue
         for bucket in noun.buckets() if isinstance(noun, State) else (noun,):
-            publish.add(f"$KV.{bucket.bucket}.{bucket.key_pattern()}" if isinstance(bucket, State) else bucket.pattern())
+            publish.add(
+                f"$KV.{bucket.bucket}.{bucket.key_pattern()}" if isinstance(bucket, State) else bucket.pattern()
+            )
             publish.add(f"$JS.API.STREAM.MSG.GET.{_stream(bucket)}")
             _add_consumers(bucket, FORGETTER, publish, subscribe)
 
@@ -179,19 +230,26 @@ def render_permissions(
     logins: Mapping[str, Sequence[str]] = MappingProxyType({}),
     classes: Sequence[str] = (),
 ) -> str:
-    """Give deploy/nats/permissions.conf: one user a principal, passwords from the server's environment.
+    """Give deploy/nats/permissions.conf: one user a principal, passwords from the server's
+    environment.
 
-    `nodes` narrows principals to one node each: `{"gpu": "worker-1"}`. `logins`: by which names a principal logs in, where that is not its own alone. `classes`:
-    device classes that `topobus-device` serves, each a principal of its own.
+    `nodes` narrows principals to one node each: `{"gpu": "worker-1"}`. `logins`: by which names a
+    principal logs in, where that is not its own alone. `classes`: device classes that
+    `topobus-device` serves, each a principal of its own.
     """
     lines = [
         "# Generated by tools/render-docs from shared/topobus/formats/messages. Do not edit.",
         "#",
-        "# One user for each kind of process. Passwords come from the server's environment (TOPOBUS_GPU_PASSWORD=…), which reads them as values of",
-        "# its configuration: begin each with a letter, or one that begins like a number keeps the server from starting. Rights are for any node;",
-        "# topobus.bus.server_config.nats_permissions.rights(principal, node=…) gives them for one node. `user` follows events: inbox prefix _INBOX.user.",
-        "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever may publish to any stream can name a",
-        "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted services need an account of their own.",
+        "# One user for each kind of process. Passwords come from the server's environment "
+        "(TOPOBUS_GPU_PASSWORD=…), which reads them as values of",
+        "# its configuration: begin each with a letter, or one that begins like a number keeps the server "
+        "from starting. Rights are for any node;",
+        "# topobus.bus.server_config.nats_permissions.rights(principal, node=…) gives them for one node. "
+        "`user` follows events: inbox prefix _INBOX.user.",
+        "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever "
+        "may publish to any stream can name a",
+        "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted "
+        "services need an account of their own.",
         f"# The {PROVISIONER} alone makes the streams that are missing; the others wait for it."
         if may_create
         else "# Nobody here may make streams: provision them first, as another user.",
@@ -215,15 +273,19 @@ def _logins(logins: Mapping[str, Sequence[str]], classes: Sequence[str]) -> Iter
 
 
 def render_open_api() -> str:
-    """Let a server without accounts be asked at the name that JetStream's interface has where there are some.
+    """Let a server without accounts be asked at the name that JetStream's interface has where there
+    are some.
 
-    Who was told that it is behind an account, and a subscriber written for either, is answered all the same. No user of `permissions.conf` may publish there.
+    Who was told that it is behind an account, and a subscriber written for either, is answered all
+    the same. No user of `permissions.conf` may publish there.
     """
     return 'mappings { "$JS.topobus.API.>": "$JS.API.>" }\n'
 
 
 def render_server(version: tuple[int, int] = (2, 9)) -> str:
-    """Give a server's configuration for one version and later: an option that a server does not know keeps it from starting."""
+    """Give a server's configuration for one version and later: an option that a server does not
+    know keeps it from starting.
+    """
     lines: Iterable[str] = (
         "# Generated by tools/render-docs from shared/topobus/formats/messages. Do not edit.",
         f"# For nats-server {version[0]}.{version[1]} and later.",
@@ -239,7 +301,8 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
         'write_deadline: "2s"',
         "jetstream {",
         '  store_dir: "/data"',
-        f"  # All streams have bounds of their own (max_bytes), {total_bytes() // 1024**2} MiB together, so that none starves another. Larger ones (nats.store_mib)",
+        f"  # All streams have bounds of their own (max_bytes), {total_bytes() // 1024**2} MiB together, so "
+        "that none starves another. Larger ones (nats.store_mib)",
         "  # need more here.",
         "  max_file_store: 4GB",
         "  max_memory_store: 256MB",
@@ -249,18 +312,23 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
                 "  sync_interval: always",
             )
             if version >= (2, 10)
-            else ("  # This version cannot sync each write: up to 60 s of acknowledged writes are lost with the power. Use 2.10 or later.",)
+            else (
+                "  # This version cannot sync each write: up to 60 s of acknowledged writes are lost with "
+                "the power. Use 2.10 or later.",
+            )
         ),
         "}",
         *(
             (
-                "# The newer form of delivery subjects breaks the ordered consumers of nats-py 2.16, which users may run.",
+                "# The newer form of delivery subjects breaks the ordered consumers of nats-py 2.16, which "
+                "users may run.",
                 "feature_flags { js_ack_fc_v2: false }",
             )
             if version >= (2, 14)
             else ()
         ),
-        "# Without accounts whoever asks as if there were some (nats.zone, examples/health_subscriber.py) is answered, too.",
+        "# Without accounts whoever asks as if there were some (nats.zone, examples/health_subscriber.py) is "
+        "answered, too.",
         render_open_api().rstrip(),
     )
     return "\n".join(lines) + "\n"
@@ -268,4 +336,9 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
 
 # A subject that a server would not take must fail here, not at the operator's.
 _SUBJECT = re.compile(r"[$A-Za-z0-9_>*-]+(\.[$A-Za-z0-9_>*-]+)*")
-assert all(_SUBJECT.fullmatch(subject) for principal in LEAF_PRINCIPALS for subjects in rights(principal).values() for subject in subjects)
+assert all(
+    _SUBJECT.fullmatch(subject)
+    for principal in LEAF_PRINCIPALS
+    for subjects in rights(principal).values()
+    for subject in subjects
+)

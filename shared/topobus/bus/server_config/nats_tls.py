@@ -1,19 +1,23 @@
-"""Renders the TLS parts of a NATS server's configuration, for a folder with `tls.crt`, `tls.key` and `ca.crt`: as `topobus keys certify` or cert-manager fills it.
+"""Renders the TLS parts of a NATS server's configuration, for a folder with `tls.crt`, `tls.key`
+and `ca.crt`: as `topobus keys certify` or cert-manager fills it.
 
-Flows in: the folder's path as the server sees it. Flows out: lines. Clients and leaves are let in without a certificate: who they are is said by users. Members of a cluster show
-each other theirs, since a server takes no route by TLS otherwise. The server reads the files again at SIGHUP.
+Flows in: the folder's path as the server sees it. Flows out: lines. Clients and leaves are let in
+without a certificate: who they are is said by users. Members of a cluster show each other theirs,
+since a server takes no route by TLS otherwise. The server reads the files again at SIGHUP.
 """
 
 from __future__ import annotations
 
 __all__ = ["remote_tls", "route_tls", "server_tls"]
 
-# A server that a thousand leaves come back to at once needs longer for a handshake than its default, 2 s.
+# A server that a thousand leaves come back to at once needs longer for a
+# handshake than its default, 2 s.
 _HANDSHAKE = "timeout: 5"
 
 
 def server_tls(folder: str) -> str:
-    """Give the block for a listener: clients or leaves check the server, and it asks nobody for a certificate.
+    """Give the block for a listener: clients or leaves check the server, and it asks nobody for a
+    certificate.
 
     >>> server_tls("/etc/topobus/nats-tls")
     'tls { cert_file: "/etc/topobus/nats-tls/tls.crt", key_file: "/etc/topobus/nats-tls/tls.key", timeout: 5 }'
@@ -22,7 +26,9 @@ def server_tls(folder: str) -> str:
 
 
 def remote_tls(folder: str) -> str:
-    """Give the block for a leaf's remote: which authorities may have signed the hub's certificate. A hub without TLS is then sent nothing.
+    """Give the block for a leaf's remote: which authorities may have signed the hub's certificate.
+
+    A hub without TLS is then sent nothing.
 
     >>> remote_tls("/etc/topobus/nats-tls")
     'tls { ca_file: "/etc/topobus/nats-tls/ca.crt", timeout: 5 }'
@@ -36,4 +42,7 @@ def route_tls(folder: str) -> str:
     >>> route_tls("/tls")
     'tls { cert_file: "/tls/tls.crt", key_file: "/tls/tls.key", ca_file: "/tls/ca.crt", timeout: 5 }'
     """
-    return f'tls {{ cert_file: "{folder}/tls.crt", key_file: "{folder}/tls.key", ca_file: "{folder}/ca.crt", {_HANDSHAKE} }}'
+    return (
+        f'tls {{ cert_file: "{folder}/tls.crt", key_file: "{folder}/tls.key", ca_file: "{folder}/ca.crt", '
+        f"{_HANDSHAKE} }}"
+    )

@@ -1,4 +1,8 @@
-"""Principals: who connects to NATS, by kind of process. Device classes that `topobus-device` serves are principals besides these (`device_classes.principal_role`)."""
+"""Principals: who connects to NATS, by kind of process.
+
+Device classes that `topobus-device` serves are principals besides these
+(`device_classes.principal_role`).
+"""
 
 from __future__ import annotations
 

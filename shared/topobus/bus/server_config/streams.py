@@ -1,8 +1,10 @@
-"""Configures the streams behind the catalogue, and compares an existing stream with its configuration.
+"""Configures the streams behind the catalogue, and compares an existing stream with its
+configuration.
 
-Flows in: the catalogue, and a configuration as a server gives it. Flows out: configurations to create, and differences. Every field is compared, also unknown ones: a
-field that a newer server adds and that is not at its default may copy the stream elsewhere (republish), fill it from elsewhere (mirror, sources) or rename what is
-written (subject_transform).
+Flows in: the catalogue, and a configuration as a server gives it. Flows out: configurations to
+create, and differences. Every field is compared, also unknown ones: a field that a newer server
+adds and that is not at its default may copy the stream elsewhere (republish), fill it from
+elsewhere (mirror, sources) or rename what is written (subject_transform).
 """
 
 from __future__ import annotations
@@ -30,23 +32,27 @@ __all__ = [
 ]
 
 ACCOUNT_INFO = "$JS.API.INFO"
-"""Where a server tells of its streams and their limits as a whole; the first thing to ask for a sign of life."""
+"""Where a server tells of its streams and their limits as a whole; the first thing to ask for a
+sign of life."""
 
 STREAM_LISTS = ("$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES")
 """Where a server lists its streams, with and without their configurations."""
 
 REPUBLISH = "republish"
-"""The field by which a server says each write of a bucket at a subject that anybody with the right can listen to."""
+"""The field by which a server says each write of a bucket at a subject that anybody with the right
+can listen to."""
 
 # Header bytes that the server counts into a message's size, on top of the value.
 _HEADER_ALLOWANCE = 4096
 _TWO_MINUTES_NS = 120 * 1_000_000_000
 _MIB = 1024 * 1024
 
-# A bound may be another one than the catalogue's, for machines and fleets have other sizes; one below this part of it starves its writers.
+# A bound may be another one than the catalogue's, for machines and fleets have other sizes; one
+# below this part of it starves its writers.
 _SMALLEST_PART = 16
 
-# Fields that change nothing of what is stored and who gets it: where copies lie, how they are packed, words for people.
+# Fields that change nothing of what is stored and who gets it: where copies lie, how
+# they are packed, words for people.
 _HARMLESS = frozenset({"description", "placement", "metadata", "compression"})
 # What servers write for "not asked for", besides false, zero and empty.
 _DEFAULTS: Mapping[str, object] = {"compression": "none", "persist_mode": "default"}
@@ -82,7 +88,8 @@ def bucket_stream(state: State[Any]) -> str:
 
 
 def stream_names() -> tuple[str, ...]:
-    """Name all streams of the catalogue: those of buckets first, then those of events, in the catalogue's order.
+    """Name all streams of the catalogue: those of buckets first, then those of events, in the
+    catalogue's order.
 
     >>> stream_names()[0], stream_names()[-1]
     ('KV_topobus_machines', 'TOPOBUS_DISAGREEMENTS')
@@ -93,7 +100,8 @@ def stream_names() -> tuple[str, ...]:
 def total_bytes() -> int:
     """Add up the size limits of all streams.
 
-    Units: bytes. A server reserves as much of its disk, so a smaller `max_file_store` refuses the last streams.
+    Units: bytes. A server reserves as much of its disk, so a smaller
+    `max_file_store` refuses the last streams.
     """
     return sum(state.max_bucket_bytes for state in BUCKETS) + sum(event.max_stream_bytes for event in EVENTS)
 
@@ -101,16 +109,21 @@ def total_bytes() -> int:
 def wanted_streams(replicas: int, *, store_bytes: int = 0) -> tuple[dict[str, Any], ...]:
     """Say how each stream must be.
 
-    Units: store_bytes — what all of them may take together; their bounds shrink or grow in proportion. 0: the catalogue's own.
+    Units: store_bytes — what all of them may take together; their bounds shrink or grow in
+    proportion. 0: the catalogue's own.
     """
     part = store_bytes / total_bytes() if store_bytes else 1.0
-    return (*(_bucket_config(state, replicas, part) for state in BUCKETS), *(_event_config(event, replicas, part) for event in EVENTS))
+    return (
+        *(_bucket_config(state, replicas, part) for state in BUCKETS),
+        *(_event_config(event, replicas, part) for event in EVENTS),
+    )
 
 
 def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:
     """Compare a stream's configuration with the wanted one, field by field.
 
-    Shapes: got — a configuration as the server gives it; wanted — as `wanted_streams` gives it. Fields that `wanted` does not name must be at their default.
+    Shapes: got — a configuration as the server gives it; wanted — as `wanted_streams` gives it.
+    Fields that `wanted` does not name must be at their default.
     Order: by kind, in the order of `DifferenceKind`.
     Errors: raises nothing; no difference is an empty tuple.
     """
@@ -122,34 +135,41 @@ def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Diff
 def _bucket_config(state: State[Any], replicas: int, part: float) -> dict[str, Any]:
     """Say how a bucket's stream must be.
 
-    No rollup and no purge: one header could otherwise empty the whole bucket. A delete is a marker, which needs neither. A bucket whose writers say again
-    what is gone makes room when it is full: refusing would shut out those who write little for the sake of one who writes much, and for good, since
-    nothing can be purged. The others refuse: what stands in them has no other copy.
+    No rollup and no purge: one header could otherwise empty the whole bucket. A delete is a marker,
+    which needs neither. A bucket whose writers say again what is gone makes room when it is full:
+    refusing would shut out those who write little for the sake of one who writes much, and for
+    good, since nothing can be purged. The others refuse: what stands in them has no other copy.
     """
     return {
         **_common(bucket_stream(state), f"$KV.{state.bucket}.>", state.description, replicas),
         "max_msgs_per_subject": state.history,
         "max_msg_size": state.max_value_bytes + _HEADER_ALLOWANCE,
         "max_bytes": _bound(state.max_bucket_bytes, part),
-        # A reader for each node of a fleet, and server 2.15 refuses consumer 1001 of a stream that does not say its own limit.
+        # A reader for each node of a fleet, and server 2.15 refuses consumer 1001 of a stream
+        # that does not say its own limit.
         "max_consumers": 16_384,
         "discard": "old" if state.is_rewritten else "new",
-        # That a key was written, and not what: who is told reads the key from the leader, for anybody who may publish there could say anything.
+        # That a key was written, and not what: who is told reads the key from the leader, for
+        # anybody who may publish there could say anything.
         REPUBLISH: {"src": f"$KV.{state.bucket}.>", "dest": f"{PREFIX}.{state.name}.>", "headers_only": True},
     }
 
 
 def _event_config(event: Event[Any], replicas: int, part: float) -> dict[str, Any]:
-    """Say how an event's stream must be: no age limit, since the newest event of a subject is the present state."""
+    """Say how an event's stream must be: no age limit, since the newest event of a subject is the
+    present state.
+    """
     return {
         **_common(event.stream, event.pattern().partition("*")[0] + ">", event.description, replicas),
         "max_msgs_per_subject": event.max_per_subject,
         "max_msg_size": event.max_event_bytes + _HEADER_ALLOWANCE,
         "max_bytes": _bound(event.max_stream_bytes, part),
-        # Users may read these, and a consumer costs a server 38 KiB (measured on 2.9.10): all three streams full of them are 120 MiB.
+        # Users may read these, and a consumer costs a server 38 KiB (measured on 2.9.10): all three
+        # streams full of them are 120 MiB.
         "max_consumers": 1024,
         "discard": "old",
-        # What came in from a device service's account a server gives to no subscriber's account; what a stream says again it does.
+        # What came in from a device service's account a server gives to no subscriber's account;
+        # what a stream says again it does.
         REPUBLISH: {"src": f"{PREFIX}.{event.name}.>", "dest": f"{PREFIX}.stored.{event.name}.>"},
     }
 
@@ -180,7 +200,8 @@ def _common(name: str, subject: str, description: str, replicas: int) -> dict[st
 def _of_wanted_fields(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:
     for field, want in wanted.items():
         value = got.get(field, _absent(want))
-        # Other words for people are no other stream: a sentence that was mended must not stop every service.
+        # Other words for people are no other stream: a sentence that was
+        # mended must not stop every service.
         if value == want or field == "description":
             continue
         text = f"{field} is {value!r}, wanted {want!r}"
@@ -200,7 +221,8 @@ def _of_other_fields(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Itera
 
 
 def _is_empty(value: object) -> bool:
-    """Say whether a field's value means that nobody set it: servers write false, zero, empty ones and records of such.
+    """Say whether a field's value means that nobody set it: servers write false, zero, empty ones
+    and records of such.
 
     >>> _is_empty({"inactive_threshold": 0}), _is_empty({"src": ">", "dest": "x"})
     (True, False)

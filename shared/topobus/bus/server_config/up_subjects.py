@@ -1,8 +1,12 @@
-"""The subjects at which a node's relay says to the hub what the node's own server stores, and what the hub's server makes of each.
+"""The subjects at which a node's relay says to the hub what the node's own server stores, and what
+the hub's server makes of each.
 
-`topobus.v1.up.<node>.<noun>.<further tokens>`: the node stands at one fixed place, so that one pattern is all that a node may say. The hub's server maps each of these
-subjects to that of the bucket or the stream, and sends its acknowledgement back: no process is in between. At `topobus.v1.up.<node>.stored.<noun>.<further tokens>` it
-answers with what it has of a state. Flows in: the catalogue. Flows out: subjects, and pairs of patterns for a server's configuration (docs/adr/0030).
+`topobus.v1.up.<node>.<noun>.<further tokens>`: the node stands at one fixed place, so that one
+pattern is all that a node may say. The hub's server maps each of these subjects to that of the
+bucket or the stream, and sends its acknowledgement back: no process is in between. At
+`topobus.v1.up.<node>.stored.<noun>.<further tokens>` it answers with what it has of a state.
+Flows in: the catalogue. Flows out: subjects, and pairs of patterns for a server's
+configuration (docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -32,12 +36,14 @@ _STORED = "stored"
 assert _STORED not in {noun.name for noun in ALL}
 assert "up" not in {noun.name for noun in ALL}
 
-# Who runs on a node and is not spoken to from elsewhere: answers to these come from the node's own server and services.
+# Who runs on a node and is not spoken to from elsewhere: answers to these come from the
+# node's own server and services.
 _LOCAL_INBOXES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "user")
 
 
 def up_nouns() -> tuple[State[Any] | Event[Any], ...]:
-    """Give what crosses from a node to the hub: each state and event whose first part is the node, in the catalogue's order.
+    """Give what crosses from a node to the hub: each state and event whose first part is the node,
+    in the catalogue's order.
 
     >>> [noun.name for noun in up_nouns()][:3]
     ['machine', 'inventory', 'ledger']
@@ -48,8 +54,9 @@ def up_nouns() -> tuple[State[Any] | Event[Any], ...]:
 def up_subject(noun: State[Any] | Event[Any], **parts: str) -> str:
     """Build the subject at which a relay says a state or an event.
 
-    Shapes:  parts — all of the noun's parts by name.
-    Errors:  raises ContractError for a noun that belongs to no node, and for a part that no subject can hold.
+    Shapes: parts — all of the noun's parts by name.
+    Errors: raises ContractError for a noun that belongs to no node, and for a
+    part that no subject can hold.
 
     >>> from topobus.formats.messages.catalogue import HEALTH
     >>> up_subject(HEALTH, node="n1", device_class="gpu", device="gpu-0")
@@ -60,7 +67,8 @@ def up_subject(noun: State[Any] | Event[Any], **parts: str) -> str:
 
 
 def up_stored_subject(state: State[Any], **parts: str) -> str:
-    """Build the subject at which the hub's server answers with the newest value that it has of a key.
+    """Build the subject at which the hub's server answers with the newest value that it has of a
+    key.
 
     Errors:  as `up_subject`.
 
@@ -73,7 +81,9 @@ def up_stored_subject(state: State[Any], **parts: str) -> str:
 
 
 def up_branch(node: str = "") -> str:
-    """Give the pattern of all that a node says: what its leaf's user at the hub may publish. Without a node, of all that any says.
+    """Give the pattern of all that a node says: what its leaf's user at the hub may publish.
+
+    Without a node, of all that any says.
 
     >>> up_branch("node1.example"), up_branch()
     ('topobus.v1.up.node1_example.>', 'topobus.v1.up.*.>')
@@ -82,7 +92,8 @@ def up_branch(node: str = "") -> str:
 
 
 def up_mappings() -> tuple[tuple[str, str], ...]:
-    """Pair each up pattern with the subject pattern at the hub: the n-th `*` of each stands for the same token.
+    """Pair each up pattern with the subject pattern at the hub: the n-th `*` of each stands for the
+    same token.
 
     Shapes:  what is said first, in the catalogue's order, then what is answered about states.
 
@@ -93,7 +104,8 @@ def up_mappings() -> tuple[tuple[str, str], ...]:
     stored = tuple(
         (
             _pattern(f"{_STORED}.{state.name}", state),
-            # JetStream's direct access to the newest message of one subject: the subject is part of the request's, so that no payload chooses it.
+            # JetStream's direct access to the newest message of one subject: the subject is part of
+            # the request's, so that no payload chooses it.
             f"$JS.API.DIRECT.GET.KV_{state.bucket}.{_hub_pattern(state)}",
         )
         for state in up_nouns()
@@ -103,7 +115,9 @@ def up_mappings() -> tuple[tuple[str, str], ...]:
 
 
 def render_mappings(indent: str = "") -> str:
-    """Give the block `mappings` of a hub without accounts: with them the same pairs are imports (deploy/nats)."""
+    """Give the block `mappings` of a hub without accounts: with them the same pairs are imports
+    (deploy/nats).
+    """
     lines = [
         # `$1` is what the first `*` stood for. In quotes the server reads neither as a variable.
         f'{indent}  "{up}": "{_numbered(hub)}"'
@@ -122,7 +136,9 @@ def domain_of(node: str) -> str:
 
 
 def _local_subjects() -> tuple[str, ...]:
-    """Give what belongs to one server alone: its JetStream, its buckets, states, events and notices as they are."""
+    """Give what belongs to one server alone: its JetStream, its buckets, states, events and notices
+    as they are.
+    """
     return ("$JS.>", "$KV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
 
 
@@ -138,10 +154,12 @@ DENIED_EXPORTS = (
 )
 """What a leaf's server does not say to the hub, whatever interest there is."""
 DENIED_IMPORTS = (*_local_subjects(), *_local_inboxes())
-"""What a leaf's server does not ask the hub for, and takes from it for nobody: questions to this node remain, and answers to its relay.
+"""What a leaf's server does not ask the hub for, and takes from it for nobody: questions to this
+node remain, and answers to its relay.
 
-The up subjects are not among them, though nobody behind a leaf listens there: server 2.15.1 with them here takes no interest of the hub in them either, so that all that
-its relay says is answered "no responders" (tests/integration/test_simulated_leaf.py, on that version)."""
+The up subjects are not among them, though nobody behind a leaf listens there: server 2.15.1 with
+them here takes no interest of the hub in them either, so that all that its relay says is answered
+"no responders" (tests/integration/test_simulated_leaf.py, on that version)."""
 
 
 def _tokens(noun: State[Any] | Event[Any], parts: dict[str, str]) -> list[str]:

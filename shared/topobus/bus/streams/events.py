@@ -1,4 +1,8 @@
-"""Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap or duplicate; and notices, which nobody stores or acknowledges."""
+"""Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap
+or duplicate.
+
+And notices, which nobody stores or acknowledges.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,8 @@ M = TypeVar("M")
 
 # By which a stream knows a repetition.
 _ID = "Nats-Msg-Id"
-# Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are escaped (HTTP binding 3.1.3.2).
+# Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are
+# escaped (HTTP binding 3.1.3.2).
 _SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 # So many notices wait for their reader, some KiB each; more are dropped, and counted.
 _UNREAD_NOTICES = 4096
@@ -96,7 +101,10 @@ class Events:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
 
     async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
-        """Send to whoever listens, each by its id; what cannot be sent now is logged and counted, and gone."""
+        """Send to whoever listens, each by its id.
+
+        What cannot be sent now is logged and counted, and gone.
+        """
         time = self._now()
         for event_id, value in values.items():
             await self._send_notice(notice, value, event_id, time)
@@ -112,7 +120,8 @@ class Events:
             await self._connection.publish(subject, encode(value), headers=headers)
             outcome = "sent"
         except (PeerUnavailable, ContractError) as err:
-            # Too large for the server, or the server is away: the decision that it goes with must not wait for it.
+            # Too large for the server, or the server is away: the decision that it
+            # goes with must not wait for it.
             self._connection.quiet.warning("notice.dropped", subject, subject=subject, error=str(err))
         finally:
             self._connection.metrics.writes.labels(notice.name, outcome).inc()
@@ -120,13 +129,18 @@ class Events:
     async def listen(
         self, notice: Notice[M], parts: dict[str, str], on_missed: Callable[[int], None] | None = None
     ) -> AsyncGenerator[M, None]:
-        """Give every notice of the pattern that comes from now on, for ever; those that come while NATS is away are missed, and `on_missed` hears of those that came too fast."""
+        """Give every notice of the pattern that comes from now on, for ever.
+
+        Those that come while NATS is away are missed, and `on_missed`
+        hears of those that came too fast.
+        """
         arrived: asyncio.Queue[tuple[Msg, int]] = asyncio.Queue(maxsize=_UNREAD_NOTICES)
         missed = 0
 
         async def take(message: Msg) -> None:
             nonlocal missed
-            # Dropped here, where it can be counted: the client's own limit is for bytes of all that it hears.
+            # Dropped here, where it can be counted: the client's own limit is
+            # for bytes of all that it hears.
             if arrived.full():
                 missed += 1
             else:
@@ -178,7 +192,8 @@ class Events:
     async def _store(self, stream: str, subject: str, data: bytes, headers: Headers) -> int:
         """Store an event; gives its sequence, or that of the same event that is there already.
 
-        A stream takes an id for a repetition whoever used it, and others who write to the stream can guess ours: then ours gets another one.
+        A stream takes an id for a repetition whoever used it, and others who write to the stream
+        can guess ours: then ours gets another one.
         """
         stored = await self._jetstream.store(subject, data, stream=stream, headers=headers, is_repeatable=True)
         if not stored.is_duplicate:
@@ -186,7 +201,9 @@ class Events:
         known_event = await self._jetstream.message_at(stream, stored.sequence)
         if known_event is not None and known_event.subject == subject:
             return stored.sequence
-        get_logger().warning("event.id-taken", subject=subject, event_id=headers[_ID], by=known_event.subject if known_event else "")
+        get_logger().warning(
+            "event.id-taken", subject=subject, event_id=headers[_ID], by=known_event.subject if known_event else ""
+        )
         own = {**headers, _ID: f"{headers[_ID]}.{secrets.token_hex(11)}"}
         return (await self._jetstream.store(subject, data, stream=stream, headers=own, is_repeatable=True)).sequence
 
@@ -198,7 +215,9 @@ class Events:
         on_waiting: Callable[[str], None] | None = None,
         on_replaced: Callable[[], None] | None = None,
     ) -> AsyncGenerator[Received[M], None]:
-        """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read, each time that it was tried, `on_replaced` that all comes anew."""
+        """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read,
+        each time that it was tried, `on_replaced` that all comes anew.
+        """
         beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
         feed = self._feed(event, parts, beginning, on_waiting=on_waiting)
         async with aclosing(feed.messages()) as items:
@@ -211,7 +230,10 @@ class Events:
                         yield received
 
     async def present(self, event: Event[M], parts: dict[str, str]) -> tuple[Received[M], ...]:
-        """Give the newest event of each subject of the pattern; those that no contract accepts are logged and left out."""
+        """Give the newest event of each subject of the pattern.
+
+        Those that no contract accepts are logged and left out.
+        """
         newest: dict[str, Received[M]] = {}
         patience = ReadTimeout(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
         async with aclosing(self._feed(event, parts, From.NEWEST_OF_EACH).messages()) as items:
@@ -235,7 +257,8 @@ class Events:
     async def last(self, event: Event[M], limit: int, parts: dict[str, str]) -> tuple[Received[M], ...]:
         """Give the newest events of the pattern, oldest first.
 
-        Looks back from the end, twice as far each time: nobody reads half a gigabyte of decisions to see the last twenty.
+        Looks back from the end, twice as far each time: nobody reads half a gigabyte of
+        decisions to see the last twenty.
         """
         try:
             newest = await self._jetstream.last_message(event.stream, event.pattern(**parts))
@@ -245,7 +268,8 @@ class Events:
         if limit <= 0 or newest is None or info is None:
             return ()
         if limit == 1 and (only := self._read(event, _delivered(newest))) is not None:
-            # Without a consumer: what a service said last must be readable also when users have taken all that the stream may have.
+            # Without a consumer: what a service said last must be readable also when users have
+            # taken all that the stream may have.
             return (only,)
         if limit == 1 and event.is_whole(parts):
             return await self._read_subject(event, newest.subject)
@@ -258,7 +282,10 @@ class Events:
             back *= 2
 
     async def _read_subject(self, event: Event[M], subject: str) -> tuple[Received[M], ...]:
-        """Give the newest event of one subject that can be read, for the newest of all cannot; without a consumer."""
+        """Give the newest event of one subject that can be read, for the newest of all cannot.
+
+        Without a consumer.
+        """
         newest: tuple[Received[M], ...] = ()
         try:
             async with aclosing(self._jetstream.messages_of(event.stream, subject)) as messages:

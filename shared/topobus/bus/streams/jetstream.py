@@ -1,6 +1,7 @@
 """JetStream's API as plain requests: JSON in, JSON out, its errors as one type.
 
-nats-py's own layer is not used: it hides error codes, creates buckets with fixed options, and its watchers lose messages.
+nats-py's own layer is not used: it hides error codes, creates buckets with fixed options,
+and its watchers lose messages.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ __all__ = ["API", "JetStream", "Stored", "StoredMessage", "StreamInfo"]
 
 API = "$JS.API"
 """Where JetStream listens for requests about streams and consumers, in the account that has them."""
-# Since this release a server says its time with what it tells of a stream; before, a write of ours has to be read again.
+# Since this release a server says its time with what it tells of a stream; before, a
+# write of ours has to be read again.
 _SAYS_ITS_TIME = (2, 10, 0)
-# Before this release a server that is asked for a message of a stream which another connection makes at that moment ends with a panic (jsMsgGetRequest has no store yet; seen on 2.9.10).
+# Before this release a server that is asked for a message of a stream which another connection
+# makes at that moment ends with a panic (jsMsgGetRequest has no store yet; seen on 2.9.10).
 _READS_WHAT_IS_BEING_MADE = (2, 10, 0)
 # From a stream's first description to its store: some milliseconds, more on a slow disk.
 _IS_BEING_MADE_S = 0.25
@@ -81,18 +84,22 @@ class JetStream:
         subject = f"{IMPORTED_API if self.connection.is_outside else API}.{verb}"
         try:
             answer = await self.connection.request(
-                subject, msgspec.json.encode(payload) if payload is not None else b"", timeout_s=self.connection.settings.timeout_s
+                subject,
+                msgspec.json.encode(payload) if payload is not None else b"",
+                timeout_s=self.connection.settings.timeout_s,
             )
         except TimeoutError as err:
             raise PeerUnavailable(
                 f"JetStream does not answer at {subject}",
-                next_step="see the NATS server's log and its disk: a server whose disk was full may have to be restarted",
+                next_step="see the NATS server's log and its disk: a server whose disk was full may have to be "
+                "restarted",
                 subject=subject,
             ) from err
         except NobodyThere as err:
             raise PeerUnavailable(
                 f"JetStream does not listen at {subject}",
-                next_step="start nats-server with JetStream on (-js); if it runs with users, give it their file of this release (topobus keys make)"
+                next_step="start nats-server with JetStream on (-js); if it runs with users, give it their file of "
+                "this release (topobus keys make)"
                 if self.connection.is_outside
                 else "start nats-server with JetStream on (-js)",
                 subject=subject,
@@ -126,7 +133,9 @@ class JetStream:
             raise
         if isinstance(raw.get("ts"), str):
             # Servers since 2.10 say when they answered.
-            self.connection.server_clock.note(asked_ms, now_ms(self.connection.clock), _parse_time(raw["ts"]) / 1_000_000)
+            self.connection.server_clock.note(
+                asked_ms, now_ms(self.connection.clock), _parse_time(raw["ts"]) / 1_000_000
+            )
         state = raw["state"]
         return StreamInfo(
             config=raw["config"],
@@ -138,7 +147,10 @@ class JetStream:
         )
 
     async def subject_counts(self, stream: str, pattern: str = ">") -> dict[str, int]:
-        """Count the messages of each subject of a stream that matches; asks for page after page where there are very many."""
+        """Count the messages of each subject of a stream that matches.
+
+        Asks for page after page where there are very many.
+        """
         counts: dict[str, int] = {}
         while True:
             raw = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": len(counts)})
@@ -149,7 +161,10 @@ class JetStream:
                 return counts
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
-        """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger must not be read from one)."""
+        """Read the newest message of a subject from the stream's leader (replicas may lag.
+
+        A ledger must not be read from one).
+        """
         return await self._message(stream, {"last_by_subj": subject})
 
     async def message_at(self, stream: str, sequence: int) -> StoredMessage | None:
@@ -157,13 +172,17 @@ class JetStream:
         return await self._message(stream, {"seq": sequence})
 
     async def next_message(self, stream: str, subject: str, sequence: int) -> StoredMessage | None:
-        """Read the oldest message of a subject from a sequence on; None when there is none, which costs the server a look at what came since."""
+        """Read the oldest message of a subject from a sequence on.
+
+        None when there is none, which costs the server a look at what came since.
+        """
         return await self._message(stream, {"seq": sequence, "next_by_subj": subject})
 
     async def messages_of(self, stream: str, subject: str) -> AsyncGenerator[StoredMessage, None]:
-        """Read all messages of one subject that are there now, oldest first, without a consumer. Cost: a request each.
+        """Read all messages of one subject that are there now, oldest first, without a consumer.
 
-        While somebody writes, the oldest go meanwhile: between two messages that are gone at the end there may have been others (`oldest_sequence`).
+        Cost: a request each. While somebody writes, the oldest go meanwhile: between two messages
+        that are gone at the end there may have been others (`oldest_sequence`).
         """
         newest = await self.last_message(stream, subject)
         position = 0
@@ -175,15 +194,25 @@ class JetStream:
             yield message
 
     async def oldest_sequence(self, stream: str, subject: str) -> int:
-        """Give the sequence of the oldest message of one subject that is still there; 0: there is none."""
+        """Give the sequence of the oldest message of one subject that is still there.
+
+        0: there is none.
+        """
         message = await self.next_message(stream, subject, 1)
         return message.sequence if message is not None else 0
 
     async def _settle(self, stream: str) -> None:
-        """Wait until a stream that may just be made anew has its store: after a reconnect, and after it was missed. A server since 2.10 needs no wait."""
+        """Wait until a stream that may just be made anew has its store: after a reconnect, and
+        after it was missed.
+
+        A server since 2.10 needs no wait.
+        """
         connection = self.connection
         generation = connection.generation
-        if connection.server_version >= _READS_WHAT_IS_BEING_MADE or connection.settled_streams.get(stream, 1) == generation:
+        if (
+            connection.server_version >= _READS_WHAT_IS_BEING_MADE
+            or connection.settled_streams.get(stream, 1) == generation
+        ):
             return
         if await self.stream_info(stream) is None:
             raise JetStreamError(404, JetStreamError.STREAM_NOT_FOUND, "stream not found")
@@ -209,12 +238,16 @@ class JetStream:
             time_ns=time_ns,
         )
 
-    async def store(self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False) -> Stored:
+    async def store(
+        self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False
+    ) -> Stored:
         """Publish and await the stream's acknowledgement.
 
-        What the server surely did not take (no leader yet, nobody there) is sent again until the timeout; what it may have taken is not,
-        unless the message may be repeated (it carries a Nats-Msg-Id, and expects nothing).
-        Errors: JetStreamError when the stream refuses, AmbiguousWrite when nobody knows, PeerUnavailable when it surely was not written.
+        What the server surely did not take (no leader yet, nobody there) is sent again until the
+        timeout; what it may have taken is not, unless the message may be repeated (it carries a
+        Nats-Msg-Id, and expects nothing).
+        Errors: JetStreamError when the stream refuses, AmbiguousWrite when nobody knows,
+        PeerUnavailable when it surely was not written.
         """
         timeout_s = self.connection.settings.timeout_s
         deadline = self.connection.clock.monotonic() + timeout_s
@@ -227,12 +260,19 @@ class JetStream:
                 answer = await self.connection.request(
                     subject,
                     payload,
-                    headers={"Nats-Expected-Stream": stream, **headers, RELEASE: self.connection.release, SENT: str(asked_ms)},
+                    headers={
+                        "Nats-Expected-Stream": stream,
+                        **headers,
+                        RELEASE: self.connection.release,
+                        SENT: str(asked_ms),
+                    },
                     timeout_s=_try_s(left_s, is_repeatable),
                 )
                 acknowledged = _checked(answer.data, subject)
                 if self.connection.server_version < _SAYS_ITS_TIME:
-                    self.connection.server_clock.note_write(stream, int(acknowledged["seq"]), asked_ms, now_ms(self.connection.clock))
+                    self.connection.server_clock.note_write(
+                        stream, int(acknowledged["seq"]), asked_ms, now_ms(self.connection.clock)
+                    )
                 return Stored(sequence=int(acknowledged["seq"]), is_duplicate=acknowledged.get("duplicate") is True)
             except JetStreamError as err:
                 if not err.is_temporary:
@@ -247,7 +287,8 @@ class JetStream:
                     ) from err
                 failure = err
             except NobodyThere as err:
-                # No stream takes the subject, or JetStream is off: who looks after the streams finds out which.
+                # No stream takes the subject, or JetStream is off: who looks
+                # after the streams finds out which.
                 self.connection.has_missed_stream.set()
                 failure = err
             except PeerUnavailable as err:
@@ -269,7 +310,7 @@ def _stream_of(verb: str) -> str:
 
     >>> [_stream_of(verb) for verb in ("STREAM.INFO.EVENTS", "STREAM.MSG.GET.EVENTS", "CONSUMER.CREATE.EVENTS.reader-1", "STREAM.NAMES")]
     ['EVENTS', 'EVENTS', 'EVENTS', '']
-    """
+    """  # noqa: E501
     parts = verb.split(".")
     return "".join(parts[3:4] if parts[1] == "MSG" else parts[2:3])
 
@@ -281,7 +322,9 @@ def _checked(data: bytes, subject: str) -> dict[str, Any]:
         raise PeerUnavailable(f"what answers at {subject} is not JetStream: {data[:80]!r}") from err
     error = raw.get("error")
     if isinstance(error, dict):
-        raise JetStreamError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
+        raise JetStreamError(
+            int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", ""))
+        )
     return raw
 
 

@@ -1,7 +1,8 @@
 """Creates every stream and bucket of the catalogue that is absent, and compares those that exist.
 
-It is idempotent, and eight services may run it at once. A difference is not repaired: ConfigError names
-stream, field, got, wanted. A process without the right to create streams waits for one that has it.
+It is idempotent, and eight services may run it at once. A difference is not repaired:
+ConfigError names stream, field, got, wanted. A process without the right to create
+streams waits for one that has it.
 """
 
 from __future__ import annotations
@@ -40,16 +41,19 @@ async def provision(
     """Make what is absent, refuse what differs; `provisioner` is whom others wait for.
 
     Shapes: only — the streams to look at, where others cannot be seen; None: all.
-    Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits too small; PeerUnavailable when there is no JetStream,
-    or a stream is absent that we may not make.
+    Errors: ConfigError for drift, for replicas that this server cannot keep
+    consistent, for limits too small; PeerUnavailable when there is no JetStream, or a
+    stream is absent that we may not make.
     """
     version = jetstream.connection.server_version
     if replicas > 1 and version < (2, 10, 0):
         raise ConfigError(
-            f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a replicated compare-and-set lets several writers win",
+            f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a "
+            "replicated compare-and-set lets several writers win",
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
-    # One after the other: a cluster of three servers that was asked for all at once did not come to an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
+    # One after the other: a cluster of three servers that was asked for all at once did not come to
+    # an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
     failures: list[ConfigError | JetStreamError | _NotMadeYet] = []
     for config in wanted_streams(replicas, store_bytes=store_bytes):
         if only is not None and config["name"] not in only:
@@ -64,23 +68,35 @@ async def provision(
 
 
 async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
-    """Compare without making anything: each stream of the catalogue with what is wrong with it, empty when it is as it should be."""
+    """Compare without making anything: each stream of the catalogue with what is wrong with it,
+    empty when it is as it should be.
+    """
     drift: dict[str, str] = {}
     for config in wanted_streams(replicas, store_bytes=store_bytes):
         info = await jetstream.stream_info(config["name"])
         if info is None:
             drift[config["name"]] = "it does not exist"
             continue
-        wrong = [difference.text for difference in differences(info.config, config) if difference.kind is not DifferenceKind.HARMLESS]
-        drift[config["name"]] = "; ".join(wrong) or next(iter(_exhausted(info)), "") or await _crowded(jetstream, config["name"], info)
+        wrong = [
+            difference.text
+            for difference in differences(info.config, config)
+            if difference.kind is not DifferenceKind.HARMLESS
+        ]
+        drift[config["name"]] = (
+            "; ".join(wrong) or next(iter(_exhausted(info)), "") or await _crowded(jetstream, config["name"], info)
+        )
     return drift
 
 
 async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
-    """Say who fills a bucket that drops its oldest values to take new ones; empty when it has room, or is an event's, which drops old ones as it should."""
+    """Say who fills a bucket that drops its oldest values to take new ones.
+
+    Empty when it has room, or is an event's, which drops old ones as it should.
+    """
     state = next((state for state in BUCKETS if bucket_stream(state) == name and state.is_rewritten), None)
     bound = int(info.config.get("max_bytes", -1))
-    # A full stream stands a little below its bound: what is dropped for a large value leaves more room than a small one takes.
+    # A full stream stands a little below its bound: what is dropped for a large value leaves
+    # more room than a small one takes.
     if state is None or not 0 < bound <= info.size_bytes + int(info.config.get("max_msg_size", 0)):
         return ""
     counts = await jetstream.subject_counts(name)
@@ -123,14 +139,17 @@ async def _provision_one(
     info = await jetstream.stream_info(name)
     if info is None:
         if not may_create:
-            raise _NotMadeYet(f"stream {name} does not exist", next_step=f"start topobus-{provisioner}: it makes what is missing")
+            raise _NotMadeYet(
+                f"stream {name} does not exist", next_step=f"start topobus-{provisioner}: it makes what is missing"
+            )
         try:
             await jetstream.call(f"STREAM.CREATE.{name}", config)
         except JetStreamError as err:
             if err.is_temporary:
                 raise
             if err.err_code == JetStreamError.NO_STORE and not is_again:
-                # Two controllers start at once: whoever is second is told so. Where the folder cannot be written it is told so again.
+                # Two controllers start at once: whoever is second is told so. Where the folder
+                # cannot be written it is told so again.
                 await _provision_one(jetstream, config, may_create=may_create, provisioner=provisioner, is_again=True)
                 return
             if err.err_code not in (JetStreamError.STREAM_NAME_IN_USE, JetStreamError.SUBJECTS_OVERLAP):
@@ -158,7 +177,9 @@ def _compare(info: StreamInfo, config: dict[str, Any]) -> None:
             field=wrong[0].field,
         )
     named = [
-        difference.text for difference in found_differences if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"
+        difference.text
+        for difference in found_differences
+        if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"
     ]
     if named:
         get_logger().info("stream.differs", stream=name, differences=named, effect="none: it is used as it is")
@@ -167,10 +188,15 @@ def _compare(info: StreamInfo, config: dict[str, Any]) -> None:
 def _unseen(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
     """Say what is in the way of a stream that does not exist and cannot be made."""
     if err.err_code == JetStreamError.STREAM_NAME_IN_USE:
-        return ConfigError(f"stream {name} is in use and cannot be seen", next_step="check this user's permissions on $JS.API.STREAM.INFO")
+        return ConfigError(
+            f"stream {name} is in use and cannot be seen",
+            next_step="check this user's permissions on $JS.API.STREAM.INFO",
+        )
     return ConfigError(
-        f"the NATS server refuses stream {name}: another stream takes what is published to {' or '.join(config['subjects'])}",
-        next_step="find it (nats stream ls --subject) and remove it or take the subject out of it, if it is not Topobus's",
+        f"the NATS server refuses stream {name}: another stream takes what is published to "
+        f"{' or '.join(config['subjects'])}",
+        next_step="find it (nats stream ls --subject) and remove it or take the subject out of it, if it is not "
+        "Topobus's",
         stream=name,
     )
 
@@ -178,10 +204,12 @@ def _unseen(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigErr
 def _refused(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
     if err.err_code != JetStreamError.NO_ROOM_FOR_STREAM:
         return ConfigError(
-            f"the NATS server refuses stream {name}: {err}", next_step="check the server's JetStream limits (max_file_store)"
+            f"the NATS server refuses stream {name}: {err}",
+            next_step="check the server's JetStream limits (max_file_store)",
         )
     return ConfigError(
         f"the NATS server has no room for stream {name}, which may take {config['max_bytes'] // _MIB} MiB: {err}",
-        next_step="give it more disk or a larger max_file_store (without one it takes 75 % of what is free), or lower nats.store_mib everywhere",
+        next_step="give it more disk or a larger max_file_store (without one it takes 75 % of what is free), or lower "
+        "nats.store_mib everywhere",
         stream=name,
     )

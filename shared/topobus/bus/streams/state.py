@@ -57,7 +57,8 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """A compare-and-set's answer when somebody else wrote first: nothing was written, so read again and decide again.
+    """A compare-and-set's answer when somebody else wrote first: nothing was written, so read again
+    and decide again.
 
     It is a value and no error, because every writer of a shared key meets it.
     """
@@ -73,7 +74,8 @@ class ChangeKind(StrEnum):
     RESET = "reset"
     """History was lost: everything known from this watch is void, a new snapshot follows."""
     UNREADABLE = "unreadable"
-    """No contract accepts what stands there: `value` is the newest one before it that can be read, None where there is none. Told to who asks for it."""
+    """No contract accepts what stands there: `value` is the newest one before it that can be read,
+    None where there is none. Told to who asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,10 @@ class Change(Generic[M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable(Generic[M]):
-    """What stands at a key and no contract accepts; whoever writes the key writes over it, at its revision."""
+    """What stands at a key and no contract accepts.
+
+    Whoever writes the key writes over it, at its revision.
+    """
 
     revision: int
     why: str
@@ -107,7 +112,10 @@ class States:
         """By bucket and key: of states with entries, what this process has written last."""
 
     async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
-        """Read one key from the leader; None when absent or deleted; ContractError when its bytes fit no contract."""
+        """Read one key from the leader; None when absent or deleted.
+
+        ContractError when its bytes fit no contract.
+        """
         key = state.key(**parts)
         home, stored = await self._newest_of_all(state, key)
         if stored is None or _OPERATION in stored[1]:
@@ -122,7 +130,10 @@ class States:
         return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
 
     async def get_or_last(self, state: State[M], parts: dict[str, str]) -> Entry[M] | Unreadable[M] | None:
-        """Read one key as `get`; where its bytes fit no contract, say so, with the newest value that can be read."""
+        """Read one key as `get`.
+
+        Where its bytes fit no contract, say so, with the newest value that can be read.
+        """
         try:
             return await self.get(state, parts)
         except ContractError as err:
@@ -135,7 +146,10 @@ class States:
         return next(reversed(await self.history(state, parts)), None)
 
     async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
-        """Give the revision of a key and a digest of its bytes, unread; empty when absent or deleted."""
+        """Give the revision of a key and a digest of its bytes, unread.
+
+        Empty when absent or deleted.
+        """
         _, stored = await self._newest_of_all(state, state.key(**parts))
         if stored is None or _OPERATION in stored[1]:
             return ""
@@ -146,7 +160,8 @@ class States:
         state = state.home(**parts)
         key = state.key(**parts)
         where = f"{state.bucket}/{key}"
-        # What may need to be compressed may be large: then it is made in a thread, in which this process goes on to answer others.
+        # What may need to be compressed may be large: then it is made in a thread, in which this
+        # process goes on to answer others.
         data = (
             await asyncio.to_thread(to_stored, state, value, where=where)
             if state.may_be_compressed
@@ -154,7 +169,9 @@ class States:
         )
         return await self._store(state, key, data, {})
 
-    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]) -> Written | Conflict:
+    async def compare_and_set(
+        self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]
+    ) -> Written | Conflict:
         """Write if the key is still at the revision; 0: if it does not exist."""
         state = state.home(**parts)
         key = state.key(**parts)
@@ -181,16 +198,25 @@ class States:
         """Mark the key as deleted."""
         await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL"})
 
-    async def compare_and_delete(self, state: State[Any], expected_revision: int, parts: dict[str, str]) -> Conflict | None:
+    async def compare_and_delete(
+        self, state: State[Any], expected_revision: int, parts: dict[str, str]
+    ) -> Conflict | None:
         """Mark the key as deleted if it is still at the revision."""
         try:
-            await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)})
+            await self._store(
+                state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)}
+            )
         except _Lost:
             return Conflict()
         return None
 
-    async def list(self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None) -> tuple[Entry[M], ...]:
-        """Read all present entries, sorted by key; malformed ones are logged, said to `on_rejected` by key and reason, and left out."""
+    async def list(
+        self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None
+    ) -> tuple[Entry[M], ...]:
+        """Read all present entries, sorted by key.
+
+        Malformed ones are logged, said to `on_rejected` by key and reason, and left out.
+        """
         entries: dict[str, Entry[M]] = {}
         patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
         async with aclosing(self.watch(state, parts, on_rejected)) as changes:
@@ -203,17 +229,23 @@ class States:
                     continue
                 key = state.key(**change.parts)
                 if change.kind is ChangeKind.PUT and change.value is not None:
-                    entries[key] = Entry(parts=change.parts, revision=change.revision, value=change.value, origin=change.origin)
+                    entries[key] = Entry(
+                        parts=change.parts, revision=change.revision, value=change.value, origin=change.origin
+                    )
                 else:
                     entries.pop(key, None)
         return tuple(entries[key] for key in sorted(entries))
 
     async def keys(self, state: State[Any], parts: dict[str, str]) -> tuple[dict[str, str], ...]:
-        """Name the keys that match and are there, sorted, and read no value; what is no key of the state is left out."""
+        """Name the keys that match and are there, sorted, and read no value.
+
+        What is no key of the state is left out.
+        """
         newest: dict[str, tuple[int, bool]] = {}
         for bucket in state.buckets():
             for key, said in (await self._said_of_keys(bucket, parts)).items():
-                # In its class's bucket and in the common one: the newest by the server's time counts.
+                # In its class's bucket and in the common one: the
+                # newest by the server's time counts.
                 newest[key] = max(newest.get(key, said), said)
         named: dict[str, dict[str, str]] = {}
         for key in sorted(key for key, (_, is_there) in newest.items() if is_there):
@@ -222,7 +254,9 @@ class States:
         return tuple(named.values())
 
     async def _said_of_keys(self, bucket: State[Any], parts: dict[str, str]) -> dict[str, tuple[int, bool]]:
-        """Give of each key of one bucket when it was last written or deleted, and whether it is there."""
+        """Give of each key of one bucket when it was last written or deleted, and whether it is
+        there.
+        """
         said: dict[str, tuple[int, bool]] = {}
         feed = Feed(
             self._connection,
@@ -237,21 +271,29 @@ class States:
                 if item is Mark.RESET:
                     said.clear()
                 elif isinstance(item, Delivery):
-                    said[item.subject.removeprefix(bucket_subject(bucket, ""))] = (item.time_ns, _OPERATION not in item.headers)
+                    said[item.subject.removeprefix(bucket_subject(bucket, ""))] = (
+                        item.time_ns,
+                        _OPERATION not in item.headers,
+                    )
         return said
 
-    async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
-        """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.
+    async def history(
+        self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False
+    ) -> tuple[Entry[M], ...]:
+        """Read the kept values of one key since it was last deleted, oldest first.
 
-        The values are read one by one. Those that the bucket dropped meanwhile are left out, too: after one of them another may have been dropped before it was read, and
-        who walks through a history takes two neighbours for one change.
+        Those that nobody can read are left out. The values are read one by one. Those that the
+        bucket dropped meanwhile are left out, too: after one of them another may have been dropped
+        before it was read, and who walks through a history takes two neighbours for one change.
         Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
         """
         state = state.home(**parts)
         key = state.key(**parts)
         entries: list[Entry[M]] = []
         try:
-            async with aclosing(self._jetstream.messages_of(bucket_stream(state), bucket_subject(state, key))) as messages:
+            async with aclosing(
+                self._jetstream.messages_of(bucket_stream(state), bucket_subject(state, key))
+            ) as messages:
                 async for message in messages:
                     if _OPERATION in message.headers:
                         if not has_deleted:
@@ -269,13 +311,23 @@ class States:
         return tuple(entry for entry in entries if 0 < oldest <= entry.revision)
 
     async def watch(
-        self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None, *, tells_unreadable: bool = False
+        self,
+        state: State[M],
+        parts: dict[str, str],
+        on_rejected: Rejected | None = None,
+        *,
+        tells_unreadable: bool = False,
     ) -> AsyncGenerator[Change[M], None]:
-        """Tell the snapshot, its end, then every change, for ever. One key that is named wholly is read without a consumer, and of several changes at once the newest is told.
+        """Tell the snapshot, its end, then every change, for ever.
 
-        Shapes: tells_unreadable — a value that no contract accepts is told as such, with the newest one that can be read: for who writes the keys, at their revisions.
+        One key that is named wholly is read without a consumer, and of several
+        changes at once the newest is told.
 
-        After the snapshot also the deletion of a key that was not told: its value may have come and gone while the feed was made anew, and whoever wrote it knows it.
+        Shapes: tells_unreadable — a value that no contract accepts is told as such, with the newest
+        one that can be read: for who writes the keys, at their revisions.
+
+        After the snapshot also the deletion of a key that was not told: its value may have come and
+        gone while the feed was made anew, and whoever wrote it knows it.
         """
         prefix = bucket_subject(state, "")
         # Of one key: what is remembered of many would take their size in memory.
@@ -300,7 +352,10 @@ class States:
                         self._note_rejected(state, item, key, err, origin)
                         if on_rejected is not None:
                             on_rejected(key, f"{err.message}{self._written_by(origin)}")
-                        if tells_unreadable and (unreadable := await self._unreadable(state, key, item, origin)) is not None:
+                        if (
+                            tells_unreadable
+                            and (unreadable := await self._unreadable(state, key, item, origin)) is not None
+                        ):
                             keys.add(key)
                             yield unreadable
                         continue
@@ -308,7 +363,14 @@ class States:
                         yield change
 
     async def _read(
-        self, state: State[M], item: Delivery, key: str, keys: set[str], reader: StoredReader[M] | None, *, is_whole: bool
+        self,
+        state: State[M],
+        item: Delivery,
+        key: str,
+        keys: set[str],
+        reader: StoredReader[M] | None,
+        *,
+        is_whole: bool,
     ) -> Change[M] | None:
         """Make a change of what was delivered; None when it is none.
 
@@ -323,10 +385,19 @@ class States:
         value = await _read_value(state, item.data, where=f"{state.home(**parts).bucket}/{key}", reader=reader)
         state.check_place(value, parts)
         keys.add(key)
-        return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value, origin=read_origin(item.headers, item.time_ns))
+        return Change(
+            kind=ChangeKind.PUT,
+            parts=parts,
+            revision=item.sequence,
+            value=value,
+            origin=read_origin(item.headers, item.time_ns),
+        )
 
     async def _unreadable(self, state: State[M], key: str, item: Delivery, origin: Origin) -> Change[M] | None:
-        """Tell a value that no contract accepts; None for a key that is none of the state's: nobody writes it."""
+        """Tell a value that no contract accepts.
+
+        None for a key that is none of the state's: nobody writes it.
+        """
         try:
             parts = state.parse_key(key)
         except ContractError:
@@ -334,7 +405,8 @@ class States:
         try:
             last = await self._last_readable(state, parts)
         except PeerUnavailable:
-            # It is told all the same: with the next change, or after the next connect, there is another try.
+            # It is told all the same: with the next change, or after the next
+            # connect, there is another try.
             last = None
         value = last.value if last is not None and last.revision < item.sequence else None
         return Change(kind=ChangeKind.UNREADABLE, parts=parts, revision=item.sequence, value=value, origin=origin)
@@ -347,11 +419,22 @@ class States:
     def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError, origin: Origin) -> None:
         self._connection.metrics.rejects.labels(state.name).inc()
         bucket = state.home_of_key(key).bucket
-        fields = {**err.facts, "bucket": bucket, "key": key, "revision": item.sequence, "error": str(err), "release": origin.release}
+        fields = {
+            **err.facts,
+            "bucket": bucket,
+            "key": key,
+            "revision": item.sequence,
+            "error": str(err),
+            "release": origin.release,
+        }
         self._connection.quiet.warning("state.rejected", f"{bucket}/{key}", **fields)
 
-    async def _newest_of_all(self, state: State[M], key: str) -> tuple[State[M], tuple[int, Headers, bytes, int] | None]:
-        """Read the newest of a key, and say in which bucket it stands: what a relay wrote at a hub is in the common one."""
+    async def _newest_of_all(
+        self, state: State[M], key: str
+    ) -> tuple[State[M], tuple[int, Headers, bytes, int] | None]:
+        """Read the newest of a key, and say in which bucket it stands: what a relay wrote at a hub
+        is in the common one.
+        """
         home = state.home_of_key(key)
         stored = await self._newest(home, key)
         if home.bucket != state.bucket:
@@ -370,7 +453,9 @@ class States:
     async def _store(self, state: State[Any], key: str, data: bytes, headers: Headers) -> int:
         outcome = "failed"
         try:
-            stored = await self._jetstream.store(bucket_subject(state, key), data, stream=bucket_stream(state), headers=headers)
+            stored = await self._jetstream.store(
+                bucket_subject(state, key), data, stream=bucket_stream(state), headers=headers
+            )
             outcome = "written"
             return stored.sequence
         except JetStreamError as err:
@@ -383,7 +468,10 @@ class States:
 
 
 async def _read_value(state: State[M], data: bytes, *, where: str, reader: StoredReader[M] | None = None) -> M:
-    """Read stored bytes; many of them in a thread, in which this process goes on to answer others."""
+    """Read stored bytes.
+
+    Many of them in a thread, in which this process goes on to answer others.
+    """
     read = partial(from_stored, state) if reader is None else reader.read
     if len(data) < _LARGE_BYTES and not is_packed(state, data):
         return read(data, where=where)

@@ -1,4 +1,7 @@
-"""Reads from a stored message's headers and time who wrote it; whatever is no number or no text of ours says nothing."""
+"""Reads from a stored message's headers and time who wrote it.
+
+Whatever is no number or no text of ours says nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ __all__ = ["read_origin"]
 
 
 def read_origin(headers: Headers, time_ns: int) -> Origin:
-    """Read what a stored message says of its writer; whatever is no number or no text of ours says nothing."""
+    """Read what a stored message says of its writer.
+
+    Whatever is no number or no text of ours says nothing.
+    """
     sent_ms = read_number(headers.get(SENT))
     return Origin(
         release=shown_release(headers.get(RELEASE, "")),

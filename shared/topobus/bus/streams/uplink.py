@@ -1,7 +1,10 @@
-"""A node's own server on one side, the hub behind it on the other: what is stored is read as it is, and said at the up subjects with an acknowledgement.
+"""A node's own server on one side, the hub behind it on the other: what is stored is read as it is,
+and said at the up subjects with an acknowledgement.
 
-Flows in: the streams of the node's own server, as bytes. Flows out: messages at `topobus.bus.server_config.up_subjects`, and what the hub's store answers. Nothing is decoded:
-what a newer service wrote crosses unchanged. Nothing is tried twice here: who says it knows what is newer by then.
+Flows in: the streams of the node's own server, as bytes. Flows out: messages at
+`topobus.bus.server_config.up_subjects`, and what the hub's store answers. Nothing is
+decoded: what a newer service wrote crosses unchanged. Nothing is tried twice here: who says
+it knows what is newer by then.
 """
 
 from __future__ import annotations
@@ -42,10 +45,12 @@ __all__ = [
 _OPERATION = "KV-Operation"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_STREAM = "Nats-Expected-Stream"
-# No stream has so many messages: a write that expects it is always refused, with the sequence that there is. 2^53 - 1.
+# No stream has so many messages: a write that expects it is always refused, with the
+# sequence that there is. 2^53 - 1.
 _NEVER = "9007199254740991"
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
-# What a server adds to a stored message, and what the first write expected: neither belongs to the event.
+# What a server adds to a stored message, and what the first write
+# expected: neither belongs to the event.
 _SERVERS_HEADERS = "Nats-"
 _MESSAGE_ID = "Nats-Msg-Id"
 
@@ -93,7 +98,8 @@ class HubEntry(Struct, frozen=True, kw_only=True):
 class Uplink:
     """The way from one node's server to the hub. Made by `Bus.uplink`.
 
-    Errors: what speaks to the hub raises CutOff when surely nothing was done, AmbiguousWrite when nobody knows, HubRefused when the store said no.
+    Errors: what speaks to the hub raises CutOff when surely nothing was done, AmbiguousWrite when
+    nobody knows, HubRefused when the store said no.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -102,20 +108,28 @@ class Uplink:
     # the node's own server
 
     def values(self, state: State[Any], *, node: str) -> AsyncGenerator[Delivery | Mark, None]:
-        """Give the newest value of each key of a node, CAUGHT_UP, then every later one; RESET when the store was lost."""
+        """Give the newest value of each key of a node, CAUGHT_UP, then every later one.
+
+        RESET when the store was lost.
+        """
         if state.classes_apart:
             return BucketFeed(self._connection, state, {"node": node}).messages()
         pattern = bucket_subject(state, state.key_pattern(node=node))
         return Feed(self._connection, bucket_stream(state), pattern, From.NEWEST_OF_EACH).messages()
 
     def events(self, event: Event[Any], *, node: str, behind: int) -> AsyncGenerator[Delivery | Mark, None]:
-        """Give every event of a node after a sequence, and those to come; RESET when the store was lost, then from its beginning."""
+        """Give every event of a node after a sequence, and those to come.
+
+        RESET when the store was lost, then from its beginning.
+        """
         return Feed(self._connection, event.stream, event.pattern(node=node), From.ALL, behind=behind).messages()
 
     # the hub
 
     async def sequence_at_hub(self, noun: State[Any] | Event[Any], **parts: str) -> int:
-        """Ask for the sequence of the newest message under one subject, without reading it; 0: there is none.
+        """Ask for the sequence of the newest message under one subject, without reading it.
+
+        0: there is none.
 
         Cost: a write that is refused, some 150 bytes each way.
         """
@@ -125,10 +139,16 @@ class Uplink:
             if err.err_code in JetStreamError.CONFLICTS and (match := _LAST_SEQUENCE.search(err.description)):
                 return int(match[1])
             raise _refused(err, noun) from err
-        raise HubRefused(f"the hub did not compare before it wrote {noun.name}", next_step="see that its nats-server is 2.10 or later")
+        raise HubRefused(
+            f"the hub did not compare before it wrote {noun.name}",
+            next_step="see that its nats-server is 2.10 or later",
+        )
 
     async def value_at_hub(self, state: State[Any], **parts: str) -> HubEntry:
-        """Read what the hub has under one key; of a replicated hub perhaps what it had a moment ago."""
+        """Read what the hub has under one key.
+
+        Of a replicated hub perhaps what it had a moment ago.
+        """
         try:
             answer = await self._send(up_stored_subject(state, **parts), b"", {})
         except JetStreamError as err:
@@ -154,7 +174,11 @@ class Uplink:
 
         Shapes: written_by — the release of who wrote the value here, empty when it did not say.
         """
-        headers = {_EXPECTED: str(expected), _EXPECTED_STREAM: _stream(state), **({_OPERATION: "DEL"} if data is None else {})}
+        headers = {
+            _EXPECTED: str(expected),
+            _EXPECTED_STREAM: _stream(state),
+            **({_OPERATION: "DEL"} if data is None else {}),
+        }
         headers |= {RELEASE: written_by} if written_by else {}
         try:
             return await self._request(up_subject(state, **parts), data or b"", headers)
@@ -164,22 +188,30 @@ class Uplink:
             raise _refused(err, state) from err
 
     async def store_event(self, event: Event[Any], delivery: Delivery, *, id_ending: str) -> Acknowledged:
-        """Store one of the node's events at the hub, with its own id and an ending: within two minutes once, however often it is said with that.
+        """Store one of the node's events at the hub, with its own id and an ending: within two
+        minutes once, however often it is said with that.
 
         Errors: ContractError for a subject that is none of this event's.
         """
-        headers = {key: value for key, value in delivery.headers.items() if not key.startswith(_SERVERS_HEADERS) or key == _MESSAGE_ID}
+        headers = {
+            key: value
+            for key, value in delivery.headers.items()
+            if not key.startswith(_SERVERS_HEADERS) or key == _MESSAGE_ID
+        }
         if id_ending and _MESSAGE_ID in headers:
             headers[_MESSAGE_ID] = f"{headers[_MESSAGE_ID]}.{id_ending}"
         try:
             return await self._request(
-                up_subject(event, **event_parts(event, delivery.subject)), delivery.data, {**headers, _EXPECTED_STREAM: event.stream}
+                up_subject(event, **event_parts(event, delivery.subject)),
+                delivery.data,
+                {**headers, _EXPECTED_STREAM: event.stream},
             )
         except JetStreamError as err:
             raise _refused(err, event) from err
 
     async def _request(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Acknowledged:
-        # The moment of this very message: after a cut what it carries is as old as the cut was long, and its writer's clock is right all the same.
+        # The moment of this very message: after a cut what it carries is as old as the cut was
+        # long, and its writer's clock is right all the same.
         answer = await self._send(subject, payload, {**headers, SENT: str(now_ms(self._connection.clock))})
         try:
             raw = msgspec.json.decode(answer.data, type=dict[str, Any])
@@ -187,14 +219,20 @@ class Uplink:
             raise HubRefused(f"what answers at {subject} is not JetStream: {answer.data[:80]!r}") from err
         error = raw.get("error")
         if isinstance(error, dict):
-            raise JetStreamError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
+            raise JetStreamError(
+                int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", ""))
+            )
         return Acknowledged(sequence=int(raw["seq"]), is_duplicate=bool(raw.get("duplicate", False)))
 
     async def _send(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Msg:
         try:
-            return await self._connection.request(subject, payload, headers=dict(headers), timeout_s=self._connection.settings.timeout_s)
+            return await self._connection.request(
+                subject, payload, headers=dict(headers), timeout_s=self._connection.settings.timeout_s
+            )
         except NobodyThere as err:
-            raise CutOff("the hub is not there", next_step="nothing to do: what is stored here is said when it is back") from err
+            raise CutOff(
+                "the hub is not there", next_step="nothing to do: what is stored here is said when it is back"
+            ) from err
         except (TimeoutError, ConnectionLost) as err:
             raise AmbiguousWrite(
                 f"the hub did not answer at {subject}", next_step="nothing to do: it is asked again", subject=subject
@@ -202,7 +240,9 @@ class Uplink:
 
 
 def state_change(state: State[Any], delivery: Delivery) -> tuple[dict[str, str], bytes | None]:
-    """Read a stored message of a bucket: its key's parts, and its value as it is; None for a deletion.
+    """Read a stored message of a bucket: its key's parts, and its value as it is.
+
+    None for a deletion.
 
     Errors: raises ContractError for a key that the state does not make.
     """
@@ -235,4 +275,6 @@ def _stream(noun: State[Any] | Event[Any]) -> str:
 def _refused(err: JetStreamError, noun: State[Any] | Event[Any]) -> PeerUnavailable:
     if err.is_temporary:
         return CutOff(f"the hub's store is not ready: {err}")
-    return HubRefused(f"the hub refuses {noun.name}: {err}", next_step="see `topobus doctor` at the hub", err_code=err.err_code)
+    return HubRefused(
+        f"the hub refuses {noun.name}: {err}", next_step="see `topobus doctor` at the hub", err_code=err.err_code
+    )

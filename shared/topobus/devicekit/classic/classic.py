@@ -1,11 +1,15 @@
-"""What a classic DRA driver is: five calls that the controller makes when it allocates and deallocates claims of the driver's classes.
+"""What a classic DRA driver is: five calls that the controller makes when it allocates and
+deallocates claims of the driver's classes.
 
-A third party implements `ClassicDriver` and names a factory in the entry point group `topobus.classic_drivers` (see `classic_registry`). The controller does all
-that is the same for every driver: it watches classes, claims and PodSchedulingContexts, keeps the finalizer, writes results and repeats what failed. The interface
-is that of Kubernetes 1.26 to 1.31 (k8s.io/dynamic-resource-allocation/controller, Driver) with awaitables and values.
+A third party implements `ClassicDriver` and names a factory in the entry point group
+`topobus.classic_drivers` (see `classic_registry`). The controller does all that is the same for
+every driver: it watches classes, claims and PodSchedulingContexts, keeps the finalizer, writes
+results and repeats what failed. The interface is that of Kubernetes 1.26 to 1.31
+(k8s.io/dynamic-resource-allocation/controller, Driver) with awaitables and values.
 
-All calls may be repeated, by this replica or by another one after a crash, also at the same time: what `allocate` and `deallocate` do must be idempotent by the
-claim's uid. A call that takes longer than the controller's setting `classic_call_s` is cancelled and repeated later.
+All calls may be repeated, by this replica or by another one after a crash, also at the same time:
+what `allocate` and `deallocate` do must be idempotent by the claim's uid. A call that takes longer
+than the controller's setting `classic_call_s` is cancelled and repeated later.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ class ClaimWork(Struct, frozen=True, kw_only=True):
     """A claim to allocate, with all that was found out about it."""
 
     entry: str
-    """The name under which the pod knows the claim (`spec.resourceClaims[].name`); empty for one that is allocated at once, without a pod."""
+    """The name under which the pod knows the claim (`spec.resourceClaims[].name`); empty for one
+    that is allocated at once, without a pod."""
     claim: ApiObject
     """The ResourceClaim as stored: it has the driver's finalizer when `allocate` is called."""
     resource_class: ApiObject
@@ -42,7 +47,9 @@ class ClassicContext(Protocol):
     """What the controller offers a driver."""
 
     async def read_parameters(self, api_group: str, kind: str, namespace: str, name: str) -> ApiObject | None:
-        """Read a parameters object from the store; None when there is none. An empty namespace means an object of the cluster.
+        """Read a parameters object from the store; None when there is none.
+
+        An empty namespace means an object of the cluster.
 
         Errors: raises PeerUnavailable.
         """
@@ -55,20 +62,29 @@ class ClassicContext(Protocol):
 
 @runtime_checkable
 class ClassicDriver(Protocol):
-    """One driver. Every method may raise PeerUnavailable (tried again later) and ContractError (an object that its user must correct)."""
+    """One driver.
+
+    Every method may raise PeerUnavailable (tried again later) and ContractError (an
+    object that its user must correct).
+    """
 
     name: str
     """`driverName` of its classes and of its allocations: a DNS name of at most 63 characters."""
 
     async def get_class_parameters(self, resource_class: ApiObject) -> Any:
-        """Read and check what a class's `parametersRef` refers to; a class without one has defaults.
+        """Read and check what a class's `parametersRef` refers to.
 
-        Errors: raises ContractError when it is missing or wrong: claims of the class are told so and wait.
+        A class without one has defaults.
+
+        Errors: raises ContractError when it is missing or wrong: claims of
+        the class are told so and wait.
         """
         ...
 
     async def get_claim_parameters(self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any) -> Any:
-        """Read and check what a claim's `parametersRef` refers to; a claim without one has defaults.
+        """Read and check what a claim's `parametersRef` refers to.
+
+        A claim without one has defaults.
 
         Errors: raises ContractError, as above.
         """
@@ -79,24 +95,29 @@ class ClassicDriver(Protocol):
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Say on which of these nodes the claims cannot be had now.
 
-        Shapes:  claims — all of the pod's claims of this driver that are not allocated yet, to be had together; result — entry to node to why. An entry or a
-                 node that is absent is suitable; a node where the claims do not fit together is unsuitable for each of them.
-        Effects: none that anybody else sees; the answer is a forecast and binds nobody.
+        Shapes: claims — all of the pod's claims of this driver that are not allocated yet, to be
+        had together; result — entry to node to why. An entry or a node that is absent is suitable;
+        a node where the claims do not fit together is unsuitable for each of them. Effects: none
+        that anybody else sees; the answer is a forecast and binds nobody.
         """
         ...
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
-        """Allocate claims, all on the selected node, or one claim on any node when that is empty (allocation mode Immediate).
+        """Allocate claims, all on the selected node, or one claim on any node when that is empty
+        (allocation mode Immediate).
 
         Shapes:  one outcome a claim, in their order; one may be refused while the others are allocated.
         Repeats: a claim that has its resources already, from a call whose answer nobody wrote down, gets the same result. When it has them on another node
                  than the selected one, they are given back first: the controller does not ask for a claim whose result is written.
-        """
+        """  # noqa: E501
         ...
 
     async def deallocate(self, claim: ApiObject) -> Refusal | None:
-        """Give back what a claim has, also half of it from an `allocate` that nobody finished; None when nothing is left.
+        """Give back what a claim has, also half of it from an `allocate` that nobody finished.
 
-        Errors: a Refusal when it cannot be given back yet (a container uses it): the claim is told so, and the call comes again.
+        None when nothing is left.
+
+        Errors: a Refusal when it cannot be given back yet (a container uses it): the claim is
+        told so, and the call comes again.
         """
         ...

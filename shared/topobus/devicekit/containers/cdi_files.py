@@ -1,6 +1,7 @@
 """Writes CDI files to disk: atomically, and durable across a crash.
 
-Flows in: bytes that `cdi` rendered. Flows out: files in the folder that the container runtime watches. All functions block: call them in a thread.
+Flows in: bytes that `cdi` rendered. Flows out: files in the folder that the container runtime
+watches. All functions block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ __all__ = ["check_writable", "delete", "find_files", "remove_leftovers", "restor
 
 
 def write(folder: Path, name: str, data: bytes) -> Path:
-    """Write a file so that a runtime sees it whole or not at all, and so that it survives a crash once this returns.
+    """Write a file so that a runtime sees it whole or not at all, and so that it survives a crash
+    once this returns.
 
     Errors: raises OSError when the folder cannot be written.
     """
-    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file; and a runtime may run as another user.
+    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file; and a
+    # runtime may run as another user.
     return durable_file.write(folder, name, data, mode=0o644)
 
 
 def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
-    """List the names of a vendor's files that live as long as a claim, and remove half-written ones that a crash left.
+    """List the names of a vendor's files that live as long as a claim, and remove half-written ones
+    that a crash left.
 
     Only files named as `file_name` names them are told: other tools' files are none of ours.
     """
@@ -51,7 +55,9 @@ def write_missing(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
 
 
 def restore_files(folder: Path, vendor: str, wanted: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Make a vendor's files that live as long as a claim exactly those; the names of what was written and of what was removed.
+    """Make a vendor's files that live as long as a claim exactly those.
+
+    The names of what was written and of what was removed.
 
     Errors: raises OSError when the folder cannot be written.
     """

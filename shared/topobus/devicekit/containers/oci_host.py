@@ -1,4 +1,6 @@
-"""Reads what `oci` needs from this host: numbers of device nodes, and CDI files. All functions block: call them in a thread.
+"""Reads what `oci` needs from this host: numbers of device nodes, and CDI files.
+
+All functions block: call them in a thread.
 
 Flows in: paths. Flows out: facts for `oci`.
 """
@@ -27,7 +29,8 @@ _MOST_BYTES = 16 << 20
 def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
     """Read kind, numbers, mode and owner of device nodes; blocks.
 
-    Shapes: result — path to node; a path that is absent, unreadable or no device node is left out, and `oci_spec` reports it.
+    Shapes: result — path to node; a path that is absent, unreadable or no device node is left
+    out, and `oci_spec` reports it.
     Errors: raises nothing.
     """
     host_nodes: dict[str, HostNode] = {}
@@ -53,8 +56,9 @@ def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
 def read_cdi_files(folders: Sequence[Path]) -> tuple[tuple[CdiFile, ...], tuple[str, ...]]:
     """Read CDI files as runtimes do, `*.json` and `*.yaml`; a later folder has the higher priority.
 
-    Shapes: result — the files, and a sentence for each one that could not be read, or that has another ending and is not looked at: like a runtime, it is
-            left out and the others stay good. Folders and hidden files are nobody's.
+    Shapes: result — the files, and a sentence for each one that could not be read, or that has
+    another ending and is not looked at: like a runtime, it is left out and the others stay good.
+    Folders and hidden files are nobody's.
     Source: CDI pkg/cdi/spec-dirs.go. Both endings are read as YAML there, of which JSON is a part.
     """
     files: list[CdiFile] = []
@@ -64,7 +68,9 @@ def read_cdi_files(folders: Sequence[Path]) -> tuple[tuple[CdiFile, ...], tuple[
             if path.is_dir() or path.name.startswith("."):
                 continue
             if path.suffix not in _ENDINGS:
-                problems.append(f"{path} was not looked at: container runtimes read only files that end in {' or '.join(_ENDINGS)}")
+                problems.append(
+                    f"{path} was not looked at: container runtimes read only files that end in {' or '.join(_ENDINGS)}"
+                )
                 continue
             try:
                 files.append(CdiFile(path=str(path), spec=_read(path), priority=priority))

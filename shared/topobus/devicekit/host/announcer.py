@@ -1,7 +1,10 @@
-"""Publishes the health events of one class on one node: the first state of each device, then every change, with numbers that continue the stream's.
+"""Publishes the health events of one class on one node: the first state of each device, then every
+change, with numbers that continue the stream's.
 
-The last published state is read from the stream itself, so a restart repeats nothing and a crash between two writes loses nothing. When the stream has dropped an
-event (its bound drops the oldest of any device), it is published again, so that late subscribers find the present state of each device as its newest event.
+The last published state is read from the stream itself, so a restart repeats nothing and a crash
+between two writes loses nothing. When the stream has dropped an event (its bound drops the
+oldest of any device), it is published again, so that late subscribers find the present state of
+each device as its newest event.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from topobus.values.request import Owner
 
 __all__ = ["HealthAnnouncer"]
 
-# The stream is asked once a device at a start; so many questions at a time keep a node with hundreds of CPUs below a second.
+# The stream is asked once a device at a start; so many questions at a time keep a node with
+# hundreds of CPUs below a second.
 _PARALLEL_READS = 32
 
 
@@ -34,7 +38,8 @@ class HealthAnnouncer:
         self._class = device_class
         self._last: dict[str, HealthEvent | None] = {}
         self._generations: dict[str, int] = {}
-        """Of each device's last event that this process published: a stream that was lost begins anew, and its subscribers drop what is older than they have seen."""
+        """Of each device's last event that this process published: a stream that was lost begins
+        anew, and its subscribers drop what is older than they have seen."""
         self._stands_at: dict[str, int] = {}
         """Where in the stream the last word about a device stands."""
         self._lost: set[str] = set()
@@ -60,12 +65,15 @@ class HealthAnnouncer:
         self._lost.clear()
 
     async def check(self) -> bool:
-        """Compare the cached events with what the stream still holds; True when some are gone, which `announce` publishes again.
+        """Compare the cached events with what the stream still holds.
+
+        True when some are gone, which `announce` publishes again.
 
         Errors: raises PeerUnavailable.
         Cost:   one request.
         """
-        # As they stood before the question: what is published while it is answered may lie beyond the answer.
+        # As they stood before the question: what is published while it is
+        # answered may lie beyond the answer.
         stands_at = dict(self._stands_at)
         span = await self._bus.span(HEALTH)
         is_other = self._created not in ("", span.created)
@@ -82,9 +90,16 @@ class HealthAnnouncer:
         return is_other or bool(self._lost)
 
     def is_news(self, device: Device) -> bool:
-        """Say whether a device's health differs from its last event, or whether that event is lost, as far as this process knows."""
+        """Say whether a device's health differs from its last event, or whether that event is lost,
+        as far as this process knows.
+        """
         last = self._last.get(device.name)
-        return device.name in self._lost or last is None or last.is_removed or not is_same_to_readers(last.health, device.health)
+        return (
+            device.name in self._lost
+            or last is None
+            or last.is_removed
+            or not is_same_to_readers(last.health, device.health)
+        )
 
     async def announce(
         self,
@@ -98,11 +113,16 @@ class HealthAnnouncer:
     ) -> bool:
         """Publish one device's health if it changed; True when an event was published.
 
-        Errors: raises PeerUnavailable; then the event may or may not be stored, and the next call reads the stream again.
+        Errors: raises PeerUnavailable; then the event may or may not be stored, and the
+        next call reads the stream again.
         """
         await self.load([device.name])
         last = self._last[device.name]
-        is_same = last is not None and last.is_removed == is_removed and (is_removed or is_same_to_readers(last.health, device.health))
+        is_same = (
+            last is not None
+            and last.is_removed == is_removed
+            and (is_removed or is_same_to_readers(last.health, device.health))
+        )
         if is_same and device.name not in self._lost:
             return False
         event = HealthEvent(
@@ -111,7 +131,9 @@ class HealthAnnouncer:
             device=device.name,
             health=device.health,
             previous=None if last is None or last.is_removed else last.health.state,
-            generation=next_generation(max(0 if last is None else last.generation, self._generations.get(device.name, 0))),
+            generation=next_generation(
+                max(0 if last is None else last.generation, self._generations.get(device.name, 0))
+            ),
             inventory_generation=inventory_generation,
             is_removed=is_removed,
             affected=tuple(sorted(affected, key=lambda owner: owner.key)),
@@ -120,7 +142,9 @@ class HealthAnnouncer:
         )
         del self._last[device.name]
         event_id = f"{self._node}.{self._class}.{device.name}.{event.generation}"
-        sequence = await self._bus.publish(HEALTH, event, event_id=event_id, node=self._node, device_class=self._class, device=device.name)
+        sequence = await self._bus.publish(
+            HEALTH, event, event_id=event_id, node=self._node, device_class=self._class, device=device.name
+        )
         self._last[device.name] = event
         self._generations[device.name] = event.generation
         self._stands_at[device.name] = sequence

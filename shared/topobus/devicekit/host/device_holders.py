@@ -1,7 +1,8 @@
 """Reads the holders of the devices of one class on this node from the node's ledger.
 
-Flows in: the ledger, read when it is needed. Flows out: device names with their owners. The ledger is not watched: it is written for each pod and
-claim, while a device's health, of which the owners are notified, seldom changes.
+Flows in: the ledger, read when it is needed. Flows out: device names with their owners. The
+ledger is not watched: it is written for each pod and claim, while a device's health, of which the
+owners are notified, seldom changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class DeviceHolders:
         self._pods: dict[str, tuple[Owner, ...]] = {}
 
     async def read(self) -> bool:
-        """Read the ledger; when it cannot be read, what was known stands. True: what is known now is what was read."""
+        """Read the ledger; when it cannot be read, what was known stands.
+
+        True: what is known now is what was read.
+        """
         try:
             entry = await self._bus.get(LEDGER.read_as(Holders), node=self._node)
         except (PeerUnavailable, ContractError) as err:
@@ -40,7 +44,10 @@ class DeviceHolders:
 
     @property
     def held(self) -> frozenset[str] | None:
-        """Names of devices that somebody holds; None while nobody knows, and then nothing counts as free."""
+        """Names of devices that somebody holds.
+
+        None while nobody knows, and then nothing counts as free.
+        """
         return None if self._owners is None else frozenset(self._owners)
 
     def owners(self, device: str) -> tuple[Owner, ...]:

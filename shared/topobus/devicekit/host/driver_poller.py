@@ -1,8 +1,11 @@
-"""Polls the devices of one driver: calls `discover` at each rescan and after the machine changed, and `observe` at each poll.
+"""Polls the devices of one driver: calls `discover` at each rescan and after the machine changed,
+and `observe` at each poll.
 
-Flows in: the machine, and what the driver reads below the root. Flows out: `view`, the driver's last answer; a driver that hangs or fails gives a
-view with a silence. As long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the event loop is woken for
-changes only. What a look saw stays in what is shown until an inventory with it was published: a counter tells its rise at one look alone.
+Flows in: the machine, and what the driver reads below the root. Flows out: `view`, the driver's
+last answer; a driver that hangs or fails gives a view with a silence. As long as the answers do not
+change, the driver's own thread repeats the polls (`watch`), and the event loop is woken for changes
+only. What a look saw stays in what is shown until an inventory with it was published: a counter
+tells its rise at one look alone.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ __all__ = ["DriverPoller"]
 
 T = TypeVar("T")
 
-# Looks in a row between two of which a device went to VFIO or came back; each of that takes longer than a look.
+# Looks in a row between two of which a device went to VFIO or came back; each of
+# that takes longer than a look.
 _MOST_LOOKS = 8
-# Looks in a row that differ, which nobody takes while NATS is away: a minute's, and the oldest is forgotten first.
+# Looks in a row that differ, which nobody takes while NATS is away: a minute's, and
+# the oldest is forgotten first.
 _LOOKS = 64
 
 
@@ -57,10 +62,13 @@ class DriverPoller:
         away: Callable[[], Mapping[str, Device]] = dict,
         passed: Callable[[], PassedThrough] = lambda: PassedThrough(0, {}),
     ) -> None:
-        """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those that VFIO has, as they were before. Both are called in the driver's thread."""
+        """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those
+        that VFIO has, as they were before. Both are called in the driver's thread.
+        """
         self.view = DriverView()
         self._looks: deque[Mapping[str, Sequence[Observation]]] = deque(maxlen=_LOOKS)
-        """What looks saw that differed from the look before, written in the driver's thread: the answer of a look that was interrupted, or took too long, comes no other way."""
+        """What looks saw that differed from the look before, written in the driver's thread: the
+        answer of a look that was interrupted, or took too long, comes no other way."""
         self._last_look: Mapping[str, Sequence[Observation]] = {}
         self._earlier: dict[str, dict[_Kind, Observation]] = {}
         """By device: what looks saw, and nobody has read."""
@@ -75,12 +83,16 @@ class DriverPoller:
         self._away = away
         self._passed = passed
         self._switched: frozenset[PciAddress] = frozenset()
-        """Functions that VFIO has, or had in this life: the machine that discovery publishes may be older than their driver."""
+        """Functions that VFIO has, or had in this life: the machine that discovery publishes may be
+        older than their driver."""
         self._due_at_s = 0.0
         self._waiting: list[asyncio.Future[None]] = []
 
     async def poll(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
-        """Poll once. `pcis`: the functions of this driver's known devices, which may have left the bus."""
+        """Poll once.
+
+        `pcis`: the functions of this driver's known devices, which may have left the bus.
+        """
         is_due = self._is_due(machine, self._clock.monotonic())
         if is_due:
             self._note_due(machine, self._clock.monotonic())
@@ -107,10 +119,11 @@ class DriverPoller:
         self.view = replace(view, observations=observations, silence=None)
 
     async def watch(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
-        """Poll in the driver's thread, at the same times as `poll` would, until something changes, or until `interrupt`.
+        """Poll in the driver's thread, at the same times as `poll` would, until something changes,
+        or until `interrupt`.
 
-        Returns at once where the thread cannot do that (the clock is not real time, or the driver does not answer); then the caller goes on with
-        `poll` every `pause_s`.
+        Returns at once where the thread cannot do that (the clock is not real time, or the driver
+        does not answer); then the caller goes on with `poll` every `pause_s`.
         """
         if not is_real(self._clock) or self.view.silence is not None:
             return
@@ -178,13 +191,21 @@ class DriverPoller:
         await waiter
 
     def pause_s(self) -> float:
-        """Compute the seconds until the next poll; with no device there is nothing to observe, so the pause lasts until the next rescan."""
+        """Compute the seconds until the next poll.
+
+        With no device there is nothing to observe, so the pause lasts until the next rescan.
+        """
         now_s = self._clock.monotonic()
         has_devices = self.view.devices != () or self.view.silence is not None
-        return until_tick(now_s, self._poll_s) if has_devices else max(until_tick(now_s, self._poll_s), self._due_at_s - now_s)
+        return (
+            until_tick(now_s, self._poll_s)
+            if has_devices
+            else max(until_tick(now_s, self._poll_s), self._due_at_s - now_s)
+        )
 
     def _is_due(self, machine: Machine, now_s: float) -> bool:
-        # Looks come at ticks: half a pause early is due, else a rescan that ended a little after its tick would wait for one tick more.
+        # Looks come at ticks: half a pause early is due, else a rescan that ended a little after
+        # its tick would wait for one tick more.
         return machine.generation != self.generation or now_s >= self._due_at_s - self._poll_s / 2
 
     def _note_due(self, machine: Machine, now_s: float) -> None:
@@ -199,12 +220,20 @@ class DriverPoller:
         if before.silence is None:
             get_logger().warning("driver.silent", driver=self._isolated.name, verb=verb, outcome=outcome, why=str(err))
         reason = "driver-hung" if is_hung else "driver-failed"
-        # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
-        observation = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
+        # The first word stands as long as the driver is silent: the inventory must
+        # not change with each new attempt.
+        observation = (
+            before.silence
+            if before.silence is not None and before.silence.reason == reason
+            else silence(reason, err.message)
+        )
         self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
 
     def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
-        """Ask the driver for its devices, in its thread; one that VFIO has is no news to it, nor to us."""
+        """Ask the driver for its devices, in its thread.
+
+        One that VFIO has is no news to it, nor to us.
+        """
         view, passed = self._steadily(lambda: self._look(machine, pcis))
         addresses = {str(device.pci) for device in passed.values()}
         return replace(
@@ -215,15 +244,20 @@ class DriverPoller:
             warnings=tuple(
                 warning
                 for warning in view.warnings
-                if not any(warning.startswith((f"{address} is not offered", f"{address} is not cut on demand")) for address in addresses)
+                if not any(
+                    warning.startswith((f"{address} is not offered", f"{address} is not cut on demand"))
+                    for address in addresses
+                )
             ),
         )
 
     def _look(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
         driver = self._isolated.driver
-        # Before the look: what returns meanwhile (it cannot, in this thread) would count as away once more, never as gone.
+        # Before the look: what returns meanwhile (it cannot, in this thread) would count as
+        # away once more, never as gone.
         away = self._out_of_sight()
-        # What leaves or comes back during the look is not found by it, nor is what this copy of the machine does not have yet: no driver is to blame.
+        # What leaves or comes back during the look is not found by it, nor is what this copy of the
+        # machine does not have yet: no driver is to blame.
         known_functions = {pci_device.address for pci_device in machine.pci_devices}
         off_bus = self._off_bus(pcis) | (frozenset(pcis) - known_functions)
         discovery = driver.discover(self._tree, self._with_present_drivers(machine))
@@ -254,7 +288,10 @@ class DriverPoller:
         )
 
     def _steadily(self, look: Callable[[], T]) -> tuple[T, Mapping[str, Device]]:
-        """Look until no device went to VFIO or came back meanwhile; gives what was seen, and the devices that VFIO has, as they were before."""
+        """Look until no device went to VFIO or came back meanwhile.
+
+        Gives what was seen, and the devices that VFIO has, as they were before.
+        """
         for _ in range(_MOST_LOOKS - 1):
             before = self._passed()
             seen = look()
@@ -267,7 +304,10 @@ class DriverPoller:
         return frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address)))
 
     def _observe(self, present: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the devices' health, in the driver's thread; that one which sits in a sandbox is not there is no news."""
+        """Look at the devices' health, in the driver's thread.
+
+        That one which sits in a sandbox is not there is no news.
+        """
         away = self._out_of_sight()
         seen, passed = self._steadily(lambda: self._isolated.driver.observe(self._tree, present))
         observations = {
@@ -281,7 +321,10 @@ class DriverPoller:
         return observations
 
     def _out_of_sight(self) -> dict[str, Device]:
-        """Give those in a sandbox that leave the host for it; one that several may hold stays, and gives each a part."""
+        """Give those in a sandbox that leave the host for it.
+
+        One that several may hold stays, and gives each a part.
+        """
         return {name: device for name, device in self._away().items() if not device.allows_multiple}
 
 

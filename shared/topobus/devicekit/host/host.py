@@ -1,9 +1,12 @@
-"""Runs a device service: isolated drivers, the inventory, health events, and answers to prepare, unprepare, attach, detach and hints.
+"""Runs a device service: isolated drivers, the inventory, health events, and answers to prepare,
+unprepare, attach, detach and hints.
 
-Flows in: the machine of this node, its ledger while a device is unhealthy, and what drivers read below the root. Flows out: the class's inventory and
-health events. Each driver is polled by a task of its own (`driver_poller`), so a hung driver delays no other; a single task publishes (`publishing`);
-`prepare` and `attach` make every change of a device, with the journal around them (`device_hands`). The devices and the journal of the earlier run are loaded before
-the first request is answered. Nothing here waits for the cluster plane.
+Flows in: the machine of this node, its ledger while a device is unhealthy, and what drivers read
+below the root. Flows out: the class's inventory and health events. Each driver is polled by a task
+of its own (`driver_poller`), so a hung driver delays no other; a single task publishes
+(`publishing`); `prepare` and `attach` make every change of a device, with the journal around them
+(`device_hands`). The devices and the journal of the earlier run are loaded before the first request
+is answered. Nothing here waits for the cluster plane.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["serve_devices"]
 
-# Seconds that an answer waits for a new look at a device that came back: with the publishing after it less than half of what the gateway gives it.
+# Seconds that an answer waits for a new look at a device that came back: with the publishing after
+# it less than half of what the gateway gives it.
 _SEEN_S = 2.0
 # That a driver with hints of its own may think: the asker gives up after 20 ms.
 _HINTS_TIMEOUT_S = 0.015
@@ -72,8 +76,10 @@ async def serve_devices(
 ) -> None:
     """Run the device service of a class until cancelled.
 
-    Shapes: registry — replaces the installed plugins; resource — names the class for pods when its name is not ours;
-    series — given where this process serves several classes; host_services — what a class gives its own drivers besides.
+    Shapes: registry — replaces the installed plugins; resource — names the class for
+    pods when its name is not ours;
+    series — given where this process serves several classes; host_services — what a class
+    gives its own drivers besides.
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
@@ -122,7 +128,11 @@ class _DeviceHost:
             wait_s=settings.drivers.timeout_s,
         )
         for driver in registry.drivers:
-            driver.configure(msgspec.structs.replace(host_services, partitions=settings.partitions, recorded=self._hands.journal.steps_of))
+            driver.configure(
+                msgspec.structs.replace(
+                    host_services, partitions=settings.partitions, recorded=self._hands.journal.steps_of
+                )
+            )
         self._preparer = Preparer(device_class, self._hands, self._find)
         self._attacher = Attacher(device_class, self._hands)
         self._adjuster = Adjuster(device_class, self._hands)
@@ -168,13 +178,18 @@ class _DeviceHost:
     async def run(self) -> None:
         """Serve until cancelled."""
         for skipped_plugin in self._skipped:
-            self._log.warning("plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why)
+            self._log.warning(
+                "plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why
+            )
             self._metrics.count_skipped(skipped_plugin.name)
         for driver in self._ignored:
-            # A driver that its own service runs is nothing to warn of, and must be found by who looks here for it.
+            # A driver that its own service runs is nothing to warn of, and must be
+            # found by who looks here for it.
             log = self._log.info if driver.is_served_elsewhere else self._log.warning
             log("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=driver.why)
-        self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
+        self._log.info(
+            "drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root)
+        )
         self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
         self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")
         if has_own_service(self._class):
@@ -184,7 +199,8 @@ class _DeviceHost:
             await self._hands.load(self._runtime.readiness)
             await self._serve()
         finally:
-            # Also when it ends while the journal is read: that thread would have the folder for as long as the process runs.
+            # Also when it ends while the journal is read: that thread would have the folder
+            # for as long as the process runs.
             self._hands.journal.close()
 
     async def _serve(self) -> None:
@@ -198,7 +214,9 @@ class _DeviceHost:
         await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hands.run())
-            group.create_task(self._machine.follow(on_change=self._interrupt_watches, on_reset=self._publisher.republish))
+            group.create_task(
+                self._machine.follow(on_change=self._interrupt_watches, on_reset=self._publisher.republish)
+            )
             for name in self._drivers:
                 group.create_task(self._poll_driver(name))
             group.create_task(self._publisher.run(self._interrupt_watches))
@@ -218,12 +236,21 @@ class _DeviceHost:
                 self._publisher.said_before, self._publisher.counter_sets = inventory, inventory.counter_sets
                 self._publisher.devices = tuple(self._clear_repaired(device) for device in inventory.devices)
                 await self._remind(inventory.devices)
-            for name in sorted(set(self._settings.health.forgive) - {device.name for device in self._publisher.devices}):
-                self._log.warning("forgiveness.unused", device=name, next_step="health.forgive names a device that this node does not know")
+            for name in sorted(
+                set(self._settings.health.forgive) - {device.name for device in self._publisher.devices}
+            ):
+                self._log.warning(
+                    "forgiveness.unused",
+                    device=name,
+                    next_step="health.forgive names a device that this node does not know",
+                )
             return
 
     async def _remind(self, devices: Sequence[Device]) -> None:
-        """Tell those drivers that want to know what they found in the earlier run; one that fails at it begins anew."""
+        """Tell those drivers that want to know what they found in the earlier run.
+
+        One that fails at it begins anew.
+        """
         for name, isolated in self._drivers.items():
             driver = isolated.driver
             own = tuple(device for device in devices if device.driver == name)
@@ -259,7 +286,9 @@ class _DeviceHost:
         self._pollers[driver].look_anew()
 
     async def _seen_anew(self, driver: str) -> None:
-        """Return when a driver has looked for its devices again and everybody can see what it found, or when that takes too long."""
+        """Return when a driver has looked for its devices again and everybody can see what it
+        found, or when that takes too long.
+        """
         try:
             async with self._runtime.clock.timeout(_SEEN_S):
                 await self._pollers[driver].seen_anew()
@@ -268,8 +297,12 @@ class _DeviceHost:
         await self._publisher.publish()
 
     def _views(self) -> dict[str, DriverView]:
-        """Give what the drivers said since the last publication, and what stands in the way besides."""
-        return with_leftovers({name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations())
+        """Give what the drivers said since the last publication, and what stands in the way
+        besides.
+        """
+        return with_leftovers(
+            {name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations()
+        )
 
     def _note_published(self, views: Mapping[str, DriverView]) -> None:
         for name, view in views.items():
@@ -294,13 +327,18 @@ class _DeviceHost:
             has_custom_hints=hinting_driver(drivers, merged.devices) is not None,
             drivers=tuple(sorted(self._drivers)),
             warnings=(
-                *(f"{skipped_plugin.name}: plugin is skipped: {skipped_plugin.why}" for skipped_plugin in self._skipped),
+                *(
+                    f"{skipped_plugin.name}: plugin is skipped: {skipped_plugin.why}"
+                    for skipped_plugin in self._skipped
+                ),
                 *merged.warnings,
             ),
             counter_sets=merged.counter_sets,
             kept=merged.kept,
             resource=self._resource,
-            reading_drivers=tuple(sorted(name for name, isolated in self._drivers.items() if isolated.driver.capabilities.only_reads)),
+            reading_drivers=tuple(
+                sorted(name for name, isolated in self._drivers.items() if isolated.driver.capabilities.only_reads)
+            ),
         )
 
     def _find(self, name: str) -> Device | None:

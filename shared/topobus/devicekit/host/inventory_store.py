@@ -1,8 +1,11 @@
-"""Stores the inventory of one class in its bucket: reads it at the start, writes it when it differs, and checks it afterwards.
+"""Stores the inventory of one class in its bucket: reads it at the start, writes it when it
+differs, and checks it afterwards.
 
-Flows in: inventories from the publisher. Flows out: the bucket's entry, with generations that continue the earlier ones; readiness, metrics and one
-log line for each change. This process is the entry's only writer, so any other content is garbage, a deletion or an older copy. An inventory that
-exceeds the bucket's or the readers' limits is not written: the last good one stays, and a metric and readiness report that it is old.
+Flows in: inventories from the publisher. Flows out: the bucket's entry, with generations that
+continue the earlier ones; readiness, metrics and one log line for each change. This process is the
+entry's only writer, so any other content is garbage, a deletion or an older copy. An inventory that
+exceeds the bucket's or the readers' limits is not written: the last good one stays, and a metric
+and readiness report that it is old.
 """
 
 from __future__ import annotations
@@ -40,10 +43,12 @@ class InventoryStore:
         """Of the newest inventory that was written, or may have been."""
         self._stored: Inventory | None = None
         self._confirmed = ("", 0)
-        """Fingerprint of the inventory that stood in the bucket when it was last read and was ours, and its generation."""
+        """Fingerprint of the inventory that stood in the bucket when it was last read and was ours,
+        and its generation."""
         self._has_published = False
         self._refused: Inventory | None = None
-        """The inventory that could not be published, without its generations; None when the newest stands in the bucket."""
+        """The inventory that could not be published, without its generations; None when the newest
+        stands in the bucket."""
         self._metrics = metrics
 
     @property
@@ -52,7 +57,9 @@ class InventoryStore:
         return self._refused is not None
 
     async def load(self) -> Inventory | None:
-        """Read the inventory of the earlier run, and continue its generations; None when there is no readable one.
+        """Read the inventory of the earlier run, and continue its generations.
+
+        None when there is no readable one.
 
         Errors: raises PeerUnavailable when the bucket cannot be read.
         """
@@ -65,16 +72,24 @@ class InventoryStore:
         return entry.value
 
     async def _last_inventory(self) -> Entry[Inventory] | None:
-        """Read what stands in the bucket; when that is garbage, the newest older revision that is none."""
+        """Read what stands in the bucket.
+
+        When that is garbage, the newest older revision that is none.
+        """
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
-            # What is compared with before the next publishing: garbage is always written over, and what another release said is said by ours.
+            # What is compared with before the next publishing: garbage is always written over, and
+            # what another release said is said by ours.
             self._stored = entry.value if entry is not None and entry.origin.release == self._bus.release else None
             return entry
         except ContractError as err:
             older = await self._bus.history(INVENTORY, node=self._node, device_class=self._class)
             found_entry = older[-1] if older else None
-            fields = {**err.facts, "error": err.message, "recalled_revision": found_entry.revision if found_entry else 0}
+            fields = {
+                **err.facts,
+                "error": err.message,
+                "recalled_revision": found_entry.revision if found_entry else 0,
+            }
             get_logger().warning("inventory.misread", **fields)
             return found_entry
 
@@ -83,19 +98,23 @@ class InventoryStore:
         self._stored = None
 
     async def put(self, inventory: Inventory) -> None:
-        """Publish an inventory when it differs from the one that stands in the bucket; its generation is given here.
+        """Publish an inventory when it differs from the one that stands in the bucket.
+
+        Its generation is given here.
 
         Errors: raises PeerUnavailable when it could not be written, or nobody knows whether it was.
         """
         inventory = msgspec.structs.replace(inventory, generation=self.generation)
         # A machine that changed without changing a device is no news to the readers of this class.
         is_news = (
-            self._stored is None or msgspec.structs.replace(self._stored, machine_generation=inventory.machine_generation) != inventory
+            self._stored is None
+            or msgspec.structs.replace(self._stored, machine_generation=inventory.machine_generation) != inventory
         )
         if is_news and not await self._is_readable(inventory):
             return
         if is_news:
-            # Spent even when the write fails: a write that timed out may have been done, and no generation may stand for two values.
+            # Spent even when the write fails: a write that timed out may have been done, and no
+            # generation may stand for two values.
             self.generation = next_generation(self.generation)
             self._stored = None
             inventory = msgspec.structs.replace(inventory, generation=self.generation)
@@ -108,7 +127,9 @@ class InventoryStore:
             self._metrics.set_unpublished(is_unpublished=False)
             self._readiness.set("inventory", is_ready=True)
             if not inventory.devices:
-                get_logger().info("inventory.empty", device_class=self._class, drivers=list(inventory.drivers), root=self._root)
+                get_logger().info(
+                    "inventory.empty", device_class=self._class, drivers=list(inventory.drivers), root=self._root
+                )
 
     async def is_standing(self) -> bool:
         """Say whether our inventory stands in the bucket; True while we write it.
@@ -121,13 +142,15 @@ class InventoryStore:
         why = "it is gone"
         fingerprint = await self._bus.fingerprint(INVENTORY, node=self._node, device_class=self._class)
         if fingerprint and self._confirmed == (fingerprint, inventory.generation):
-            # Read once already; to read thousands of devices at each look would keep this process from its answers.
+            # Read once already; to read thousands of devices at each look would keep
+            # this process from its answers.
             return True
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
             if entry is not None:
                 if await asyncio.to_thread(_is_same_but_counts, entry.value, inventory):
-                    # The fingerprint was taken first: if what was read is newer, the old one is never the newest again and confirms nothing.
+                    # The fingerprint was taken first: if what was read is newer, the old one is
+                    # never the newest again and confirms nothing.
                     self._confirmed = (fingerprint, inventory.generation)
                     return True
                 why = f"somebody else wrote generation {entry.value.generation} over it"
@@ -138,16 +161,22 @@ class InventoryStore:
             return True
         self._stored = None
         get_logger().warning(
-            "inventory.overwritten", why=why, next_step="it is written again; see who writes this bucket besides the device services"
+            "inventory.overwritten",
+            why=why,
+            next_step="it is written again; see who writes this bucket besides the device services",
         )
         return False
 
     async def _is_readable(self, inventory: Inventory) -> bool:
-        """Say whether the bucket and its readers take an inventory. One that they do not take is told once, and the last good one stays: nobody ends for it."""
+        """Say whether the bucket and its readers take an inventory.
+
+        One that they do not take is told once, and the last good one stays: nobody ends for it.
+        """
         plain = msgspec.structs.replace(inventory, generation=0, machine_generation=0)
         if plain == self._refused:
             return False
-        # In a thread: thousands of devices take a tenth of a second, in which this process may have others to answer.
+        # In a thread: thousands of devices take a tenth of a second, in which this
+        # process may have others to answer.
         why = await asyncio.to_thread(objection, INVENTORY, inventory)
         if not why:
             return True
@@ -181,6 +210,11 @@ class InventoryStore:
 
 
 def _is_same_but_counts(left: Inventory, right: Inventory) -> bool:
-    """Compare two inventories as they stand in the bucket; another instance of ours counts its generations for itself."""
-    first, second = (msgspec.structs.replace(inventory, generation=0, machine_generation=0) for inventory in (left, right))
+    """Compare two inventories as they stand in the bucket.
+
+    Another instance of ours counts its generations for itself.
+    """
+    first, second = (
+        msgspec.structs.replace(inventory, generation=0, machine_generation=0) for inventory in (left, right)
+    )
     return encode(first) == encode(second)

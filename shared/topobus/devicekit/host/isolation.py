@@ -1,11 +1,14 @@
 """Isolates one driver: its calls run in a thread of their own, one at a time, with a time limit.
 
-A call that hangs keeps the thread and marks the driver as hung; further calls fail at once until the hung one returns. All calls share one thread, because starting
-a thread costs a loaded machine milliseconds, in the middle of kubelet's Allocate. Any exception of the vendor's code becomes a HardwareError. The thread is a daemon,
-so a hung vendor library does not keep the process from ending.
+A call that hangs keeps the thread and marks the driver as hung; further calls fail at once
+until the hung one returns. All calls share one thread, because starting a thread costs a
+loaded machine milliseconds, in the middle of kubelet's Allocate. Any exception of the
+vendor's code becomes a HardwareError. The thread is a daemon, so a hung vendor library does
+not keep the process from ending.
 
-A look that is repeated and finds what it found before does not pass through the event loop (`watch`): the thread waits for its time itself, between two calls, and
-wakes the loop for news. To wake the loop and sleep again costs more than most looks.
+A look that is repeated and finds what it found before does not pass through the event loop
+(`watch`): the thread waits for its time itself, between two calls, and wakes the loop for news. To
+wake the loop and sleep again costs more than most looks.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ __all__ = ["DriverFailed", "DriverHung", "IsolatedDriver"]
 
 T = TypeVar("T")
 
-# How often it is seen whether a look of the thread's own hangs, where the time limit is not shorter: at the process's other ticks. The limit itself is kept exactly, for
-# it ends after the next of these looks.
+# How often it is seen whether a look of the thread's own hangs, where the time limit is
+# not shorter: at the process's other ticks. The limit itself is kept exactly, for it ends
+# after the next of these looks.
 _CHECK_S = 3.0
 
 
@@ -52,7 +56,9 @@ class IsolatedDriver:
         clock: Clock | None = None,
         note_call: Callable[[str, str, float], None] = lambda *_: None,
     ) -> None:
-        """Take the driver; `note_call` hears its name, the method, and how many seconds that ran, in the driver's thread."""
+        """Take the driver; `note_call` hears its name, the method, and how many seconds that ran,
+        in the driver's thread.
+        """
         self.note_call = note_call
         self._clock = clock or SystemClock()
         self.driver = driver
@@ -72,7 +78,8 @@ class IsolatedDriver:
     async def call(self, verb: str, function: Callable[[], T], *, timeout_s: float | None = None) -> T:
         """Run one of the driver's methods; `verb` names it in errors.
 
-        Errors: raises DriverHung after the time limit (waiting for an earlier call included), DriverFailed when the method raised.
+        Errors: raises DriverHung after the time limit (waiting for an earlier call included),
+        DriverFailed when the method raised.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with span(f"driver {verb}", driver=self.name):
@@ -83,16 +90,24 @@ class IsolatedDriver:
                 raise self._hung(verb, limit_s) from err
 
     async def watch(self, look: Callable[[Callable[[], None]], T | None], pause_s: Callable[[], float]) -> T | None:
-        """Repeat a look in the driver's thread until it finds news: gives what `look` gives unless that is None; None after `interrupt`.
+        """Repeat a look in the driver's thread until it finds news: gives what `look` gives unless
+        that is None.
 
-        Shapes: look, pause_s — called in the thread; look gets what it calls between two methods of the driver, each of which has the time limit for itself;
-        pause_s gives the seconds until the next look. One watch at a time. Real time: for a clock that `is_real`.
-        Errors: raises DriverHung when a look's method takes longer than the driver's time limit, DriverFailed when it raised.
-        Cost: the event loop wakes up each 3 s, with its other ticks; calls of the driver run between two looks.
+        None after `interrupt`.
+
+        Shapes: look, pause_s — called in the thread; look gets what it calls between two methods of
+        the driver, each of which has the time limit for itself; pause_s gives the seconds until the
+        next look. One watch at a time. Real time: for a clock that `is_real`.
+        Errors: raises DriverHung when a look's method takes longer than the driver's time
+        limit, DriverFailed when it raised.
+        Cost: the event loop wakes up each 3 s, with its other ticks; calls of
+        the driver run between two looks.
         """
         if self.is_hung:
             return None
-        watch = self._watch = _Watch(look, pause_s, asyncio.get_running_loop(), partial(self.note_call, self.name, "look"))
+        watch = self._watch = _Watch(
+            look, pause_s, asyncio.get_running_loop(), partial(self.note_call, self.name, "look")
+        )
         self._hand_over(watch)
         check_s = min(_CHECK_S, self._timeout_s)
         try:
@@ -102,7 +117,9 @@ class IsolatedDriver:
                 if left_s is not None and left_s <= 0:
                     self._left_behind = watch
                     raise self._hung("a look", self._timeout_s)
-                await asyncio.wait({watch.done}, timeout=min(until_tick(now_s, check_s), check_s if left_s is None else left_s))
+                await asyncio.wait(
+                    {watch.done}, timeout=min(until_tick(now_s, check_s), check_s if left_s is None else left_s)
+                )
         finally:
             watch.is_ended = True
             self._watch = None
@@ -126,7 +143,8 @@ class IsolatedDriver:
             call.is_given_up = True
             if call.has_begun:
                 self._left_behind = call  # type: ignore[assignment]  # only asked whether it is over
-                # Whether the driver counts as hung is for the next look to say, which a thread that is busy does not begin.
+                # Whether the driver counts as hung is for the next look to say, which a
+                # thread that is busy does not begin.
                 self.interrupt()
             raise
         if call.error is not None:
@@ -151,7 +169,9 @@ class IsolatedDriver:
 
     def _failed(self, verb: str, error: BaseException) -> DriverFailed:
         return DriverFailed(
-            f"driver {self.name}: {verb} failed: {error if isinstance(error, HardwareError) else repr(error)}", driver=self.name, verb=verb
+            f"driver {self.name}: {verb} failed: {error if isinstance(error, HardwareError) else repr(error)}",
+            driver=self.name,
+            verb=verb,
         )
 
 
@@ -235,7 +255,9 @@ class _Watch(Generic[T]):
 class _Call(Generic[T]):
     """One call on its way through a thread."""
 
-    def __init__(self, function: Callable[[], T], loop: asyncio.AbstractEventLoop, note: Callable[[float], None]) -> None:
+    def __init__(
+        self, function: Callable[[], T], loop: asyncio.AbstractEventLoop, note: Callable[[float], None]
+    ) -> None:
         self._note = note
         self._function = function
         self._loop = loop

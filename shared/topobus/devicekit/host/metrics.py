@@ -1,4 +1,7 @@
-"""What a device service counts, for Prometheus. The class is a label; reasons are counted by name up to a number, for a driver of somebody's could make them up."""
+"""What a device service counts, for Prometheus. The class is a label.
+
+Reasons are counted by name up to a number, for a driver of somebody's could make them up.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,17 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DeviceMetrics", "DeviceSeries"]
 
-# So many reasons have a line of their own: a driver that makes them up must not fill the memory of who reads metrics.
+# So many reasons have a line of their own: a driver that makes them up must not fill
+# the memory of who reads metrics.
 _REASONS = 64
 # Seconds; from a look at files in memory to the longest work of a driver (a bitstream, a reset).
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 _CLASS = "the device class of this service"
 _STATES = tuple(str(state) for state in HealthState)
-_REASON = f"a code of docs/reference/health-reasons.md or of a plugin; empty: none; `other`: beyond {_REASONS} different ones"
+_REASON = (
+    f"a code of docs/reference/health-reasons.md or of a plugin; empty: none; `other`: beyond {_REASONS} different ones"
+)
 _DRIVER = "a plugin's driver"
 
 DEVICES = GaugeDescriptor(
@@ -51,7 +57,8 @@ HEALTH_EVENTS = CounterDescriptor(
 )
 DRIVER_CALL_SECONDS = HistogramDescriptor(
     name="topobus_device_driver_call_seconds",
-    meaning="How long a driver's methods ran, and with them the vendor's library (NVML); a look repeats `observe` and, when due, `discover`.",
+    meaning="How long a driver's methods ran, and with them the vendor's library (NVML); a look repeats `observe` "
+    "and, when due, `discover`.",
     labels={"class": _CLASS, "driver": _DRIVER, "call": "the method, `look`, `undo` or `long work`"},
     buckets=_BUCKETS,
 )
@@ -68,7 +75,9 @@ PLUGINS_SKIPPED = CounterDescriptor(
 
 
 class DeviceSeries:
-    """The series of all device classes that a process serves, made once a registry: a gateway serves a class for each plugin of others."""
+    """The series of all device classes that a process serves, made once a registry: a gateway
+    serves a class for each plugin of others.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.devices = DEVICES.register(registry)
@@ -82,7 +91,11 @@ class DeviceSeries:
         self._classes: dict[str, DeviceMetrics] = {}
 
     def of(self, device_class: str) -> DeviceMetrics:
-        """Give a class's metrics; the same ones each time, for a service of it that was started again removes the lines of before."""
+        """Give a class's metrics.
+
+        The same ones each time, for a service of it that was started
+        again removes the lines of before.
+        """
         if device_class not in self._classes:
             self._classes[device_class] = DeviceMetrics(self, device_class)
         return self._classes[device_class]
@@ -130,7 +143,8 @@ class DeviceMetrics:
     def set_devices(self, devices: Iterable[Device]) -> None:
         """Say what the published inventory has."""
         counts = Count((str(device.health.state), self._reason_of(device)) for device in devices)
-        # Each state has a line at any time, so that an alert on it does not wait for the first device.
+        # Each state has a line at any time, so that an alert on it does
+        # not wait for the first device.
         lines = {**{(state, ""): 0 for state in _STATES}, **counts}
         for (state, reason), count in lines.items():
             self._devices.labels(self._class, state, reason).set(count)
@@ -139,7 +153,10 @@ class DeviceMetrics:
         self._lines = set(lines)
 
     def set_affected(
-        self, devices: Iterable[Device], owners: Callable[[str], Iterable[Owner]], pods: Callable[[str], Iterable[Owner]]
+        self,
+        devices: Iterable[Device],
+        owners: Callable[[str], Iterable[Owner]],
+        pods: Callable[[str], Iterable[Owner]],
     ) -> None:
         """Say who uses devices that are not Healthy."""
         users = {state: set[str]() for state in _STATES}
@@ -147,7 +164,9 @@ class DeviceMetrics:
         for device in devices:
             if device.health.state is not HealthState.HEALTHY:
                 users[str(device.health.state)] |= {pod.key for pod in pods(device.name)}
-                claims[str(device.health.state)] |= {owner.key for owner in owners(device.name) if owner.kind is OwnerKind.CLAIM}
+                claims[str(device.health.state)] |= {
+                    owner.key for owner in owners(device.name) if owner.kind is OwnerKind.CLAIM
+                }
         for state in _STATES:
             self._affected_pods.labels(self._class, state).set(len(users[state]))
             self._affected_claims.labels(self._class, state).set(len(claims[state]))

@@ -1,7 +1,8 @@
 """The machine of this node as discovery publishes it: the newest version, and a wait for the next.
 
-Flows in: the machine's bucket. Flows out: the newest machine, a wake-up for waiting tasks, and a callback when the store lost its history. A machine
-that was deleted from the bucket stays known here, since that proves nothing about the hardware.
+Flows in: the machine's bucket. Flows out: the newest machine, a wake-up for waiting tasks, and a
+callback when the store lost its history. A machine that was deleted from the bucket stays known
+here, since that proves nothing about the hardware.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class NodeMachine:
         self._changes = asyncio.Condition()
 
     async def follow(self, *, on_change: Callable[[], None], on_reset: Callable[[], None]) -> None:
-        """Follow the bucket until cancelled; `on_change` is called after each machine, `on_reset` when the store lost its history."""
+        """Follow the bucket until cancelled; `on_change` is called after each machine, `on_reset`
+        when the store lost its history.
+        """
         log = get_logger()
         log.info("machine.awaited", node=self._runtime.node)
         async for change in self._runtime.bus.watch(MACHINE, node=self._runtime.node):
@@ -51,10 +54,15 @@ class NodeMachine:
             await self._changes.wait_for(lambda: self.newest is not None)
 
     async def wait_changed(self, generation: int, limit_s: float | None) -> None:
-        """Wait until the machine has another generation, but no longer than the limit; None waits for ever."""
+        """Wait until the machine has another generation, but no longer than the limit.
+
+        None waits for ever.
+        """
         async with self._changes:
             try:
                 async with self._runtime.clock.timeout(limit_s):
-                    await self._changes.wait_for(lambda: self.newest is not None and self.newest.generation != generation)
+                    await self._changes.wait_for(
+                        lambda: self.newest is not None and self.newest.generation != generation
+                    )
             except TimeoutError:
                 return

@@ -1,8 +1,10 @@
-"""Merges the drivers' views into the list of devices, and publishes it: the inventory to its bucket, health to its stream.
+"""Merges the drivers' views into the list of devices, and publishes it: the inventory to its
+bucket, health to its stream.
 
-Flows in: the drivers' views, the machine, the ledger while a device is unhealthy, and the time. Flows out: `devices`, the devices of this class whose
-inventory was published. Steps run one after the other, so an event never overtakes the inventory that it refers to. A step that changed nothing is
-not repeated while its inputs stay the same and do not depend on the time.
+Flows in: the drivers' views, the machine, the ledger while a device is unhealthy, and the time.
+Flows out: `devices`, the devices of this class whose inventory was published. Steps run one after
+the other, so an event never overtakes the inventory that it refers to. A step that changed nothing
+is not repeated while its inputs stay the same and do not depend on the time.
 """
 
 from __future__ import annotations
@@ -59,9 +61,12 @@ class DevicePublisher:
         maintenance: Callable[[], Mapping[str, Maintenance]] = dict,
         moving: Collection[str] = (),
     ) -> None:
-        """Keep the collaborators; `views` gives each driver's last answer, `note_published` hears which of them were published, `make_inventory` adds the service's own fields to a merged inventory.
+        """Keep the collaborators; `views` gives each driver's last answer, `note_published` hears
+        which of them were published, `make_inventory` adds the service's own fields to a merged
+        inventory.
 
-        `maintenance` gives what an operator's word keeps back, by device; `moving` names drivers whose devices move into a sandbox, and cannot be shared.
+        `maintenance` gives what an operator's word keeps back, by device; `moving` names drivers
+        whose devices move into a sandbox, and cannot be shared.
         """
         self._settings = settings
         self._runtime = runtime
@@ -83,7 +88,8 @@ class DevicePublisher:
         self.devices: tuple[Device, ...] = ()
         """What this class has: from the life before, then from each step."""
         self.said_before: Inventory | None = None
-        """What the life before published last: its warnings and kept functions count until their driver has looked."""
+        """What the life before published last: its warnings and kept functions count until their
+        driver has looked."""
         self.counter_sets: tuple[CounterSet, ...] = ()
         """What these devices take from."""
         self._metrics = metrics
@@ -93,10 +99,13 @@ class DevicePublisher:
         self._waiting: list[asyncio.Future[bool]] = []
         """Who waits for the end of the next step."""
         self._settled: tuple[Machine, Mapping[str, DriverView]] | None = None
-        """What the last step was made of, when it changed nothing and time alone changes nothing either; None while a step runs."""
+        """What the last step was made of, when it changed nothing and time alone changes nothing
+        either; None while a step runs."""
 
     async def run(self, interrupt: Callable[[], None]) -> None:
-        """Publish changes after polls; `interrupt` ends the drivers' own watches, so that the next poll is followed by a step."""
+        """Publish changes after polls; `interrupt` ends the drivers' own watches, so that the next
+        poll is followed by a step.
+        """
         await self._wait_for_first_polls()
         # Named by its class: a gateway runs one for each plugin of others.
         with self._runtime.beats.working(f"publish-{self._class}") as beat:
@@ -111,7 +120,9 @@ class DevicePublisher:
                     is_done = False
                     # What was not published is still news at the next look.
                     self._published = None
-                    self._log.warning("publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions))
+                    self._log.warning(
+                        "publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions)
+                    )
                 for waiter in waiting:
                     if not waiter.done():
                         waiter.set_result(is_done)
@@ -131,7 +142,9 @@ class DevicePublisher:
         self._to_forgive.add(device)
 
     async def publish(self) -> bool:
-        """Have a step made, and return at its end, or when it takes too long: whoever waits has more to do than to tell. True: everybody can see it."""
+        """Have a step made, and return at its end, or when it takes too long: whoever waits has
+        more to do than to tell. True: everybody can see it.
+        """
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         self._has_news.set()
@@ -143,15 +156,24 @@ class DevicePublisher:
             return False
 
     def republish(self) -> None:
-        """Publish everything again: the store lost its history, possibly with what was published. What is still stored is not repeated."""
+        """Publish everything again: the store lost its history, possibly with what was published.
+
+        What is still stored is not repeated.
+        """
         self._store.clear_cache()
         self._published = None
         self._announcer.clear_cache()
         self._has_news.set()
 
     def is_settled(self) -> bool:
-        """Say whether one more step would change nothing: the drivers' views are the same, and the published state is confirmed."""
-        return self._published is not None and self._settled is not None and self._settled == (self._machine.newest, self._views())
+        """Say whether one more step would change nothing: the drivers' views are the same, and the
+        published state is confirmed.
+        """
+        return (
+            self._published is not None
+            and self._settled is not None
+            and self._settled == (self._machine.newest, self._views())
+        )
 
     async def confirm(self) -> None:
         """Check at each rescan that the published state is still stored, and publish again if not.
@@ -159,9 +181,13 @@ class DevicePublisher:
         No other process writes it, so any difference is garbage, a deletion or an older copy.
         """
         while True:
-            await self._runtime.clock.sleep(until_tick(self._runtime.clock.monotonic(), self._settings.hardware.rescan_s))
+            await self._runtime.clock.sleep(
+                until_tick(self._runtime.clock.monotonic(), self._settings.hardware.rescan_s)
+            )
             # At the same time, so that both answers wake this process up once.
-            is_standing, has_lost_events = await asyncio.gather(self._store.is_standing(), self._announcer.check(), return_exceptions=True)
+            is_standing, has_lost_events = await asyncio.gather(
+                self._store.is_standing(), self._announcer.check(), return_exceptions=True
+            )
             if is_standing is False or has_lost_events is True:
                 self._published = None
                 self._has_news.set()
@@ -172,7 +198,9 @@ class DevicePublisher:
                     raise answer
 
     async def _wait_for_first_polls(self) -> None:
-        """Wait until every driver was polled once, but for a slow one no longer than `first_wait_s` after the machine is known."""
+        """Wait until every driver was polled once, but for a slow one no longer than `first_wait_s`
+        after the machine is known.
+        """
         await self._machine.wait_known()
         try:
             async with self._runtime.clock.timeout(self._settings.drivers.first_wait_s):
@@ -189,31 +217,39 @@ class DevicePublisher:
             return
         views, before, self._settled = self._views(), (self.devices, self.counter_sets), None
         signs = {name: sticky_signs(views, name) for name in self._to_forgive}
-        seen = {name: tuple(sign for sign in kept if sign in sticky_signs(views, name)) for name, kept in self._forgiven.items()}
+        seen = {
+            name: tuple(sign for sign in kept if sign in sticky_signs(views, name))
+            for name, kept in self._forgiven.items()
+        }
         self._forgiven = {name: kept for name, kept in {**seen, **signs}.items() if kept}
         if self._to_forgive:
             # Here and not at once: a step that is under way would write over it.
             self.devices, self._to_forgive = forgiven(self.devices, self._to_forgive), set()
         now = self._runtime.clock.now()
         merged = await self._advance(machine, views, now, held=None)
-        if merged.devices != self._published or any(device.health.state is not HealthState.HEALTHY for device in merged.devices):
+        if merged.devices != self._published or any(
+            device.health.state is not HealthState.HEALTHY for device in merged.devices
+        ):
             # Whoever holds a device is told of its health, and what is held does not leave.
             await self._holders.read()
             merged = await self._advance(machine, views, now, held=self._holders.held)
         # Before it is so, for the store may lose its history meanwhile.
         self._published = merged.devices
         await self._announcer.load([device.name for device in (*merged.devices, *merged.removed)])
-        # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
+        # A removal is told first: after a crash in between, the device is still listed and
+        # leaves (silently) at the next start.
         for device in merged.removed:
             await self._announce(device, self._store.generation + 1, rfc3339(now), is_removed=True)
         await self._store.put(self._make_inventory(merged, machine))
-        # What nobody has read of is forgotten with the next look: one bad device must not stay as a lost one, and keep out the list that is good again.
+        # What nobody has read of is forgotten with the next look: one bad device must not stay as a
+        # lost one, and keep out the list that is good again.
         published = {device.name for device in self.devices} if self._store.is_refused else None
         self.devices = tuple(device for device in merged.devices if published is None or device.name in published)
         self.counter_sets = merged.counter_sets
         self._metrics.set_affected(self.devices, self._holders.owners, self._holders.pods)
         news = [device for device in self.devices if self._announcer.is_news(device)]
-        # Each device has a subject of its own, so nothing of one device is overtaken; one after the other, thousands would take a minute.
+        # Each device has a subject of its own, so nothing of one device is overtaken; one after the
+        # other, thousands would take a minute.
         for start in range(0, len(news), _PARALLEL_EVENTS):
             async with asyncio.TaskGroup() as group:
                 for device in news[start : start + _PARALLEL_EVENTS]:
@@ -231,7 +267,8 @@ class DevicePublisher:
     async def _advance(
         self, machine: Machine, views: Mapping[str, DriverView], now: datetime, *, held: Collection[str] | None
     ) -> MergedInventory:
-        # In a thread: thousands of devices take a tenth of a second, in which this process may have others to answer.
+        # In a thread: thousands of devices take a tenth of a second, in which this
+        # process may have others to answer.
         merged = await asyncio.to_thread(
             advance_inventory,
             self.devices,
@@ -246,7 +283,9 @@ class DevicePublisher:
         )
         sharing = self._settings.sharing
         pools = (*sharing, *self._settings.pools)
-        devices = with_maintenance(with_sharing(with_pools(merged.devices, pools), sharing, self._moving), self._maintenance())
+        devices = with_maintenance(
+            with_sharing(with_pools(merged.devices, pools), sharing, self._moving), self._maintenance()
+        )
         warnings = (*merged.warnings, *odd_pools(devices, pools), *odd_sharing(devices, sharing, self._moving))
         return replace(merged, devices=devices, warnings=warnings)
 

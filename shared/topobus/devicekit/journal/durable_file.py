@@ -1,4 +1,7 @@
-"""Writes and deletes single files so that what was said to be done is still so after a crash. All functions block: call them in a thread."""
+"""Writes and deletes single files so that what was said to be done is still so after a crash.
+
+All functions block: call them in a thread.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ __all__ = ["delete", "remove_leftovers", "write"]
 
 
 def write(folder: Path, name: str, data: bytes, *, mode: int) -> Path:
-    """Write a file so that a reader sees it whole or not at all, and so that it survives a crash once this returns; the folder is made if need be.
+    """Write a file so that a reader sees it whole or not at all, and so that it survives a crash
+    once this returns.
+
+    The folder is made if need be.
 
     Errors: raises OSError when the folder cannot be written.
     """
@@ -51,7 +57,8 @@ def delete(folder: Path, name: str) -> bool:
 def remove_leftovers(folder: Path, pattern: str) -> None:
     """Remove the temporary files that a crash during `write` left.
 
-    Shapes: pattern — a glob of file names. Only the one process that writes these names may call it: it would delete another's write.
+    Shapes: pattern — a glob of file names. Only the one process that writes these names may call
+    it: it would delete another's write.
     Errors: raises OSError.
     """
     for leftover in folder.glob(f".{pattern}.*.tmp"):

@@ -1,8 +1,11 @@
-"""The journal of a device service: one file a device, written before and after each act, read at the start.
+"""The journal of a device service: one file a device, written before and after each act, read at
+the start.
 
-Flows in: what drivers and the host are about to do and have done. Flows out: files that survive a crash, and records for drivers. Every change is on the disk before the
-call returns, and what could not be written is not so. One process has a folder at a time (a lock file), so two never undo each other's work. An unreadable file is set
-aside in place: its device is out of use until somebody has mended or removed it, all others go on. All methods block; they may be called from several threads.
+Flows in: what drivers and the host are about to do and have done. Flows out: files that survive a
+crash, and records for drivers. Every change is on the disk before the call returns, and what could
+not be written is not so. One process has a folder at a time (a lock file), so two never undo each
+other's work. An unreadable file is set aside in place: its device is out of use until somebody has
+mended or removed it, all others go on. All methods block; they may be called from several threads.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ class JournalTaken(HardwareError):
 
 
 def journal_folder(folder: str, device_class: str, tree: Tree) -> Path:
-    """Give a class's folder: the one that is set, or the usual one; that of a recorded machine is within it, for its devices are not this machine's."""
+    """Give a class's folder: the one that is set, or the usual one.
+
+    That of a recorded machine is within it, for its devices are not this machine's.
+    """
     if folder:
         return Path(folder)
     usual = _DEFAULT_FOLDER / device_class
@@ -49,7 +55,8 @@ class PassedThrough(NamedTuple):
     """Which devices are switched to VFIO, or may be."""
 
     turn: int
-    """Grows with each that goes or comes back: two looks with the same number have nothing between them."""
+    """Grows with each that goes or comes back: two looks with the same number have nothing between
+    them."""
     devices: Mapping[str, Device]
     """As they were before."""
 
@@ -58,10 +65,14 @@ class Journal:
     """The journal of one class's devices on this node."""
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder; it is made with the first entry, so a service whose drivers change nothing needs none."""
+        """Take a folder.
+
+        It is made with the first entry, so a service whose drivers change nothing needs none.
+        """
         self.folder = folder
         self._lock = threading.RLock()
-        # Both are replaced, never changed: an event loop reads them while a driver's thread writes to the disk.
+        # Both are replaced, never changed: an event loop reads them while a
+        # driver's thread writes to the disk.
         self._entries: Mapping[str, DeviceEntry] = {}
         self._unreadable: Mapping[str, str] = {}
         self._turn: int | None = None
@@ -89,7 +100,8 @@ class Journal:
     def load(self) -> None:
         """Read all files of the earlier run; no folder is no entry.
 
-        Errors: raises JournalTaken while another process has the folder, HardwareError when the folder cannot be read, or after `close`.
+        Errors: raises JournalTaken while another process has the folder, HardwareError when the
+        folder cannot be read, or after `close`.
         """
         with self._lock:
             try:
@@ -99,15 +111,21 @@ class Journal:
                 raise self._error("read", self.folder, err) from err
 
     def reread(self) -> list[str]:
-        """Look again at the files that could not be read; the devices that are readable, or of which the file is gone, by now."""
+        """Look again at the files that could not be read.
+
+        The devices that are readable, or of which the file is gone, by now.
+        """
         with self._lock:
             before = self._unreadable
-            # Put in at once at the end: in between nobody may take a device for one without a journal.
+            # Put in at once at the end: in between nobody may take a
+            # device for one without a journal.
             self._read_all(sorted(before))
             return sorted(before.keys() - self._unreadable.keys())
 
     def close(self) -> None:
-        """Let another process have the folder, for good: a driver's thread that ends later writes no more, and the next start finishes or undoes what it did."""
+        """Let another process have the folder, for good: a driver's thread that ends later writes
+        no more, and the next start finishes or undoes what it did.
+        """
         with self._lock:
             self._is_closed = True
             if self._turn is not None:
@@ -127,7 +145,8 @@ class Journal:
     def change(self, device: Device, change: Callable[[DeviceEntry], DeviceEntry]) -> None:
         """Change a device's entry; it is on the disk when this returns. An empty entry has no file.
 
-        Errors: raises HardwareError when it cannot be written, after `close`, or when the device's file is one that nobody can read; then nothing has changed.
+        Errors: raises HardwareError when it cannot be written, after `close`, or when the device's
+        file is one that nobody can read; then nothing has changed.
         """
         with self._lock:
             name = device.name
@@ -227,9 +246,11 @@ class Journal:
         if self._turn is not None:
             return
         if self._is_closed:
-            # Taken again it would be nobody's to close, and no other process would ever have it while this one runs.
+            # Taken again it would be nobody's to close, and no other process would
+            # ever have it while this one runs.
             raise HardwareError(
-                f"journal {self.folder}: this service has ended", next_step="the next start finishes or undoes what is half done"
+                f"journal {self.folder}: this service has ended",
+                next_step="the next start finishes or undoes what is half done",
             )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         turn = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -238,7 +259,8 @@ class Journal:
         except BlockingIOError as err:
             os.close(turn)
             raise JournalTaken(
-                f"journal {self.folder}: another process has it", next_step="end the other device service of this class on this node"
+                f"journal {self.folder}: another process has it",
+                next_step="end the other device service of this class on this node",
             ) from err
         except BaseException:
             os.close(turn)

@@ -1,7 +1,9 @@
-"""What the journal says of one device, as frozen values, and the questions that a start asks of it. Pure.
+"""What the journal says of one device, as frozen values, and the questions that a start asks of it.
 
-A file holds one `DeviceEntry`; each owner of the device has an `OwnerEntry` in it, for a shared device has several. The closing marks (`is_prepared`, `is_attached`) are
-written after the last act and taken back before the first act of undoing, so an entry with steps and without its mark is half done.
+Pure. A file holds one `DeviceEntry`; each owner of the device has an `OwnerEntry` in it, for
+a shared device has several. The closing marks (`is_prepared`, `is_attached`) are written
+after the last act and taken back before the first act of undoing, so an entry with steps and
+without its mark is half done.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from topobus.values.sandbox import AttachedInterface
 __all__ = ["PASSTHROUGH", "DeviceEntry", "OwnerEntry"]
 
 PASSTHROUGH = "passthrough"
-"""The host's own step in a `prepare` record: the function goes to VFIO, and what had it before stands there. No driver has a step of this name."""
+"""The host's own step in a `prepare` record: the function goes to VFIO, and what had it before
+stands there. No driver has a step of this name."""
 
 
 class OwnerEntry(Struct, frozen=True, kw_only=True):
@@ -34,7 +37,8 @@ class OwnerEntry(Struct, frozen=True, kw_only=True):
     interface: AttachedInterface | None = None
     """What `attach` answered; None also for a device that is no interface."""
     is_kept: bool = False
-    """True: the owner uses the device, so the entry stays until `unprepare` also without any step: who leaves it must be known when it is cleaned."""
+    """True: the owner uses the device, so the entry stays until `unprepare` also without any step:
+    who leaves it must be known when it is cleaned."""
 
     @property
     def is_half_attached(self) -> bool:

@@ -1,7 +1,11 @@
-"""Performs what an operator wants of one device: keep it back, give it back, forgive its faults, reset it. Asked by topology alone, which has written the decision.
+"""Performs what an operator wants of one device: keep it back, give it back, forgive its faults,
+reset it.
 
-Flows in: operations with ids. Flows out: answers, the same for the same id once it is done; a refusal changes nothing and is not kept. A word that lasts is stored before
-it is answered, and seen in the inventory when it is answered.
+Asked by topology alone, which has written the decision.
+
+Flows in: operations with ids. Flows out: answers, the same for the same id once it is done; a
+refusal changes nothing and is not kept. A word that lasts is stored before it is answered, and seen
+in the inventory when it is answered.
 """
 
 from __future__ import annotations
@@ -105,16 +109,21 @@ class DeviceOperator:
         if earlier is not None:
             return earlier
         if not _is_sticky(device):
-            # A step that is under way has told others already what stands here only at its end: a fault that was seen there is to be forgiven, too.
+            # A step that is under way has told others already what stands here only at its end: a
+            # fault that was seen there is to be forgiven, too.
             await self._publisher.publish()
             device = self._hands.find(device.name) or device
         is_sticky = _is_sticky(device)
         if is_sticky:
             self._publisher.forgive(device.name)
             if not await self._publisher.publish():
-                raise PeerUnavailable(f"{device.name}: its faults are forgiven, and nobody could be told yet", next_step="ask again")
+                raise PeerUnavailable(
+                    f"{device.name}: its faults are forgiven, and nobody could be told yet", next_step="ask again"
+                )
         after = self._hands.find(device.name) or device
-        return await self._keep(request, Operated(health=after.health, maintenance=after.maintenance, is_changed=is_sticky))
+        return await self._keep(
+            request, Operated(health=after.health, maintenance=after.maintenance, is_changed=is_sticky)
+        )
 
     async def _reset(self, request: PerformRequest, device: Device) -> Operated | Refusal:
         names = [other.name for other in reset_together(device, self._publisher.devices)]
@@ -127,7 +136,9 @@ class DeviceOperator:
             if isolated is None:
                 text = f"device {device.name} belongs to driver {device.driver!r}, which is not loaded"
                 return _refuse("driver-not-loaded", text, device=device.name)
-            reset = partial(reset_device, self._hands.journal, isolated.driver, self._hands.tree, device, op_id=request.op_id)
+            reset = partial(
+                reset_device, self._hands.journal, isolated.driver, self._hands.tree, device, op_id=request.op_id
+            )
             try:
                 refused = await isolated.call("reset", reset)
             except (DriverFailed, DriverHung) as err:
@@ -141,7 +152,9 @@ class DeviceOperator:
     async def _in_use(self, device: Device, names: Iterable[str]) -> Refusal | None:
         """Refuse what somebody has, by the ledger or by the journal, or what is not clean."""
         if not await self._holders.read():
-            raise PeerUnavailable(f"who holds {device.name} is not known: the ledger cannot be read", next_step="see `topobus doctor`")
+            raise PeerUnavailable(
+                f"who holds {device.name} is not known: the ledger cannot be read", next_step="see `topobus doctor`"
+            )
         users: dict[str, str] = {}
         for name in names:
             for owner in self._holders.owners(name):
@@ -161,7 +174,10 @@ class DeviceOperator:
         earlier = maintenance.performed(self._store.value, request.op_id)
         if earlier is None or earlier.operation == request.operation:
             return earlier.result if earlier is not None else None
-        text = f"operation {request.op_id} was {earlier.operation.verb} {earlier.operation.device} before: choose another op_id"
+        text = (
+            f"operation {request.op_id} was {earlier.operation.verb} {earlier.operation.device} before: choose "
+            "another op_id"
+        )
         return _refuse("operation-reused", text, op_id=request.op_id)
 
     async def _keep(self, request: PerformRequest, result: Operated) -> Operated:

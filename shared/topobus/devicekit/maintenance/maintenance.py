@@ -1,7 +1,8 @@
 """What an operator's word makes of the devices of a class. Pure.
 
-Flows in: what stands for the class, one more operation, the devices. Flows out: what stands then, and the devices with it. A word about a device that is not there
-stands all the same: a card that is taken out and put in again is still excluded.
+Flows in: what stands for the class, one more operation, the devices. Flows out: what stands then,
+and the devices with it. A word about a device that is not there stands all the same: a card that is
+taken out and put in again is still excluded.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ OPERATIONS_KEPT = 32
 
 
 def with_maintenance(devices: Iterable[Device], maintenance: Mapping[str, Maintenance]) -> tuple[Device, ...]:
-    """Give devices what stands for each, and take away what does not stand any more. A device for which nothing changes is the same value."""
+    """Give devices what stands for each, and take away what does not stand any more.
+
+    A device for which nothing changes is the same value.
+    """
     return tuple(
-        device if device.maintenance == maintenance.get(device.name) else structs.replace(device, maintenance=maintenance.get(device.name))
+        device
+        if device.maintenance == maintenance.get(device.name)
+        else structs.replace(device, maintenance=maintenance.get(device.name))
         for device in devices
     )
 
@@ -44,7 +50,8 @@ def with_maintenance(devices: Iterable[Device], maintenance: Mapping[str, Mainte
 def forgiven(devices: Iterable[Device], names: Collection[str]) -> tuple[Device, ...]:
     """Lift the sticky faults of some devices: from here they heal as ordinary ones do."""
     return tuple(
-        structs.replace(device, health=clear_sticky_faults(device.health)) if device.name in names else device for device in devices
+        structs.replace(device, health=clear_sticky_faults(device.health)) if device.name in names else device
+        for device in devices
     )
 
 
@@ -53,8 +60,12 @@ def sticky_signs(views: Mapping[str, DriverView], device: str) -> tuple[Observat
     return tuple(sign for view in views.values() for sign in view.observations.get(device, ()) if sign.is_sticky)
 
 
-def with_forgiveness(views: Mapping[str, DriverView], signs: Mapping[str, tuple[Observation, ...]]) -> dict[str, DriverView]:
-    """Take the stickiness from evidence that was forgiven and is seen still; new evidence, of the same reason too, is as sticky as ever.
+def with_forgiveness(
+    views: Mapping[str, DriverView], signs: Mapping[str, tuple[Observation, ...]]
+) -> dict[str, DriverView]:
+    """Take the stickiness from evidence that was forgiven and is seen still.
+
+    New evidence, of the same reason too, is as sticky as ever.
 
     Shapes: signs — by device, as `sticky_signs` gave them when it was forgiven.
     """
@@ -65,14 +76,19 @@ def with_forgiveness(views: Mapping[str, DriverView], signs: Mapping[str, tuple[
 
 def _without_stickiness(view: DriverView, signs: Mapping[str, tuple[Observation, ...]]) -> DriverView:
     changed = {
-        name: tuple(structs.replace(sign, is_sticky=False) if sign in signs[name] else sign for sign in view.observations[name])
+        name: tuple(
+            structs.replace(sign, is_sticky=False) if sign in signs[name] else sign for sign in view.observations[name]
+        )
         for name in sorted(signs.keys() & view.observations.keys())
     }
     return replace(view, observations={**view.observations, **changed}) if changed else view
 
 
 def changed_by(before: ClassMaintenance, request: PerformRequest) -> ClassMaintenance:
-    """Say what stands after an operation; a word that says the same again keeps its time, and one that says it otherwise replaces the one before.
+    """Say what stands after an operation.
+
+    A word that says the same again keeps its time, and one that says it
+    otherwise replaces the one before.
 
     Shapes: `forgive` and `reset` leave all as it is.
     """

@@ -1,6 +1,8 @@
-"""Stores what an operator wants of the devices of one class: read at the start, written with each operation, and written again when the store has lost it.
+"""Stores what an operator wants of the devices of one class: read at the start, written with each
+operation, and written again when the store has lost it.
 
-This process is the entry's only writer, so any other content is garbage, a deletion or an older copy. In memory is what was written; what could not be written is not so.
+This process is the entry's only writer, so any other content is garbage, a deletion or an older
+copy. In memory is what was written; what could not be written is not so.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ class MaintenanceStore:
         self.value = ClassMaintenance(node=runtime.node, device_class=device_class)
 
     async def load(self) -> None:
-        """Read what stands; waits until the bucket can be read, for a device that is kept back must not be offered for a moment."""
+        """Read what stands.
+
+        Waits until the bucket can be read, for a device that is kept back
+        must not be offered for a moment.
+        """
         while True:
             try:
                 stored = await self._read()
@@ -43,7 +49,8 @@ class MaintenanceStore:
     async def put(self, value: ClassMaintenance) -> None:
         """Write what stands from now on.
 
-        Errors: raises PeerUnavailable when it could not be written, or nobody knows whether it was; then what stood before stands.
+        Errors: raises PeerUnavailable when it could not be written, or nobody knows whether it was;
+        then what stood before stands.
         """
         if value == self.value:
             return
@@ -51,7 +58,9 @@ class MaintenanceStore:
         self.value = value
 
     async def run(self, look_s: float) -> None:
-        """Confirm now and then, for ever; `look_s` are the seconds between two looks, at the process's other ticks."""
+        """Confirm now and then, for ever; `look_s` are the seconds between two looks, at the
+        process's other ticks.
+        """
         while True:
             await self._clock.sleep(until_tick(self._clock.monotonic(), look_s))
             try:
@@ -76,12 +85,17 @@ class MaintenanceStore:
         except ContractError as err:
             why = err.message
         get_logger().warning(
-            "maintenance.overwritten", why=why, next_step="it is written again; see who writes this bucket besides the device services"
+            "maintenance.overwritten",
+            why=why,
+            next_step="it is written again; see who writes this bucket besides the device services",
         )
         await self._bus.put(MAINTENANCE, stands, node=self._node, device_class=self._class)
 
     async def _read(self) -> ClassMaintenance | None:
-        """Read what stands in the bucket; when that is garbage, the newest older revision that is none."""
+        """Read what stands in the bucket.
+
+        When that is garbage, the newest older revision that is none.
+        """
         try:
             entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)
         except ContractError as err:

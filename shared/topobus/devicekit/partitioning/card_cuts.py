@@ -1,10 +1,12 @@
 """Cuts cards when a request wants a part of them, or the whole.
 
-One change of a card at a time, the intent in the journal before it, never while another owner uses the card.
-Flows in: how each card of a request must be. Flows out: a driver's edits, at once where the cards are as wanted, else
-as long work; or a refusal with who is in the way. Every device that an owner has here has a step in its record, so that
-a request that wants its card otherwise sees it, also after a restart. What a card is cut into, and how, is the
-subclass's: modes of AMD's GPUs, virtual functions of SR-IOV.
+One change of a card at a time, the intent in the journal before it, never
+while another owner uses the card.
+Flows in: how each card of a request must be. Flows out: a driver's edits, at once where the
+cards are as wanted, else as long work; or a refusal with who is in the way. Every device that
+an owner has here has a step in its record, so that a request that wants its card otherwise sees
+it, also after a restart. What a card is cut into, and how, is the subclass's: modes of AMD's
+GPUs, virtual functions of SR-IOV.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ class CardLocks:
 
     @contextmanager
     def locked(self, addresses: Collection[PciAddress], limit_s: float) -> Iterator[bool]:
-        """Have these cards for oneself; False when somebody else has one of them for longer than the limit. 0: do not wait."""
+        """Have these cards for oneself.
+
+        False when somebody else has one of them for longer than the limit. 0: do not wait.
+        """
         with self._guard:
             locks = [self._locks.setdefault(address, threading.Lock()) for address in sorted(addresses)]
         taken: list[threading.Lock] = []
@@ -105,13 +110,18 @@ class CardCuts(ABC, Generic[WishT]):
     def prepare(
         self, tree: Tree, wishes: Mapping[PciAddress, WishT], context: PrepareContext, edits: Callable[[], Edits]
     ) -> Edits | LongWork:
-        """Give the edits of cards that are as wanted, at once; of others after a change, which is long work."""
+        """Give the edits of cards that are as wanted, at once.
+
+        Of others after a change, which is long work.
+        """
         with self.locks.locked(wishes, 0) as is_mine:
             if is_mine and self.are_as_wanted(tree, wishes):
                 return _with_note(wishes.values(), context, edits)
         what = ", ".join(self.describe(address, wishes[address]) for address in sorted(wishes))
         limit_s = 2 * SETTLE_S * (1 + len(wishes))
-        return LongWork(limit_s=limit_s, what=f"setting up {what}", work=lambda: self._work(tree, wishes, context, edits))
+        return LongWork(
+            limit_s=limit_s, what=f"setting up {what}", work=lambda: self._work(tree, wishes, context, edits)
+        )
 
     @abstractmethod
     def are_as_wanted(self, tree: Tree, wishes: Mapping[PciAddress, WishT]) -> bool:
@@ -123,7 +133,10 @@ class CardCuts(ABC, Generic[WishT]):
 
     @abstractmethod
     def bring(self, tree: Tree, address: PciAddress, wish: WishT, context: PrepareContext) -> Refusal | None:
-        """Change a card; None: it is as wanted. The caller has its lock, and who has what is written down."""
+        """Change a card; None: it is as wanted.
+
+        The caller has its lock, and who has what is written down.
+        """
 
     @contextmanager
     def turn_to_undo(self, address: PciAddress) -> Iterator[None]:
@@ -136,11 +149,17 @@ class CardCuts(ABC, Generic[WishT]):
                 raise HardwareError(f"{address} is being set up for another claim")
             yield
 
-    def _work(self, tree: Tree, wishes: Mapping[PciAddress, WishT], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
+    def _work(
+        self, tree: Tree, wishes: Mapping[PciAddress, WishT], context: PrepareContext, edits: Callable[[], Edits]
+    ) -> Edits:
         with self.locks.locked(wishes, SETTLE_S * (1 + len(wishes))) as is_mine:
             if not is_mine:
                 text = f"{', '.join(map(str, sorted(wishes)))}: it is still being set up for another claim"
-                return refuse("card-in-use", text, devices=tuple(sorted(device for wish in wishes.values() for device in wish.devices)))
+                return refuse(
+                    "card-in-use",
+                    text,
+                    devices=tuple(sorted(device for wish in wishes.values() for device in wish.devices)),
+                )
             _note(wishes.values(), context)
             for address in sorted(wishes):
                 refusal = self.bring(tree, address, wishes[address], context)
@@ -150,7 +169,10 @@ class CardCuts(ABC, Generic[WishT]):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of the kernel's; it answers when the driver has done it, or refuses as an OSError."""
+    """Write a file of the kernel's.
+
+    It answers when the driver has done it, or refuses as an OSError.
+    """
     path.write_text(f"{text}\n", encoding="ascii")
 
 
@@ -167,7 +189,9 @@ def _note(wishes: Collection[CardWish], context: PrepareContext) -> None:
 
 
 def _with_note(wishes: Collection[CardWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
-    """Give the edits, and close the note when they are given: a refused owner has had no part that could go with it."""
+    """Give the edits, and close the note when they are given: a refused owner has had no part that
+    could go with it.
+    """
     _note(wishes, context)
     answer = edits()
     for wish in wishes if not isinstance(answer, Refusal) else ():

@@ -1,10 +1,14 @@
-"""Makes virtual functions when somebody gets one of them, and removes them for a request that wants the physical one.
+"""Makes virtual functions when somebody gets one of them, and removes them for a request that wants
+the physical one.
 
-The kernel changes the number by way of 0 alone, which removes all of them: so functions are made where there are none,
-and removed for a request of the physical function, or when the last is given back.
+The kernel changes the number by way of 0 alone, which removes all of them: so
+functions are made where there are none, and removed for a request of the physical
+function, or when the last is given back.
 
-What a death cuts off needs no mending: the kernel ends a write of sriov_numvfs as a whole, so the functions are there or not, and both are on offer.
-Source: Documentation/PCI/pci-iov-howto.rst; sriov_numvfs, sriov_offset, sriov_stride, sriov_vf_device in Documentation/ABI/testing/sysfs-bus-pci.
+What a death cuts off needs no mending: the kernel ends a write of sriov_numvfs as a whole, so the
+functions are there or not, and both are on offer.
+Source: Documentation/PCI/pci-iov-howto.rst; sriov_numvfs, sriov_offset, sriov_stride,
+sriov_vf_device in Documentation/ABI/testing/sysfs-bus-pci.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class FunctionWish(Struct, frozen=True, kw_only=True):
     name: str
     """The device of the physical function."""
     parts: tuple[tuple[PciAddress, str], ...]
-    """Its virtual functions with their devices, in the kernel's order, as many as the operator wants."""
+    """Its virtual functions with their devices, in the kernel's order, as many as the operator
+    wants."""
     is_whole: bool
     devices: tuple[str, ...]
     removes: bool = False
@@ -70,7 +75,8 @@ class FunctionCuts(CardCuts[FunctionWish]):
     ) -> None:
         """Keep how this class's functions are looked at.
 
-        Shapes: users — who uses a physical function, or one of its virtual ones, besides owners of ours, for people; is_ready — what a virtual function still lacks, or nothing.
+        Shapes: users — who uses a physical function, or one of its virtual ones, besides owners of
+        ours, for people; is_ready — what a virtual function still lacks, or nothing.
         """
         super().__init__(pauses=pauses, write=write)
         self._users = users
@@ -84,7 +90,14 @@ class FunctionCuts(CardCuts[FunctionWish]):
         """Give the number of functions that there are to be."""
         return f"{address} with {wish.count} virtual functions"
 
-    def undo(self, tree: Tree, address: PciAddress, wish: FunctionWish, record: DeviceRecord, in_use: Callable[[], frozenset[str]]) -> None:
+    def undo(
+        self,
+        tree: Tree,
+        address: PciAddress,
+        wish: FunctionWish,
+        record: DeviceRecord,
+        in_use: Callable[[], frozenset[str]],
+    ) -> None:
         """Let an owner go; the last one of a card whose functions are to go takes them away.
 
         Errors: raises HardwareError while the card is at work for somebody else.
@@ -105,7 +118,10 @@ class FunctionCuts(CardCuts[FunctionWish]):
         present = _present(tree, address)
         if present != wish.count:
             if present and not wish.is_whole:
-                text = f"{address} has {present} virtual functions by now, and {wish.devices[0]} was one of {wish.count}; ask again when the inventory tells them"
+                text = (
+                    f"{address} has {present} virtual functions by now, and {wish.devices[0]} was one of "
+                    f"{wish.count}; ask again when the inventory tells them"
+                )
                 return refuse("device-not-offered", text, devices=wish.devices)
             refusal = self._refuse_users(tree, address, wish, present, context.in_use())
             if refusal is not None:
@@ -113,14 +129,19 @@ class FunctionCuts(CardCuts[FunctionWish]):
             record = context.records.get(wish.devices[0], DeviceRecord())
             record.intend(_COUNT, {"count": present, "to": wish.count})
             with self.locks.changing(address):
-                refusal = self._write(tree, address, wish.count) or self._settle(tree, address, wish, [part for part, _ in wish.parts])
+                refusal = self._write(tree, address, wish.count) or self._settle(
+                    tree, address, wish, [part for part, _ in wish.parts]
+                )
             if refusal is None:
                 record.done(_COUNT)
             return refusal
         return self._settle(tree, address, wish, wish.own_parts)
 
-    def _refuse_users(self, tree: Tree, address: PciAddress, wish: FunctionWish, present: int, in_use: frozenset[str]) -> Refusal | None:
-        # Who has another virtual function is in nobody's way who wants one: after a reboot all of them find the card without.
+    def _refuse_users(
+        self, tree: Tree, address: PciAddress, wish: FunctionWish, present: int, in_use: frozenset[str]
+    ) -> Refusal | None:
+        # Who has another virtual function is in nobody's way who wants one: after a reboot all
+        # of them find the card without.
         siblings = {device for _, device in wish.parts} if wish.is_whole else set()
         rivals = tuple(sorted(in_use & ({wish.name} | siblings) - set(wish.devices)))
         users = tuple(self._users(tree, address, _virtual(tree, address))) if not rivals else ()
@@ -130,8 +151,13 @@ class FunctionCuts(CardCuts[FunctionWish]):
         text = f"{address} has {present} virtual functions and needs {wish.count}, but is in use: {why}"
         return refuse("card-in-use", text, address=str(address), devices=rivals, users=users)
 
-    def _settle(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> Refusal | None:
-        """Wait until these functions are ready. A sibling that does not get ready in time is in nobody's way."""
+    def _settle(
+        self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]
+    ) -> Refusal | None:
+        """Wait until these functions are ready.
+
+        A sibling that does not get ready in time is in nobody's way.
+        """
         lacks = look_until(lambda: _done(self._lacks(tree, address, wish, parts)), self.pauses, SETTLE_S)
         if isinstance(lacks, str) and (own := self._lacks(tree, address, wish, wish.own_parts)):
             text = f"{address}: {own} after {SETTLE_S:g} s; the claim can be asked for again"
@@ -147,7 +173,10 @@ class FunctionCuts(CardCuts[FunctionWish]):
         return None
 
     def _remove(self, tree: Tree, address: PciAddress, wish: FunctionWish, in_use: frozenset[str]) -> None:
-        """Take the functions away, if nobody uses any; where it cannot be they stay, and the next claim finds them."""
+        """Take the functions away, if nobody uses any.
+
+        Where it cannot be they stay, and the next claim finds them.
+        """
         present = _present(tree, address)
         if not present or in_use & ({wish.name} | {device for _, device in wish.parts}):
             return
@@ -156,10 +185,15 @@ class FunctionCuts(CardCuts[FunctionWish]):
             refusal = None if users else self._write(tree, address, 0)
         if users or refusal is not None:
             why = "; ".join(users) if refusal is None else refusal.reasons[0].message
-            get_logger().warning("functions.kept", address=str(address), why=why, next_step="nothing: the next claim finds them")
+            get_logger().warning(
+                "functions.kept", address=str(address), why=why, next_step="nothing: the next claim finds them"
+            )
 
     def _lacks(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> str:
-        """Say what a physical function lacks to be as wanted, with these of its virtual ones ready; empty: nothing."""
+        """Say what a physical function lacks to be as wanted, with these of its virtual ones ready.
+
+        Empty: nothing.
+        """
         fresh = Tree(tree.settings)
         try:
             present, virtual = _present(fresh, address), _virtual(fresh, address)
@@ -167,20 +201,27 @@ class FunctionCuts(CardCuts[FunctionWish]):
                 return f"it has {len(virtual)} of {wish.count} virtual functions"
             wanted = [part for part, _ in wish.parts] if not wish.is_whole else []
             if virtual != wanted:
-                return f"its virtual functions are {', '.join(map(str, virtual))}, expected were {', '.join(map(str, wanted))}"
+                return (
+                    f"its virtual functions are {', '.join(map(str, virtual))}, expected were "
+                    f"{', '.join(map(str, wanted))}"
+                )
             return next((f"{part}: {why}" for part in parts if (why := self._is_ready(fresh, part))), "")
         except HardwareError as err:
             return err.message
 
 
 def planned_functions(tree: Tree, machine: Machine, physical: PciDevice, count: int) -> tuple[PciDevice, ...]:
-    """Give the virtual functions that a physical one has, or would have, as discovery would describe them; fewer than `count`: the kernel does not tell where they would be.
+    """Give the virtual functions that a physical one has, or would have, as discovery would
+    describe them.
+
+    Fewer than `count`: the kernel does not tell where they would be.
 
     Errors: raises HardwareError for a file that holds no number.
     """
     folder = pci_folder(physical.address)
     by_address = {device.address: device for device in machine.pci_devices}
-    # A number that somebody else has set stays until the physical function is wanted: who has one of them may be known to nobody.
+    # A number that somebody else has set stays until the physical function is wanted: who has one
+    # of them may be known to nobody.
     addresses = _virtual(tree, physical.address)
     if not addresses:
         offset, stride = tree.read_int(f"{folder}/sriov_offset"), tree.read_int(f"{folder}/sriov_stride")
@@ -219,8 +260,14 @@ def _present(tree: Tree, address: PciAddress) -> int:
 def _virtual(tree: Tree, address: PciAddress) -> list[PciAddress]:
     """List the virtual functions that are there, in the kernel's order."""
     folder = pci_folder(address)
-    names = [name for name in Tree(tree.settings).names(folder) if name.startswith("virtfn") and name.removeprefix("virtfn").isdecimal()]
-    links = [Tree(tree.settings).link_name(f"{folder}/{name}") for name in sorted(names, key=lambda name: int(name[6:]))]
+    names = [
+        name
+        for name in Tree(tree.settings).names(folder)
+        if name.startswith("virtfn") and name.removeprefix("virtfn").isdecimal()
+    ]
+    links = [
+        Tree(tree.settings).link_name(f"{folder}/{name}") for name in sorted(names, key=lambda name: int(name[6:]))
+    ]
     # One that went between the two looks is not there.
     return [PciAddress.parse(link) for link in links if link]
 

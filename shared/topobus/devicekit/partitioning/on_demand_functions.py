@@ -1,6 +1,10 @@
-"""Physical functions that a driver offers whole and in virtual functions at the same time, by an operator's rules; what a driver keeps of them between its looks.
+"""Physical functions that a driver offers whole and in virtual functions at the same time, by an
+operator's rules.
 
-Flows in: rules, physical functions with their devices. Flows out: the virtual functions to offer beside each, there or not; and requests for them, made so by `function_cuts`.
+What a driver keeps of them between its looks.
+
+Flows in: rules, physical functions with their devices. Flows out: the virtual functions to offer
+beside each, there or not; and requests for them, made so by `function_cuts`.
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ class OnDemandFunctions:
         self._changed: set[PciAddress] = set()
         self._next_uncut: set[str] = set()
         self.uncut: frozenset[str] = frozenset()
-        """Cards that a rule names and that cannot be cut as the last look found them: virtual functions of theirs that are not there are not on offer."""
+        """Cards that a rule names and that cannot be cut as the last look found them: virtual
+        functions of theirs that are not there are not on offer."""
         self._seen: Mapping[PciAddress, tuple[Device, ...]] = {}
         self._has_looked = False
 
@@ -64,7 +69,9 @@ class OnDemandFunctions:
         }
 
     def is_cut(self, function: PciDevice) -> bool:
-        """Say, while a look goes on, whether a function is one of a card that is cut on demand: the physical one, or a virtual one on offer."""
+        """Say, while a look goes on, whether a function is one of a card that is cut on demand: the
+        physical one, or a virtual one on offer.
+        """
         plan = self._next.get(function.physfn or function.address)
         return plan is not None and (function.physfn is None or any(function.address == part for part, _ in plan.parts))
 
@@ -73,7 +80,10 @@ class OnDemandFunctions:
         return next((rule for rule in self.rules if all(condition.holds(device) for condition in rule.where)), None)
 
     def plan(self, tree: Tree, machine: Machine, device: Device, physical: PciDevice) -> tuple[PciDevice, ...]:
-        """Give the virtual functions to offer beside a physical one; none where no rule fits, or the kernel does not tell where they would be."""
+        """Give the virtual functions to offer beside a physical one.
+
+        None where no rule fits, or the kernel does not tell where they would be.
+        """
         rule = self.rule(device) if physical.physfn is None else None
         total = tree.read_int(f"{pci_folder(physical.address)}/sriov_totalvfs") if rule is not None else None
         if rule is None or not total:
@@ -86,9 +96,11 @@ class OnDemandFunctions:
         return functions
 
     def changing(self, function: PciDevice) -> Sequence[Device] | None:
-        """Give what was seen last of a card that is changing, for its physical function; nothing for its virtual ones; None for every other function.
+        """Give what was seen last of a card that is changing, for its physical function.
 
-        A card that changed at any moment of a look is passed by until its end, and keeps its plan: half of it was seen before the change.
+        Nothing for its virtual ones; None for every other function. A card that changed
+        at any moment of a look is passed by until its end, and keeps its plan: half of
+        it was seen before the change.
         """
         address = function.physfn or function.address
         if self.cuts.locks.is_changing(address) and address in self._plans:
@@ -103,9 +115,11 @@ class OnDemandFunctions:
         return any(address == part for plan in self._plans.values() for part, _ in plan.parts)
 
     def is_absent(self, tree: Tree, address: PciAddress) -> bool:
-        """Say whether a virtual function is or was on offer and is not there, so that nothing can be wrong with it.
+        """Say whether a virtual function is or was on offer and is not there, so that nothing can
+        be wrong with it.
 
-        Was: devices of an earlier look are observed also when the last one found that their card cannot be cut now.
+        Was: devices of an earlier look are observed also when the last one found
+        that their card cannot be cut now.
         """
         return address in self._parts and not tree.exists(pci_folder(address))
 
@@ -116,9 +130,14 @@ class OnDemandFunctions:
         context: PrepareContext,
         edits: Callable[[], Mapping[str, ContainerEdits] | Refusal],
     ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give edits, after the functions of a request are there; at once for devices of no card that is cut on demand."""
+        """Give edits, after the functions of a request are there.
+
+        At once for devices of no card that is cut on demand.
+        """
         if self.rules and not self._has_looked:
-            return _refuse("the service has just started and does not know yet which cards are cut on demand; ask again", devices)
+            return _refuse(
+                "the service has just started and does not know yet which cards are cut on demand; ask again", devices
+            )
         wishes: dict[PciAddress, FunctionWish] = {}
         for device in sorted(devices, key=lambda device: device.name):
             wish = self._wish(device)
@@ -128,7 +147,9 @@ class OnDemandFunctions:
                 if before is not None and before.is_whole is not own.is_whole:
                     return _refuse(f"{device.name} and {before.devices[0]} cannot be had at once", devices)
                 names = (*(before.devices if before is not None else ()), device.name)
-                wishes[address] = FunctionWish(name=own.name, parts=own.parts, is_whole=own.is_whole, devices=names, removes=own.removes)
+                wishes[address] = FunctionWish(
+                    name=own.name, parts=own.parts, is_whole=own.is_whole, devices=names, removes=own.removes
+                )
         return self.cuts.prepare(tree, wishes, context, edits) if wishes else edits()
 
     def undo(self, tree: Tree, device: Device, context: PrepareContext) -> None:
@@ -144,7 +165,9 @@ class OnDemandFunctions:
             self.cuts.undo(tree, wish[0], wish[1], record, context.in_use)
 
     def has_any(self, devices: Sequence[Device]) -> bool:
-        """Say whether a device is of a card that is cut on demand, or that may be, as long as nobody has looked."""
+        """Say whether a device is of a card that is cut on demand, or that may be, as long as
+        nobody has looked.
+        """
         return (bool(self.rules) and not self._has_looked) or any(self._wish(device) is not None for device in devices)
 
     def _wish(self, device: Device) -> tuple[PciAddress, FunctionWish] | None:
@@ -173,7 +196,8 @@ class OnDemandFunctions:
         if not functions and physical.physfn is None and self.rule(device) is not None:
             return (
                 (),
-                f"{physical.address} is not cut on demand: the kernel does not tell of virtual functions (sriov_totalvfs, sriov_offset, sriov_stride)",
+                f"{physical.address} is not cut on demand: the kernel does not tell of virtual functions "
+                "(sriov_totalvfs, sriov_offset, sriov_stride)",
             )
         return functions, ""
 

@@ -1,8 +1,12 @@
-"""Has the kernel take a PCI function from one driver and give it to another, by sysfs: `driver_override`, `unbind`, `bind`.
+"""Has the kernel take a PCI function from one driver and give it to another, by sysfs:
+`driver_override`, `unbind`, `bind`.
 
-Flows in: a function, what it had before, which driver it shall have. Flows out: the kernel's state, looked at after each write, for the kernel says nothing of what came of a
-probe. Each act may be repeated, and each state that a crash can leave is one from which `restore` comes back. Everything here blocks.
-Source: Documentation/ABI/testing/sysfs-bus-pci (driver_override, bind, unbind), Documentation/driver-api/vfio.rst.
+Flows in: a function, what it had before, which driver it shall have. Flows out: the
+kernel's state, looked at after each write, for the kernel says nothing of what came of a
+probe. Each act may be repeated, and each state that a crash can leave is one from which
+`restore` comes back. Everything here blocks.
+Source: Documentation/ABI/testing/sysfs-bus-pci (driver_override, bind, unbind),
+Documentation/driver-api/vfio.rst.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ class FunctionSwitch:
     """The switch of one tree's functions."""
 
     def __init__(self, tree: Tree, *, limit_s: float, pauses: Pauses | None = None) -> None:
-        """Take the tree; `limit_s` is how long a driver may take to let a function go, or to take it."""
+        """Take the tree; `limit_s` is how long a driver may take to let a function go, or to take
+        it.
+        """
         # What a tree remembers is for looks, and here each look must be the first.
         self.tree = Tree(tree.settings)
         self._limit_s = limit_s
@@ -51,7 +57,9 @@ class FunctionSwitch:
         """Look which driver has a function."""
         folder = pci_folder(address)
         override = self.tree.read(f"{folder}/driver_override") or ""
-        return FunctionDriver(name=self.tree.link_name(f"{folder}/driver"), override="" if override == _NO_OVERRIDE else override)
+        return FunctionDriver(
+            name=self.tree.link_name(f"{folder}/driver"), override="" if override == _NO_OVERRIDE else override
+        )
 
     def has_driver(self, kernel_driver: str) -> bool:
         """Say whether a driver is loaded."""
@@ -60,7 +68,8 @@ class FunctionSwitch:
     def give(self, address: PciAddress, kernel_driver: str) -> None:
         """Have a driver take a function, from whichever has it.
 
-        Errors: raises HardwareError with the kernel's own word, or when it takes too long; the function may be with either driver then, or with none.
+        Errors: raises HardwareError with the kernel's own word, or when it takes too long; the
+        function may be with either driver then, or with none.
         """
         self._write(f"{pci_folder(address)}/driver_override", kernel_driver)
         if self.present(address).name != kernel_driver:
@@ -68,7 +77,9 @@ class FunctionSwitch:
             self._bind(address, kernel_driver)
 
     def restore(self, address: PciAddress, before: FunctionDriver) -> None:
-        """Have a function be with the driver that it had before, whatever state it is in; one that has left the bus has no driver to be with.
+        """Have a function be with the driver that it had before, whatever state it is in.
+
+        One that has left the bus has no driver to be with.
 
         Errors: raises HardwareError.
         """
@@ -104,7 +115,8 @@ class FunctionSwitch:
     def _bind(self, address: PciAddress, kernel_driver: str) -> None:
         if not self.has_driver(kernel_driver):
             raise HardwareError(
-                f"kernel driver {kernel_driver} is not loaded, so it cannot take {address}", next_step=f"load it: modprobe {kernel_driver}"
+                f"kernel driver {kernel_driver} is not loaded, so it cannot take {address}",
+                next_step=f"load it: modprobe {kernel_driver}",
             )
         try:
             self._write(f"{_DRIVERS}/{kernel_driver}/bind", str(address))
@@ -112,7 +124,9 @@ class FunctionSwitch:
             # A driver may have found it by itself in the moment since it was let go.
             if self.present(address).name != kernel_driver:
                 raise
-        self.until(lambda: self.present(address).name == kernel_driver, f"kernel driver {kernel_driver} having {address}")
+        self.until(
+            lambda: self.present(address).name == kernel_driver, f"kernel driver {kernel_driver} having {address}"
+        )
 
     def _write(self, file: str, text: str) -> None:
         """Write one of the kernel's files, which is there: nothing is made.

@@ -1,6 +1,8 @@
-"""Who uses a PCI function on this node: processes that have its device nodes open, and interfaces of it that the node has in use.
+"""Who uses a PCI function on this node: processes that have its device nodes open, and interfaces
+of it that the node has in use.
 
-Flows in: a function, and nodes that only its driver knows. Flows out: sentences for people, none when it is idle. A process whose open files nobody may see is no idle one:
+Flows in: a function, and nodes that only its driver knows. Flows out: sentences for
+people, none when it is idle. A process whose open files nobody may see is no idle one:
 whoever asks is told that we are blind.
 Source: Documentation/ABI/testing/sysfs-class-net; proc(5) fd; `DEVNAME` in a device's uevent.
 """
@@ -22,7 +24,8 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["OpenNodes", "function_nodes", "interface_uses", "openers"]
 
-# A node's folder lies at most so far below its function: drm/card0, infiniband_verbs/uverbs0, misc/vfio.
+# A node's folder lies at most so far below its function: drm/card0,
+# infiniband_verbs/uverbs0, misc/vfio.
 _DEEPEST = 4
 _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -37,9 +40,10 @@ class OpenNodes(Struct, frozen=True, kw_only=True):
 
 
 def function_nodes(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Name the device nodes that the kernel has made for a function, relative to dev: `dri/renderD128`; sorted.
+    """Name the device nodes that the kernel has made for a function, relative to dev:
+    `dri/renderD128`.
 
-    Functions behind it (it is a bridge then) are their own.
+    Sorted. Functions behind it (it is a bridge then) are their own.
     """
     return tuple(sorted(set(_nodes(tree, pci_folder(address), 0))))
 
@@ -62,7 +66,8 @@ def openers(tree: Tree, nodes: Collection[str]) -> OpenNodes:
         except HardwareError:
             unseen += 1
             continue
-        # By its end: a container's /dev, and that of a host that is mounted elsewhere, has other names before.
+        # By its end: a container's /dev, and that of a host that is mounted
+        # elsewhere, has other names before.
         opened = sorted({node for file in files for node in nodes if _target(f"{folder}/{file}").endswith(f"/{node}")})
         if opened:
             program = tree.read(f"proc/{process}/comm") or "?"
@@ -71,7 +76,9 @@ def openers(tree: Tree, nodes: Collection[str]) -> OpenNodes:
 
 
 def interface_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Say what the node, or somebody else, does with a function's network interfaces; nothing when it has none, or they are idle.
+    """Say what the node, or somebody else, does with a function's network interfaces.
+
+    Nothing when it has none, or they are idle.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """

@@ -1,7 +1,10 @@
-"""IOMMU groups: the functions that a virtual machine gets together or not at all, since they can reach each other's memory past the IOMMU.
+"""IOMMU groups: the functions that a virtual machine gets together or not at all, since they can
+reach each other's memory past the IOMMU.
 
-Flows in: a function. Flows out: its group, the others in it that stand in the way, and VFIO's nodes.
-Source: Documentation/driver-api/vfio.rst; vfio_dev_viable in drivers/vfio/group.c for what may stand beside.
+Flows in: a function. Flows out: its group, the others in it that stand
+in the way, and VFIO's nodes.
+Source: Documentation/driver-api/vfio.rst; vfio_dev_viable in
+drivers/vfio/group.c for what may stand beside.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ class IommuGroup(Struct, frozen=True, kw_only=True):
 
 
 def read_group(tree: Tree, address: PciAddress) -> IommuGroup | None:
-    """Read a function's group; None where there is no IOMMU, or nobody can say who is in the group."""
+    """Read a function's group.
+
+    None where there is no IOMMU, or nobody can say who is in the group.
+    """
     folder = f"{pci_folder(address)}/iommu_group"
     number = tree.link_name(folder)
     members = tree.names(f"{folder}/devices")
@@ -40,7 +46,9 @@ def read_group(tree: Tree, address: PciAddress) -> IommuGroup | None:
 
 
 def others(tree: Tree, group: IommuGroup, own: Collection[PciAddress]) -> dict[PciAddress, str]:
-    """Find the functions of a group that stand in the way, with the driver of each: neither a claim's own, nor bridges, nor set aside for nobody."""
+    """Find the functions of a group that stand in the way, with the driver of each: neither a
+    claim's own, nor bridges, nor set aside for nobody.
+    """
     found_functions: dict[PciAddress, str] = {}
     for address in group.functions:
         driver = tree.link_name(f"{pci_folder(address)}/driver")
@@ -51,12 +59,17 @@ def others(tree: Tree, group: IommuGroup, own: Collection[PciAddress]) -> dict[P
 
 
 def function_number(tree: Tree, address: PciAddress) -> str:
-    """Name the node of a function that VFIO has, below dev/vfio/devices: `vfio3`; empty when there is none."""
+    """Name the node of a function that VFIO has, below dev/vfio/devices: `vfio3`.
+
+    Empty when there is none.
+    """
     return next(iter(tree.names(f"{pci_folder(address)}/vfio-dev")), "")
 
 
 def vfio_nodes(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Name the nodes, relative to dev, by which a function that VFIO has is opened: the group's and its own."""
+    """Name the nodes, relative to dev, by which a function that VFIO has is opened: the group's and
+    its own.
+    """
     group = tree.link_name(f"{pci_folder(address)}/iommu_group")
     number = function_number(tree, address)
     return (*([f"vfio/{group}"] if group else ()), *([f"vfio/devices/{number}"] if number else ()))

@@ -1,9 +1,13 @@
-"""Gives PCI functions to virtual machines: for a claim a function goes from its own kernel driver to VFIO, and afterwards back.
+"""Gives PCI functions to virtual machines: for a claim a function goes from its own kernel driver
+to VFIO, and afterwards back.
 
-Flows in: devices whose claim asks for it, what the operator allows, and what the journal says of the owner. Flows out: VFIO's nodes for a container, or a refusal with the exact
-reason; the function is with its own driver then. The driver that had it before stands in the journal before the first act, so a kill at any step is undone by the next start.
-It stands in place of the class's driver for these devices: `prepare` is long work, `unprepare` brings the function back, and its driver cleans it as after any owner.
-A function of a card that is cut on demand is made first, and a card that is wanted whole loses its functions first, as for any other claim; what they are is checked after that.
+Flows in: devices whose claim asks for it, what the operator allows, and what the journal says of
+the owner. Flows out: VFIO's nodes for a container, or a refusal with the exact reason; the function
+is with its own driver then. The driver that had it before stands in the journal before the first
+act, so a kill at any step is undone by the next start. It stands in place of the class's driver for
+these devices: `prepare` is long work, `unprepare` brings the function back, and its driver cleans
+it as after any owner. A function of a card that is cut on demand is made first, and a card that is
+wanted whole loses its functions first, as for any other claim; what they are is checked after that.
 """
 
 from __future__ import annotations
@@ -52,7 +56,9 @@ class PassthroughDriver(DeviceDriver):
         *,
         pauses: Pauses | None = None,
     ) -> None:
-        """Take the class's driver; `own` gives the functions that the owner has in passthrough already, and is called in the driver's thread."""
+        """Take the class's driver; `own` gives the functions that the owner has in passthrough
+        already, and is called in the driver's thread.
+        """
         self.name = driver.name
         self.device_class = driver.device_class
         self._driver = driver
@@ -74,7 +80,9 @@ class PassthroughDriver(DeviceDriver):
         return {}
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse what is asked wrongly, what the operator does not allow, and a function whose IOMMU group is not the claim's alone; nothing is changed yet."""
+        """Refuse what is asked wrongly, what the operator does not allow, and a function whose
+        IOMMU group is not the claim's alone; nothing is changed yet.
+        """
         passthrough = _read_alike(devices, context)
         if isinstance(passthrough, Refusal):
             return passthrough
@@ -88,11 +96,15 @@ class PassthroughDriver(DeviceDriver):
             return refusal
         if passthrough.backend == "iommufd" and not tree.exists("dev/iommu"):
             return _refuse(
-                "passthrough-unsupported", "the node has no /dev/iommu: its kernel has no iommufd, or has not loaded it", what="iommufd"
+                "passthrough-unsupported",
+                "the node has no /dev/iommu: its kernel has no iommufd, or has not loaded it",
+                what="iommufd",
             )
         return self._refuse_group(tree, there)
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give the nodes of functions that VFIO has, else begin to switch them."""
         passthrough = _read_alike(devices, context)
         if isinstance(passthrough, Refusal):
@@ -103,7 +115,9 @@ class PassthroughDriver(DeviceDriver):
             return passthrough_edits(tree, devices, passthrough, self._driver)
         names = ", ".join(device.name for device in devices)
         return LongWork(
-            limit_s=self._settings.idle_s + _SWITCHES * len(devices) * self._settings.switch_s + CUT_LIMIT_S * (1 + len(devices)),
+            limit_s=self._settings.idle_s
+            + _SWITCHES * len(devices) * self._settings.switch_s
+            + CUT_LIMIT_S * (1 + len(devices)),
             what=f"giving {names} to {passthrough.backend}",
             work=lambda: self._work_on_whole(tree, devices, context, passthrough),
         )
@@ -131,7 +145,9 @@ class PassthroughDriver(DeviceDriver):
         return functions is not None and functions.has_any([device])
 
     def _refuse_device(self, tree: Tree, device: Device, *, is_there: bool = True) -> Refusal | None:
-        """Refuse what may not be given; `is_there`: whether the function is what it will be when it is given."""
+        """Refuse what may not be given; `is_there`: whether the function is what it will be when it
+        is given.
+        """
         address = device.pci
         # A virtual function is a part of its card, and a function with a group of its own.
         if (
@@ -140,7 +156,9 @@ class PassthroughDriver(DeviceDriver):
             or any(whole.endswith(_name_part(address)) for whole in (device.parent, device.partition_of))
         ):
             return _refuse(
-                "passthrough-unsupported", f"{device.name} is no PCI function as a whole, so no machine can have it", device=device.name
+                "passthrough-unsupported",
+                f"{device.name} is no PCI function as a whole, so no machine can have it",
+                device=device.name,
             )
         # The tree first: what is switched there is in the journal before.
         role, why = function_role(tree, address) if is_there else (device.role, "")
@@ -156,7 +174,10 @@ class PassthroughDriver(DeviceDriver):
             text = f"{device.name} may not be given to a virtual machine: no rule of passthrough.allow is true of it"
             return _refuse("passthrough-forbidden", text, device=device.name)
         if not self._switch(tree).has_driver(rule.kernel_driver):
-            text = f"kernel driver {rule.kernel_driver} is not loaded on the node, so {device.name} cannot be given to a virtual machine"
+            text = (
+                f"kernel driver {rule.kernel_driver} is not loaded on the node, so {device.name} cannot be given "
+                "to a virtual machine"
+            )
             return _refuse("passthrough-unsupported", text, device=device.name, what=rule.kernel_driver)
         return None
 
@@ -170,14 +191,21 @@ class PassthroughDriver(DeviceDriver):
             others = iommu_groups.others(tree, group, own)
             if others:
                 named = ", ".join(f"{address} ({driver or 'no driver'})" for address, driver in others.items())
-                text = f"{device.name} is in IOMMU group {group.number} with {named}, which the claim does not pass through: a machine gets a group whole"
-                return _refuse("passthrough-group", text, device=device.name, group=group.number, others=tuple(map(str, others)))
+                text = (
+                    f"{device.name} is in IOMMU group {group.number} with {named}, which the claim does not pass "
+                    "through: a machine gets a group whole"
+                )
+                return _refuse(
+                    "passthrough-group", text, device=device.name, group=group.number, others=tuple(map(str, others))
+                )
         return None
 
     def _work_on_whole(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Have the functions of cards that are cut on demand made, or the card whole, and give them."""
+        """Have the functions of cards that are cut on demand made, or the card whole, and give
+        them.
+        """
         functions = self._driver.on_demand_functions
         if functions is None or not any(map(self._is_cut_on_demand, devices)):
             return self._work(tree, devices, context, passthrough)
@@ -194,7 +222,10 @@ class PassthroughDriver(DeviceDriver):
     def _work(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Wait until the functions are idle, switch them, and wait for their nodes; what cannot be done whole is undone."""
+        """Wait until the functions are idle, switch them, and wait for their nodes.
+
+        What cannot be done whole is undone.
+        """
         switch = self._switch(tree)
         for device in devices:
             before = switch.present(_address(device))
@@ -211,7 +242,9 @@ class PassthroughDriver(DeviceDriver):
                     self._take(switch, device)
                 switch.until(lambda: not missing_nodes(tree, devices, passthrough), "VFIO having made its nodes")
         except HardwareError as err:
-            refusal = _refuse("passthrough-failed", f"{', '.join(device.name for device in devices)}: {err}", error=err.message)
+            refusal = _refuse(
+                "passthrough-failed", f"{', '.join(device.name for device in devices)}: {err}", error=err.message
+            )
         if refusal is not None:
             return self._give_up(tree, devices, context, refusal)
         for device in devices:
@@ -227,14 +260,23 @@ class PassthroughDriver(DeviceDriver):
             get_logger().info("function.passed", device=device.name, address=str(device.pci))
 
     def _give_up(self, tree: Tree, devices: Sequence[Device], context: PrepareContext, refusal: Refusal) -> Refusal:
-        faults = [fault for device in reversed(devices) if (fault := self._bring_back(tree, device, context.records[device.name]))]
+        faults = [
+            fault
+            for device in reversed(devices)
+            if (fault := self._bring_back(tree, device, context.records[device.name]))
+        ]
         if not faults:
             return refusal
         text = f"it cannot be given back yet, and is tried again: {'; '.join(faults)}"
-        return Refusal(reasons=(*refusal.reasons, Reason(code="undo-failed", message=text, facts={"device": devices[0].name})))
+        return Refusal(
+            reasons=(*refusal.reasons, Reason(code="undo-failed", message=text, facts={"device": devices[0].name}))
+        )
 
     def _bring_back(self, tree: Tree, device: Device, record: DeviceRecord) -> str:
-        """Bring one function back; why not, or nothing. A device without the step was never switched."""
+        """Bring one function back; why not, or nothing.
+
+        A device without the step was never switched.
+        """
         step = record.step(PASSTHROUGH)
         if step is None:
             return ""
@@ -268,7 +310,10 @@ class PassthroughDriver(DeviceDriver):
         if uses:
             text = f"still in use after {self._settings.idle_s:g} s: {'; '.join(uses)}"
             return _refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
-        text = f"the open files of {unseen} processes cannot be seen, so nobody knows whether the device is idle: give the service CAP_SYS_PTRACE"
+        text = (
+            f"the open files of {unseen} processes cannot be seen, so nobody knows whether the device is idle: "
+            "give the service CAP_SYS_PTRACE"
+        )
         return _refuse("passthrough-blind", text, processes=unseen)
 
     def _uses(self, tree: Tree, devices: Sequence[Device]) -> tuple[list[str], int]:
@@ -282,7 +327,9 @@ class PassthroughDriver(DeviceDriver):
         return uses, unseen
 
     def _rule(self, device: Device) -> PassthroughRule | None:
-        return next((rule for rule in self._settings.allow if all(condition.holds(device) for condition in rule.where)), None)
+        return next(
+            (rule for rule in self._settings.allow if all(condition.holds(device) for condition in rule.where)), None
+        )
 
     def _switch(self, tree: Tree) -> FunctionSwitch:
         return FunctionSwitch(tree, limit_s=self._settings.switch_s, pauses=self._pauses)
@@ -297,7 +344,9 @@ def _read_alike(devices: Sequence[Device], context: PrepareContext) -> Passthrou
     backends = {name: wish.backend for name, wish in wishes.items() if not isinstance(wish, Refusal)}
     if len(set(backends.values())) > 1:
         named = ", ".join(f"{name}: {backend}" for name, backend in sorted(backends.items()))
-        return _refuse("passthrough-malformed", f"devices of one claim go to virtual machines in different ways: {named}")
+        return _refuse(
+            "passthrough-malformed", f"devices of one claim go to virtual machines in different ways: {named}"
+        )
     return next(wish for wish in wishes.values() if not isinstance(wish, Refusal))
 
 
@@ -308,7 +357,9 @@ def _address(device: Device) -> PciAddress:
 
 
 def _name_part(address: PciAddress) -> str:
-    """Give how a device's name ends that stands for this function as a whole: a part of it names that one as its parent."""
+    """Give how a device's name ends that stands for this function as a whole: a part of it names
+    that one as its parent.
+    """
     return "-" + str(address).replace(":", "-").replace(".", "-")
 
 

@@ -1,8 +1,11 @@
-"""What a container of a virtual machine gets: VFIO's nodes, and the variables by which its program finds the functions.
+"""What a container of a virtual machine gets: VFIO's nodes, and the variables by which its program
+finds the functions.
 
-Flows in: functions that VFIO has. Flows out: edits. KubeVirt's launcher finds the functions of a resource in PCI_RESOURCE_<RESOURCE>, separated by commas; QEMU by any other
-name reads `TOPOBUS_<CLASS>_PCI_ADDRESSES`.
-Source: kubevirt pkg/util (ResourceNameToEnvVar), pkg/virt-launcher/virtwrap/device/hostdevice; Documentation/userspace-api/iommufd.rst.
+Flows in: functions that VFIO has. Flows out: edits. KubeVirt's launcher finds the functions of a
+resource in PCI_RESOURCE_<RESOURCE>, separated by commas; QEMU by any other name reads
+`TOPOBUS_<CLASS>_PCI_ADDRESSES`.
+Source: kubevirt pkg/util (ResourceNameToEnvVar), pkg/virt-launcher/virtwrap/device/hostdevice;
+Documentation/userspace-api/iommufd.rst.
 """
 
 from __future__ import annotations
@@ -34,11 +37,15 @@ def missing_nodes(tree: Tree, devices: Sequence[Device], passthrough: Passthroug
 def passthrough_edits(
     tree: Tree, devices: Sequence[Device], passthrough: Passthrough, driver: DeviceDriver
 ) -> Mapping[str, ContainerEdits]:
-    """Give the nodes of functions that VFIO has, and the variables; the key "" holds what is common to all."""
+    """Give the nodes of functions that VFIO has, and the variables.
+
+    The key "" holds what is common to all.
+    """
     tree = Tree(tree.settings)
     device_class = driver.device_class.upper().replace("-", "_")
     addresses = ",".join(str(address) for address in sorted(device.pci for device in devices if device.pci is not None))
-    # A resource's name in capitals, `/` and `.` as `_`; a pool's has a `-`, which no variable can have.
+    # A resource's name in capitals, `/` and `.` as `_`; a pool's has a
+    # `-`, which no variable can have.
     resource = f"{RESOURCE_PREFIX}{driver.device_class}".upper().replace("/", "_").replace(".", "_").replace("-", "_")
     env = {
         f"PCI_RESOURCE_{resource}": addresses,
@@ -48,7 +55,8 @@ def passthrough_edits(
     }
     edits = {
         device.name: ContainerEdits(
-            env={own_variable(device): str(device.pci)}, device_nodes=(device_node(_own_node(tree, device, passthrough)),)
+            env={own_variable(device): str(device.pci)},
+            device_nodes=(device_node(_own_node(tree, device, passthrough)),),
         )
         for device in devices
     }

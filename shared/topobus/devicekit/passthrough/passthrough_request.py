@@ -1,6 +1,10 @@
-"""What a claim asks when it wants devices for a virtual machine: its opaque configuration, read once for all drivers. Pure.
+"""What a claim asks when it wants devices for a virtual machine: its opaque configuration, read
+once for all drivers.
 
-Flows in: the configuration that `prepare` got. Flows out: the parameters, or why they cannot be read. Written by the claim, or by a DeviceClass that claims name.
+Pure.
+
+Flows in: the configuration that `prepare` got. Flows out: the parameters, or why they cannot be
+read. Written by the claim, or by a DeviceClass that claims name.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ class Passthrough(Wire, frozen=True, kw_only=True):
     """How a function is given to a virtual machine."""
 
     backend: Literal["vfio", "iommufd"] = "vfio"
-    """`vfio`: the node of the IOMMU group and VFIO's container. `iommufd`: the node of the function and /dev/iommu."""
+    """`vfio`: the node of the IOMMU group and VFIO's container. `iommufd`: the node of the function
+    and /dev/iommu."""
 
 
 def asks_for_passthrough(config: Sequence[Mapping[str, Any]]) -> bool:
@@ -40,17 +45,23 @@ def read_passthrough(config: Sequence[Mapping[str, Any]]) -> Passthrough | Refus
     """Read the parameters; the last ones win, for claims come after classes.
 
     Shapes: config — of a device that is asked for a virtual machine.
-    Errors: refuses a wrong version, unknown fields and wrong values by name, and configuration of another kind beside it: it would be about the device as its driver has it.
+    Errors: refuses a wrong version, unknown fields and wrong values by name, and configuration of
+    another kind beside it: it would be about the device as its driver has it.
 
     >>> read_passthrough([{"apiVersion": "topobus.dev/v1", "kind": "PassthroughParameters", "backend": "iommufd"}]).backend
     'iommufd'
-    """
-    foreign = sorted({str(entry.get("kind")) for entry in config if entry.get("kind") not in (PASSTHROUGH_KIND, SHARING_KIND)})
+    """  # noqa: E501
+    foreign = sorted(
+        {str(entry.get("kind")) for entry in config if entry.get("kind") not in (PASSTHROUGH_KIND, SHARING_KIND)}
+    )
     if foreign:
         return _refuse(
-            f"{PASSTHROUGH_KIND} stands beside {', '.join(foreign)}, wanted it alone: no driver of this class has the device then"
+            f"{PASSTHROUGH_KIND} stands beside {', '.join(foreign)}, wanted it alone: no driver of this class "
+            "has the device then"
         )
-    parameters: dict[str, Any] = next(dict(entry) for entry in reversed(config) if entry.get("kind") == PASSTHROUGH_KIND)
+    parameters: dict[str, Any] = next(
+        dict(entry) for entry in reversed(config) if entry.get("kind") == PASSTHROUGH_KIND
+    )
     version = parameters.pop("apiVersion", None)
     del parameters["kind"]
     if version != PASSTHROUGH_VERSION:

@@ -1,7 +1,9 @@
-"""Shares devices as their operator wants it: which of them, how often kubelet is offered them, and what of them a claim may have. Pure.
+"""Shares devices as their operator wants it: which of them, how often kubelet is offered them, and
+what of them a claim may have. Pure.
 
-Flows in: devices as their drivers report them, the setting `sharing`. Flows out: the same devices with their sharing, shares as a capacity, and the amounts that a claim may
-ask for; and warnings of what cannot be shared. A device whose driver shares it already stays as its driver says.
+Flows in: devices as their drivers report them, the setting `sharing`. Flows out: the same devices
+with their sharing, shares as a capacity, and the amounts that a claim may ask for; and warnings of
+what cannot be shared. A device whose driver shares it already stays as its driver says.
 """
 
 from __future__ import annotations
@@ -27,25 +29,33 @@ _MIB = 1 << 20
 
 
 class SharedPool(Pool, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Devices that several containers have at once, under a resource name of their own; `name` and `where` as a pool has them."""
+    """Devices that several containers have at once, under a resource name of their own; `name` and
+    `where` as a pool has them.
+    """
 
     replicas: Annotated[int, Meta(ge=2, le=128)]
-    """How many shares a device has: kubelet is offered it so many times, and claims take of the same. 128 at most: kubelet is told a line for each."""
+    """How many shares a device has: kubelet is offered it so many times, and claims take of the
+    same. 128 at most: kubelet is told a line for each."""
     policy: SharePolicy = SharePolicy.SPREAD
-    """`spread`: the next replica is of the device with the fewest in use; `pack`: of the one with the most."""
+    """`spread`: the next replica is of the device with the fewest in use; `pack`: of the one with
+    the most."""
     refuses_many: bool = True
-    """A container that asks kubelet for more than one replica is refused, for two shares of one GPU are not twice a GPU. False: it gets them, of several devices first
-    with `spread`."""
+    """A container that asks kubelet for more than one replica is refused, for two shares of one GPU
+    are not twice a GPU. False: it gets them, of several devices first with `spread`."""
     strategy: Literal["", "TimeSlicing", "MPS"] = ""
-    """What is set up on a device while somebody has a share of it and a claim says nothing else; empty: nothing."""
+    """What is set up on a device while somebody has a share of it and a claim says nothing else;
+    empty: nothing."""
     time_slice: Literal["", "Default", "Short", "Medium", "Long"] = ""
-    """With the strategy TimeSlicing: how long each container's turn is; empty: as the driver has it."""
+    """With the strategy TimeSlicing: how long each container's turn is; empty: as the driver has
+    it."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
         super().__post_init__()
         if self.time_slice and self.strategy != TIME_SLICING:
-            raise ValueError(f"sharing {self.name}: time_slice is {self.time_slice}, which needs the strategy {TIME_SLICING}")
+            raise ValueError(
+                f"sharing {self.name}: time_slice is {self.time_slice}, which needs the strategy {TIME_SLICING}"
+            )
 
 
 def check_sharing_settings(device_class: str, sharing: Sequence[SharedPool], pools: Sequence[Pool]) -> None:
@@ -55,20 +65,29 @@ def check_sharing_settings(device_class: str, sharing: Sequence[SharedPool], poo
     """
     fault = fault_of_pools(device_class, sharing) or (sharing and fault_of_pools(device_class, (*sharing, *pools)))
     if fault:
-        raise ConfigError(f"{device_class}: sharing: {fault}", next_step="docs/reference/pools.md has the rules", key="sharing")
+        raise ConfigError(
+            f"{device_class}: sharing: {fault}", next_step="docs/reference/pools.md has the rules", key="sharing"
+        )
 
 
-def with_sharing(devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()) -> tuple[Device, ...]:
+def with_sharing(
+    devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()
+) -> tuple[Device, ...]:
     """Share the devices that are in a shared pool (`with_pools` came before), and those alone.
 
-    Shapes: moving — drivers whose devices move into a pod's sandbox, where one pod alone can have them.
+    Shapes: moving — drivers whose devices move into a pod's sandbox,
+    where one pod alone can have them.
     """
     by_name = {pool.name: pool for pool in sharing}
     return tuple(_shared(_unshared(device), by_name.get(device.pool), moving) for device in devices)
 
 
-def odd_sharing(devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()) -> tuple[str, ...]:
-    """Tell of devices that are in a shared pool and are given whole (or as their driver shares them) all the same, with why."""
+def odd_sharing(
+    devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Tell of devices that are in a shared pool and are given whole (or as their driver shares
+    them) all the same, with why.
+    """
     by_name = {pool.name: pool for pool in sharing}
     odd: list[str] = []
     for device in devices:
@@ -86,7 +105,8 @@ def _fault(device: Device, pool: SharedPool, moving: Collection[str]) -> str:
     if device.driver in moving:
         return f"driver {device.driver} moves its devices into a pod, where no other pod has them"
     if device.consumes and not device.uuid:
-        # A partition without an identity of its own may be made when it is given, and unmade when that owner leaves.
+        # A partition without an identity of its own may be made when it is given, and
+        # unmade when that owner leaves.
         return "it is a partition that is made for its owner"
     if device.allows_multiple:
         return "its driver shares it already"
@@ -96,8 +116,12 @@ def _fault(device: Device, pool: SharedPool, moving: Collection[str]) -> str:
 
 
 def _with_shares(device: Device, pool: SharedPool) -> Device:
-    # A capacity without a policy would go whole to the first claim, and nobody could have a share beside it.
-    policies = {name: CapacityPolicy(default=amount // pool.replicas, minimum=0, step=1) for name, amount in device.capacity.items()}
+    # A capacity without a policy would go whole to the first claim, and
+    # nobody could have a share beside it.
+    policies = {
+        name: CapacityPolicy(default=amount // pool.replicas, minimum=0, step=1)
+        for name, amount in device.capacity.items()
+    }
     policies[SHARES] = CapacityPolicy(default=1, minimum=1, step=1)
     memory = device.capacity.get(MEMORY, 0) // pool.replicas // _MIB * _MIB
     if memory:
@@ -118,7 +142,9 @@ def _with_shares(device: Device, pool: SharedPool) -> Device:
 
 
 def _unshared(device: Device) -> Device:
-    """Give a device as its driver reported it: what is known of one that its driver does not show now was shared before."""
+    """Give a device as its driver reported it: what is known of one that its driver does not show
+    now was shared before.
+    """
     if device.sharing is None:
         return device
     capacity = {name: amount for name, amount in device.capacity.items() if name != SHARES}

@@ -1,7 +1,10 @@
-"""How the containers of one claim share its devices: the strategy in a claim's opaque configuration, read once for all drivers.
+"""How the containers of one claim share its devices: the strategy in a claim's opaque
+configuration, read once for all drivers.
 
-Flows in: the configuration that `prepare` got, and what the driver can do. Flows out: the strategy, or why it cannot be had. The claim has its devices alone either
-way: a strategy says what its containers may do with them. A driver that does not say that it knows a strategy is never asked for one; nothing is ignored silently.
+Flows in: the configuration that `prepare` got, and what the driver can do. Flows out: the strategy,
+or why it cannot be had. The claim has its devices alone either way: a strategy says what its
+containers may do with them. A driver that does not say that it knows a strategy is never asked for
+one; nothing is ignored silently.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ __all__ = ["read_sharing", "refuse_sharing", "sharing_of", "with_operators_shari
 
 
 def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | None:
-    """Find the strategy in opaque configurations; the last one wins, for claims come after classes. None when none is asked for.
+    """Find the strategy in opaque configurations; the last one wins, for claims come after classes.
+
+    None when none is asked for.
 
     >>> read_sharing([{"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "MPS"}]).strategy
     'MPS'
@@ -37,7 +42,10 @@ def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | Non
         return None
     parameters = {key: value for key, value in entries[-1].items() if key not in ("apiVersion", "kind")}
     if entries[-1].get("apiVersion") != SHARING_VERSION:
-        return _refuse("sharing-malformed", f"{SHARING_KIND}.apiVersion is {entries[-1].get('apiVersion')!r}, wanted {SHARING_VERSION!r}")
+        return _refuse(
+            "sharing-malformed",
+            f"{SHARING_KIND}.apiVersion is {entries[-1].get('apiVersion')!r}, wanted {SHARING_VERSION!r}",
+        )
     problems: list[Any] = []
     check_names(parameters, Sharing, SHARING_KIND, {}, problems)
     try:
@@ -49,7 +57,9 @@ def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | Non
 
 
 def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | Refusal:
-    """Find the one strategy for all of a driver's devices in a claim; Exclusive when none is asked for.
+    """Find the one strategy for all of a driver's devices in a claim.
+
+    Exclusive when none is asked for.
 
     Errors: refuses a malformed one, and two that differ: one process cannot keep to both.
     """
@@ -67,11 +77,16 @@ def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | 
 
 
 def with_operators_sharing(
-    devices: Sequence[Device], config: tuple[dict[str, Any], ...], device_config: Mapping[str, tuple[dict[str, Any], ...]]
+    devices: Sequence[Device],
+    config: tuple[dict[str, Any], ...],
+    device_config: Mapping[str, tuple[dict[str, Any], ...]],
 ) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Put what the operator wants of shared devices before what classes and claims want of them; the last word counts.
+    """Put what the operator wants of shared devices before what classes and claims want of them.
 
-    Shapes: device_config — by device, in place of `config`, which is for all others; result — the same with shared devices.
+    The last word counts.
+
+    Shapes: device_config — by device, in place of `config`, which is for all others; result
+    — the same with shared devices.
     """
     configured = dict(device_config)
     for device in devices:
@@ -86,7 +101,10 @@ def with_operators_sharing(
 
 
 def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-    """Say why a driver cannot share its devices as it is asked to; None when it can, or is not asked to."""
+    """Say why a driver cannot share its devices as it is asked to.
+
+    None when it can, or is not asked to.
+    """
     sharing = sharing_of(devices, context)
     if isinstance(sharing, Refusal):
         return sharing

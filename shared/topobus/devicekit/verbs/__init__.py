@@ -1,1 +1,4 @@
-"""The verbs that change a device: prepare, attach, adjust, clean, reset; each with the journal around it."""
+"""The verbs that change a device: prepare, attach, adjust, clean, reset.
+
+Each with the journal around it.
+"""

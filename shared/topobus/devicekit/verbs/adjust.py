@@ -1,6 +1,9 @@
-"""Handles `adjust`: asks drivers what one container gets when it is made. Nothing is written and nothing is kept.
+"""Handles `adjust`: asks drivers what one container gets when it is made.
 
-Flows in: requests of the gateway. Flows out: edits of each device, or why the container cannot be made.
+Nothing is written and nothing is kept.
+
+Flows in: requests of the gateway. Flows out: edits of each device, or
+why the container cannot be made.
 """
 
 from __future__ import annotations
@@ -49,14 +52,18 @@ class Adjuster:
                 return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", name)
             isolated = self._hands.drivers.get(device.driver)
             if isolated is None:
-                return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", name)
+                return _refuse(
+                    "driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", name
+                )
             driver = isolated.driver
             if not driver.capabilities.adjusts:
                 # Of an earlier version that had the method: it adds nothing now.
                 edits[name] = ContainerEdits()
                 continue
             try:
-                answer = await isolated.call("adjust", partial(driver.adjust, self._hands.tree, device, context, request.container))
+                answer = await isolated.call(
+                    "adjust", partial(driver.adjust, self._hands.tree, device, context, request.container)
+                )
             except (DriverFailed, DriverHung) as err:
                 return Refusal(reasons=(driver_reason(driver.name, err),))
             if isinstance(answer, Refusal):

@@ -1,7 +1,9 @@
-"""Handles `attach` and `detach`: chooses the driver, and gives the same answer for the same owner, device and sandbox.
+"""Handles `attach` and `detach`: chooses the driver, and gives the same answer for the same owner,
+device and sandbox.
 
-Flows in: requests of the gateway, when the runtime starts or stops a pod's sandbox. Flows out: the interfaces that the devices became, or why not. What is attached stands in
-the journal, not here: a service that was restarted answers the same.
+Flows in: requests of the gateway, when the runtime starts or stops a pod's sandbox. Flows out: the
+interfaces that the devices became, or why not. What is attached stands in the journal, not here: a
+service that was restarted answers the same.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
-from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachReply, AttachRequest, DetachReply, DetachRequest
+from topobus.formats.messages.sandbox_messages import (
+    Accepted,
+    Attached,
+    AttachReply,
+    AttachRequest,
+    DetachReply,
+    DetachRequest,
+)
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
 from topobus.values.outcome import Reason, Refusal
@@ -31,11 +40,18 @@ class Attacher:
         self._hands = hands
 
     async def attach(self, request: AttachRequest) -> AttachReply:
-        """Attach devices one after the other, or say why not; what was attached before a refusal stays for the next try, or for `detach`."""
+        """Attach devices one after the other, or say why not.
+
+        What was attached before a refusal stays for the next try, or for `detach`.
+        """
         async with self._hands.turn(request.devices) as obstacle:
             result = obstacle or await self._attach_all(request)
         get_logger().info(
-            "devices.attached" if isinstance(result, Attached) else "attach.refused" if isinstance(result, Refusal) else "attach.accepted",
+            "devices.attached"
+            if isinstance(result, Attached)
+            else "attach.refused"
+            if isinstance(result, Refusal)
+            else "attach.accepted",
             device_class=self._class,
             devices=list(request.devices),
             owner=request.owner.key,
@@ -45,7 +61,10 @@ class Attacher:
         return AttachReply(result=result)
 
     async def detach(self, request: DetachRequest) -> DetachReply:
-        """Undo `attach`; devices that are not in this sandbox (any more, or never were) are no error."""
+        """Undo `attach`.
+
+        Devices that are not in this sandbox (any more, or never were) are no error.
+        """
         async with self._hands.turn(request.devices) as obstacle:
             refusal = obstacle or await self._detach_all(request)
         get_logger().info(
@@ -71,8 +90,15 @@ class Attacher:
             isolated = self._hands.drivers[device.driver]
             driver = isolated.driver
             if not driver.capabilities.attaches:
-                return _refuse("attach-unsupported", f"driver {driver.name} attaches no device", driver=driver.name, device=device.name)
-            attach = partial(journaled_verbs.attach, self._hands.journal, driver, self._hands.tree, device, context, request.sandbox)
+                return _refuse(
+                    "attach-unsupported",
+                    f"driver {driver.name} attaches no device",
+                    driver=driver.name,
+                    device=device.name,
+                )
+            attach = partial(
+                journaled_verbs.attach, self._hands.journal, driver, self._hands.tree, device, context, request.sandbox
+            )
             try:
                 answer = await isolated.call("attach", attach)
             except (DriverFailed, DriverHung) as err:
@@ -93,8 +119,20 @@ class Attacher:
             isolated = self._hands.drivers.get(device.driver)
             driver = isolated.driver if isolated is not None else None
             if isolated is None or driver is None or not driver.capabilities.attaches:
-                return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
-            detach = partial(journaled_verbs.detach, self._hands.journal, driver, self._hands.tree, device, request.owner, request.sandbox)
+                return _refuse(
+                    "driver-not-loaded",
+                    f"device {name} belongs to driver {device.driver!r}, which is not loaded",
+                    device=name,
+                )
+            detach = partial(
+                journaled_verbs.detach,
+                self._hands.journal,
+                driver,
+                self._hands.tree,
+                device,
+                request.owner,
+                request.sandbox,
+            )
             try:
                 await isolated.call("detach", detach)
             except (DriverFailed, DriverHung) as err:
@@ -106,9 +144,15 @@ class Attacher:
         for name in sorted(set(names)):
             device = self._hands.find(name)
             if device is None:
-                return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
+                return _refuse(
+                    "device-unknown", f"class {self._class} has no device {name!r} on this node", device=name
+                )
             if device.driver not in self._hands.drivers:
-                return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
+                return _refuse(
+                    "driver-not-loaded",
+                    f"device {name} belongs to driver {device.driver!r}, which is not loaded",
+                    device=name,
+                )
             devices.append(device)
         return devices or _refuse("no-devices", "the request names no device")
 

@@ -1,8 +1,10 @@
-"""Cleans devices after their last owner, before the next one: until a device is clean nobody gets it, and whoever asks is told why.
+"""Cleans devices after their last owner, before the next one: until a device is clean nobody gets
+it, and whoever asks is told why.
 
-Flows in: devices that an owner has left (the journal says so, also after a crash). Flows out: the journal without them, or an observation: `cleaning` while it goes on,
-`dirty` with the owner that left it when it failed; then it is tried again, ever more slowly. Cleaning runs in a thread of its own for each device, beside the driver's
-other methods, for it may take a minute.
+Flows in: devices that an owner has left (the journal says so, also after a crash). Flows out: the
+journal without them, or an observation: `cleaning` while it goes on, `dirty` with the owner that
+left it when it failed; then it is tried again, ever more slowly. Cleaning runs in a thread of its
+own for each device, beside the driver's other methods, for it may take a minute.
 """
 
 from __future__ import annotations
@@ -80,16 +82,26 @@ class DeviceCleaner:
             group.create_task(self._clean(name, job))
 
     def begin(self, name: str, *, is_visible: bool = False) -> None:
-        """Clean a device if it is to be cleaned and is not being cleaned yet; `is_visible`: from now on others see it."""
+        """Clean a device if it is to be cleaned and is not being cleaned yet; `is_visible`: from
+        now on others see it.
+        """
         entry = self._journal.entries.get(name)
         device = self._find(name)
-        if entry is None or device is None or entry.to_clean is None or not entry.is_due_for_cleaning or name in self._jobs:
+        if (
+            entry is None
+            or device is None
+            or entry.to_clean is None
+            or not entry.is_due_for_cleaning
+            or name in self._jobs
+        ):
             return
         own = self._drivers.get(device.driver)
         isolated = (
             None
             if own is None
-            else IsolatedDriver(own.driver, timeout_s=self._settings.limit_s, clock=self._clock, note_call=own.note_call)
+            else IsolatedDriver(
+                own.driver, timeout_s=self._settings.limit_s, clock=self._clock, note_call=own.note_call
+            )
         )
         self._jobs[name] = job = _Job(owner=entry.to_clean, isolated=isolated, is_visible=is_visible)
         self._new.put_nowait((name, job))
@@ -97,7 +109,10 @@ class DeviceCleaner:
             self._on_change()
 
     async def settle(self, names: Iterable[str]) -> bool:
-        """Wait a moment for what is begun; what takes longer is visible from then on. True: all are clean, nobody need be told of anything."""
+        """Wait a moment for what is begun; what takes longer is visible from then on.
+
+        True: all are clean, nobody need be told of anything.
+        """
         jobs = [self._jobs[name] for name in names if name in self._jobs]
         if not jobs:
             return True
@@ -125,9 +140,15 @@ class DeviceCleaner:
             job = self._jobs.get(name)
             if job is not None and job.why:
                 text = f"device {name} is dirty: {job.owner} left it so, and cleaning fails: {job.why}"
-                return Refusal(reasons=(Reason(code="device-dirty", message=text, facts={"device": name, "owner": job.owner.key}),))
+                return Refusal(
+                    reasons=(Reason(code="device-dirty", message=text, facts={"device": name, "owner": job.owner.key}),)
+                )
             if job is not None:
-                return Accepted(retry_after_s=_ASK_AGAIN_S, limit_s=self._settings.limit_s, what=f"cleaning {name} after {job.owner}")
+                return Accepted(
+                    retry_after_s=_ASK_AGAIN_S,
+                    limit_s=self._settings.limit_s,
+                    what=f"cleaning {name} after {job.owner}",
+                )
         return None
 
     async def _clean(self, name: str, job: _Job) -> None:
@@ -139,7 +160,11 @@ class DeviceCleaner:
                 get_logger().info("device.cleaned", device=name, owner=job.owner.key, tries=tries + 1)
             elif why != job.why:
                 get_logger().warning(
-                    "clean.failed", device=name, owner=job.owner.key, why=why, next_step="it is tried again; nobody gets it"
+                    "clean.failed",
+                    device=name,
+                    owner=job.owner.key,
+                    why=why,
+                    next_step="it is tried again; nobody gets it",
                 )
             is_news = (job.is_visible or job.why != "") if not why else why != job.why
             job.why = why

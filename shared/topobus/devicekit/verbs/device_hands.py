@@ -1,8 +1,11 @@
-"""What stands around every verb that changes a device: one verb at a time on a device, nothing before what a crash has cut off is undone, nothing on a dirty device.
+"""What stands around every verb that changes a device: one verb at a time on a device, nothing
+before what a crash has cut off is undone, nothing on a dirty device.
 
-Flows in: names of devices that a request is about. Flows out: the turn on them, or why there is none (unreadable journal, half-done work that cannot be undone, cleaning).
-What is half done at the start is undone in the background, and at the latest before the first request of that device; what cannot be undone makes the device Unhealthy
-(`dirty`) and is tried again. A driver that is still at work on it is no such evidence: pods keep the device, and nobody gets it.
+Flows in: names of devices that a request is about. Flows out: the turn on them, or why there is
+none (unreadable journal, half-done work that cannot be undone, cleaning). What is half done at the
+start is undone in the background, and at the latest before the first request of that device; what
+cannot be undone makes the device Unhealthy (`dirty`) and is tried again. A driver that is still at
+work on it is no such evidence: pods keep the device, and nobody gets it.
 """
 
 from __future__ import annotations
@@ -39,13 +42,16 @@ from topobus.values.request import Owner
 
 __all__ = ["DeviceHands", "driver_reason"]
 
-# How often it is looked whether another process has given the journal up, or an unreadable file was mended.
+# How often it is looked whether another process has given the journal up, or
+# an unreadable file was mended.
 _LOOK_S = 1.0
 _MOST_DOUBLINGS = 6
 
 
 class _Unmended(NamedTuple):
-    """Why what was half done on a device could not be undone at the last try; `is_waiting`: an earlier call of the driver is under way still, which says nothing of the device."""
+    """Why what was half done on a device could not be undone at the last try; `is_waiting`: an
+    earlier call of the driver is under way still, which says nothing of the device.
+    """
 
     why: str
     is_waiting: bool = False
@@ -87,7 +93,9 @@ class DeviceHands:
         self._publish: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
 
     def on_change(self, tell: Callable[[], None], publish: Callable[[], Awaitable[object]]) -> None:
-        """Have somebody told when `observations` says something else; `publish` returns when everybody can see it, or could for a while."""
+        """Have somebody told when `observations` says something else; `publish` returns when
+        everybody can see it, or could for a while.
+        """
         self._on_change, self._publish = tell, publish
         self.cleaner.on_change(tell)
 
@@ -102,36 +110,56 @@ class DeviceHands:
         return {name: tuple(group) for name, group in groupby(ordered, key=lambda device: device.driver)}
 
     def passthrough_driver(self, driver: DeviceDriver, owner: Owner) -> PassthroughDriver:
-        """Give what stands in a driver's place for devices that an owner wants for a virtual machine, or has there."""
+        """Give what stands in a driver's place for devices that an owner wants for a virtual
+        machine, or has there.
+        """
 
         def own() -> frozenset[PciAddress]:
-            entries = [entry for entry in self.journal.entries.values() if (of_owner := entry.of(owner)) and of_owner.is_passed_through]
+            entries = [
+                entry
+                for entry in self.journal.entries.values()
+                if (of_owner := entry.of(owner)) and of_owner.is_passed_through
+            ]
             return frozenset(entry.device.pci for entry in entries if entry.device.pci is not None)
 
         return PassthroughDriver(driver, self._passthrough, own)
 
     def undoing_driver(self, isolated: IsolatedDriver, device: str, owner: Owner) -> IsolatedDriver:
-        """Give who undoes an owner's `prepare`: a device that is in passthrough is brought back in a thread of its own, for a kernel driver may take long to begin."""
+        """Give who undoes an owner's `prepare`: a device that is in passthrough is brought back in
+        a thread of its own, for a kernel driver may take long to begin.
+        """
         entry = self.journal.owner_entry(device, owner)
         if entry is None or not entry.is_passed_through:
             return isolated
         limit_s = self._passthrough.switch_s * 2
         return IsolatedDriver(
-            self.passthrough_driver(isolated.driver, owner), timeout_s=limit_s, clock=self._clock, note_call=isolated.note_call
+            self.passthrough_driver(isolated.driver, owner),
+            timeout_s=limit_s,
+            clock=self._clock,
+            note_call=isolated.note_call,
         )
 
     def refuse_passed_through(self, names: Iterable[str], owner: Owner, asked: Collection[str]) -> Refusal | None:
-        """Refuse devices that another owner has in passthrough, and such among `asked` (for a virtual machine) as another one has at all."""
+        """Refuse devices that another owner has in passthrough, and such among `asked` (for a
+        virtual machine) as another one has at all.
+        """
         for name in names:
             entry = self.journal.entries.get(name)
             for other in entry.owners if entry is not None else ():
                 if other.owner.key != owner.key and (other.is_passed_through or name in asked):
                     where = "with a virtual machine of " if other.is_passed_through else "in use by "
-                    return _refuse("device-passed-through", f"device {name} is {where}{other.owner}", device=name, owner=other.owner.key)
+                    return _refuse(
+                        "device-passed-through",
+                        f"device {name} is {where}{other.owner}",
+                        device=name,
+                        owner=other.owner.key,
+                    )
         return None
 
     async def clean(self, names: Iterable[str]) -> None:
-        """Begin to clean what was left, and wait until it is clean or everybody sees that it is not."""
+        """Begin to clean what was left, and wait until it is clean or everybody sees that it is
+        not.
+        """
         names = tuple(names)
         for name in names:
             self.cleaner.begin(name)
@@ -139,7 +167,10 @@ class DeviceHands:
             await self._publish()
 
     def observations(self) -> dict[str, Observation]:
-        """Tell which devices are out of use for what was left on them; stable as long as nothing changes."""
+        """Tell which devices are out of use for what was left on them.
+
+        Stable as long as nothing changes.
+        """
         seen = self.cleaner.observations()
         for name, unmended in self._unmended.items():
             entry = self.journal.entries.get(name)
@@ -160,7 +191,8 @@ class DeviceHands:
                 await self._clock.sleep(_LOOK_S)
                 continue
             except HardwareError as err:
-                # Who needs no journal goes on; whoever must write into it is refused then, with the same words.
+                # Who needs no journal goes on; whoever must write into it is
+                # refused then, with the same words.
                 readiness.set("journal", is_ready=True, why=str(err))
                 get_logger().error("journal.unread", why=err.message, next_step=err.next_step)
             else:
@@ -170,7 +202,10 @@ class DeviceHands:
         await asyncio.to_thread(forget_interrupted, self.journal)
         for name, why in sorted(self.journal.unreadable.items()):
             get_logger().error(
-                "journal.misread", device=name, why=why, next_step="mend the file, or remove it when the device is as it should be"
+                "journal.misread",
+                device=name,
+                why=why,
+                next_step="mend the file, or remove it when the device is as it should be",
             )
         for name in sorted(self.journal.entries):
             # Before anybody asks for one of them.
@@ -211,7 +246,11 @@ class DeviceHands:
 
     def _half_done(self, name: str) -> list[OwnerEntry]:
         entry = self.journal.entries.get(name)
-        return [owner for owner in (entry.half_done if entry is not None else ()) if not self.jobs.is_under_way(name, owner.owner)]
+        return [
+            owner
+            for owner in (entry.half_done if entry is not None else ())
+            if not self.jobs.is_under_way(name, owner.owner)
+        ]
 
     def _has_left(self) -> bool:
         return any(map(self._half_done, self.journal.entries)) or bool(self.journal.unreadable) or bool(self._unmended)
@@ -239,7 +278,10 @@ class DeviceHands:
                 await self._clock.sleep(_LOOK_S * 2 ** min(tries - 1, _MOST_DOUBLINGS))
 
     async def _mend(self, name: str) -> _Unmended | None:
-        """Undo what is half done on a device; None: nothing is any more. The caller has its turn."""
+        """Undo what is half done on a device; None: nothing is any more.
+
+        The caller has its turn.
+        """
         before = self._unmended.get(name)
         unmended = None
         for owner in self._half_done(name):
@@ -276,7 +318,10 @@ class DeviceHands:
         if entry.is_passed_through:
             self.look_anew(device.driver)
         get_logger().info(
-            "device.undone", device=name, owner=entry.owner.key, steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)]
+            "device.undone",
+            device=name,
+            owner=entry.owner.key,
+            steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)],
         )
         return None
 

@@ -1,6 +1,7 @@
-"""Resets one device: by its driver where that can, else the PCI function by the kernel's own file. The journal is told before and after.
+"""Resets one device: by its driver where that can, else the PCI function by the kernel's own file.
 
-A reset has no undoing. What a crash cuts off is therefore not done again by the next start: it is told, and the device is looked at as any other is at a start.
+The journal is told before and after. A reset has no undoing. What a crash cuts off is therefore not
+done again by the next start: it is told, and the device is looked at as any other is at a start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _STEP = "reset"
 def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, *, op_id: str) -> Refusal | None:
     """Reset a device that nobody holds; None is done. Blocks, and runs in the driver's thread.
 
-    Errors: raises HardwareError when the journal cannot be written, and what the driver raises; then it may be done or not.
+    Errors: raises HardwareError when the journal cannot be written, and what the driver
+    raises; then it may be done or not.
     """
     if driver.capabilities.resets:
         reset = partial(driver.reset, tree, device)
@@ -47,19 +49,28 @@ def forget_interrupted(journal: Journal) -> list[str]:
     interrupted = [(name, entry.device) for name, entry in journal.entries.items() if entry.reset.steps]
     for name, device in interrupted:
         journal.reset_record(device).undone(_STEP)
-        get_logger().warning("reset.interrupted", device=name, next_step="it may be reset or not; reset it again if in doubt")
+        get_logger().warning(
+            "reset.interrupted", device=name, next_step="it may be reset or not; reset it again if in doubt"
+        )
     return [name for name, _ in interrupted]
 
 
 def _reset_file(tree: Tree, device: Device) -> Path | Refusal:
-    """Find the file by which the kernel resets a PCI function. Source: Documentation/ABI/testing/sysfs-bus-pci, `reset`."""
+    """Find the file by which the kernel resets a PCI function.
+
+    Source: Documentation/ABI/testing/sysfs-bus-pci, `reset`.
+    """
     if device.pci is None:
         text = f"driver {device.driver} cannot reset {device.name}, and it is no PCI function"
     elif not tree.exists(f"{pci_folder(device.pci)}/reset"):
         text = f"the kernel has no way to reset PCI function {device.pci} of {device.name}"
     else:
         return tree.path(f"{pci_folder(device.pci)}/reset")
-    return Refusal(reasons=(Reason(code="reset-unsupported", message=text, facts={"device": device.name, "driver": device.driver}),))
+    return Refusal(
+        reasons=(
+            Reason(code="reset-unsupported", message=text, facts={"device": device.name, "driver": device.driver}),
+        )
+    )
 
 
 def _write_reset(path: Path, device: Device) -> Refusal | None:
@@ -69,5 +80,7 @@ def _write_reset(path: Path, device: Device) -> Refusal | None:
         text = f"{path}: {err.strerror or err}"
         if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text += ": give this service the right to write there (docs/reference/rights.md)"
-        return Refusal(reasons=(Reason(code="reset-failed", message=text, facts={"device": device.name, "error": err.errno or 0}),))
+        return Refusal(
+            reasons=(Reason(code="reset-failed", message=text, facts={"device": device.name, "error": err.errno or 0}),)
+        )
     return None

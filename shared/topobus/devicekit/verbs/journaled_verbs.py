@@ -1,7 +1,11 @@
-"""The verbs of a driver with the journal around them: mark before, call, mark after; what is refused half way is undone at once.
+"""The verbs of a driver with the journal around them: mark before, call, mark after.
 
-Flows in: the driver, a device, who wants what. Flows out: the driver's answer. Everything here blocks and runs in a thread of the driver's, so a call that came back too
-late for its asker still leaves a journal that says what is. An error of the undoing never hides the error that it follows: what is left stays in the journal, half done.
+What is refused half way is undone at once.
+
+Flows in: the driver, a device, who wants what. Flows out: the driver's answer. Everything here
+blocks and runs in a thread of the driver's, so a call that came back too late for its asker still
+leaves a journal that says what is. An error of the undoing never hides the error that it follows:
+what is left stays in the journal, half done.
 """
 
 from __future__ import annotations
@@ -42,7 +46,12 @@ class JournaledWork(Struct, frozen=True, kw_only=True):
 
 
 def prepare(
-    journal: Journal, driver: DeviceDriver, tree: Tree, devices: Sequence[Device], context: PrepareContext, kept: Collection[str]
+    journal: Journal,
+    driver: DeviceDriver,
+    tree: Tree,
+    devices: Sequence[Device],
+    context: PrepareContext,
+    kept: Collection[str],
 ) -> Edits | Refusal | JournaledWork:
     """Prepare devices; `kept` names those whose owner must be known from before the first act.
 
@@ -58,12 +67,16 @@ def prepare(
             give_up()
             return answer
         for device in devices:
-            journal.change_owner(device, owner, lambda entry: msgspec.structs.replace(entry, is_prepared=entry.prepare.steps != ()))
+            journal.change_owner(
+                device, owner, lambda entry: msgspec.structs.replace(entry, is_prepared=entry.prepare.steps != ())
+            )
         return answer
 
     def give_up() -> None:
         # What was whole before this call may be in use: it stays.
-        begun = [device for device in devices if context.records[device.name].steps and not entries[device.name].is_prepared]
+        begun = [
+            device for device in devices if context.records[device.name].steps and not entries[device.name].is_prepared
+        ]
         _try_undo("prepare", lambda: _unprepare_steps(journal, driver, tree, begun, context))
         _try_undo("prepare", let_go)
 
@@ -83,15 +96,22 @@ def prepare(
             edits = _or_else(work.work, give_up)
             if not is_wanted():
                 give_up()
-                raise HardwareError(f"driver {driver.name}: {work.what} ended after its {work.limit_s:g} s, and was undone")
+                raise HardwareError(
+                    f"driver {driver.name}: {work.what} ended after its {work.limit_s:g} s, and was undone"
+                )
             return close(edits)
 
         return JournaledWork(limit_s=work.limit_s, what=work.what, run=run)
     return close(answer)
 
 
-def unprepare(journal: Journal, driver: DeviceDriver, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-    """Undo `prepare` and let the owner go; a device that its last owner leaves is to be cleaned from then on, if its driver cleans."""
+def unprepare(
+    journal: Journal, driver: DeviceDriver, tree: Tree, devices: Sequence[Device], context: PrepareContext
+) -> None:
+    """Undo `prepare` and let the owner go.
+
+    A device that its last owner leaves is to be cleaned from then on, if its driver cleans.
+    """
     _unprepare_steps(journal, driver, tree, devices, context)
     for device in devices:
         journal.change(device, lambda entry: _left(entry, context.owner, is_cleaned=driver.capabilities.cleans))
@@ -105,15 +125,24 @@ def undo_prepare(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
 def attach(
     journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox
 ) -> AttachedInterface | Refusal | None:
-    """Attach a device once: the same sandbox gets the same answer, from another one the device is detached first."""
+    """Attach a device once: the same sandbox gets the same answer, from another one the device is
+    detached first.
+    """
     owner = context.owner
     entry = journal.owner_entry(device.name, owner)
-    if entry is not None and entry.is_attached and entry.attach.sandbox is not None and entry.attach.sandbox.id == sandbox.id:
+    if (
+        entry is not None
+        and entry.is_attached
+        and entry.attach.sandbox is not None
+        and entry.attach.sandbox.id == sandbox.id
+    ):
         return entry.interface
     if entry is not None and (entry.is_attached or entry.is_half_attached):
         detach(journal, driver, tree, device, owner, entry.attach.sandbox)
     begun = RecordState(owner=owner, sandbox=sandbox)
-    journal.change_owner(device, owner, lambda each_entry: msgspec.structs.replace(each_entry, attach=begun, interface=None))
+    journal.change_owner(
+        device, owner, lambda each_entry: msgspec.structs.replace(each_entry, attach=begun, interface=None)
+    )
     record = journal.attach_record(device, owner)
     context = _with_records(journal, [device], context)
 
@@ -124,11 +153,15 @@ def attach(
     if isinstance(answer, Refusal):
         give_up()
         return answer
-    journal.change_owner(device, owner, lambda each_entry: msgspec.structs.replace(each_entry, is_attached=True, interface=answer))
+    journal.change_owner(
+        device, owner, lambda each_entry: msgspec.structs.replace(each_entry, is_attached=True, interface=answer)
+    )
     return answer
 
 
-def detach(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, owner: Owner, sandbox: Sandbox | None) -> None:
+def detach(
+    journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, owner: Owner, sandbox: Sandbox | None
+) -> None:
     """Detach a device; nothing when it is not attached."""
     entry = journal.owner_entry(device.name, owner)
     if entry is None or not (entry.is_attached or entry.is_half_attached):
@@ -137,7 +170,9 @@ def detach(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, o
     record = journal.attach_record(device, owner)
     driver.detach(tree, device, sandbox, record)
     _check_empty(driver, "detach", {device.name: [step.name for step in record.steps]})
-    journal.change_owner(device, owner, lambda each_entry: msgspec.structs.replace(each_entry, attach=RecordState(), interface=None))
+    journal.change_owner(
+        device, owner, lambda each_entry: msgspec.structs.replace(each_entry, attach=RecordState(), interface=None)
+    )
 
 
 def clean(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device) -> Refusal | None:
@@ -152,7 +187,9 @@ def clean(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device) ->
     return None
 
 
-def _unprepare_steps(journal: Journal, driver: DeviceDriver, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+def _unprepare_steps(
+    journal: Journal, driver: DeviceDriver, tree: Tree, devices: Sequence[Device], context: PrepareContext
+) -> None:
     if not devices:
         return
     for device in devices:
@@ -161,7 +198,9 @@ def _unprepare_steps(journal: Journal, driver: DeviceDriver, tree: Tree, devices
             journal.change_owner(device, context.owner, lambda entry: msgspec.structs.replace(entry, is_prepared=False))
     context = _with_records(journal, devices, context)
     driver.unprepare(tree, devices, context)
-    _check_empty(driver, "unprepare", {name: [step.name for step in record.steps] for name, record in context.records.items()})
+    _check_empty(
+        driver, "unprepare", {name: [step.name for step in record.steps] for name, record in context.records.items()}
+    )
 
 
 def _has_owner(journal: Journal, device: Device) -> bool:
@@ -170,7 +209,11 @@ def _has_owner(journal: Journal, device: Device) -> bool:
 
 
 def _left(entry: DeviceEntry, owner: Owner, *, is_cleaned: bool) -> DeviceEntry:
-    """Take an owner out; one who was never in leaves nothing behind. Of kubelet's allocations none is in, for Allocate writes nothing, and whoever undoes one knows of it."""
+    """Take an owner out; one who was never in leaves nothing behind.
+
+    Of kubelet's allocations none is in, for Allocate writes nothing, and
+    whoever undoes one knows of it.
+    """
     if entry.of(owner) is None and owner.kind is not OwnerKind.DEVICE_PLUGIN:
         return entry
     owners = tuple(other for other in entry.owners if other.owner.key != owner.key)
@@ -182,20 +225,28 @@ def _with_records(journal: Journal, devices: Sequence[Device], context: PrepareC
     records = {device.name: journal.prepare_record(device, context.owner) for device in devices}
     names = frozenset(records)
     others = _others(journal, devices, context.owner)
-    return msgspec.structs.replace(context, records=records, others=others, in_use=lambda: _in_use(journal, names, context.owner))
+    return msgspec.structs.replace(
+        context, records=records, others=others, in_use=lambda: _in_use(journal, names, context.owner)
+    )
 
 
 def _others(journal: Journal, devices: Sequence[Device], owner: Owner) -> dict[str, tuple[RecordState, ...]]:
     entries = {device.name: journal.entries.get(device.name) for device in devices}
     return {
-        name: tuple(msgspec.structs.replace(other.prepare, owner=other.owner) for other in entry.owners if other.owner.key != owner.key)
+        name: tuple(
+            msgspec.structs.replace(other.prepare, owner=other.owner)
+            for other in entry.owners
+            if other.owner.key != owner.key
+        )
         for name, entry in entries.items()
         if entry is not None
     }
 
 
 def _in_use(journal: Journal, names: frozenset[str], owner: Owner) -> frozenset[str]:
-    """Find the devices that somebody has, or that are to be cleaned, besides those of a request that are its owner's alone."""
+    """Find the devices that somebody has, or that are to be cleaned, besides those of a request
+    that are its owner's alone.
+    """
     return frozenset(
         name
         for name, entry in journal.entries.items()
@@ -213,7 +264,10 @@ def _or_else(call: Callable[[], _T], give_up: Callable[[], None]) -> _T:
 
 
 def _try_undo(verb: str, undo: Callable[[], None]) -> None:
-    """Undo what a refused verb began; what cannot be undone now stays in the journal, and is tried again."""
+    """Undo what a refused verb began.
+
+    What cannot be undone now stays in the journal, and is tried again.
+    """
     try:
         undo()
     except Exception as err:  # noqa: BLE001 - boundary: vendor code, after an error that counts more
@@ -229,5 +283,7 @@ def _check_empty(driver: DeviceDriver, verb: str, left: Mapping[str, Sequence[st
     if names:
         text = "; ".join(f"{device}: {', '.join(steps)}" for device, steps in sorted(names.items()))
         raise HardwareError(
-            f"driver {driver.name}: {verb} came back and left steps that are not undone ({text})", driver=driver.name, verb=verb
+            f"driver {driver.name}: {verb} came back and left steps that are not undone ({text})",
+            driver=driver.name,
+            verb=verb,
         )

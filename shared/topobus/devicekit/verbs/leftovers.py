@@ -1,4 +1,6 @@
-"""What the host itself sees of a device: that its last owner's traces are being removed, could not be removed, or that nobody knows which there are. Pure."""
+"""What the host itself sees of a device: that its last owner's traces are being removed, could not
+be removed, or that nobody knows which there are. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ["cleaning", "dirty", "journal_unreadable", "with_leftovers"]
 
 
 def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
-    """Say that a device is being cleaned: not to be had, and nothing is known to be wrong, so it is Healthy again at once."""
+    """Say that a device is being cleaned: not to be had, and nothing is known to be wrong, so it is
+    Healthy again at once.
+    """
     return Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNKNOWN,
@@ -43,13 +47,17 @@ def journal_unreadable(why: str) -> Observation:
         dimension=Dimension.DRIVER,
         state=HealthState.UNHEALTHY,
         reason="journal-unreadable",
-        message=f"what was done to it cannot be read: {why}; mend the file, or remove it when the device is as it should be",
+        message=f"what was done to it cannot be read: {why}; mend the file, or remove it when the device is as it "
+        "should be",
         action=RecoveryAction.WAIT,
     )
 
 
 def with_leftovers(views: Mapping[str, DriverView], own: Mapping[str, Observation]) -> dict[str, DriverView]:
-    """Add the host's observations to those of the drivers; each driver's view takes those of its own devices."""
+    """Add the host's observations to those of the drivers.
+
+    Each driver's view takes those of its own devices.
+    """
     if not own:
         return dict(views)
     return {name: _with_own(view, own) for name, view in views.items()}

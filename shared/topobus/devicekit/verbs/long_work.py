@@ -1,8 +1,11 @@
-"""Long work of drivers: begun by `prepare`, asked after by the same question, refused over its limit.
+"""Long work of drivers: begun by `prepare`, asked after by the same question, refused over its
+limit.
 
-Flows in: what `prepare` answered in place of edits. Flows out: Accepted while it goes on, then its result until the owner is answered or gone. Each work runs in a thread
-of its own, beside the driver's other methods, so neither a driver's looks nor its other devices wait. A thread cannot be ended: work that comes back too late is undone
-by its own thread, and until then its devices are nobody's.
+Flows in: what `prepare` answered in place of edits. Flows out: Accepted while it goes on,
+then its result until the owner is answered or gone. Each work runs in a thread of its own,
+beside the driver's other methods, so neither a driver's looks nor its other devices wait. A
+thread cannot be ended: work that comes back too late is undone by its own thread, and until
+then its devices are nobody's.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from topobus.values.request import Owner
 
 __all__ = ["LongJobs"]
 
-# Seconds until it is worth to ask again: kubelet repeats a refused prepare at once and then ever more slowly.
+# Seconds until it is worth to ask again: kubelet repeats a refused prepare at
+# once and then ever more slowly.
 _ASK_AGAIN_S = 1.0
 
 _Key = tuple[str, tuple[str, ...]]
@@ -77,7 +81,10 @@ class LongJobs:
         return self._accepted(job)
 
     def result(self, owner: Owner, devices: Iterable[str]) -> Edits | Refusal | Accepted | None:
-        """Say how an owner's work stands; None: there is none, or it was refused before and may begin anew."""
+        """Say how an owner's work stands.
+
+        None: there is none, or it was refused before and may begin anew.
+        """
         key = (owner.key, tuple(sorted(devices)))
         job = self._jobs.get(key)
         if job is None:
@@ -91,7 +98,9 @@ class LongJobs:
     def forget(self, owner: Owner, devices: Iterable[str]) -> None:
         """Drop results that were given, or that nobody wants any more; what still runs stays."""
         names = set(devices)
-        for key in [key for key, job in self._jobs.items() if key[0] == owner.key and names & set(key[1]) and job.is_over]:
+        for key in [
+            key for key, job in self._jobs.items() if key[0] == owner.key and names & set(key[1]) and job.is_over
+        ]:
             del self._jobs[key]
 
     def is_under_way(self, device: str, owner: Owner) -> bool:
@@ -112,7 +121,9 @@ class LongJobs:
         except DriverFailed as err:
             job.result = _refuse("driver-failed", err.message, job)
         is_refused = isinstance(job.result, Refusal)
-        get_logger().info("work.refused" if is_refused else "work.ended", what=job.what, devices=list(key[1]), owner=key[0])
+        get_logger().info(
+            "work.refused" if is_refused else "work.ended", what=job.what, devices=list(key[1]), owner=key[0]
+        )
 
 
 def _refuse(code: str, message: str, job: _Job) -> Refusal:

@@ -1,7 +1,8 @@
-"""Handles `prepare` and `unprepare`: chooses the driver, joins the edits, and gives the same answer to the same operation.
+"""Handles `prepare` and `unprepare`: chooses the driver, joins the edits, and gives the same answer
+to the same operation.
 
-Drivers must be idempotent; the newest answers are cached besides, so that a repeated request costs nothing. A refusal changes nothing and is not cached: the same
-operation may succeed later.
+Drivers must be idempotent; the newest answers are cached besides, so that a repeated request costs
+nothing. A refusal changes nothing and is not cached: the same operation may succeed later.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["Preparer", "merge_edits", "place_nodes"]
 
-# Answers kept for repeated questions; a caller repeats within seconds, and a node starts far fewer containers in that time.
+# Answers kept for repeated questions; a caller repeats within seconds, and a node starts far
+# fewer containers in that time.
 _KEPT_ANSWERS = 256
 # Drivers name nodes as a container sees them.
 _DEV = "/dev"
@@ -46,24 +48,33 @@ class Preparer:
         self._answers: OrderedDict[str, tuple[PrepareRequest, PrepareReply]] = OrderedDict()
 
     async def prepare(self, request: PrepareRequest) -> PrepareReply:
-        """Make devices ready, or say why not; nothing is half answered: every device asked for has its edits."""
+        """Make devices ready, or say why not.
+
+        Nothing is half answered: every device asked for has its edits.
+        """
         async with self._hands.turn(request.devices) as obstacle:
             kept = self._answers.get(request.op_id)
             if kept is not None:
                 if kept[0] == request:
                     return kept[1]
                 return PrepareReply(
-                    result=_refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
+                    result=_refuse(
+                        "operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id
+                    )
                 )
             devices = [self._find(name) for name in request.devices]
-            result: Prepared | Refusal | Accepted | None = obstacle or self._check(request, devices) or self._refuse_passed_through(request)
+            result: Prepared | Refusal | Accepted | None = (
+                obstacle or self._check(request, devices) or self._refuse_passed_through(request)
+            )
             if result is None:
                 result = await self._prepare_all([device for device in devices if device is not None], request)
         reply = PrepareReply(result=result)
         if isinstance(result, Prepared):
             self._keep(request, reply)
         if isinstance(result, Accepted):
-            get_logger().info("prepare.accepted", device_class=self._class, devices=list(request.devices), what=result.what)
+            get_logger().info(
+                "prepare.accepted", device_class=self._class, devices=list(request.devices), what=result.what
+            )
             return reply
         get_logger().info(
             "devices.prepared" if isinstance(result, Prepared) else "prepare.refused",
@@ -76,11 +87,13 @@ class Preparer:
         return reply
 
     async def unprepare(self, request: UnprepareRequest) -> UnprepareReply:
-        """Undo `prepare`, and `attach` before it; a device that is unknown or was never prepared is no error.
+        """Undo `prepare`, and `attach` before it.
 
-        A device whose driver cleans is clean when this is answered, or seen by everybody as one that is not.
+        A device that is unknown or was never prepared is no error. A device whose driver cleans is
+        clean when this is answered, or seen by everybody as one that is not.
         """
-        # A later prepare must run again, whatever its operation id: the device is not ready any more.
+        # A later prepare must run again, whatever its operation id:
+        # the device is not ready any more.
         for op_id in [key for key, (kept, _) in self._answers.items() if set(kept.devices) & set(request.devices)]:
             del self._answers[op_id]
         async with self._hands.turn(request.devices) as obstacle:
@@ -107,28 +120,47 @@ class Preparer:
             return unclean
         for name, device in zip(request.devices, devices, strict=True):
             if device is None:
-                return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
+                return _refuse(
+                    "device-unknown", f"class {self._class} has no device {name!r} on this node", device=name
+                )
             if device.health.state is HealthState.UNHEALTHY and name not in may_be_sick:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
-                return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")
+                return _refuse(
+                    "device-unhealthy",
+                    f"device {name} is unhealthy: {why}",
+                    device=name,
+                    reason=worst.reason if worst else "",
+                )
             if device.maintenance is not None and not request.is_again and name not in request.looked_at:
                 return _refuse("device-kept-back", f"device {name} is {device.why_not}", device=name)
             if device.driver not in self._hands.drivers:
-                return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
+                return _refuse(
+                    "driver-not-loaded",
+                    f"device {name} belongs to driver {device.driver!r}, which is not loaded",
+                    device=name,
+                )
         return None
 
     def _refuse_passed_through(self, request: PrepareRequest) -> Refusal | None:
-        asked = [name for name in request.devices if asks_for_passthrough(request.device_config.get(name, request.config))]
+        asked = [
+            name for name in request.devices if asks_for_passthrough(request.device_config.get(name, request.config))
+        ]
         for name in asked:
             if name in request.looked_at:
                 return _refuse(
-                    "passthrough-malformed", f"device {name} is had with admin access, so no virtual machine can have it", device=name
+                    "passthrough-malformed",
+                    f"device {name} is had with admin access, so no virtual machine can have it",
+                    device=name,
                 )
         return self._hands.refuse_passed_through(request.devices, request.owner, asked)
 
-    def _groups(self, devices: Sequence[Device], context: PrepareContext) -> list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]]:
-        """Say who prepares which devices: their drivers, or what stands in a driver's place for those that go to virtual machines."""
+    def _groups(
+        self, devices: Sequence[Device], context: PrepareContext
+    ) -> list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]]:
+        """Say who prepares which devices: their drivers, or what stands in a driver's place for
+        those that go to virtual machines.
+        """
         groups: list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]] = []
         for name, own_devices in self._hands.by_driver(devices).items():
             isolated = self._hands.drivers[name]
@@ -142,7 +174,8 @@ class Preparer:
 
     async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal | Accepted:
         names = sorted(device.name for device in devices)
-        # One variable a class that every container with these devices can rely on, whoever made them.
+        # One variable a class that every container with these devices
+        # can rely on, whoever made them.
         common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
         edits: dict[str, ContainerEdits] = {}
         to_attach: list[str] = []
@@ -157,18 +190,28 @@ class Preparer:
         )
         groups = self._groups(devices, context)
         for isolated, driver, own_devices in groups:
-            refusal = refuse_sharing(driver, own_devices, context) or await self._ask_check(isolated, driver, own_devices, context)
+            refusal = refuse_sharing(driver, own_devices, context) or await self._ask_check(
+                isolated, driver, own_devices, context
+            )
             if refusal is not None:
                 return refusal
         for isolated, driver, own_devices in groups:
             name = driver.name
-            answer, attached = await self._prepare_own(isolated, driver, own_devices, context, request.looked_at, is_ahead=request.is_ahead)
+            answer, attached = await self._prepare_own(
+                isolated, driver, own_devices, context, request.looked_at, is_ahead=request.is_ahead
+            )
             if isinstance(answer, Refusal | Accepted):
                 return answer
             missing = sorted(device.name for device in own_devices if device.name not in answer)
             if missing:
                 text = f"driver {name} prepared no edits for {', '.join(missing)}"
-                return Refusal(reasons=(Reason(code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}),))
+                return Refusal(
+                    reasons=(
+                        Reason(
+                            code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}
+                        ),
+                    )
+                )
             edits.update({device.name: answer[device.name] for device in own_devices})
             to_attach += attached
             merged = merge_edits(common, answer.get("", ContainerEdits()))
@@ -226,9 +269,10 @@ class Preparer:
         *,
         is_ahead: bool,
     ) -> tuple[Mapping[str, ContainerEdits] | Refusal | Accepted, Sequence[str]]:
-        """Have one driver prepare its devices; gives also those that must be attached. Who only looks attaches nothing, and leaves nothing to clean.
+        """Have one driver prepare its devices; gives also those that must be attached.
 
-        Ahead of its owner a driver is asked only when that changes nothing: the ledger may still refuse.
+        Who only looks attaches nothing, and leaves nothing to clean. Ahead of its owner a driver is
+        asked only when that changes nothing: the ledger may still refuse.
         """
         hands = self._hands
         names = [device.name for device in devices]
@@ -240,8 +284,9 @@ class Preparer:
         def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
             wanted = driver.to_attach(devices, context) if driver.capabilities.attaches else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
-            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone. Of a shared device it
-            # must know all owners: who leaves it is the last one, or is not.
+            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the
+            # gateway sees that its pod has gone. Of a shared device it must know all owners: who
+            # leaves it is the last one, or is not.
             is_plugin = context.owner.kind is OwnerKind.DEVICE_PLUGIN
             if is_ahead and not (is_plugin and _only_reads(driver, devices)):
                 text = f"preparing {', '.join(names)} changes something, so it waits until they are somebody's"
@@ -272,24 +317,34 @@ class Preparer:
         for name, own_devices in hands.by_driver(devices).items():
             isolated = hands.drivers.get(name)
             if isolated is None:
-                changed = [device.name for device in own_devices if hands.journal.owner_entry(device.name, request.owner) is not None]
+                changed = [
+                    device.name
+                    for device in own_devices
+                    if hands.journal.owner_entry(device.name, request.owner) is not None
+                ]
                 if changed:
                     text = f"{', '.join(changed)}: what was done cannot be undone: driver {name!r} is not loaded"
-                    reasons.append(Reason(code="driver-not-loaded", message=text, facts={"driver": name, "device": changed[0]}))
+                    reasons.append(
+                        Reason(code="driver-not-loaded", message=text, facts={"driver": name, "device": changed[0]})
+                    )
                 continue
             driver = isolated.driver
             try:
                 for device in own_devices if driver.capabilities.attaches else ():
                     entry = hands.journal.owner_entry(device.name, request.owner)
                     if entry is not None:
-                        detach = partial(journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner)
+                        detach = partial(
+                            journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner
+                        )
                         await isolated.call("detach", partial(detach, entry.attach.sandbox))
                 passed = [device for device in own_devices if self._is_passed_through(device.name, request.owner)]
                 for undoing, undone_devices in (
                     (isolated, [device for device in own_devices if device not in passed]),
                     *((hands.undoing_driver(isolated, device.name, request.owner), [device]) for device in passed),
                 ):
-                    undo = partial(journaled_verbs.unprepare, hands.journal, undoing.driver, hands.tree, undone_devices, context)
+                    undo = partial(
+                        journaled_verbs.unprepare, hands.journal, undoing.driver, hands.tree, undone_devices, context
+                    )
                     if undone_devices:
                         await undoing.call("unprepare", undo)
                 if passed:
@@ -307,14 +362,18 @@ class Preparer:
 
 
 def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
-    """Say whether preparing devices changes nothing. Of a shared one the journal must know who has it."""
+    """Say whether preparing devices changes nothing.
+
+    Of a shared one the journal must know who has it.
+    """
     return all(device.sharing is None for device in devices) and driver.only_reads(devices)
 
 
 def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:
-    """Join two edits of one container; the name of the first variable that both set differently when they conflict.
+    """Join two edits of one container.
 
-    Device nodes and mounts keep their order; what stands in both comes once.
+    The name of the first variable that both set differently when they conflict. Device nodes and
+    mounts keep their order; what stands in both comes once.
     """
     for key in sorted(first.env.keys() & second.env.keys()):
         if first.env[key] != second.env[key]:
@@ -333,9 +392,10 @@ def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits
 
 
 def place_nodes(edits: ContainerEdits, folder: str) -> ContainerEdits:
-    """Take the device nodes below /dev from another folder of the host; the container sees them where it expects them.
+    """Take the device nodes below /dev from another folder of the host.
 
-    A node that names a host path of its own elsewhere keeps it.
+    The container sees them where it expects them. A node that names a host path
+    of its own elsewhere keeps it.
     """
     if folder.rstrip("/") == _DEV:
         return edits

@@ -1,10 +1,12 @@
-"""Admission checks of a Kubernetes API server that the stand-alone API lacks: the cost of CEL selectors, and the right to admin access.
+"""Admission checks of a Kubernetes API server that the stand-alone API lacks: the cost of CEL
+selectors, and the right to admin access.
 
 The stand-alone API evaluates no CEL and knows no namespaces, so these checks run before a search.
 
-Flows in: a claim's spec, the labels of its namespace, the selector compiler. Flows out: a Reason for a claim that an API server would refuse, else
-None.
-Source: k8s.io/kubernetes pkg/registry/resource/resourceclaim/strategy.go and pkg/apis/resource/validation/validation.go, 1.36.
+Flows in: a claim's spec, the labels of its namespace, the selector compiler. Flows out: a Reason
+for a claim that an API server would refuse, else None.
+Source: k8s.io/kubernetes pkg/registry/resource/resourceclaim/strategy.go and
+pkg/apis/resource/validation/validation.go, 1.36.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ _HEAVY_COST = 5000
 
 def asks_admin(spec: ClaimSpec) -> str:
     """Name the first request that asks for admin access; empty when none does."""
-    return next((request.name for request in spec.devices.requests if request.exactly is not None and request.exactly.admin_access), "")
+    return next(
+        (
+            request.name
+            for request in spec.devices.requests
+            if request.exactly is not None and request.exactly.admin_access
+        ),
+        "",
+    )
 
 
 def admin_problem(spec: ClaimSpec, namespace: str, labels_of: Callable[[str], Mapping[str, str]]) -> Reason | None:
@@ -34,12 +43,21 @@ def admin_problem(spec: ClaimSpec, namespace: str, labels_of: Callable[[str], Ma
     asking = asks_admin(spec)
     if not asking or labels_of(namespace).get(ADMIN_LABEL) == "true":
         return None
-    message = f"request {asking}: admin access is for namespaces with the label {ADMIN_LABEL}=true, which {namespace} has not"
-    return Reason(code="admin-access-forbidden", message=message, facts={"request": asking, "namespace": namespace, "label": ADMIN_LABEL})
+    message = (
+        f"request {asking}: admin access is for namespaces with the label {ADMIN_LABEL}=true, which {namespace} has not"
+    )
+    return Reason(
+        code="admin-access-forbidden",
+        message=message,
+        facts={"request": asking, "namespace": namespace, "label": ADMIN_LABEL},
+    )
 
 
 def costly_selector(spec: ClaimSpec, claim: str, compiler: SelectorCompiler) -> Reason | None:
-    """Name the first selector of a claim whose evaluation may cost more than it may; one that does not compile is for the search to tell."""
+    """Name the first selector of a claim whose evaluation may cost more than it may.
+
+    One that does not compile is for the search to tell.
+    """
     for request, index, selector in _selectors(spec):
         selection = compiler.compile(selector.cel.expression) if selector.cel is not None else None
         if selection is None or isinstance(selection, SelectorError) or selection.objection is None:

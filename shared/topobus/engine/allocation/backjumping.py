@@ -1,9 +1,13 @@
-"""Conflict sets for backjumping: finds the earlier choices that a dead end depends on, so that the search returns to one of them and skips the others.
+"""Conflict sets for backjumping: finds the earlier choices that a dead end depends on, so that the
+search returns to one of them and skips the others.
 
-A choice is a grant; its level is its index among all grants that the search holds. A conflict set is a bit mask of levels; a negative integer means
-all levels. A level too many costs time; a level too few would lose solutions. So a conflict set includes every grant that may have caused the miss:
-grants of the same device, grants under a constraint of the request, and grants that consume counters.
-Source: Prosser, Hybrid algorithms for the constraint satisfaction problem (1993), conflict-directed backjumping.
+A choice is a grant; its level is its index among all grants that the search holds. A
+conflict set is a bit mask of levels; a negative integer means all levels. A level too many
+costs time; a level too few would lose solutions. So a conflict set includes every grant that
+may have caused the miss: grants of the same device, grants under a constraint of the
+request, and grants that consume counters.
+Source: Prosser, Hybrid algorithms for the constraint satisfaction problem (1993),
+conflict-directed backjumping.
 """
 
 from __future__ import annotations
@@ -23,7 +27,10 @@ ANYTHING = -1
 
 
 class ConflictSet:
-    """The grants that may keep a request from a device, worked out once a visit. Cost: O(grants)."""
+    """The grants that may keep a request from a device, worked out once a visit.
+
+    Cost: O(grants).
+    """
 
     def __init__(self, request: PreparedRequest, grants: Sequence[Sequence[Grant]]) -> None:
         self._by_device: dict[DeviceId, int] = {}
@@ -33,7 +40,9 @@ class ConflictSet:
         for level, grant in enumerate(chain.from_iterable(grants)):
             bit = 1 << level
             self._by_device[grant.candidate.id] = self._by_device.get(grant.candidate.id, 0) | bit
-            if grant.request.claim_index == request.claim_index and not constraints.isdisjoint(grant.request.constraints):
+            if grant.request.claim_index == request.claim_index and not constraints.isdisjoint(
+                grant.request.constraints
+            ):
                 self._constrained |= bit
             if grant.candidate.device.consumes_counters:
                 self._counted |= bit
@@ -44,7 +53,9 @@ class ConflictSet:
 
     def refusing(self, candidate: Candidate) -> int:
         """Blame those that may have made a free device unfit."""
-        return self.holding(candidate) | self._constrained | (self._counted if candidate.device.consumes_counters else 0)
+        return (
+            self.holding(candidate) | self._constrained | (self._counted if candidate.device.consumes_counters else 0)
+        )
 
 
 def blames(blame: int, level: int) -> bool:

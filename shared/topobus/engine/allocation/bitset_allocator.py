@@ -1,8 +1,11 @@
-"""Allocates simple claims with bit operations instead of a search: each request takes a number of free devices, all with one value of one attribute.
+"""Allocates simple claims with bit operations instead of a search: each request takes a number of
+free devices, all with one value of one attribute.
 
-Flows in: a node's devices, and claims whose requests select disjoint sets of devices. Flows out: a `BitsetPlan`, which gives for any set of devices
-in use the devices that the search would choose, or that none fit. In such claims only devices in use and the one constraint can block a request, so
-the first devices of the first value with enough free devices are the first solution of the search. Every other claim has no plan and is searched.
+Flows in: a node's devices, and claims whose requests select disjoint sets of devices. Flows out: a
+`BitsetPlan`, which gives for any set of devices in use the devices that the search would choose, or
+that none fit. In such claims only devices in use and the one constraint can block a request, so the
+first devices of the first value with enough free devices are the first solution of the search.
+Every other claim has no plan and is searched.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ class BitsetPlan(NamedTuple):
     claims: tuple[_Claim, ...]
 
     def solve(self, taken: int) -> tuple[tuple[int, ...], ...] | None:
-        """Give each claim's places in the order of its requests; None when they do not fit. Cost: O(requests x values)."""
+        """Give each claim's places in the order of its requests; None when they do not fit.
+
+        Cost: O(requests x values).
+        """
         placed: list[tuple[int, ...]] = []
         for claim in self.claims:
             within = _common(claim, taken)
@@ -80,7 +86,9 @@ def make_bitset_plan(
         wanted: list[_Wanted] = []
         for request in spec.devices.requests:
             requested = (
-                _read(request.exactly, table, classes, compiler) if request.exactly is not None and not request.first_available else None
+                _read(request.exactly, table, classes, compiler)
+                if request.exactly is not None and not request.first_available
+                else None
             )
             if requested is None or requested.places & seen:
                 return None
@@ -94,7 +102,9 @@ def make_bitset_plan(
 
 
 def _common(claim: _Claim, taken: int) -> int | None:
-    """Find the first value of which there are enough for all matched requests: the places that have it, -1 without a constraint, None when there is none."""
+    """Find the first value of which there are enough for all matched requests: the places that have
+    it, -1 without a constraint, None when there is none.
+    """
     if not claim.matched:
         return -1
     free = claim.wanted[claim.matched[0]].places & ~taken
@@ -102,7 +112,8 @@ def _common(claim: _Claim, taken: int) -> int | None:
         lowest = free & -free
         equal = claim.equals.get(lowest.bit_length() - 1, 0)
         if equal and all(
-            (claim.wanted[index].places & ~taken & equal).bit_count() >= claim.wanted[index].number for index in claim.matched
+            (claim.wanted[index].places & ~taken & equal).bit_count() >= claim.wanted[index].number
+            for index in claim.matched
         ):
             return equal
         free &= ~(equal | lowest)
@@ -142,10 +153,17 @@ _BLOCKING = ("NoSchedule", "NoExecute")
 
 
 def _is_selected(selectors: Sequence[Selector], candidate: Candidate, compiler: SelectorCompiler) -> bool | None:
-    """Evaluate selectors in order; None when one fails, which only a search can tell whether it would meet."""
+    """Evaluate selectors in order.
+
+    None when one fails, which only a search can tell whether it would meet.
+    """
     for selector in selectors:
         compiled = compiler.compile(selector.cel.expression) if selector.cel is not None else None
-        verdict = compiled.matches(candidate.facts) if compiled is not None and not isinstance(compiled, SelectorError) else None
+        verdict = (
+            compiled.matches(candidate.facts)
+            if compiled is not None and not isinstance(compiled, SelectorError)
+            else None
+        )
         if verdict is None or isinstance(verdict, SelectorError):
             return None
         if not verdict:

@@ -1,7 +1,10 @@
-"""Amounts of devices: shares of a device's capacity, and counters that the partitions of one card share.
+"""Amounts of devices: shares of a device's capacity, and counters that the partitions of one card
+share.
 
-Flows in: the amounts that a request asks for, the device's capacity, and the amounts in use. Flows out: the amounts that a grant takes, or that they
-exceed what is left. Source: docs/knowledge/dynamic-resource-allocation.md#consumable-capacity; k8s.io/dynamic-resource-allocation/structured, 1.36.
+Flows in: the amounts that a request asks for, the device's capacity, and the amounts in use. Flows
+out: the amounts that a grant takes, or that they exceed what is left. Source:
+docs/knowledge/dynamic-resource-allocation.md#consumable-capacity;
+k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ __all__ = ["RemainingCounters", "amounts_taken", "fits_capacity", "rivals", "sho
 
 
 def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> dict[str, Quantity] | None:
-    """Work out what a grant takes of each capacity of the device; None when it has not what is asked, or its policy forbids the amount."""
+    """Work out what a grant takes of each capacity of the device.
+
+    None when it has not what is asked, or its policy forbids the amount.
+    """
     wanted = {name: Quantity.parse(value) for name, value in asked.requests.items()} if asked is not None else {}
     if wanted.keys() - candidate.device.capacity.keys():
         return None
@@ -45,21 +51,35 @@ def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: 
 
 
 def shortage(candidate: Candidate, taken: Mapping[str, Quantity] | None, *in_use: Mapping[str, Quantity]) -> str:
-    """Say for people what is short: how much is wanted, what is left, what there is; `taken` None: an amount is asked that the device gives to nobody."""
+    """Say for people what is short: how much is wanted, what is left, what there is; `taken` None:
+    an amount is asked that the device gives to nobody.
+    """
     if taken is None:
         return "it has no such capacity, or gives no such amount"
-    left = {name: candidate.capacity[name].nano - sum(used[name].nano for used in in_use if name in used) for name in sorted(taken)}
+    left = {
+        name: candidate.capacity[name].nano - sum(used[name].nano for used in in_use if name in used)
+        for name in sorted(taken)
+    }
     # Of several the first by name that is short.
     name = min(left, key=lambda name: left[name] >= taken[name].nano)
     whole = candidate.capacity[name]
-    return f"its free capacity is too small: {name}: {taken[name]} wanted, {Quantity(max(0, left[name]), whole.form)} left of {whole}"
+    return (
+        f"its free capacity is too small: {name}: {taken[name]} wanted, "
+        f"{Quantity(max(0, left[name]), whole.form)} left of {whole}"
+    )
 
 
 def rivals(pool: Pool) -> frozenset[DeviceId]:
-    """Find the devices of a pool that can exclude each other: they take from a counter that is not enough for all of its users."""
-    left = {(name, counter): amount.nano for name, counters in pool.counters.items() for counter, amount in counters.items()}
+    """Find the devices of a pool that can exclude each other: they take from a counter that is not
+    enough for all of its users.
+    """
+    left = {
+        (name, counter): amount.nano for name, counters in pool.counters.items() for counter, amount in counters.items()
+    }
     users = [
-        (candidate.id, _consumption(candidate)) for candidate in (*pool.candidates, *pool.elsewhere) if candidate.device.consumes_counters
+        (candidate.id, _consumption(candidate))
+        for candidate in (*pool.candidates, *pool.elsewhere)
+        if candidate.device.consumes_counters
     ]
     for _, consumption in users:
         for key, amount in consumption.items():
@@ -68,10 +88,12 @@ def rivals(pool: Pool) -> frozenset[DeviceId]:
 
 
 class RemainingCounters:
-    """The counters of all pools during one search: what allocated devices left, and what the search holds.
+    """The counters of all pools during one search: what allocated devices left, and what the search
+    holds.
 
-    kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose pools share a name (that of the node, say) share one account, that
-    of the pool it meets first. Mode `compatible` does too.
+    kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose
+    pools share a name (that of the node, say) share one account, that of the pool it meets
+    first. Mode `compatible` does too.
     """
 
     def __init__(self, pools: tuple[Pool, ...], taken: Collection[DeviceId], *, is_corrected: bool) -> None:
@@ -94,7 +116,9 @@ class RemainingCounters:
         self._add(self._account(candidate), candidate, 1)
 
     def count_at_most(self, candidates: Sequence[Candidate]) -> int:
-        """Count how many of the devices the counters can serve at most: for each pool by the counter that is short first, those that take least of it first."""
+        """Count how many of the devices the counters can serve at most: for each pool by the
+        counter that is short first, those that take least of it first.
+        """
         accounts: dict[int, tuple[dict[tuple[str, str], int], list[Candidate]]] = {}
         for candidate in candidates:
             left = self._account(candidate)
@@ -111,7 +135,9 @@ class RemainingCounters:
         left = self._accounts.get(name)
         if left is None:
             left = {
-                (counters, counter): amount.nano for counters, quantities in pool.counters.items() for counter, amount in quantities.items()
+                (counters, counter): amount.nano
+                for counters, quantities in pool.counters.items()
+                for counter, amount in quantities.items()
             }
             for other in (*pool.candidates, *pool.elsewhere):
                 if other.id in self._taken:
@@ -176,4 +202,6 @@ def _is_forbidden(amount: Quantity, policy: RequestPolicy | None) -> bool:
             return False
         step = Quantity.parse(span.step).units
         return step <= 0 or (amount.units - Quantity.parse(span.min or 0).units) % step != 0
-    return bool(policy.valid_values) and amount not in [Quantity.parse(valid_value) for valid_value in policy.valid_values]
+    return bool(policy.valid_values) and amount not in [
+        Quantity.parse(valid_value) for valid_value in policy.valid_values
+    ]

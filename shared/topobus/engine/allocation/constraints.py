@@ -1,7 +1,9 @@
-"""Constraints over the devices of a claim: equal or distinct attribute values. A constraint can undo its last device, for backtracking.
+"""Constraints over the devices of a claim: equal or distinct attribute values.
 
-A constraint is monotone: a device that it refuses now it also refuses after more devices were added, so the search may stop early. A list attribute
-is a set of values; a scalar is a set of one. An absent attribute never matches, not even another absent one.
+A constraint can undo its last device, for backtracking. A constraint is monotone: a device
+that it refuses now it also refuses after more devices were added, so the search may stop
+early. A list attribute is a set of values; a scalar is a set of one. An absent attribute never
+matches, not even another absent one.
 Source: docs/knowledge/dynamic-resource-allocation.md#constraints.
 """
 
@@ -14,7 +16,14 @@ from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.values import Gate, Mode
 from topobus.formats.kubernetes.resource import Attribute, Constraint
 
-__all__ = ["ActiveConstraint", "DistinctAttribute", "MatchAttribute", "attribute_values", "has_attribute", "make_constraint"]
+__all__ = [
+    "ActiveConstraint",
+    "DistinctAttribute",
+    "MatchAttribute",
+    "attribute_values",
+    "has_attribute",
+    "make_constraint",
+]
 
 Values = frozenset[tuple[str, Hashable]]
 
@@ -49,10 +58,15 @@ def make_constraint(constraint: Constraint, gates: frozenset[Gate], mode: Mode) 
     has_lists = Gate.LIST_ATTRIBUTES in gates
     is_corrected = mode is Mode.CORRECTED
     if constraint.match_attribute is not None:
-        return MatchAttribute(frozenset(constraint.requests), constraint.match_attribute, has_lists=has_lists, is_corrected=is_corrected)
+        return MatchAttribute(
+            frozenset(constraint.requests), constraint.match_attribute, has_lists=has_lists, is_corrected=is_corrected
+        )
     if constraint.distinct_attribute is not None:
         return DistinctAttribute(
-            frozenset(constraint.requests), constraint.distinct_attribute, has_lists=has_lists, is_corrected=is_corrected
+            frozenset(constraint.requests),
+            constraint.distinct_attribute,
+            has_lists=has_lists,
+            is_corrected=is_corrected,
         )
     return None
 
@@ -65,7 +79,8 @@ class MatchAttribute:
         self.attribute = attribute
         self._has_lists = has_lists
         self._is_corrected = is_corrected
-        # Upstream does not look at the type of the first device's attribute while list attributes are off.
+        # Upstream does not look at the type of the first device's attribute
+        # while list attributes are off.
         self._takes_unknown = not has_lists and not is_corrected
         self._common: list[Values] = []
 
@@ -84,7 +99,8 @@ class MatchAttribute:
         """Give the newest device back."""
         narrowed = self._common.pop()
         if not self._is_corrected and self._common:
-            # kubernetes/kubernetes#140300: upstream narrows the common values and does not widen them again until no device is left.
+            # kubernetes/kubernetes#140300: upstream narrows the common values and does not widen
+            # them again until no device is left.
             self._common[-1] = narrowed
 
     @property
@@ -131,7 +147,10 @@ class DistinctAttribute:
     @property
     def wanted(self) -> str:
         """Say what is taken."""
-        return f"another {self.attribute} than {', '.join(sorted({str(value) for _, taken_values in self._compared() for _, value in taken_values})) or 'none'}"
+        return (
+            f"another {self.attribute} than "
+            f"{', '.join(sorted({str(value) for _, taken_values in self._compared() for _, value in taken_values})) or 'none'}"  # noqa: E501
+        )
 
     @property
     def state(self) -> Hashable:
@@ -141,13 +160,21 @@ class DistinctAttribute:
     def _compared(self) -> list[tuple[str, Values]]:
         """List the devices that a new one is compared with.
 
-        kubernetes/kubernetes#140438: upstream remembers one device a request, the newest, and forgets the request when one of its devices goes back.
+        kubernetes/kubernetes#140438: upstream remembers one device a request, the newest, and
+        forgets the request when one of its devices goes back.
         """
-        return self._taken if self._is_corrected else list({request: (request, values) for request, values in self._taken}.values())
+        return (
+            self._taken
+            if self._is_corrected
+            else list({request: (request, values) for request, values in self._taken}.values())
+        )
 
 
 def attribute_values(candidate: Candidate, name: str, *, has_lists: bool = True) -> Values:
-    """List the values of an attribute; none when the device has it not, or its type is not known."""
+    """List the values of an attribute.
+
+    None when the device has it not, or its type is not known.
+    """
     attribute = _look_up(candidate, name)
     return _as_set(attribute, has_lists=has_lists) if attribute is not None else frozenset()
 
@@ -168,7 +195,12 @@ def _look_up(candidate: Candidate, name: str) -> Attribute | None:
 
 
 def _as_set(attribute: Attribute, *, has_lists: bool) -> Values:
-    scalars = (("string", attribute.string), ("int", attribute.int_), ("bool", attribute.bool_), ("version", attribute.version))
+    scalars = (
+        ("string", attribute.string),
+        ("int", attribute.int_),
+        ("bool", attribute.bool_),
+        ("version", attribute.version),
+    )
     for kind, scalar in scalars:
         if scalar is not None:
             return frozenset({(kind, scalar)})

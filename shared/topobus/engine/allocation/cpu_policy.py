@@ -1,8 +1,11 @@
-"""Chooses which CPUs a request gets: those that kubelet's static policy would take, out of all that could serve the request.
+"""Chooses which CPUs a request gets: those that kubelet's static policy would take, out of all that
+could serve the request.
 
-Flows in: the CPUs that a search found, which says that the claims fit. Flows out: the grants with the policy's CPUs in their places, or a Refusal (full-pcpus-only). A
-search takes the first devices that fit, which leaves half cores and half caches behind. Only CPUs given as whole devices by count are exchanged: what "all
-devices", admin access or distinct values ask for is the request's own choice, and of a group the node chooses.
+Flows in: the CPUs that a search found, which says that the claims fit. Flows out: the grants with
+the policy's CPUs in their places, or a Refusal (full-pcpus-only). A search takes the first devices
+that fit, which leaves half cores and half caches behind. Only CPUs given as whole devices by count
+are exchanged: what "all devices", admin access or distinct values ask for is the request's own
+choice, and of a group the node chooses.
 Source: docs/knowledge/kubelet-cpu-assignment.md.
 """
 
@@ -52,15 +55,21 @@ def with_policy_cpus(given: AllocationInput, candidates: Sequence[Candidate], ch
     """Exchange the CPUs in the grants of a search for those of the policy.
 
     Shapes: result — one tuple a claim, in the order of the search.
-    Order:  requests in their order; a request may take what the search gave to a later one. Where a later one is then left without, each keeps to what the others did not get.
+    Order: requests in their order; a request may take what the search gave to a later one. Where a
+    later one is then left without, each keeps to what the others did not get.
     Errors: raises nothing; Refusal code smt-alignment.
     """
     grants: Grants = tuple(tuple(claim) for claim in checks.grants)
     policy = given.node.cpus
-    if policy is None or not any(is_policy_cpu(grant.candidate, given.node.name) for claim in grants for grant in claim):
+    if policy is None or not any(
+        is_policy_cpu(grant.candidate, given.node.name) for claim in grants for grant in claim
+    ):
         return grants
     cpus = [candidate for candidate in candidates if is_policy_cpu(candidate, given.node.name)]
-    tries = (_Exchange(given, policy, cpus, checks, grants, may_move_others=may_move_others).run() for may_move_others in (True, False))
+    tries = (
+        _Exchange(given, policy, cpus, checks, grants, may_move_others=may_move_others).run()
+        for may_move_others in (True, False)
+    )
     return next((outcome for outcome in tries if outcome is not None), grants)
 
 
@@ -116,14 +125,19 @@ class _Exchange:
     def _choose(self, claim_index: int, request: PreparedRequest) -> CpuSet | Refusal | None:
         own = [grant.candidate for grant in self.grants[claim_index] if grant.request is request]
         usable = CpuSet.of(_cpu(candidate) for candidate in self._usable(claim_index, request, own))
-        chosen = choose_exclusive_cpus(self.topology, usable, len(own), self.policy.options, reserved=self.policy.reserved)
+        chosen = choose_exclusive_cpus(
+            self.topology, usable, len(own), self.policy.options, reserved=self.policy.reserved
+        )
         if isinstance(chosen, Refusal):
-            # Too few is no refusal of the policy's: the search found enough, and another request has taken some.
+            # Too few is no refusal of the policy's: the search found enough, and
+            # another request has taken some.
             return chosen if chosen.reasons[0].code == "smt-alignment" else None
         return chosen
 
     def _usable(self, claim_index: int, request: PreparedRequest, own: Sequence[Candidate]) -> Iterator[Candidate]:
-        """List the CPUs that the request could have instead of its own: those that no other request has, and that keep its constraints."""
+        """List the CPUs that the request could have instead of its own: those that no other request
+        has, and that keep its constraints.
+        """
         movable = {*self._exchanged} - self._done if self.may_move_others else set()
         others = {
             grant.candidate.id
@@ -131,21 +145,36 @@ class _Exchange:
             for grant in claim
             if grant.request is not request and (index, grant.request.name) not in movable
         }
-        common = [(attribute, self._common(claim_index, index, attribute)) for index, attribute in self._matched(claim_index, request)]
+        common = [
+            (attribute, self._common(claim_index, index, attribute))
+            for index, attribute in self._matched(claim_index, request)
+        ]
         own_ids = {candidate.id for candidate in own}
         for candidate in self.cpus:
-            if candidate.id in others or (candidate.id not in own_ids and not self.checks.could_take(request, candidate)):
+            if candidate.id in others or (
+                candidate.id not in own_ids and not self.checks.could_take(request, candidate)
+            ):
                 continue
             if all(values <= self._values(candidate, attribute) for attribute, values in common):
                 yield candidate
 
     def _matched(self, claim_index: int, request: PreparedRequest) -> list[tuple[int, str]]:
         constraints = self.given.claims[claim_index].spec.devices.constraints
-        return [(index, attribute) for index in request.constraints if (attribute := constraints[index].match_attribute) is not None]
+        return [
+            (index, attribute)
+            for index in request.constraints
+            if (attribute := constraints[index].match_attribute) is not None
+        ]
 
     def _common(self, claim_index: int, constraint: int, attribute: str) -> frozenset[object]:
-        """Give the values that all devices under a constraint have in common, as the search found them."""
-        values = [self._values(grant.candidate, attribute) for grant in self.grants[claim_index] if constraint in grant.request.constraints]
+        """Give the values that all devices under a constraint have in common, as the search found
+        them.
+        """
+        values = [
+            self._values(grant.candidate, attribute)
+            for grant in self.grants[claim_index]
+            if constraint in grant.request.constraints
+        ]
         return frozenset.intersection(*values) if values else frozenset()
 
     def _values(self, candidate: Candidate, attribute: str) -> frozenset[object]:
@@ -157,7 +186,8 @@ class _Exchange:
         names = iter(chosen)
         claims = list(self.grants)
         claims[claim_index] = tuple(
-            replace(grant, candidate=by_cpu[next(names)]) if grant.request is request else grant for grant in claims[claim_index]
+            replace(grant, candidate=by_cpu[next(names)]) if grant.request is request else grant
+            for grant in claims[claim_index]
         )
         self.grants = tuple(claims)
         self._done.add((claim_index, request.name))

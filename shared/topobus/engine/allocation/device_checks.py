@@ -1,7 +1,8 @@
 """The checks on one device, in upstream's order, and the grants that a search holds at a point.
 
-Flows in: an AllocationInput, its pools and a selector compiler. The search calls `take` for a device, then grants it or undoes the take. The order of
-the checks decides which error is reported first, so it is part of the result.
+Flows in: an AllocationInput, its pools and a selector compiler. The search calls `take` for a
+device, then grants it or undoes the take. The order of the checks decides which error is reported
+first, so it is part of the result.
 Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 """
 
@@ -48,7 +49,9 @@ class DeviceChecks:
         self._has = {gate: gate in given.gates for gate in Gate}
         self._held: dict[DeviceId, list[int]] = {}
         self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
-        self._counters = RemainingCounters(pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected)
+        self._counters = RemainingCounters(
+            pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected
+        )
         self._constraints: tuple[tuple[ActiveConstraint, ...], ...] = tuple(
             tuple(
                 made
@@ -59,7 +62,10 @@ class DeviceChecks:
         )
 
     def afresh(self) -> DeviceChecks:
-        """Give checks of the same input that hold nothing; what selectors said of devices is kept."""
+        """Give checks of the same input that hold nothing.
+
+        What selectors said of devices is kept.
+        """
         checks = DeviceChecks(self._given, self._pools, self._compiler)
         checks._selectors, checks._verdicts = self._selectors, self._verdicts
         return checks
@@ -74,7 +80,10 @@ class DeviceChecks:
         return bool(held) or candidate.id in self._given.usage.holders or self._has_old_shares(candidate)
 
     def _has_old_shares(self, candidate: Candidate) -> bool:
-        """Say whether shares are held of a device that its driver no longer shares. Upstream gives it away whole, so mode `compatible` does too."""
+        """Say whether shares are held of a device that its driver no longer shares.
+
+        Upstream gives it away whole, so mode `compatible` does too.
+        """
         return self._is_corrected and candidate.id in self._given.usage.consumed and not self.is_shared(candidate)
 
     def is_selected(self, request: PreparedRequest, candidate: Candidate) -> bool:
@@ -89,7 +98,10 @@ class DeviceChecks:
 
     def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         """Name the first selector that says no: the class's, then the request's."""
-        for owner, selectors in ((f"class {request.class_name} ", request.device_class.selectors), ("", request.selectors)):
+        for owner, selectors in (
+            (f"class {request.class_name} ", request.device_class.selectors),
+            ("", request.selectors),
+        ):
             for index, selector in enumerate(selectors):
                 expression = selector.cel.expression if selector.cel is not None else ""
                 verdict = self._verdict(expression, candidate)
@@ -113,7 +125,11 @@ class DeviceChecks:
                         )
                     )
                 if not verdict:
-                    return Blocker(OTHER_CLASS, "") if owner else Blocker("selector", f"selector #{index} says no: {expression}")
+                    return (
+                        Blocker(OTHER_CLASS, "")
+                        if owner
+                        else Blocker("selector", f"selector #{index} says no: {expression}")
+                    )
         return None
 
     def _verdict(self, expression: str, candidate: Candidate) -> bool | SelectorError:
@@ -126,7 +142,9 @@ class DeviceChecks:
             problem = candidate.unreadable[self._has[Gate.LIST_ATTRIBUTES]]
             if problem and not isinstance(selector, SelectorError):
                 selector = SelectorError(f"cannot be evaluated: {problem}")
-            verdict = self._verdicts[key] = selector if isinstance(selector, SelectorError) else selector.matches(candidate.facts)
+            verdict = self._verdicts[key] = (
+                selector if isinstance(selector, SelectorError) else selector.matches(candidate.facts)
+            )
         return verdict
 
     def _amounts_of(self, request: PreparedRequest, candidate: Candidate) -> dict[str, Quantity] | None:
@@ -136,21 +154,30 @@ class DeviceChecks:
         return self._amounts[key]
 
     def would_select(self, request: PreparedRequest, candidate: Candidate) -> bool | None:
-        """Say whether a device is selected, without ending the search; None when its selector fails."""
+        """Say whether a device is selected, without ending the search.
+
+        None when its selector fails.
+        """
         try:
             return self.is_selected(request, candidate)
         except FaultError:
             return None
 
     def can_count(self, request: PreparedRequest, candidate: Candidate) -> bool | None:
-        """Say whether a device could serve the request by itself, constraints and counters aside; None when its selector fails."""
+        """Say whether a device could serve the request by itself, constraints and counters aside.
+
+        None when its selector fails.
+        """
         if self.is_in_use(request, candidate):
             return False
         verdict = self.would_select(request, candidate)
         return self.is_large_enough(request, candidate) if verdict else verdict
 
     def count_at_most(self, request: PreparedRequest, candidates: Sequence[Candidate]) -> int:
-        """Count how many devices the request can have at most, constraints aside; a device whose selector fails counts."""
+        """Count how many devices the request can have at most, constraints aside.
+
+        A device whose selector fails counts.
+        """
         usable = [
             candidate
             for candidate in candidates
@@ -160,9 +187,16 @@ class DeviceChecks:
         return len(usable) - len(paying) + self._counters.count_at_most(paying)
 
     def could_take(self, request: PreparedRequest, candidate: Candidate) -> bool:
-        """Say whether a device could serve the request if this search had given nothing to anybody; constraints and counters aside."""
+        """Say whether a device could serve the request if this search had given nothing to anybody.
+
+        Constraints and counters aside.
+        """
         usage = self._given.usage
-        if candidate.id in usage.excluded or candidate.id in usage.holders or candidate.id in self._outside[request.claim_index]:
+        if (
+            candidate.id in usage.excluded
+            or candidate.id in usage.holders
+            or candidate.id in self._outside[request.claim_index]
+        ):
             return False
         if self._has_old_shares(candidate) or not self.would_select(request, candidate):
             return False
@@ -170,14 +204,28 @@ class DeviceChecks:
 
     def constraint_states(self, claim_index: int) -> tuple[Hashable, ...]:
         """Give the state of each of a claim's constraints."""
-        return tuple(constraint.state for constraint in self._constraints[claim_index]) if claim_index < len(self._constraints) else ()
+        return (
+            tuple(constraint.state for constraint in self._constraints[claim_index])
+            if claim_index < len(self._constraints)
+            else ()
+        )
 
     @property
     def is_reversible(self) -> bool:
-        """Say whether backtracking restores everything: so it is in mode `corrected`, and without what upstream's defects concern."""
+        """Say whether backtracking restores everything: so it is in mode `corrected`, and without
+        what upstream's defects concern.
+        """
         return self._is_corrected or not (
-            any(isinstance(constraint, DistinctAttribute) for constraints in self._constraints for constraint in constraints)
-            or any(candidate.device.consumes_counters or _has_lists(candidate) for pool in self._pools for candidate in pool.candidates)
+            any(
+                isinstance(constraint, DistinctAttribute)
+                for constraints in self._constraints
+                for constraint in constraints
+            )
+            or any(
+                candidate.device.consumes_counters or _has_lists(candidate)
+                for pool in self._pools
+                for candidate in pool.candidates
+            )
         )
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
@@ -203,17 +251,22 @@ class DeviceChecks:
     def _pays_counters(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether a grant takes counters: a shared device pays once.
 
-        kubernetes/kubernetes#140729: upstream has admin access pay, which only looks at a device; mode `compatible` does too.
+        kubernetes/kubernetes#140729: upstream has admin access pay, which only looks at a
+        device; mode `compatible` does too.
         """
         if not candidate.device.consumes_counters or (request.is_admin and self._is_corrected):
             return False
-        return not (self.is_shared(candidate) and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id)))
+        return not (
+            self.is_shared(candidate)
+            and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id))
+        )
 
     def take(self, request: PreparedRequest, candidate: Candidate, *, is_trial: bool = False) -> Blocker | None:
-        """Take counters and constraints for a selected device, ready to be granted; or name what stands in the way and take nothing.
+        """Take counters and constraints for a selected device, ready to be granted.
 
-        kubernetes/kubernetes#140436: upstream keeps the counters of a device that a taint or a constraint then refuses, so mode `compatible` does too,
-        but for a trial.
+        Or name what stands in the way and take nothing. kubernetes/kubernetes#140436: upstream
+        keeps the counters of a device that a taint or a constraint then refuses, so mode
+        `compatible` does too, but for a trial.
         """
         if self.is_in_use(request, candidate):
             return self._explain_use(request, candidate)
@@ -246,8 +299,12 @@ class DeviceChecks:
         for taint in candidate.device.taints:
             if taint.key == SILENT_TAINT:
                 since = f" since {taint.value}" if taint.value else ""
-                return Blocker(SERVICE_SILENT, f"their service does not answer{since}: whether they are well is unknown")
-            if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(toleration, taint) for toleration in request.tolerations):
+                return Blocker(
+                    SERVICE_SILENT, f"their service does not answer{since}: whether they are well is unknown"
+                )
+            if taint.effect in ("NoSchedule", "NoExecute") and not any(
+                tolerates(toleration, taint) for toleration in request.tolerations
+            ):
                 reason = health_reason(candidate.device, taint)
                 why = f" ({reason})" if reason else ""
                 return Blocker("tainted", f"tainted {taint.key}={taint.value}:{taint.effect}{why}")
@@ -279,7 +336,8 @@ class DeviceChecks:
     def take_back(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
         """Undo the newest grant.
 
-        kubernetes/kubernetes#134100: upstream does not give back the counters of a device that is shared by capacity.
+        kubernetes/kubernetes#134100: upstream does not give back the counters of a
+        device that is shared by capacity.
         """
         self.grants[claim_index].pop()
         (self._sharing if self.is_shared(candidate) else self._held)[candidate.id].pop()
@@ -294,9 +352,10 @@ class DeviceChecks:
                 self.take_back(claim_index, grant.request, grant.candidate)
 
     def explain(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
-        """Name what keeps a candidate from being taken where the search stands; nothing stays taken.
+        """Name what keeps a candidate from being taken where the search stands.
 
-        For people: what another class has is told apart first, though the search minds a holder before a selector.
+        Nothing stays taken. For people: what another class has is told apart first, though the
+        search minds a holder before a selector.
         """
         try:
             failing = self._failing_selector(request, candidate)

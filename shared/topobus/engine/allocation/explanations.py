@@ -1,6 +1,8 @@
-"""Explains why no node can serve a claim: a fault in the objects, a search that exceeded its budget, or what each node lacks.
+"""Explains why no node can serve a claim: a fault in the objects, a search that exceeded its
+budget, or what each node lacks.
 
-Flows in: the outcome on each node, in order. Flows out: the reason of a condition and the Reasons behind it.
+Flows in: the outcome on each node, in order. Flows out: the reason of a
+condition and the Reasons behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ SHOWN_NODES = 8
 
 
 def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, tuple[Reason, ...]]:
-    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks, the nearest miss first; nodes without Topobus come last."""
+    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks,
+    the nearest miss first; nodes without Topobus come last.
+    """
     if not nodes:
         return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
     reasons: list[Reason] = []
@@ -35,17 +39,25 @@ def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[st
             return "Invalid", (outcome.reason,)
         if isinstance(outcome, GaveUp):
             has_given_up = True
-            message = f"node {node}: the search gave up after {outcome.steps} steps: neither a fit nor a refusal is known"
+            message = (
+                f"node {node}: the search gave up after {outcome.steps} steps: neither a fit nor a refusal is known"
+            )
             reasons.append(Reason(code="gave-up", message=message, facts={"node": node, "steps": outcome.steps}))
         elif isinstance(outcome, Fault):
             reasons.append(outcome.reason)
         elif not isinstance(outcome, Allocated) and not outcome.reasons:
             unread += 1  # known not to fit; nobody reads so far
         elif not isinstance(outcome, Allocated):
-            reasons.append(Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts))
-    # A node that runs no Topobus has published no machine: true, and never what a reader can mend by freeing something.
+            reasons.append(
+                Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts)
+            )
+    # A node that runs no Topobus has published no machine: true, and never what a reader
+    # can mend by freeing something.
     reasons.sort(key=lambda reason: (reason.code == _NO_MACHINE, lacking([reason])))
     if len(reasons) + unread > SHOWN_NODES:
         more = len(reasons) + unread - len(reasons[:SHOWN_NODES])
-        reasons = [*reasons[:SHOWN_NODES], Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more})]
+        reasons = [
+            *reasons[:SHOWN_NODES],
+            Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more}),
+        ]
     return ("SearchGaveUp" if has_given_up else "DoesNotFit"), tuple(reasons)

@@ -1,10 +1,13 @@
-"""Look-ahead for hard searches: checks whether the remaining requests can be served at all from the devices that are left.
+"""Look-ahead for hard searches: checks whether the remaining requests can be served at all from the
+devices that are left.
 
-It checks necessary conditions only, each by counting: enough free devices for each request and for all together; for `matchAttribute`, one value that
-enough devices of every request have; for `distinctAttribute`, enough different values. So a positive answer proves nothing, and a negative one ends a
-branch that upstream would search to its end with the same result.
+It checks necessary conditions only, each by counting: enough free devices for each request and for
+all together; for `matchAttribute`, one value that enough devices of every request have; for
+`distinctAttribute`, enough different values. So a positive answer proves nothing, and a negative
+one ends a branch that upstream would search to its end with the same result.
 
-Flows in: the state of a search. Flows out: whether the branch is infeasible. Cost: O(remaining requests x devices) for each call.
+Flows in: the state of a search. Flows out: whether the branch is infeasible. Cost: O(remaining
+requests x devices) for each call.
 """
 
 from __future__ import annotations
@@ -30,7 +33,11 @@ class Lookahead:
     """Answers for one search."""
 
     def __init__(
-        self, given: AllocationInput, requests: Sequence[Sequence[Alternatives]], candidates: Sequence[Candidate], checks: DeviceChecks
+        self,
+        given: AllocationInput,
+        requests: Sequence[Sequence[Alternatives]],
+        candidates: Sequence[Candidate],
+        checks: DeviceChecks,
     ) -> None:
         self._given = given
         self._requests = requests
@@ -42,8 +49,9 @@ class Lookahead:
     def is_applicable(self) -> bool:
         """Say whether a hopeless branch may be left at once.
 
-        Not where upstream would meet something else there than a dead end: a claim's limit, for then it jumps farther; a selector that fails or a constraint
-        broken by "all devices", for these end the search.
+        Not where upstream would meet something else there than a dead end: a claim's limit,
+        for then it jumps farther; a selector that fails or a constraint broken by "all
+        devices", for these end the search.
         """
         requests = [alternative for claim in self._requests for alternatives in claim for alternative in alternatives]
         return (
@@ -52,7 +60,11 @@ class Lookahead:
                 for claim in self._requests
             )
             and not any(request.everything is not None and request.constraints for request in requests)
-            and all(self._checks.would_select(request, candidate) is not None for request in requests for candidate in self._candidates)
+            and all(
+                self._checks.would_select(request, candidate) is not None
+                for request in requests
+                for candidate in self._candidates
+            )
         )
 
     def is_hopeless(self, claim: int, request: int, alternative: int, device: int) -> bool:
@@ -82,7 +94,9 @@ class Lookahead:
         """List the devices that could serve a request now, constraints and counters aside."""
         wanted = self._wanted.get(request)
         if wanted is None:
-            wanted = self._wanted[request] = [candidate for candidate in self._candidates if self._checks.is_selected(request, candidate)]
+            wanted = self._wanted[request] = [
+                candidate for candidate in self._candidates if self._checks.is_selected(request, candidate)
+            ]
         return [
             candidate
             for candidate in wanted
@@ -90,10 +104,17 @@ class Lookahead:
         ]
 
     def _are_too_few(self, needs: Sequence[_Need]) -> bool:
-        """Compare what all lack with what is free for any; requests that may share devices do not count."""
-        exclusive = [(prepared_request, count, free) for prepared_request, count, free in needs if not prepared_request.is_admin]
+        """Compare what all lack with what is free for any.
+
+        Requests that may share devices do not count.
+        """
+        exclusive = [
+            (prepared_request, count, free) for prepared_request, count, free in needs if not prepared_request.is_admin
+        ]
         devices = {candidate for _, _, free in exclusive for candidate in free}
-        return not any(self._checks.is_shared(device) for device in devices) and sum(count for _, count, _ in exclusive) > len(devices)
+        return not any(self._checks.is_shared(device) for device in devices) and sum(
+            count for _, count, _ in exclusive
+        ) > len(devices)
 
     def _breaks_constraint(self, claim: int, needs: Sequence[_Need], *, is_current: bool) -> bool:
         states = self._checks.constraint_states(claim) if is_current else ()
@@ -101,7 +122,9 @@ class Lookahead:
             concerned = [need for need in needs if number in need[0].constraints and need[1] > 0]
             if concerned:
                 state = states[number] if is_current else None
-                if constraint.match_attribute is not None and self._cannot_match(constraint.match_attribute, concerned, state):
+                if constraint.match_attribute is not None and self._cannot_match(
+                    constraint.match_attribute, concerned, state
+                ):
                     return True
                 if constraint.distinct_attribute is not None and self._cannot_differ(constraint, concerned, state):
                     return True

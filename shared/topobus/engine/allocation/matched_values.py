@@ -1,8 +1,11 @@
-"""Writes the topology values that an alignment matched into the allocation, from where they reach the node's prepare call.
+"""Writes the topology values that an alignment matched into the allocation, from where they reach
+the node's prepare call.
 
-Flows in: a node view and allocations that satisfy the alignment request of their claims or pod. Flows out: the same allocations with one
-configuration of kind AlignmentResult for each Topobus driver: the NUMA nodes, PCIe roots and PCIe switches of the devices of all claims that were
-aligned together. A driver that prepares one of them (to pin memory or choose CPUs) reads there where the other devices are.
+Flows in: a node view and allocations that satisfy the alignment request of their claims or
+pod. Flows out: the same allocations with one configuration of kind AlignmentResult for each
+Topobus driver: the NUMA nodes, PCIe roots and PCIe switches of the devices of all claims that
+were aligned together. A driver that prepares one of them (to pin memory or choose CPUs) reads
+there where the other devices are.
 """
 
 from __future__ import annotations
@@ -24,15 +27,22 @@ __all__ = ["with_matches"]
 
 
 def with_matches(
-    view: NodeView, results: Sequence[AllocationResult], groups: Sequence[frozenset[int]], wishes: Sequence[AlignmentRequest | None]
+    view: NodeView,
+    results: Sequence[AllocationResult],
+    groups: Sequence[frozenset[int]],
+    wishes: Sequence[AlignmentRequest | None],
 ) -> tuple[AllocationResult, ...]:
-    """Tell each allocation that was aligned where the devices are that it was aligned with; the others stay as they are.
+    """Tell each allocation that was aligned where the devices are that it was aligned with.
+
+    The others stay as they are.
 
     Shapes: groups — positions of claims that a pod wants together; wishes — one a claim, its own.
     """
     made = list(results)
     for index, result in enumerate(results):
-        mates = frozenset().union(*(group for group in groups if index in group)) or frozenset({index} if wishes[index] is not None else ())
+        mates = frozenset().union(*(group for group in groups if index in group)) or frozenset(
+            {index} if wishes[index] is not None else ()
+        )
         drivers = sorted(
             {
                 granted_device.driver
@@ -44,9 +54,12 @@ def with_matches(
             continue
         parameters = _match(view, [results[mate] for mate in sorted(mates)])
         config = tuple(
-            GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=driver, parameters=parameters)) for driver in drivers
+            GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=driver, parameters=parameters))
+            for driver in drivers
         )
-        made[index] = structs.replace(result, devices=structs.replace(result.devices, config=(*result.devices.config, *config)))
+        made[index] = structs.replace(
+            result, devices=structs.replace(result.devices, config=(*result.devices.config, *config))
+        )
     return tuple(made)
 
 
@@ -67,4 +80,6 @@ def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any
             roots |= {found_device.pcie_root} - {""}
             switches |= {str(found_device.pcie_switch)} if found_device.pcie_switch is not None else set()
     parameters: dict[str, Any] = {"apiVersion": PARAMETERS_VERSION, "kind": RESULT_KIND, "numaNodes": str(nodes)}
-    return parameters | {key: sorted(places) for key, places in (("pcieRoots", roots), ("pcieSwitches", switches)) if places}
+    return parameters | {
+        key: sorted(places) for key, places in (("pcieRoots", roots), ("pcieSwitches", switches)) if places
+    }

@@ -1,6 +1,7 @@
 """Explains why a claim does not fit: the first failing check of each device, grouped by reason.
 
-Flows in: what the nearest request lacks, with the blocker of each device. Flows out: Reasons, the summary first, then the groups, largest first.
+Flows in: what the nearest request lacks, with the blocker of each device. Flows out: Reasons, the
+summary first, then the groups, largest first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ __all__ = ["LIMIT", "OTHER_CLASS", "OUTSIDE", "UNCOUNTED", "Blocker", "Miss", "d
 OTHER_CLASS = "other-class"
 """Code of a device that the class asked for does not select: of no interest to whoever asked."""
 OUTSIDE = "outside"
-"""Code of a device that lies outside of the place that is being tried: another place's miss speaks of it."""
+"""Code of a device that lies outside of the place that is being tried: another place's miss speaks
+of it."""
 
 UNCOUNTED = 1 << 20
 """More devices than any claim may have: what a reason that counts none says that it lacks."""
@@ -47,7 +49,8 @@ class Miss:
 
     request: PreparedRequest
     found_count: int
-    """The most of its devices that it can have at once, beside those that the requests before it have."""
+    """The most of its devices that it can have at once, beside those that the requests before it
+    have."""
     is_exact: bool
     """False: at least so many; whether there can be more was not found out."""
     blockers: tuple[tuple[Candidate, Blocker | None], ...]
@@ -57,15 +60,25 @@ class Miss:
 def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> tuple[Reason, ...]:
     """Group what stood in the way on one node."""
     node, request, blockers = given.node.name, miss.request, miss.blockers
-    wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
-    of_class = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
+    wanted = (
+        "all devices"
+        if request.everything is not None
+        else f"{request.count} device{'s' if request.count != 1 else ''}"
+    )
+    of_class = [
+        (candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS
+    ]
     relevant = [(candidate, blocker) for candidate, blocker in of_class if blocker is None or blocker.code != OUTSIDE]
     if relevant:
         have = f"found {'' if miss.is_exact else 'at least '}{miss.found_count} of {len(relevant)}"
     elif of_class:
         have = "and none of that class lies there"
     else:
-        have = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
+        have = (
+            f"and none of the {len(blockers)} devices here is of that class"
+            if blockers
+            else "and there is no device here"
+        )
     reasons = [
         Reason(
             code="too-few-devices",
@@ -90,14 +103,22 @@ def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> 
         reasons.append(
             Reason(
                 code=f"device-{blocker.code}",
-                message=f"{len(names)} device{'s' if len(names) != 1 else ''}{_named(blocker, names)}: {blocker.detail}",
-                facts={"node": node, "count": len(names), "devices": tuple(names[:_SHOWN_DEVICES]), "detail": blocker.detail},
+                message=f"{len(names)} device{'s' if len(names) != 1 else ''}{_named(blocker, names)}: "
+                f"{blocker.detail}",
+                facts={
+                    "node": node,
+                    "count": len(names),
+                    "devices": tuple(names[:_SHOWN_DEVICES]),
+                    "detail": blocker.detail,
+                },
             )
         )
     for pool in pools:
         if pool.state is not PoolState.READY:
             message = f"pool {pool.id} is {pool.state}: {pool.why}"
-            reasons.append(Reason(code=f"pool-{pool.state}", message=message, facts={"node": node, "pool": str(pool.id)}))
+            reasons.append(
+                Reason(code=f"pool-{pool.state}", message=message, facts={"node": node, "pool": str(pool.id)})
+            )
     return tuple(reasons)
 
 
@@ -121,7 +142,8 @@ def summarize(reasons: Sequence[Reason]) -> str:
 
 
 def lacking(reasons: Sequence[Reason]) -> int:
-    """Count the devices that are lacking, by the summary's facts: the least of several is the nearest miss.
+    """Count the devices that are lacking, by the summary's facts: the least of several is the
+    nearest miss.
 
     >>> lacking([Reason(code="too-few-devices", message="", facts={"wanted": 4, "found": 3})]), lacking([]) == UNCOUNTED
     (1, True)

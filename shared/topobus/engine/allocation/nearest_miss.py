@@ -1,8 +1,11 @@
-"""Measures what claims that do not fit lack: which request cannot be served beside those before it, and the most devices that it can have at once.
+"""Measures what claims that do not fit lack: which request cannot be served beside those before it,
+and the most devices that it can have at once.
 
-Flows in: the prepared requests of a search that found nothing, and a way to search for part of them. Flows out: a Miss, with what stands in the way of each other device. The number is measured: so many devices were
-found together, and with one more nothing was found, or a count shows that there cannot be one more. Where that takes more work than a refusal is worth, the number is
-a lower bound and says so. Searches that fit never come here.
+Flows in: the prepared requests of a search that found nothing, and a way to search for part of
+them. Flows out: a Miss, with what stands in the way of each other device. The number is measured:
+so many devices were found together, and with one more nothing was found, or a count shows that
+there cannot be one more. Where that takes more work than a refusal is worth, the number is a lower
+bound and says so. Searches that fit never come here.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ class NearestMiss:
     left: int = field(default_factory=lambda: _STEPS)
 
     def find(self) -> Miss:
-        """Find the first request that cannot be served, and measure what it can have; of alternatives the one that lacks least."""
+        """Find the first request that cannot be served, and measure what it can have.
+
+        Of alternatives the one that lacks least.
+        """
         places = [(claim, number) for claim, requests in enumerate(self.requests) for number in range(len(requests))]
         # All of them do not fit, none of them does.
         fits, fails, is_proved = 0, len(places), True
@@ -63,16 +69,22 @@ class NearestMiss:
                 fails, is_proved = middle, attempt.is_fit is not None
         claim, number = places[fits]
         before = self._before(claim, number)
-        misses = [self._measure(before, claim, request, held, is_proved=is_proved) for request in self.requests[claim][number]]
+        misses = [
+            self._measure(before, claim, request, held, is_proved=is_proved) for request in self.requests[claim][number]
+        ]
         return min(misses, key=lambda miss: miss.request.count - miss.found_count)
 
     def _before(self, claim: int, number: int) -> Requests:
         return (*self.requests[:claim], self.requests[claim][:number])
 
-    def _measure(self, before: Requests, claim: int, request: PreparedRequest, held: DeviceChecks, *, is_proved: bool) -> Miss:
-        """Find the largest number of the request's devices that can be had beside the requests before it.
+    def _measure(
+        self, before: Requests, claim: int, request: PreparedRequest, held: DeviceChecks, *, is_proved: bool
+    ) -> Miss:
+        """Find the largest number of the request's devices that can be had beside the requests
+        before it.
 
-        Shapes: held — what those before it may have; is_proved — the request as it is was searched for to the end.
+        Shapes: held — what those before it may have; is_proved — the request as it
+        is was searched for to the end.
         """
         most = min(request.count, self.fresh.count_at_most(request, self.candidates))
         proved = min(most, request.count - 1) if is_proved else most
@@ -93,11 +105,17 @@ class NearestMiss:
     def _blockers(
         self, request: PreparedRequest, part: PreparedRequest, held: DeviceChecks
     ) -> tuple[tuple[Candidate, Blocker | None], ...]:
-        """Say what stands in the way of each device that the request has not; None of those that it has."""
+        """Say what stands in the way of each device that the request has not.
+
+        None of those that it has.
+        """
         own = {grant.candidate.id for grant in held.grants[request.claim_index] if grant.request is part}
         is_full = len(held.grants[request.claim_index]) >= MAX_LIST
         return tuple(
-            (candidate, None if candidate.id in own else held.explain(request, candidate) or (LIMIT if is_full else None))
+            (
+                candidate,
+                None if candidate.id in own else held.explain(request, candidate) or (LIMIT if is_full else None),
+            )
             for candidate in self.candidates
         )
 

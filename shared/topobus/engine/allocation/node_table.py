@@ -1,11 +1,15 @@
-"""A node's devices as columns of small integers; a claim's view of a node is a tuple of a few of them.
+"""A node's devices as columns of small integers.
 
-Flows in: a node's pools. Flows out: one integer for each property that a claim can observe: the values that a selector reads, how the values of an
-attribute repeat over the devices, and everything else that is checked. Two nodes with equal integers give the same result for the same claim, with
-other device names. So for a search a cluster of a thousand nodes of three kinds is three nodes. Each column is computed at its first use and cached
-until a slice of the node changes.
+A claim's view of a node is a tuple of a few of them.
 
-Only a node that shares no pool with other nodes is compared. Pools that nodes share, and incomplete or invalid ones, are searched node by node.
+Flows in: a node's pools. Flows out: one integer for each property that a claim can observe: the
+values that a selector reads, how the values of an attribute repeat over the devices, and everything
+else that is checked. Two nodes with equal integers give the same result for the same claim, with
+other device names. So for a search a cluster of a thousand nodes of three kinds is three nodes.
+Each column is computed at its first use and cached until a slice of the node changes.
+
+Only a node that shares no pool with other nodes is compared. Pools that nodes share, and incomplete
+or invalid ones, are searched node by node.
 """
 
 from __future__ import annotations
@@ -60,21 +64,29 @@ class NodeTable:
     def is_own(self) -> bool:
         """Say whether all that the node can reach is its own, and whole."""
         name = self.node.name
-        return all(pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools) and all(
-            candidate.slice.node_name == name and not candidate.slice.per_device_node_selection for candidate in self.candidates
+        return all(
+            pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools
+        ) and all(
+            candidate.slice.node_name == name and not candidate.slice.per_device_node_selection
+            for candidate in self.candidates
         )
 
     def warm(self) -> None:
-        """Make what the first claim would have to wait for: what selectors see of each device. An amount that is none is for the search to tell of."""
+        """Make what the first claim would have to wait for: what selectors see of each device.
+
+        An amount that is none is for the search to tell of.
+        """
         with suppress(ValueError):
             for candidate in self.candidates:
                 _ = candidate.facts
         _ = self._rest, self.places
 
     def fingerprint(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
-        """Number all that a claim can tell of the node: what its selectors read, and the attributes that its constraints compare.
+        """Number all that a claim can tell of the node: what its selectors read, and the attributes
+        that its constraints compare.
 
-        Cost: a look-up for a claim whose like was here before; O(devices) for each thing that nobody read before.
+        Cost: a look-up for a claim whose like was here before; O(devices) for each
+        thing that nobody read before.
         """
         asked = (reads, attributes)
         number = self._fingerprints.get(asked)
@@ -88,11 +100,15 @@ class NodeTable:
         """Number what the devices show at one place, in order."""
         number = self._columns.get(reads)
         if number is None:
-            number = self._columns[reads] = self._numbers.of(tuple([seen(reads, device.facts) for device in self.candidates]))
+            number = self._columns[reads] = self._numbers.of(
+                tuple([seen(reads, device.facts) for device in self.candidates])
+            )
         return number
 
     def _pattern(self, attribute: str) -> int:
-        """Number how an attribute's values repeat over the devices: a constraint asks only which are equal, so values are named by their first device."""
+        """Number how an attribute's values repeat over the devices: a constraint asks only which
+        are equal, so values are named by their first device.
+        """
         number = self._columns.get(attribute)
         if number is None:
             names: dict[Hashable, int] = {}
@@ -107,18 +123,31 @@ class NodeTable:
 
     @cached_property
     def _rest(self) -> int:
-        """Number all that is checked besides attributes: pools, counters, capacity, taints, binding; without the names of pools and devices."""
+        """Number all that is checked besides attributes: pools, counters, capacity, taints,
+        binding.
+
+        Without the names of pools and devices.
+        """
         names: dict[str, int] = {}
         pools = tuple(
-            (pool.id.driver, names.setdefault(pool.id.pool, len(names)), len(pool.candidates), _counters_of(pool)) for pool in self.pools
+            (pool.id.driver, names.setdefault(pool.id.pool, len(names)), len(pool.candidates), _counters_of(pool))
+            for pool in self.pools
         )
-        cpus = self.node.cpus if any(is_policy_cpu(candidate, self.node.name) for candidate in self.candidates) else None
+        cpus = (
+            self.node.cpus if any(is_policy_cpu(candidate, self.node.name) for candidate in self.candidates) else None
+        )
         return self._numbers.of((pools, tuple([_rest_of(candidate) for candidate in self.candidates]), cpus))
 
 
 def _rest_of(candidate: Candidate) -> Hashable:
     device = candidate.device
-    if not (device.capacity or device.consumes_counters or device.taints or device.binding_conditions or device.binding_failure_conditions):
+    if not (
+        device.capacity
+        or device.consumes_counters
+        or device.taints
+        or device.binding_conditions
+        or device.binding_failure_conditions
+    ):
         return candidate.pool_index, candidate.unreadable, device.allow_multiple_allocations, device.binds_to_node
     return (
         candidate.pool_index,

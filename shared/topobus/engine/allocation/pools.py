@@ -1,8 +1,11 @@
 """Lists the devices that a node can reach, by pool, in the order in which the search tries them.
 
-Flows in: slices as published. Flows out: pools, each complete, incomplete, invalid or obsolete. Only the newest generation of a pool counts.
-Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
-Source: docs/knowledge/dynamic-resource-allocation.md#pools; k8s.io/dynamic-resource-allocation/structured, 1.36.
+Flows in: slices as published. Flows out: pools, each complete, incomplete, invalid or obsolete.
+Only the newest generation of a pool counts.
+Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by
+object name and devices as listed.
+Source: docs/knowledge/dynamic-resource-allocation.md#pools;
+k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
 from __future__ import annotations
@@ -39,11 +42,15 @@ class PoolState(StrEnum):
     """Slices of the newest generation are missing: the driver is publishing."""
     INVALID = "invalid"
     OBSOLETE = "obsolete"
-    """Another node's slices are of a newer generation: what this node sees is over. It counts as absent, and is told."""
+    """Another node's slices are of a newer generation: what this node sees is over. It counts as
+    absent, and is told."""
 
 
 class DeviceViews:
-    """Works out what a search needs of a device. Who has equal devices of many nodes gives another that does it once for all of them."""
+    """Works out what a search needs of a device.
+
+    Who has equal devices of many nodes gives another that does it once for all of them.
+    """
 
     def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
         """Give what selectors see.
@@ -77,7 +84,10 @@ class Candidate:
 
     @cached_property
     def unreadable(self) -> tuple[str, str]:
-        """Say why selectors fail on the device whatever they ask, without and with list attributes; empty when they do not."""
+        """Say why selectors fail on the device whatever they ask, without and with list attributes.
+
+        Empty when they do not.
+        """
         return self.views.unreadable(self.device)
 
     @cached_property
@@ -91,10 +101,15 @@ class Candidate:
         return any(capacity.request_policy is not None for capacity in self.device.capacity.values())
 
     def reaches(self, node: Node) -> bool:
-        """Say whether a device of a slice with per-device node selection serves this node; True for any other slice."""
+        """Say whether a device of a slice with per-device node selection serves this node.
+
+        True for any other slice.
+        """
         if not self.slice.per_device_node_selection:
             return True
-        return node_matches(node, self.device.node_name, self.device.node_selector, is_everywhere=bool(self.device.all_nodes))
+        return node_matches(
+            node, self.device.node_name, self.device.node_selector, is_everywhere=bool(self.device.all_nodes)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +127,16 @@ class Pool:
 
 
 def reasons_unreadable(device: SliceDevice) -> tuple[str, str]:
-    """Say why selectors fail on a device whatever they ask, without and with list attributes; empty when they do not."""
+    """Say why selectors fail on a device whatever they ask, without and with list attributes.
+
+    Empty when they do not.
+    """
     return unreadable(device, has_lists=False), unreadable(device, has_lists=True)
 
 
-def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate], views: DeviceViews = _FRESH) -> tuple[Pool, ...]:
+def gather_pools(
+    slices: Sequence[Slice], node: Node, gates: frozenset[Gate], views: DeviceViews = _FRESH
+) -> tuple[Pool, ...]:
     """Sort slices into the pools that matter for a node."""
     has_partitions = Gate.PARTITIONABLE_DEVICES in gates
     newest: dict[PoolId, list[Slice]] = {}
@@ -147,14 +167,22 @@ def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *,
         return True
     return selector is not None and any(
         (term.match_expressions or term.match_fields)
-        and all(_holds(match_expression, node.labels.get(match_expression.key)) for match_expression in term.match_expressions)
-        and all(match_field.key == "metadata.name" and _holds(match_field, node.name) for match_field in term.match_fields)
+        and all(
+            _holds(match_expression, node.labels.get(match_expression.key))
+            for match_expression in term.match_expressions
+        )
+        and all(
+            match_field.key == "metadata.name" and _holds(match_field, node.name) for match_field in term.match_fields
+        )
         for term in selector.node_selector_terms
     )
 
 
 def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
-    """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
+    """Evaluate one requirement; an unknown operator never holds.
+
+    Source: k8s.io/apimachinery/pkg/labels/selector.go.
+    """
     match node_requirement.operator:
         case "In":
             return value is not None and value in node_requirement.values
@@ -175,7 +203,9 @@ def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
 
 
 def _whole(text: str) -> int:
-    """Read a whole number of ASCII's digits; Python's own reading takes those of all scripts, blanks and underscores.
+    """Read a whole number of ASCII's digits.
+
+    Python's own reading takes those of all scripts, blanks and underscores.
 
     Errors: raises ValueError for anything else.
     """
@@ -192,7 +222,8 @@ def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_matches(node, spec.node_name, spec.node_selector, is_everywhere=bool(spec.all_nodes))
     return bool(spec.per_device_node_selection) and any(
-        node_matches(node, device.node_name, device.node_selector, is_everywhere=bool(device.all_nodes)) for device in spec.devices
+        node_matches(node, device.node_name, device.node_selector, is_everywhere=bool(device.all_nodes))
+        for device in spec.devices
     )
 
 
@@ -221,7 +252,12 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
     relevant = sorted(relevant, key=lambda resource_slice: resource_slice.name)
     candidates = tuple(
         _candidates(
-            pool_id, (resource_slice for resource_slice in relevant if not (has_partitions and resource_slice.spec.shared_counters))
+            pool_id,
+            (
+                resource_slice
+                for resource_slice in relevant
+                if not (has_partitions and resource_slice.spec.shared_counters)
+            ),
         )
     )
     names = [candidate.id.device for candidate in candidates]
@@ -235,14 +271,20 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
         for counter_set in resource_slice.spec.shared_counters:
             if counter_set.name in counters:
                 return Pool(pool_id, PoolState.INVALID, f"two counter sets are named {counter_set.name}")
-            counters[counter_set.name] = {name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()}
+            counters[counter_set.name] = {
+                name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()
+            }
     elsewhere = tuple(_candidates(pool_id, others))
     for candidate in (*candidates, *elsewhere):
         for consumption in candidate.device.consumes_counters:
             missing = consumption.counters.keys() - counters.get(consumption.counter_set, {}).keys()
             if consumption.counter_set not in counters or missing:
                 what = f"{consumption.counter_set}/{min(missing)}" if missing else consumption.counter_set
-                return Pool(pool_id, PoolState.INVALID, f"device {candidate.id.device} uses counter {what}, which the pool has not")
+                return Pool(
+                    pool_id,
+                    PoolState.INVALID,
+                    f"device {candidate.id.device} uses counter {what}, which the pool has not",
+                )
     return Pool(pool_id, candidates=candidates, elsewhere=elsewhere, counters=counters)
 
 
@@ -253,5 +295,7 @@ def _candidates(pool_id: PoolId, slices: Iterable[Slice]) -> Iterable[Candidate]
 
 
 def _number(index: int, pool: Pool, views: DeviceViews) -> Pool:
-    candidates = tuple([Candidate(candidate.id, candidate.device, candidate.slice, index, views) for candidate in pool.candidates])
+    candidates = tuple(
+        [Candidate(candidate.id, candidate.device, candidate.slice, index, views) for candidate in pool.candidates]
+    )
     return Pool(pool.id, pool.state, pool.why, candidates, pool.elsewhere, pool.counters)

@@ -1,6 +1,8 @@
-"""Prepares requests for a search: checks them against the feature gates, resolves their class, and counts devices for "all devices".
+"""Prepares requests for a search: checks them against the feature gates, resolves their class, and
+counts devices for "all devices".
 
-An error here is the same on every node and ends the allocation. A request that merely does not fit is left to the search.
+An error here is the same on every node and ends the allocation. A request that merely does
+not fit is left to the search.
 Source: docs/knowledge/dynamic-resource-allocation.md#checks-before-the-search.
 """
 
@@ -30,7 +32,10 @@ _EXACT, _ALL = "ExactCount", "All"
 
 
 class FaultError(Exception):
-    """Ends a search: what is asked cannot be answered before somebody changes it. Never leaves `core`."""
+    """Ends a search: what is asked cannot be answered before somebody changes it.
+
+    Never leaves `core`.
+    """
 
     def __init__(self, reason: Reason, *, is_local: bool = False) -> None:
         super().__init__(reason.message)
@@ -87,7 +92,8 @@ def prepare(
     prepared: list[tuple[Alternatives, ...]] = []
     for index, claim in enumerate(given.claims):
         requests = tuple(
-            _alternatives(given, pools, index, claim, request, is_selected, is_large_enough) for request in claim.spec.devices.requests
+            _alternatives(given, pools, index, claim, request, is_selected, is_large_enough)
+            for request in claim.spec.devices.requests
         )
         fewest = sum(min(alternative.count for alternative in alternatives) for alternatives in requests)
         if fewest > MAX_LIST:
@@ -114,7 +120,9 @@ def _alternatives(
     is_selected: Callable[[PreparedRequest, Candidate], bool],
     is_large_enough: Callable[[PreparedRequest, Candidate], bool],
 ) -> Alternatives:
-    options: tuple[ExactRequest | SubRequest, ...] = request.first_available or ((request.exactly,) if request.exactly is not None else ())
+    options: tuple[ExactRequest | SubRequest, ...] = request.first_available or (
+        (request.exactly,) if request.exactly is not None else ()
+    )
     if not options:
         raise _fault("unknown-request", claim, request.name, "is of a kind that is not known")
     if request.first_available and Gate.PRIORITIZED_LIST not in given.gates:
@@ -198,9 +206,14 @@ def _collect(
                     facts={"claim": claim.name, "request": made.name, "pool": str(pool.id)},
                 )
             )
-        everything.extend(candidate for candidate in pool.candidates if is_selected(made, candidate) and is_large_enough(made, candidate))
+        everything.extend(
+            candidate
+            for candidate in pool.candidates
+            if is_selected(made, candidate) and is_large_enough(made, candidate)
+        )
     return PreparedRequest(
-        **{name: getattr(made, name) for name in made.__dataclass_fields__} | {"everything": tuple(everything), "count": len(everything)}
+        **{name: getattr(made, name) for name in made.__dataclass_fields__}
+        | {"everything": tuple(everything), "count": len(everything)}
     )
 
 
@@ -211,5 +224,8 @@ def _fault(code: str, claim: ClaimToAllocate, request: str, what: str) -> FaultE
 
 
 def _where(claim: ClaimToAllocate, request: str) -> str:
-    parts = (*([f"claim {claim.name}"] if claim.is_one_of_several else []), *([f"request {request}"] if request else []))
+    parts = (
+        *([f"claim {claim.name}"] if claim.is_one_of_several else []),
+        *([f"request {request}"] if request else []),
+    )
     return ", ".join(parts)

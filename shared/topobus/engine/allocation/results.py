@@ -1,7 +1,7 @@
 """Builds the result of an allocation for a claim's status: devices, configurations, node selector.
 
-Flows in: the grants of a search, in order. Flows out: AllocationResults in Kubernetes' shape. Source:
-docs/knowledge/dynamic-resource-allocation.md#results.
+Flows in: the grants of a search, in order. Flows out: AllocationResults in Kubernetes' shape.
+Source: docs/knowledge/dynamic-resource-allocation.md#results.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def assemble(
         for grant in grants[index]:
             devices.append(_device(grant, f"{SHARE_PREFIX}{shares}", given.gates))
             shares += grant.is_shared
-        ways = tuple(alternatives[chosen.get((index, number), 0)] for number, alternatives in enumerate(requests[index]))
+        ways = tuple(
+            alternatives[chosen.get((index, number), 0)] for number, alternatives in enumerate(requests[index])
+        )
         results.append(
             AllocationResult(
                 devices=DevicesAllocated(results=tuple(devices), config=_configurations(claim, ways, given.mode)),
@@ -88,31 +90,45 @@ def _device(grant: Grant, share_id: str, gates: frozenset[Gate]) -> GrantedDevic
     )
 
 
-def _configurations(claim: ClaimToAllocate, ways: Sequence[PreparedRequest], mode: Mode) -> tuple[GrantedConfiguration, ...]:
-    """Collect the classes' configurations, each class once, then the claim's: a driver lets the later one win."""
+def _configurations(
+    claim: ClaimToAllocate, ways: Sequence[PreparedRequest], mode: Mode
+) -> tuple[GrantedConfiguration, ...]:
+    """Collect the classes' configurations, each class once, then the claim's: a driver lets the
+    later one win.
+    """
     granted_configurations: list[GrantedConfiguration] = []
     for name in dict.fromkeys(way.class_name for way in ways):
         users = tuple(way.name for way in ways if way.class_name == name)
         spec = next(way.device_class for way in ways if way.class_name == name)
         granted_configurations.extend(
-            GrantedConfiguration(source="FromClass", requests=users, opaque=configuration.opaque) for configuration in spec.config
+            GrantedConfiguration(source="FromClass", requests=users, opaque=configuration.opaque)
+            for configuration in spec.config
         )
     for configuration in claim.spec.devices.config:
-        copies = sum(not {way.base, way.name}.isdisjoint(configuration.requests) for way in ways) if configuration.requests else 1
+        copies = (
+            sum(not {way.base, way.name}.isdisjoint(configuration.requests) for way in ways)
+            if configuration.requests
+            else 1
+        )
         copied = GrantedConfiguration(source="FromClaim", requests=configuration.requests, opaque=configuration.opaque)
-        # Upstream copies a configuration once for each request that it names; once is enough, for it says itself whom it concerns.
+        # Upstream copies a configuration once for each request that it names; once is enough, for
+        # it says itself whom it concerns.
         granted_configurations.extend([copied] * (min(copies, 1) if mode is Mode.CORRECTED else copies))
     return tuple(granted_configurations)
 
 
 def _node_selector(grants: Sequence[Grant], node: str, claim: str) -> NodeSelector | None:
-    """Say on which nodes the devices can be used: this one, those of the slices' selectors, or any (None)."""
+    """Say on which nodes the devices can be used: this one, those of the slices' selectors, or any
+    (None).
+    """
     expressions: list[NodeRequirement] = []
     fields: list[NodeRequirement] = []
     for grant in grants:
         device, spec = grant.candidate.device, grant.candidate.slice
         name, selector = (
-            (device.node_name, device.node_selector) if spec.per_device_node_selection else (spec.node_name, spec.node_selector)
+            (device.node_name, device.node_selector)
+            if spec.per_device_node_selection
+            else (spec.node_name, spec.node_selector)
         )
         if name or device.binds_to_node:
             only = NodeRequirement(key="metadata.name", operator="In", values=(node,))
@@ -122,7 +138,8 @@ def _node_selector(grants: Sequence[Grant], node: str, claim: str) -> NodeSelect
             raise FaultError(
                 Reason(
                     code="node-selector",
-                    message=f"claim {claim}: the node selector of {grant.candidate.id} has {len(terms)} terms, wanted one",
+                    message=f"claim {claim}: the node selector of {grant.candidate.id} has {len(terms)} terms, wanted "
+                    "one",
                 )
             )
         for term in terms:
@@ -130,13 +147,16 @@ def _node_selector(grants: Sequence[Grant], node: str, claim: str) -> NodeSelect
             _add_new(expressions, term.match_expressions)
     if not expressions and not fields:
         return None
-    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=tuple(expressions), match_fields=tuple(fields)),))
+    return NodeSelector(
+        node_selector_terms=(NodeSelectorTerm(match_expressions=tuple(expressions), match_fields=tuple(fields)),)
+    )
 
 
 def _add_new(node_requirements: list[NodeRequirement], more: Sequence[NodeRequirement]) -> None:
     for node_requirement in more:
         if not any(
-            (node_requirement.key, node_requirement.operator, set(node_requirement.values)) == (old.key, old.operator, set(old.values))
+            (node_requirement.key, node_requirement.operator, set(node_requirement.values))
+            == (old.key, old.operator, set(old.values))
             for old in node_requirements
         ):
             node_requirements.append(node_requirement)

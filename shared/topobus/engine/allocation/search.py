@@ -1,10 +1,15 @@
-"""The allocation search: a depth-first search over claims, requests and devices in order; the first complete solution is the result.
+"""The allocation search: a depth-first search over claims, requests and devices in order.
 
-Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes. Nothing is scored: the names of pools, slices and
-devices decide which device is tried first, so the result equals that of kube-scheduler, but for which CPUs are taken (`cpu_policy`). The order of checks on one device is upstream's, too, since
-it decides which error is reported first. Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
+The first complete solution is the result.
 
-The recursion runs on an explicit stack of generators: a pod with many claims would exceed Python's call stack.
+Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes.
+Nothing is scored: the names of pools, slices and devices decide which device is tried first, so the
+result equals that of kube-scheduler, but for which CPUs are taken (`cpu_policy`). The order of
+checks on one device is upstream's, too, since it decides which error is reported first. Source:
+docs/knowledge/dynamic-resource-allocation.md#the-search.
+
+The recursion runs on an explicit stack of generators: a pod with many claims
+would exceed Python's call stack.
 """
 
 from __future__ import annotations
@@ -55,12 +60,14 @@ from topobus.values.outcome import Reason, Refusal
 __all__ = ["DEFAULT_STEP_BUDGET", "allocate"]
 
 DEFAULT_STEP_BUDGET = 200_000
-"""Work of one search on one node, in steps; looking ahead counts, too. A step costs some ten microseconds, so this is two seconds: what is not found by then is
-worth an answer, not a wait."""
+"""Work of one search on one node, in steps; looking ahead counts, too. A step costs some ten
+microseconds, so this is two seconds: what is not found by then is worth an answer, not a wait."""
 
-# Most searches end within a few dozen steps; only beyond these is it worth while to find out which devices are equal.
+# Most searches end within a few dozen steps; only beyond these is it worth while to
+# find out which devices are equal.
 _HARD_STEPS = 256
-# So many devices are not looked for before it is clear that they are there: one way down costs more than counting.
+# So many devices are not looked for before it is clear that they are there: one way
+# down costs more than counting.
 _MANY_DEVICES = 16
 # What looking ahead costs: it counts so many devices of one request in the time that a step takes.
 _DEVICES_PER_STEP = 16
@@ -81,12 +88,15 @@ def allocate(
 ) -> Outcome:
     """Find devices for all claims on one node, or say why there are none.
 
-    Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream takes, and gives the same answer later; is_brief — a miss
-            comes without reasons, which cost more than the search when nobody reads them; is_abandoned — asked every few steps: nobody waits any more, so
-            the search gives up.
-    Order: claims, requests and devices as given; the first complete solution wins, so equal inputs give equal answers.
+    Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream
+    takes, and gives the same answer later; is_brief — a miss comes without reasons, which cost
+    more than the search when nobody reads them; is_abandoned — asked every few steps: nobody waits
+    any more, so the search gives up.
+    Order: claims, requests and devices as given; the first complete solution wins, so
+    equal inputs give equal answers.
     Errors: raises nothing for anything that a claim, class or slice can contain.
-    Cost: O(devices x requests) selector evaluations; steps grow exponentially in the worst case and end at the budget.
+    Cost: O(devices x requests) selector evaluations; steps grow exponentially in the
+    worst case and end at the budget.
     """
     try:
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
@@ -98,11 +108,15 @@ def allocate(
     except FaultError as err:
         return Fault(err.reason, search.steps, is_local=err.is_local)
     except ValueError as err:  # a quantity in a slice or claim that nobody checked
-        return Fault(Reason(code="malformed-quantity", message=f"node {given.node.name}: {err}"), search.steps, is_local=True)
+        return Fault(
+            Reason(code="malformed-quantity", message=f"node {given.node.name}: {err}"), search.steps, is_local=True
+        )
 
 
 class _At(NamedTuple):
-    """Where the search stands: the claim, the request, the alternative, how many of its devices it has, and which candidate comes next."""
+    """Where the search stands: the claim, the request, the alternative, how many of its devices it
+    has, and which candidate comes next.
+    """
 
     claim: int = 0
     request: int = 0
@@ -117,7 +131,8 @@ class _End(Enum):
     DONE = "done"
     MISS = "miss"
     TOO_LARGE = "too-large"
-    """More results than a claim may have; another alternative may need fewer, but no other device can help."""
+    """More results than a claim may have; another alternative may need fewer, but no other device
+    can help."""
 
 
 _Visit = Generator[tuple[_At, bool], _End, _End]
@@ -145,12 +160,16 @@ class _Search:
         self._budget = step_budget
         self._is_abandoned = is_abandoned
         # A step that evaluates a heavy selector may take half a second.
-        self._between_looks = 1 if any(has_heavy_selector(claim.spec, compiler) for claim in given.claims) else _STEPS_BETWEEN_LOOKS
+        self._between_looks = (
+            1 if any(has_heavy_selector(claim.spec, compiler) for claim in given.claims) else _STEPS_BETWEEN_LOOKS
+        )
         self._is_clever = is_clever
         self._has_invalid = any(pool.state is PoolState.INVALID for pool in pools)
         self._is_brief = is_brief and not self._has_invalid
         self._pools = pools
-        self._candidates = tuple(candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates)
+        self._candidates = tuple(
+            candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates
+        )
         self._checks = checks or DeviceChecks(given, pools, compiler)
         self._chosen: dict[tuple[int, int], int] = {}
         self._requests: Requests = ()
@@ -176,7 +195,11 @@ class _Search:
             reasons = describe_miss(self._given, self._pools, miss)
             if self._has_invalid:
                 # The devices wanted may be there, but nobody can tell: that is not "does not fit".
-                return Fault(Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts), self.steps, is_local=True)
+                return Fault(
+                    Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts),
+                    self.steps,
+                    is_local=True,
+                )
             return NoFit(reasons, self.steps)
         grants = with_policy_cpus(self._given, self._candidates, self._checks)
         if isinstance(grants, Refusal):
@@ -184,13 +207,19 @@ class _Search:
         return Allocated(assemble(self._given, self._requests, self._chosen, grants), self.steps)
 
     def _solve(self, requests: Requests) -> _End | None:
-        """Search for devices for all requests; None when the budget is spent before that is known."""
+        """Search for devices for all requests.
+
+        None when the budget is spent before that is known.
+        """
         self._requests = requests
         self._can_prune = self._is_clever and self._checks.is_reversible
         self._total = sum(len(requests_of_claim) for requests_of_claim in requests)
         ways = [alternative for claim in requests for alternatives in claim for alternative in alternatives]
-        # A constraint that "all devices" break ends a search where it is met: with another of two equal devices taken before, it may not be.
-        self._may_conclude = self._can_prune and not any(request.everything is not None and request.constraints for request in ways)
+        # A constraint that "all devices" break ends a search where it is met: with another of two
+        # equal devices taken before, it may not be.
+        self._may_conclude = self._can_prune and not any(
+            request.everything is not None and request.constraints for request in ways
+        )
         wanted = self._count_wanted() if self._may_conclude else 0
         if wanted > _MANY_DEVICES and self._is_brief and self._is_hopeless(_At()):
             return _End.MISS
@@ -204,14 +233,29 @@ class _Search:
         return end
 
     def _attempt(self, requests: Requests, budget: int) -> Attempt:
-        """Search for a part of the requests, to find out what is lacking. It meets nothing that the search for all of them did not meet."""
+        """Search for a part of the requests, to find out what is lacking.
+
+        It meets nothing that the search for all of them did not meet.
+        """
         checks = self._checks.afresh()
-        search = _Search(self._given, self._pools, self._compiler, budget, self._is_abandoned, is_clever=True, is_brief=True, checks=checks)
+        search = _Search(
+            self._given,
+            self._pools,
+            self._compiler,
+            budget,
+            self._is_abandoned,
+            is_clever=True,
+            is_brief=True,
+            checks=checks,
+        )
         end = search._solve(requests)
         return Attempt(checks, None if end is None else end is _End.DONE, search._work)
 
     def _walk(self, *, stops_at_miss: bool = False) -> tuple[_End | None, bool]:
-        """Run the visits on a stack; None when the budget is spent. With `stops_at_miss` it may end before it is complete: False then."""
+        """Run the visits on a stack; None when the budget is spent.
+
+        With `stops_at_miss` it may end before it is complete: False then.
+        """
         self.steps += 1
         stack = [self._visit(_At(), is_inside=False)]
         answer: _End | None = None
@@ -261,7 +305,8 @@ class _Search:
         requests = self._requests[at.claim]
         if at.request == len(requests):
             end = yield _At(claim=at.claim + 1), False
-            # Fewer devices for an earlier claim do not help a later one's limit, but another choice there might.
+            # Fewer devices for an earlier claim do not help a later one's limit,
+            # but another choice there might.
             return self._miss(ANYTHING) if end is _End.TOO_LARGE else end
         alternatives = requests[at.request]
         if not is_inside and alternatives[0].alternative:
@@ -296,11 +341,14 @@ class _Search:
                 raise FaultError(
                     Reason(
                         code="constraint-on-all",
-                        message=f"{request.where} asks for all devices, but {candidate.id} breaks a constraint: {blocker.detail}",
+                        message=f"{request.where} asks for all devices, but {candidate.id} breaks a constraint: "
+                        f"{blocker.detail}",
                         facts={"claim": request.claim, "request": request.name, "device": str(candidate.id)},
                     )
                 )
-            return self._miss(ConflictSet(request, self._checks.grants).refusing(candidate) if self._is_hard() else ANYTHING)
+            return self._miss(
+                ConflictSet(request, self._checks.grants).refusing(candidate) if self._is_hard() else ANYTHING
+            )
         level = self._level()
         self._checks.grant(at.claim, request, candidate)
         end = yield at._replace(device=at.device + 1), is_inside
@@ -358,13 +406,16 @@ class _Search:
 
     def _blame_for_too_few(self, at: _At, request: PreparedRequest, suspects: ConflictSet) -> int:
         """Blame those that hold what the request could have had."""
-        wanted = (candidate for candidate in self._candidates[at.start :] if self._checks.would_select(request, candidate))
+        wanted = (
+            candidate for candidate in self._candidates[at.start :] if self._checks.would_select(request, candidate)
+        )
         return reduce(or_, map(suspects.holding, wanted), 0)
 
     def _count_missing(self, at: _At, request: PreparedRequest) -> int:
-        """Count how many devices the request lacks however they are combined; 0 when that cannot be told.
+        """Count how many devices the request lacks however they are combined.
 
-        A selector that fails ends a search where it is met, so nothing is concluded past one.
+        0 when that cannot be told. A selector that fails ends a search where it is met, so
+        nothing is concluded past one.
         """
         wanted = request.count - at.device
         for index in range(at.start, len(self._candidates)):
@@ -377,8 +428,12 @@ class _Search:
         return wanted
 
     def _count_wanted(self) -> int:
-        """Count the devices wanted at least: with one alone, counting shows no more than a look at the devices one by one does."""
-        return sum(min(alternative.count for alternative in alternatives) for claim in self._requests for alternatives in claim)
+        """Count the devices wanted at least: with one alone, counting shows no more than a look at
+        the devices one by one does.
+        """
+        return sum(
+            min(alternative.count for alternative in alternatives) for claim in self._requests for alternatives in claim
+        )
 
     def _is_hard(self) -> bool:
         return self._may_conclude and self.steps > _HARD_STEPS

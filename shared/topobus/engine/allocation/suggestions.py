@@ -1,7 +1,10 @@
-"""Advice for a claim that no node can serve: the node that comes nearest to a fit, and changes of the claim that would fit.
+"""Advice for a claim that no node can serve: the node that comes nearest to a fit, and changes of
+the claim that would fit.
 
-Flows in: the outcome on each node, and the input of the nearest one. Flows out: two kinds of Reasons, `nearest-miss` and `would-fit`. Each piece of
-advice is checked: the search ran with the changed claim, or without the current holders, and found devices. It holds for the present state only.
+Flows in: the outcome on each node, and the input of the nearest one. Flows out: two
+kinds of Reasons, `nearest-miss` and `would-fit`. Each piece of advice is checked: the
+search ran with the changed claim, or without the current holders, and found devices. It
+holds for the present state only.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from topobus.values.outcome import Reason
 __all__ = ["ADVICE_STEPS", "nearest", "would_fit"]
 
 ADVICE_STEPS = 500
-"""Steps of one search for advice, a few milliseconds: what needs more work than that is not advised."""
+"""Steps of one search for advice, a few milliseconds: what needs more work than that is not
+advised."""
 
 # Pieces of advice: a person reads three, and each costs searches.
 _MOST = 3
@@ -42,9 +46,12 @@ Search = Callable[[AllocationInput], Outcome]
 
 
 def nearest(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, Reason] | None:
-    """Name the node that lacks least, with what it lacks; None when none tells how far its search came.
+    """Name the node that lacks least, with what it lacks.
 
-    Order: fewest devices lacking for the request at which it ended, then most devices found, then most of that class at all, then the order of the nodes.
+    None when none tells how far its search came.
+
+    Order: fewest devices lacking for the request at which it ended, then most devices found, then
+    most of that class at all, then the order of the nodes.
     """
     misses: list[tuple[int, int, int, int, str, NoFit]] = []
     for index, (node, outcome) in enumerate(zip(nodes, outcomes, strict=False)):
@@ -59,11 +66,20 @@ def nearest(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, Rea
     lacking, have, _, _, node, outcome = min(misses, key=lambda miss: miss[:4])
     facts = outcome.reasons[0].facts
     at_least = "at least " if facts.get("found_at_least") else ""
-    message = f"nearest miss: node {node} has {at_least}{-have} of {facts.get('wanted')} devices for request {facts.get('request')}"
+    message = (
+        f"nearest miss: node {node} has {at_least}{-have} of {facts.get('wanted')} devices for request "
+        f"{facts.get('request')}"
+    )
     return node, Reason(
         code="nearest-miss",
         message=message,
-        facts={"node": node, "request": str(facts.get("request", "")), "wanted": -have + lacking, "found": -have, "lacking": lacking},
+        facts={
+            "node": node,
+            "request": str(facts.get("request", "")),
+            "wanted": -have + lacking,
+            "found": -have,
+            "lacking": lacking,
+        },
     )
 
 
@@ -71,7 +87,8 @@ def would_fit(given: AllocationInput, search: Search) -> tuple[Reason, ...]:
     """Find out what would fit on one node instead.
 
     Shapes: search — as `search.allocate`, with a small budget: it runs a dozen times or two.
-    Order: what others would have to let go of; fewer devices; taints borne; a constraint less; a selector less.
+    Order: what others would have to let go of; fewer devices; taints borne; a
+    constraint less; a selector less.
     """
     reasons: list[Reason] = []
     for advise in (_when_freed, _fewer, _tolerant, _without_constraint, _without_selector):
@@ -88,7 +105,8 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
     free = search(replace(given, usage=Usage(excluded=given.usage.excluded)))
     if not isinstance(free, Allocated):
         return
-    # One holder after the other may stay, as long as there is a fit: what is left is in the way, whoever else goes.
+    # One holder after the other may stay, as long as there is a fit: what is left is
+    # in the way, whoever else goes.
     needed = sorted(set(given.usage.holders.values()))
     for holder in list(needed)[:8]:
         without = set(needed) - {holder}
@@ -121,7 +139,9 @@ def _fewer(given: AllocationInput, search: Search) -> Iterator[Reason]:
         low, high = 0, (exact.count or 1) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = isinstance(search(_changed(given, place, request, msgspec.structs.replace(exact, count=middle))), Allocated)
+            fits = isinstance(
+                search(_changed(given, place, request, msgspec.structs.replace(exact, count=middle))), Allocated
+            )
             low, high = (middle, high) if fits else (low, middle - 1)
         if low:
             text = f"with {low} device{'s' if low != 1 else ''} instead of {exact.count} for request {request.name}"
@@ -136,16 +156,24 @@ def _tolerant(given: AllocationInput, search: Search) -> Iterator[Reason]:
         changed = msgspec.structs.replace(exact, tolerations=(*exact.tolerations, _TOLERATE_ALL))
         if isinstance(search(_changed(given, place, request, changed)), Allocated):
             yield _advice(
-                given, f"if request {request.name} tolerated the taints there", {"change": "tolerations", "request": request.name}
+                given,
+                f"if request {request.name} tolerated the taints there",
+                {"change": "tolerations", "request": request.name},
             )
 
 
 def _without_constraint(given: AllocationInput, search: Search) -> Iterator[Reason]:
     for index, claim in enumerate(given.claims):
         for number, constraint in enumerate(claim.spec.devices.constraints):
-            kept = tuple(each_constraint for other, each_constraint in enumerate(claim.spec.devices.constraints) if other != number)
+            kept = tuple(
+                each_constraint
+                for other, each_constraint in enumerate(claim.spec.devices.constraints)
+                if other != number
+            )
             devices = msgspec.structs.replace(claim.spec.devices, constraints=kept)
-            if isinstance(search(_with_claim(given, index, msgspec.structs.replace(claim.spec, devices=devices))), Allocated):
+            if isinstance(
+                search(_with_claim(given, index, msgspec.structs.replace(claim.spec, devices=devices))), Allocated
+            ):
                 attribute = constraint.match_attribute or constraint.distinct_attribute or ""
                 text = f"without constraint #{number} ({attribute})"
                 yield _advice(given, text, {"change": "constraint", "constraint": number, "attribute": attribute})
@@ -157,7 +185,9 @@ def _without_selector(given: AllocationInput, search: Search) -> Iterator[Reason
         for number in range(len(exact.selectors) if exact is not None else 0):
             assert exact is not None
             kept = tuple(selector for other, selector in enumerate(exact.selectors) if other != number)
-            if isinstance(search(_changed(given, place, request, msgspec.structs.replace(exact, selectors=kept))), Allocated):
+            if isinstance(
+                search(_changed(given, place, request, msgspec.structs.replace(exact, selectors=kept))), Allocated
+            ):
                 text = f"without selector #{number} of request {request.name}"
                 yield _advice(given, text, {"change": "selector", "request": request.name, "selector": number})
 
@@ -168,12 +198,18 @@ def _requests(given: AllocationInput) -> Iterator[tuple[tuple[int, int], ClaimRe
             yield (index, number), request
 
 
-def _changed(given: AllocationInput, place: tuple[int, int], request: ClaimRequest, exact: ExactRequest) -> AllocationInput:
+def _changed(
+    given: AllocationInput, place: tuple[int, int], request: ClaimRequest, exact: ExactRequest
+) -> AllocationInput:
     index, number = place
     spec: ClaimSpec = given.claims[index].spec
     changed = msgspec.structs.replace(request, exactly=exact)
-    requests = tuple(changed if other == number else claim_request for other, claim_request in enumerate(spec.devices.requests))
-    return _with_claim(given, index, msgspec.structs.replace(spec, devices=msgspec.structs.replace(spec.devices, requests=requests)))
+    requests = tuple(
+        changed if other == number else claim_request for other, claim_request in enumerate(spec.devices.requests)
+    )
+    return _with_claim(
+        given, index, msgspec.structs.replace(spec, devices=msgspec.structs.replace(spec.devices, requests=requests))
+    )
 
 
 def _with_claim(given: AllocationInput, index: int, spec: ClaimSpec) -> AllocationInput:
@@ -183,4 +219,8 @@ def _with_claim(given: AllocationInput, index: int, spec: ClaimSpec) -> Allocati
 
 
 def _advice(given: AllocationInput, text: str, facts: dict[str, str | int | float | bool | tuple[str, ...]]) -> Reason:
-    return Reason(code="would-fit", message=f"would fit on node {given.node.name} {text}", facts={"node": given.node.name, **facts})
+    return Reason(
+        code="would-fit",
+        message=f"would fit on node {given.node.name} {text}",
+        facts={"node": given.node.name, **facts},
+    )

@@ -1,12 +1,16 @@
-"""Finds devices that the rest of a search cannot distinguish, so that a failure is not repeated for each of them.
+"""Finds devices that the rest of a search cannot distinguish, so that a failure is not repeated for
+each of them.
 
-Two devices are equivalent from a request on when every later request selects both or neither and no other check distinguishes them: taints,
-attributes under a constraint, capacity, counters. If the search failed with one of them, it fails with the other. It also fails again when it returns
-to the same request with equivalent devices in use. Only failures are deduced, so the first solution stays the first.
+Two devices are equivalent from a request on when every later request selects both or neither
+and no other check distinguishes them: taints, attributes under a constraint, capacity,
+counters. If the search failed with one of them, it fails with the other. It also fails again
+when it returns to the same request with equivalent devices in use. Only failures are deduced,
+so the first solution stays the first.
 
-Flows in: prepared requests and candidates. Flows out: an integer for each class of equivalent devices, and a signature for the state of a search at a
-request.
-Cost: O(candidates x remaining requests) once for each request, and only in searches that turn out to be hard.
+Flows in: prepared requests and candidates. Flows out: an integer for each class of equivalent
+devices, and a signature for the state of a search at a request.
+Cost: O(candidates x remaining requests) once for each request, and only in
+searches that turn out to be hard.
 """
 
 from __future__ import annotations
@@ -39,14 +43,20 @@ class Symmetry:
         self._numbers: dict[Hashable, int] = {}
 
     def class_of(self, claim: int, request: int, candidate: Candidate) -> int | None:
-        """Number the set of devices that are equal to this one from a request on; None when no later request wants it."""
+        """Number the set of devices that are equal to this one from a request on.
+
+        None when no later request wants it.
+        """
         classes = self._classes.setdefault((claim, request), {})
         if candidate not in classes:
             classes[candidate] = self._classify(claim, request, candidate)
         return classes[candidate]
 
     def signature(self, claim: int, request: int, grants: Sequence[Sequence[Grant]]) -> Hashable:
-        """Describe what is gone, as far as the requests from this one on can tell; the claim's own devices apart, for admin access minds them alone."""
+        """Describe what is gone, as far as the requests from this one on can tell.
+
+        The claim's own devices apart, for admin access minds them alone.
+        """
         return (
             len(grants[claim]) if claim < len(grants) else 0,
             *(self._gone(claim, request, part) for part in self._parts(claim, grants)),
@@ -60,9 +70,12 @@ class Symmetry:
         for grant in grants:
             number = self.class_of(claim, request, grant.candidate)
             if number is not None:
-                # A device that is shared by capacity stays itself: what is left of it depends on all that it gave.
+                # A device that is shared by capacity stays itself: what is left of
+                # it depends on all that it gave.
                 identity = str(grant.candidate.id) if grant.is_shared else ""
-                grants_of_group.append((number, identity, tuple(sorted((name, amount.nano) for name, amount in grant.amounts.items()))))
+                grants_of_group.append(
+                    (number, identity, tuple(sorted((name, amount.nano) for name, amount in grant.amounts.items())))
+                )
         return tuple(sorted(grants_of_group))
 
     def _classify(self, claim: int, request: int, candidate: Candidate) -> int | None:
@@ -97,7 +110,8 @@ class Symmetry:
 
 def _capacity(candidate: Candidate) -> Hashable:
     return tuple(
-        (name, amount.nano, repr(candidate.device.capacity[name].request_policy)) for name, amount in sorted(candidate.capacity.items())
+        (name, amount.nano, repr(candidate.device.capacity[name].request_policy))
+        for name, amount in sorted(candidate.capacity.items())
     )
 
 

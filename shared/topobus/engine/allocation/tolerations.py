@@ -1,7 +1,9 @@
-"""Taints of devices for allocation and eviction: the source of each taint, and the devices that a DeviceTaintRule selects.
+"""Taints of devices for allocation and eviction: the source of each taint, and the devices that a
+DeviceTaintRule selects.
 
-Flows in: taints of slices and of rules. Flows out: whether a rule selects a device. Whether a claim tolerates a taint is decided in
-`topobus.formats.kubernetes.tolerations`. Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
+Flows in: taints of slices and of rules. Flows out: whether a rule selects a device. Whether a claim
+tolerates a taint is decided in `topobus.formats.kubernetes.tolerations`. Source: KEP-5055;
+k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ __all__ = ["EXECUTES", "SILENT_TAINT", "RuleTaint", "TaintRule", "matches"]
 
 EXECUTES = "NoExecute"
 SILENT_TAINT = "topobus.dev/service-silent"
-"""On devices whose service does not answer, by the reader: nothing is allocated there, whatever is tolerated, and nothing is let go."""
+"""On devices whose service does not answer, by the reader: nothing is allocated there, whatever is
+tolerated, and nothing is let go."""
 
 
 @dataclass(frozen=True)

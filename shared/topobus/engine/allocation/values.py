@@ -1,4 +1,7 @@
-"""The values of one allocation: its input and its four possible outcomes. Frozen; `search` computes one from the other."""
+"""The values of one allocation: its input and its four possible outcomes.
+
+Frozen; `search` computes one from the other.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ __all__ = [
 
 
 class Gate(StrEnum):
-    """Feature gates of Kubernetes that change what an allocation may use. Off: the field is an error or ignored, as upstream has it."""
+    """Feature gates of Kubernetes that change what an allocation may use.
+
+    Off: the field is an error or ignored, as upstream has it.
+    """
 
     ADMIN_ACCESS = "DRAAdminAccess"
     PRIORITIZED_LIST = "DRAPrioritizedList"
@@ -87,7 +93,9 @@ class DeviceId(NamedTuple):
 
 @dataclass(frozen=True)
 class CpuPolicy:
-    """How a node takes exclusive CPUs: where they are, the static policy's options, and those reserved for the system."""
+    """How a node takes exclusive CPUs: where they are, the static policy's options, and those
+    reserved for the system.
+    """
 
     cores: tuple[CoreView, ...]
     options: CpuOptions
@@ -101,7 +109,8 @@ class Node:
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     cpus: CpuPolicy | None = None
-    """None when the node has published no machine: then its CPUs are given in the order in which they are published."""
+    """None when the node has published no machine: then its CPUs are given in the order in which
+    they are published."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,9 @@ class ClaimToAllocate:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is taken already: whole devices with their holder, and amounts of devices that are shared by capacity."""
+    """What is taken already: whole devices with their holder, and amounts of devices that are
+    shared by capacity.
+    """
 
     holders: Mapping[DeviceId, str] = field(default_factory=dict)
     """Device to a name for people: `claim default/fast`."""
@@ -144,7 +155,8 @@ class AllocationInput:
     classes: Mapping[str, DeviceClassSpec]
     slices: tuple[Slice, ...] = ()
     pools: tuple[Pool, ...] | None = None
-    """What `gather_pools` makes of the slices for this node and these gates, when the caller has it already."""
+    """What `gather_pools` makes of the slices for this node and these gates, when the caller has it
+    already."""
     usage: Usage = Usage()
     gates: frozenset[Gate] = ALL_GATES
     mode: Mode = Mode.COMPATIBLE
@@ -152,7 +164,10 @@ class AllocationInput:
 
 @dataclass(frozen=True)
 class Allocated:
-    """Every claim got its devices: one result a claim, in order. Share ids are numbered `SHARE-0`, for a pure function invents no UUID."""
+    """Every claim got its devices: one result a claim, in order.
+
+    Share ids are numbered `SHARE-0`, for a pure function invents no UUID.
+    """
 
     results: tuple[AllocationResult, ...]
     steps: int
@@ -168,9 +183,11 @@ class NoFit:
 
 @dataclass(frozen=True)
 class Fault:
-    """The claims, classes or slices are wrong: trying again does not help before somebody changes them.
+    """The claims, classes or slices are wrong: trying again does not help before somebody changes
+    them.
 
-    `is_local` says that only this node is affected (an invalid pool); otherwise no other node needs to be tried.
+    `is_local` says that only this node is affected (an invalid pool); otherwise
+    no other node needs to be tried.
     """
 
     reason: Reason

@@ -1,4 +1,5 @@
-"""Access to parts of values: fields, items, the elements that a loop visits, and parts that may be absent.
+"""Access to parts of values: fields, items, the elements that a loop visits, and parts that may be
+absent.
 
 Source: cel-go interpreter/attributes.go, refQualify and applyQualifiers.
 """
@@ -84,7 +85,8 @@ def optional_item(optional_value: OptionalValue, key: object) -> OptionalValue:
 
 
 def taken_out(value: object) -> object:
-    """Prepare an optional value for a look into it: upstream unwraps it to Go's own value, which a device's maps of domains and Kubernetes' types do not survive.
+    """Prepare an optional value for a look into it: upstream unwraps it to Go's own value, which a
+    device's maps of domains and Kubernetes' types do not survive.
 
     Errors: raises EvaluationError for a value of a type of Kubernetes' own.
     """

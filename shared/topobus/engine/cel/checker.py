@@ -1,7 +1,8 @@
-"""The type checker: gives each node its type and each call its possible overloads, and refuses an expression with a type error before it is evaluated.
+"""The type checker: gives each node its type and each call its possible overloads, and refuses an
+expression with a type error before it is evaluated.
 
-Flows in: a tree. Flows out: the tree with types; calls of qualified functions (`sets.contains`) have lost their target. Lists and maps hold values of
-one type.
+Flows in: a tree. Flows out: the tree with types; calls of qualified functions (`sets.contains`)
+have lost their target. Lists and maps hold values of one type.
 Source: cel-spec, langdef.md, "Type Checking"; cel-go checker/checker.go.
 """
 
@@ -33,7 +34,12 @@ __all__ = ["DEVICE_FIELDS", "TYPE_NAMES", "check"]
 _ATTRIBUTES = t.map_of(t.STRING, t.map_of(t.STRING, t.DYN))
 _CAPACITY = t.map_of(t.STRING, t.map_of(t.STRING, t.read_type("Quantity")))
 
-DEVICE_FIELDS = {"driver": t.STRING, "allowMultipleAllocations": t.BOOL, "attributes": _ATTRIBUTES, "capacity": _CAPACITY}
+DEVICE_FIELDS = {
+    "driver": t.STRING,
+    "allowMultipleAllocations": t.BOOL,
+    "attributes": _ATTRIBUTES,
+    "capacity": _CAPACITY,
+}
 TYPE_NAMES = {
     name: t.type_of(t.read_type(kind))
     for name, kind in (
@@ -234,7 +240,10 @@ class _Checker:
         raise self._fail(node, f"expected type 'optional_type' but found '{self._show(cel_type)}'")
 
     def _same(self, cel_type: Type | None, found_cel_type: Type) -> Type:
-        """Join the types of a literal's parts; that they are one type is for `validation` to ask, for `format` may mix them."""
+        """Join the types of a literal's parts.
+
+        That they are one type is for `validation` to ask, for `format` may mix them.
+        """
         if cel_type is None:
             return found_cel_type
         if not self.bindings.fit(found_cel_type, cel_type):
@@ -249,19 +258,24 @@ class _Checker:
             inner |= self._variables(node, over)
         self.check(node.condition, inner)
         step = self.check(node.step, inner)
-        # Each macro's step makes what its start is; what the step is made of tells the type of an empty start.
+        # Each macro's step makes what its start is; what the step is made of
+        # tells the type of an empty start.
         self.bindings.fit(start, step)
         return self.bindings.substitute(self.check(node.result, {**scope, node.accumulator: start}))
 
     def _variables(self, node: Fold, over: Type) -> dict[str, Type]:
         if over.name == "list":
             cel_types = {node.variable: over.parameters[0]}
-            return {node.variable: t.INT, node.second_variable: over.parameters[0]} if node.second_variable else cel_types
+            return (
+                {node.variable: t.INT, node.second_variable: over.parameters[0]} if node.second_variable else cel_types
+            )
         if over.name == "map":
             types = {node.variable: over.parameters[0]}
             return types | {node.second_variable: over.parameters[1]} if node.second_variable else types
         if over.is_dynamic or over.is_parameter:
             return {node.variable: t.DYN} | ({node.second_variable: t.DYN} if node.second_variable else {})
         raise self._fail(
-            node.over, f"expression of type '{self._show(over)}' cannot be range of a comprehension (must be list, map, or dynamic)"
+            node.over,
+            f"expression of type '{self._show(over)}' cannot be range of a comprehension (must be list, map, "
+            "or dynamic)",
         )

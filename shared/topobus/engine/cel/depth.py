@@ -1,7 +1,9 @@
-"""Raises Python's recursion limit while an expression is processed, so that the limit does not decide which expressions are valid.
+"""Raises Python's recursion limit while an expression is processed, so that the limit does not
+decide which expressions are valid.
 
-A rule of the grammar may nest 250 deep, and each level of an expression takes some Python calls to parse, check, estimate and evaluate. Afterwards
-the limit is restored, because other code relies on it (a parser of nested JSON uses the C stack for each level).
+A rule of the grammar may nest 250 deep, and each level of an expression takes some Python calls to
+parse, check, estimate and evaluate. Afterwards the limit is restored, because other code relies on
+it (a parser of nested JSON uses the C stack for each level).
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from contextlib import contextmanager
 
 __all__ = ["DEEP", "room"]
 
-# More than the deepest expression takes (measured: see tests/unit/controller/test_cel_depth.py); of C stack this is some 4 MB at most, where a thread has 8.
+# More than the deepest expression takes (measured: see tests/unit/controller/test_cel_depth.py); of
+# C stack this is some 4 MB at most, where a thread has 8.
 _CALLS = 9_000
 DEEP = 30
 """Trees deeper than this are evaluated with more room."""
@@ -48,7 +51,10 @@ _ROOM = _Room()
 
 @contextmanager
 def room() -> Iterator[None]:
-    """Give the calls within more room on the stack. Safe with several threads. Cost: a microsecond."""
+    """Give the calls within more room on the stack. Safe with several threads.
+
+    Cost: a microsecond.
+    """
     _ROOM.enter()
     try:
         yield

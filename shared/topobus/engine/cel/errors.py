@@ -16,7 +16,10 @@ class CompileError(Exception):
 
 
 class EvaluationError(Exception):
-    """The expression fails on this device. `&&`, `||` and the macros made of them absorb it where the other side decides."""
+    """The expression fails on this device.
+
+    `&&`, `||` and the macros made of them absorb it where the other side decides.
+    """
 
 
 class CostExceeded(Exception):  # not an error of the expression's own: nothing absorbs it

@@ -1,8 +1,10 @@
 """Estimates the highest cost of an expression on any device, before it is evaluated.
 
-Flows in: a checked tree. Flows out: one number; an API server refuses an expression whose estimate is above the limit. `function_costs` has the cost
-of each function and the size of its result. Each node is visited once, children first. The size of a node comes from its form, else from the limits
-of that place of a device (32 domains or names, texts and lists of at most 64, a driver's name of 63), else from its type, else it is unknown.
+Flows in: a checked tree. Flows out: one number; an API server refuses an expression whose estimate
+is above the limit. `function_costs` has the cost of each function and the size of its result. Each
+node is visited once, children first. The size of a node comes from its form, else from the limits
+of that place of a device (32 domains or names, texts and lists of at most 64, a driver's name of
+63), else from its type, else it is unknown.
 Source: cel-go checker/cost.go; k8s.io/dynamic-resource-allocation/cel (the sizes), 1.36.
 """
 
@@ -43,7 +45,9 @@ _NO_ITEM = Size(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """What is known of the entries of a list or map: which of the two it is, the sizes of indices or keys, and of items or values."""
+    """What is known of the entries of a list or map: which of the two it is, the sizes of indices
+    or keys, and of items or values.
+    """
 
     kind: str
     key: Size
@@ -51,12 +55,18 @@ class _Entries:
 
     def widened(self, other: _Entries | None) -> _Entries | None:
         """Cover both; unknown when one of them is."""
-        return _Entries(self.kind, self.key.widened(other.key), self.value.widened(other.value)) if other is not None else None
+        return (
+            _Entries(self.kind, self.key.widened(other.key), self.value.widened(other.value))
+            if other is not None
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A variable of a macro: where on the device its value comes from, and what is known of its size."""
+    """A variable of a macro: where on the device its value comes from, and what is known of its
+    size.
+    """
 
     path: tuple[str, ...]
     size: Size | None = None
@@ -69,7 +79,10 @@ def estimate(node: Node) -> int:
 
 
 class _Estimator:
-    """Costs of nodes, with what was learnt of the sizes and places of those below; keyed by node, for a node may be used twice (`optMap`)."""
+    """Costs of nodes, with what was learnt of the sizes and places of those below.
+
+    Keyed by node, for a node may be used twice (`optMap`).
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[Node, Size] = {}
@@ -192,7 +205,10 @@ class _Estimator:
         return before.plus(self._function(node))
 
     def _function(self, node: Call) -> Size:
-        """Cover all overloads that may be meant; what the node's size can be is learnt on the way."""
+        """Cover all overloads that may be meant.
+
+        What the node's size can be is learnt on the way.
+        """
         target = self._operand(node.target) if node.target is not None else None
         arguments = [self._operand(argument) for argument in node.arguments]
         covered: Size | None = None
@@ -222,14 +238,18 @@ class _Estimator:
             self._entries[node] = both
 
     def _operand(self, node: Node) -> Operand:
-        """Show an operand to the costs of functions: sizes of itself and of its items, as far as known."""
+        """Show an operand to the costs of functions: sizes of itself and of its items, as far as
+        known.
+        """
         path = self._path(node)
         item = _size_on_device((*path, "@items")) if path else None
         return Operand(node, self._size(node), item)
 
     def _bind(self, node: Fold) -> Size:
         cost = self.cost(node.over).plus(self.cost(node.start))
-        self._push(node.accumulator, _Local(self._path(node.start), self._size(node.start), self._entries_of(node.start)))
+        self._push(
+            node.accumulator, _Local(self._path(node.start), self._size(node.start), self._entries_of(node.start))
+        )
         cost = cost.plus(self.cost(node.result))
         self._locals[node.accumulator].pop()
         self._learn(node, self._size(node.result), self._entries_of(node.result))
@@ -237,7 +257,9 @@ class _Estimator:
 
     def _fold(self, node: Fold) -> Size:
         cost = self.cost(node.over).plus(self.cost(node.start))
-        self._push(node.accumulator, _Local(self._path(node.start), self._size(node.start), self._entries_of(node.start)))
+        self._push(
+            node.accumulator, _Local(self._path(node.start), self._size(node.start), self._entries_of(node.start))
+        )
         self._push_variables(node)
         each = self.cost(node.condition).plus(self.cost(node.step))
         self._locals[node.variable].pop()
@@ -284,7 +306,11 @@ def _size_of_form(node: Node) -> Size | None:
 
 
 def _size_on_device(path: tuple[str, ...]) -> Size | None:
-    """Give the size of what may stand at a place of the device: each step a field's name, @keys, @values or @items. Without a place, or beyond the device: None."""
+    """Give the size of what may stand at a place of the device: each step a field's name, @keys,
+    @values or @items.
+
+    Without a place, or beyond the device: None.
+    """
     match path:
         case ("device",):
             return _NO_ITEM

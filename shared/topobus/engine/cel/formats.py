@@ -59,7 +59,10 @@ def _qualified(text: str) -> list[str]:
     if len(name) > 63:
         problems.append("name part must be no more than 63 bytes")
     if not re.fullmatch(_NAME, name):
-        problems.append("name part must consist of alphanumeric characters, '-', '_' or '.', and begin and end with an alphanumeric one")
+        problems.append(
+            "name part must consist of alphanumeric characters, '-', '_' or '.', and begin and end with an "
+            "alphanumeric one"
+        )
     return problems
 
 
@@ -97,7 +100,8 @@ def _when(test: Callable[[str], object], message: str) -> Check:
 
 
 _LABEL_RULE = (
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and begin and end with an alphanumeric one"
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and begin and end "
+    "with an alphanumeric one"
 )
 _DOMAIN_RULE = "a lowercase RFC 1123 subdomain must consist of labels joined by '.'"
 _OLD_RULE = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', and begin with a letter"
@@ -135,6 +139,9 @@ def _validate(named_format: NamedFormat, text: str) -> OptionalValue:
 
 FORMATS: Library = (
     overload("format.named(string) -> optional<Format>", _named),
-    *(overload(f"format.{named_format.name}() -> Format", (lambda kept: lambda: kept)(named_format)) for named_format in NAMED.values()),
+    *(
+        overload(f"format.{named_format.name}() -> Format", (lambda kept: lambda: kept)(named_format))
+        for named_format in NAMED.values()
+    ),
     overload("Format.validate(string) -> optional<list<string>>", _validate),
 )

@@ -9,8 +9,9 @@ from topobus.engine.cel.errors import CostExceeded
 
 __all__ = ["Frame"]
 
-# Values and tens of characters looked at or copied by what Kubernetes takes for cheap (a sum of lists, `==` of nested ones). Whoever goes through a million of
-# anything by a macro has spent the cost; this is for what no cost is charged for.
+# Values and tens of characters looked at or copied by what Kubernetes takes for cheap (a sum of
+# lists, `==` of nested ones). Whoever goes through a million of anything by a macro has spent the
+# cost; this is for what no cost is charged for.
 _MOST_WORK = 1_000_000
 
 

@@ -1,9 +1,11 @@
 """The cost that each function adds to the estimate, and the size of its result.
 
-Flows in: the name and one signature of a function, and the known sizes of its operands. A function without a rule costs 1. An unknown size counts as
-the largest number, so that a function that walks such a value is refused.
-Source: cel-go checker/cost.go (standard functions), ext/lists.go and ext/sets.go (theirs); k8s.io/apiserver/pkg/cel/library/cost.go, EstimateCallCost
-(those of Kubernetes); k8s.io/dynamic-resource-allocation/cel (`includes`), 1.36.
+Flows in: the name and one signature of a function, and the known sizes of its operands. A
+function without a rule costs 1. An unknown size counts as the largest number, so that a function
+that walks such a value is refused.
+Source: cel-go checker/cost.go (standard functions), ext/lists.go and ext/sets.go (theirs);
+k8s.io/apiserver/pkg/cel/library/cost.go, EstimateCallCost (those of Kubernetes);
+k8s.io/dynamic-resource-allocation/cel (`includes`), 1.36.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _TEXTS = ("string", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A node with what is known of its size, and of the size of its items where it stands on the device."""
+    """A node with what is known of its size, and of the size of its items where it stands on the
+    device.
+    """
 
     node: Node
     size: Size | None
@@ -99,7 +103,8 @@ def _walk_values(signature: str, target: Operand | None, arguments: list[Operand
 
 
 def _pattern(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    # One more than the text is long, for a pattern costs on an empty text, too; an element of a pattern has about four characters.
+    # One more than the text is long, for a pattern costs on an empty text, too; an element of a
+    # pattern has about four characters.
     return _of(target).plus(ONE).scaled(_TENTH).times(_first(arguments).scaled(_QUARTER))
 
 
@@ -187,7 +192,10 @@ def _bytes(signature: str, target: Operand | None, arguments: list[Operand]) -> 
 
 
 def _size_of_replaced(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    """Put the longest text in for the shortest part as often as it can stand there; and the other way round."""
+    """Put the longest text in for the shortest part as often as it can stand there.
+
+    And the other way round.
+    """
     size, old, new = _of(target), _first(arguments), arguments[1].some_size
     if old.least == 0:
         most = min(min(size.most + 1, WORST) * new.most + size.most, WORST)
@@ -245,8 +253,12 @@ def _target_size(signature: str, target: Operand | None, arguments: list[Operand
 
 
 def _listing(size: _Cost, factor: float = 1.0) -> _Cost:
-    """Make the cost of a function that makes a list: of what it goes through, by a factor, and of the list."""
-    return lambda signature, target, arguments: size(signature, target, arguments).scaled(factor).plus(ONE).plus(LIST_COST)
+    """Make the cost of a function that makes a list: of what it goes through, by a factor, and of
+    the list.
+    """
+    return lambda signature, target, arguments: (
+        size(signature, target, arguments).scaled(factor).plus(ONE).plus(LIST_COST)
+    )
 
 
 def _sorting(size: _Cost) -> _Cost:

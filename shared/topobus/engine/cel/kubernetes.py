@@ -1,6 +1,8 @@
-"""Functions and types that Kubernetes adds: quantities, semantic versions, patterns, sets, list attributes.
+"""Functions and types that Kubernetes adds: quantities, semantic versions, patterns, sets, list
+attributes.
 
-Source: k8s.io/apiserver/pkg/cel/library (quantity.go, semverlib.go, regex.go), cel-go/ext/sets.go, k8s.io/dynamic-resource-allocation/cel, 1.36.
+Source: k8s.io/apiserver/pkg/cel/library (quantity.go, semverlib.go, regex.go), cel-go/ext/sets.go,
+k8s.io/dynamic-resource-allocation/cel, 1.36.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ def _includes(values: object, wanted: object) -> bool:
     if not isinstance(values, list | tuple):
         return is_same(values, wanted)
     if len(values) > MAX_ATTRIBUTE_VALUES:
-        raise EvaluationError(f"'includes' function cannot be applied to lists longer than {MAX_ATTRIBUTE_VALUES} values")
+        raise EvaluationError(
+            f"'includes' function cannot be applied to lists longer than {MAX_ATTRIBUTE_VALUES} values"
+        )
     return any(is_same(value, wanted) for value in values)
 
 

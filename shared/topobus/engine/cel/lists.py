@@ -1,6 +1,8 @@
-"""List functions: those of Kubernetes (`sum`, `min`, `isSorted`, ...) and cel-go's list library, version 3 (`sort`, `distinct`, `slice`, ...).
+"""List functions: those of Kubernetes (`sum`, `min`, `isSorted`, ...) and cel-go's list library,
+version 3 (`sort`, `distinct`, `slice`, ...).
 
-Source: k8s.io/apiserver/pkg/cel/library/lists.go; cel-go ext/lists.go, in Kubernetes' base environment since 1.34.
+Source: k8s.io/apiserver/pkg/cel/library/lists.go; cel-go ext/lists.go, in
+Kubernetes' base environment since 1.34.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ __all__ = ["LISTS"]
 
 # The types whose values have an order.
 _ORDERED = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
-_ORDERED_KINDS = frozenset(["int", "uint", "double", "bool", "string", "bytes", "google.protobuf.Duration", "google.protobuf.Timestamp"])
+_ORDERED_KINDS = frozenset(
+    ["int", "uint", "double", "bool", "string", "bytes", "google.protobuf.Duration", "google.protobuf.Timestamp"]
+)
 
 
 def _kubernetes_lists() -> Library:
@@ -73,7 +77,10 @@ def _kubernetes_lists() -> Library:
 
     return (
         *(overload(f"list<{cel_type}>.isSorted() -> bool", is_sorted) for cel_type in _ORDERED),
-        *(overload(f"list<{cel_type}>.sum() -> {cel_type}", total) for cel_type in ("int", "uint", "double", "duration")),
+        *(
+            overload(f"list<{cel_type}>.sum() -> {cel_type}", total)
+            for cel_type in ("int", "uint", "double", "duration")
+        ),
         *(overload(f"list<{cel_type}>.min() -> {cel_type}", extreme("min", -1)) for cel_type in _ORDERED),
         *(overload(f"list<{cel_type}>.max() -> {cel_type}", extreme("max", 1)) for cel_type in _ORDERED),
         overload("list<A>.indexOf(A) -> int", place),
@@ -82,7 +89,10 @@ def _kubernetes_lists() -> Library:
 
 
 def _order(first: object, second: object) -> int:
-    """Order two values; as upstream, those of which neither comes first (NaN, a text and a number) count as equal."""
+    """Order two values.
+
+    As upstream, those of which neither comes first (NaN, a text and a number) count as equal.
+    """
     try:
         return compare(first, second)
     except EvaluationError:
@@ -137,7 +147,10 @@ def _distinct(values: list[object]) -> list[object]:
 
 LISTS: Library = (
     *_kubernetes_lists(),
-    *(overload(f"list<{cel_type}>.sort() -> list<{cel_type}>", lambda values: _sort_by(values, values)) for cel_type in _ORDERED),
+    *(
+        overload(f"list<{cel_type}>.sort() -> list<{cel_type}>", lambda values: _sort_by(values, values))
+        for cel_type in _ORDERED
+    ),
     *(overload(f"list<A>.@sortByAssociatedKeys(list<{cel_type}>) -> list<A>", _sort_by) for cel_type in _ORDERED),
     overload("list<A>.slice(int, int) -> list<A>", _slice),
     overload("list<list<A>>.flatten() -> list<A>", _flatten),

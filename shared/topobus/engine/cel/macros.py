@@ -1,7 +1,8 @@
 """Macros: calls that the parser expands to a loop or a test.
 
-`has`; `all`, `exists`, `exists_one`, `map`, `filter` over one variable; `all`, `exists`, `existsOne`, `transformList`, `transformMap` and
-`transformMapEntry` over two (index or key, then value); `cel.bind`; `sortBy`; `optMap` and `optFlatMap`.
+`has`; `all`, `exists`, `exists_one`, `map`, `filter` over one variable; `all`, `exists`,
+`existsOne`, `transformList`, `transformMap` and `transformMapEntry` over two (index or key, then
+value); `cel.bind`; `sortBy`; `optMap` and `optFlatMap`.
 Source: cel-spec, langdef.md, "Macros"; cel-go/ext/README.md.
 """
 

@@ -1,7 +1,7 @@
 """Functions for IP addresses, networks and URLs.
 
-An address is IPv4 or IPv6 without a zone; IPv4 within IPv6 is refused. Source: k8s.io/apiserver/pkg/cel/library (ip.go, cidr.go, urls.go), 1.36; Go's
-net/netip and net/url.
+An address is IPv4 or IPv6 without a zone; IPv4 within IPv6 is refused. Source:
+k8s.io/apiserver/pkg/cel/library (ip.go, cidr.go, urls.go), 1.36; Go's net/netip and net/url.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["NETWORK", "problem_of_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _PORT = re.compile(r"(?::[0-9]*)?")
-# What Go's net/url takes for no part of a host: these characters, and an escaped one of ASCII other than the percent sign (RFC 6874).
+# What Go's net/url takes for no part of a host: these characters, and an escaped one of ASCII other
+# than the percent sign (RFC 6874).
 _BAD_HOST = re.compile(r"[ #?\[\\^`{|}]|%(?!25|[89a-fA-F][0-9a-fA-F])")
 _BAD_USER = re.compile(r"[^A-Za-z0-9\-._~!$&'()*+,;=%:@]|%(?![0-9a-fA-F]{2})")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
@@ -84,9 +85,14 @@ def _is_canonical(text: str) -> bool:
 
 
 def _is_global_unicast(address: Address) -> bool:
-    """As Go: neither unspecified, loopback, multicast, link-local nor the broadcast address; private ones count as global."""
+    """As Go: neither unspecified, loopback, multicast, link-local nor the broadcast address.
+
+    Private ones count as global.
+    """
     is_broadcast = address == ipaddress.IPv4Address("255.255.255.255")
-    return not (address.is_unspecified or address.is_loopback or address.is_multicast or _is_link_local(address) or is_broadcast)
+    return not (
+        address.is_unspecified or address.is_loopback or address.is_multicast or _is_link_local(address) or is_broadcast
+    )
 
 
 def _is_link_local(address: Address) -> bool:
@@ -100,7 +106,9 @@ def _is_link_local_multicast(address: Address) -> bool:
 
 
 def _read_url(text: str) -> WebAddress:
-    """Read an absolute URL or an absolute path: as upstream, it has to be one with its fragment (ParseRequestURI), and is taken apart without it (Parse)."""
+    """Read an absolute URL or an absolute path: as upstream, it has to be one with its fragment
+    (ParseRequestURI), and is taken apart without it (Parse).
+    """
     _parse_url(text, is_request=True)
     return _parse_url(text.partition("#")[0], is_request=False)
 
@@ -143,7 +151,8 @@ def _read_authority(scheme: str, authority: str, where: str) -> str:
         except ValueError as err:
             raise EvaluationError(f"{where}: invalid host") from err
     else:
-        # As Go: of several colons the last one begins the port, but for a scheme of the web, which may have one only.
+        # As Go: of several colons the last one begins the port, but for a scheme of
+        # the web, which may have one only.
         place = host.find(":") if scheme in ("http", "https") else host.rfind(":")
         name, port = (host[:place], host[place:]) if place >= 0 else (host, "")
         if not _PORT.fullmatch(port):

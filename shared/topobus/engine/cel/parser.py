@@ -1,6 +1,7 @@
 """Parses an expression to a tree by CEL's grammar and operator precedence.
 
-Flows in: an expression. Flows out: its tree with macros expanded. Source: cel-spec, langdef.md, "Syntax".
+Flows in: an expression. Flows out: its tree with macros expanded. Source:
+cel-spec, langdef.md, "Syntax".
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from topobus.engine.cel.values import Uint
 __all__ = ["parse"]
 
 _DEEPEST = 250
-"""How deep a rule of the grammar may stand within itself; a chain of operators, or of selections, is one level an operator, as upstream's parser has it."""
-# A text of 10 KiB has fewer parts; macros that name their target twice (`optMap`) may double them at each step.
+"""How deep a rule of the grammar may stand within itself; a chain of operators, or of selections,
+is one level an operator, as upstream's parser has it."""
+# A text of 10 KiB has fewer parts; macros that name their target twice
+# (`optMap`) may double them at each step.
 _LARGEST = 20_000
 _RESERVED = frozenset(
     "as break const continue else for function if import let loop package namespace return var void while in".split()  # noqa: SIM905
@@ -85,7 +88,9 @@ class _Parser:
         return fail_at(self._expression, token.offset, f"Syntax error: mismatched input {shown[:32]!r} {why}")
 
     def _grown(self, node: Node, *below: Node, levels: int = 0) -> Node:
-        """Take a new node with its depth, its size, and the levels of what stands below it in the text."""
+        """Take a new node with its depth, its size, and the levels of what stands below it in the
+        text.
+        """
         measure(node)
         node.levels = levels + max([each_node.levels for each_node in below], default=0)
         return self._limited(node)
@@ -93,7 +98,11 @@ class _Parser:
     def _limited(self, node: Node) -> Node:
         self._check_depth(node.levels, node.offset)
         if node.size > _LARGEST:
-            raise fail_at(self._expression, node.offset, f"Syntax error: the expression has more than {_LARGEST} parts, macros written out")
+            raise fail_at(
+                self._expression,
+                node.offset,
+                f"Syntax error: the expression has more than {_LARGEST} parts, macros written out",
+            )
         return node
 
     def _check_depth(self, depth: int, offset: int) -> None:
@@ -147,7 +156,11 @@ class _Parser:
         self._calculations += 1
         self._check_depth(self._calculations, self._next.offset)
         node = self._unary()
-        while self._next.kind == "sign" and self._next.text in _CALCULATIONS and _CALCULATIONS[self._next.text][0] >= least:
+        while (
+            self._next.kind == "sign"
+            and self._next.text in _CALCULATIONS
+            and _CALCULATIONS[self._next.text][0] >= least
+        ):
             operator = self._take()
             right = self._calculation(_CALCULATIONS[operator.text][1])
             node = self._grown(Call(operator.offset, f"_{operator.text}_", None, [node, right]), node, right, levels=1)
@@ -186,7 +199,9 @@ class _Parser:
         return Constant(token.offset, -number if is_negative else number, t.INT)
 
     def _member(self, number: Node | None = None) -> Node:
-        """Read a value and what follows it: `.field`, `.function(...)`, `[index]`, with `?` before what may be absent."""
+        """Read a value and what follows it: `.field`, `.function(...)`, `[index]`, with `?` before
+        what may be absent.
+        """
         before = self._members
         self._members += 1
         self._check_depth(self._members, self._next.offset)
@@ -215,7 +230,9 @@ class _Parser:
         if opened is None:
             return self._grown(Select(dot.offset, node, name.text), node, levels=1)
         arguments = self._arguments(")")
-        return self._grown(expand(self._expression, opened.offset, name.text, node, arguments), node, *arguments, levels=1)
+        return self._grown(
+            expand(self._expression, opened.offset, name.text, node, arguments), node, *arguments, levels=1
+        )
 
     def _primary(self) -> Node:
         token = self._take()
@@ -287,4 +304,6 @@ class _Parser:
             entries.append(Entry(key, self.ternary(), is_optional))
             if not self._is_sign("}"):
                 self.expect(",")
-        return self._grown(MapLiteral(token.offset, entries), *[part for entry in entries for part in (entry.key, entry.value)])
+        return self._grown(
+            MapLiteral(token.offset, entries), *[part for entry in entries for part in (entry.key, entry.value)]
+        )

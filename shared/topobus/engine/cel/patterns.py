@@ -1,6 +1,7 @@
 """Regular expressions in time linear in the text, for every pattern: RE2, which has Go's syntax.
 
-Python's `re` may backtrack for an exponential time, and a claim must not be able to stop the controller. The library caches compiled patterns.
+Python's `re` may backtrack for an exponential time, and a claim must not be able to stop the
+controller. The library caches compiled patterns.
 """
 
 from __future__ import annotations

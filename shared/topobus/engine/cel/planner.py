@@ -1,10 +1,13 @@
 """Compiles a checked tree to steps, and charges the cost of each.
 
-A checked tree becomes nested functions once; an evaluation is one call with a frame that holds the variables and the cost so far. This module decides
-which step a node becomes (`topobus.engine.cel.steps`), which slot of the frame a variable has, and which values are computed in advance because they are the
-same in each evaluation. Costs are Kubernetes': a variable or field 1, a list 10, a map 30, functions by the values that they walk over; `&&`, `||`,
-`?:` and `has` are free. An evaluation that costs more than its limit ends.
-Source: cel-go interpreter/planner.go and runtimecost.go; k8s.io/apiserver/pkg/cel/library/cost.go, 1.36.
+A checked tree becomes nested functions once; an evaluation is one call with a frame that holds the
+variables and the cost so far. This module decides which step a node becomes
+(`topobus.engine.cel.steps`), which slot of the frame a variable has, and which values are computed
+in advance because they are the same in each evaluation. Costs are Kubernetes': a variable or field
+1, a list 10, a map 30, functions by the values that they walk over; `&&`, `||`, `?:` and `has` are
+free. An evaluation that costs more than its limit ends.
+Source: cel-go interpreter/planner.go and runtimecost.go;
+k8s.io/apiserver/pkg/cel/library/cost.go, 1.36.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ from topobus.values.errors import InvariantError
 __all__ = ["plan"]
 
 _LIST_COST, _MAP_COST = 10, 30
-# Reading a text takes longer than most selectors do otherwise; of constants it gives the same each time.
+# Reading a text takes longer than most selectors do otherwise; of
+# constants it gives the same each time.
 _FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url"])
 _CONVERSIONS = frozenset(["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"])
 _INDICES = frozenset(["_[_]", "_?._", "_[?_]"])
@@ -50,7 +54,8 @@ def plan(node: Node, functions: Functions, expression: str = "") -> tuple[Step, 
     """Turn a checked tree into steps; gives how many variables a run needs besides `device`, too.
 
     Literals, and conversions of them, are worked out once and cost nothing, as upstream does.
-    Errors: raises CompileError for a conversion of a literal that fails (`int('x')`), with its place in the expression.
+    Errors: raises CompileError for a conversion of a literal that fails (`int('x')`),
+    with its place in the expression.
     """
     planner = _Planner(functions, expression)
     return planner.plan(node, {"device": 0}), planner.slots
@@ -127,9 +132,15 @@ class _Planner:
         return test if node.is_test else run
 
     def _operand(self, node: Node, scope: dict[str, int]) -> Step:
-        """Plan what is looked into. An optional value that a function or name gives, not a selection, is taken out as upstream does."""
+        """Plan what is looked into.
+
+        An optional value that a function or name gives, not a selection,
+        is taken out as upstream does.
+        """
         step = self.plan(node, scope)
-        is_selection = isinstance(node, Select) or (isinstance(node, Call) and node.name in _INDICES and node.target is None)
+        is_selection = isinstance(node, Select) or (
+            isinstance(node, Call) and node.name in _INDICES and node.target is None
+        )
         if is_selection or (node.type.name != "optional_type" and not node.type.is_dynamic):
             return step
         return lambda frame: taken_out(step(frame))
@@ -169,7 +180,11 @@ class _Planner:
             if node.name in ("or", "orValue") and len(steps) == 2:
                 return alternative_step(steps[0], steps[1], is_value=node.name == "orValue")
         folded = self._folded(node) if node.name in _FOLDED else None
-        return folded if folded is not None else call_step(self._functions, node.name, is_member=node.target is not None, steps=steps)
+        return (
+            folded
+            if folded is not None
+            else call_step(self._functions, node.name, is_member=node.target is not None, steps=steps)
+        )
 
     def _converted(self, node: Call, value: object) -> Step:
         """Convert a literal once."""
@@ -182,7 +197,9 @@ class _Planner:
             raise fail_at(self._expression, node.offset, f"program instantiation failed: {err}") from err
 
     def _membership(self, wanted: Step, values: list[object]) -> Step | None:
-        """Look for a value in a literal list by its hash, as upstream does: it costs nothing, and finds no number that the list has not without loss."""
+        """Look for a value in a literal list by its hash, as upstream does: it costs nothing, and
+        finds no number that the list has not without loss.
+        """
         if not values:
             return self._constant(value=False)
         keys = keys_of(values)
@@ -195,7 +212,10 @@ class _Planner:
         return run
 
     def _folded(self, node: Call) -> Step | None:
-        """Work out a call on constants once; what it costs is charged each time all the same. None where it fails, which is for the run to tell."""
+        """Work out a call on constants once; what it costs is charged each time all the same.
+
+        None where it fails, which is for the run to tell.
+        """
         if node.target is not None or not all(isinstance(argument, Constant) for argument in node.arguments):
             return None
         values = tuple([argument.value for argument in node.arguments if isinstance(argument, Constant)])
@@ -226,7 +246,9 @@ class _Planner:
                 if not is_optional:
                     items.append(value)
                 elif not isinstance(value, OptionalValue):
-                    raise EvaluationError(f"cannot initialize optional list element from non-optional value {kind_of(value)}")
+                    raise EvaluationError(
+                        f"cannot initialize optional list element from non-optional value {kind_of(value)}"
+                    )
                 elif value.is_present:
                     items.append(value.value)
             frame.charge(_LIST_COST)
@@ -235,7 +257,9 @@ class _Planner:
         return run
 
     def _map(self, node: MapLiteral, scope: dict[str, int]) -> Step:
-        steps = [(self.plan(entry.key, scope), self.plan(entry.value, scope), entry.is_optional) for entry in node.entries]
+        steps = [
+            (self.plan(entry.key, scope), self.plan(entry.value, scope), entry.is_optional) for entry in node.entries
+        ]
 
         def run(frame: Frame) -> object:
             entries: dict[object, object] = {}
@@ -243,7 +267,9 @@ class _Planner:
                 key, value = as_key(key_step(frame)), value_step(frame)
                 if is_optional:
                     if not isinstance(value, OptionalValue):
-                        raise EvaluationError(f"cannot initialize optional entry from non-optional value {kind_of(value)}")
+                        raise EvaluationError(
+                            f"cannot initialize optional entry from non-optional value {kind_of(value)}"
+                        )
                     if not value.is_present:
                         entries.pop(key, None)
                         continue
@@ -252,7 +278,9 @@ class _Planner:
             frame.charge(_MAP_COST)
             return entries
 
-        if all(key in self._constants and value in self._constants and not is_optional for key, value, is_optional in steps):
+        if all(
+            key in self._constants and value in self._constants and not is_optional for key, value, is_optional in steps
+        ):
             try:
                 return self._constant(run(Frame(None, 0, _MAP_COST)))
             except EvaluationError as err:
@@ -314,4 +342,9 @@ class _Planner:
 def _is_gathering(node: Call) -> bool:
     """Say whether a call is a macro's own step to a longer list."""
     first, second = node.arguments if len(node.arguments) == 2 else (None, None)
-    return isinstance(first, Identifier) and first.name == ACCUMULATOR and isinstance(second, ListLiteral) and len(second.items) == 1
+    return (
+        isinstance(first, Identifier)
+        and first.name == ACCUMULATOR
+        and isinstance(second, ListLiteral)
+        and len(second.items) == 1
+    )

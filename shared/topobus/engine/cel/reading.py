@@ -1,7 +1,8 @@
-"""Finds the parts of a device that an expression reads: two devices that are equal there get the same verdict, so it is evaluated once for both.
+"""Finds the parts of a device that an expression reads: two devices that are equal there get the
+same verdict, so it is evaluated once for both.
 
-Flows in: a checked tree. Flows out: the places that are read, or None where they cannot be determined. A name that `cel.bind` gives to a part of the
-device stands for that part.
+Flows in: a checked tree. Flows out: the places that are read, or None where they cannot be
+determined. A name that `cel.bind` gives to a part of the device stands for that part.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def read(node: Node) -> frozenset[Reads] | None:
 
 
 _Names = dict[str, Node | None]
-"""What names of `cel.bind` stand for, as far as that is a part of the device; None where a macro's variable hides one."""
+"""What names of `cel.bind` stand for, as far as that is a part of the device; None where a macro's
+variable hides one."""
 
 
 def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
@@ -62,12 +64,20 @@ def _collect_bound(node: Fold, reads: set[Reads], names: _Names) -> bool:
 
 
 def _is_part(node: Node) -> bool:
-    """Say whether a node is `device`, one of its maps, or a domain of one: what only its own parts tell apart."""
+    """Say whether a node is `device`, one of its maps, or a domain of one: what only its own parts
+    tell apart.
+    """
     if _is_device(node) or _map_of(node):
         return True
     step = _step(node)
     if step is None or not _map_of(step[0]) or isinstance(node, Call):
-        return step is not None and isinstance(node, Call) and node.name == "_[_]" and bool(_map_of(step[0])) and _is_plain_key(step[1])
+        return (
+            step is not None
+            and isinstance(node, Call)
+            and node.name == "_[_]"
+            and bool(_map_of(step[0]))
+            and _is_plain_key(step[1])
+        )
     return isinstance(node, Select) and not node.is_test
 
 
@@ -103,7 +113,9 @@ def _access(node: Node, names: _Names) -> Reads | None:
     if isinstance(node, Call) and node.name == "@in":
         key, container = node.arguments
         part = _map_of(container)
-        return Reads(part, str(key.value)) if part and isinstance(key, Constant) and isinstance(key.value, str) else None
+        return (
+            Reads(part, str(key.value)) if part and isinstance(key, Constant) and isinstance(key.value, str) else None
+        )
     step = _step(node)
     if step is None:
         return None
@@ -130,7 +142,11 @@ def _step(node: Node) -> tuple[Node, str | Node] | None:
 
 
 def _map_of(node: Node) -> str:
-    return node.field if isinstance(node, Select) and _is_device(node.operand) and node.field in _MAPS and not node.is_test else ""
+    return (
+        node.field
+        if isinstance(node, Select) and _is_device(node.operand) and node.field in _MAPS and not node.is_test
+        else ""
+    )
 
 
 def _is_device(node: Node) -> bool:

@@ -1,7 +1,8 @@
 """The registry of functions: by name, their signatures and implementations.
 
-A signature has the form `string.indexOf(string, int) -> int` or `size(list<A>) -> int`. At check time all overloads that fit are kept; at run time
-the overload is chosen by the types of the actual values alone, so that `dyn` needs no support of its own.
+A signature has the form `string.indexOf(string, int) -> int` or `size(list<A>) -> int`. At check
+time all overloads that fit are kept; at run time the overload is chosen by the types of the actual
+values alone, so that `dyn` needs no support of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from topobus.engine.cel.values import kind_of
 
 __all__ = ["Functions", "Implementation", "Library", "Overload", "overload"]
 
-# The values are checked against the signature before it is called, so an implementation names its own types.
+# The values are checked against the signature before it is called, so an
+# implementation names its own types.
 Implementation = Callable[..., object]
 _GLOBAL = re.compile(r"(?:sets|lists|optional|format|ip|strings|cel)\.[@\w]+\(")
 
@@ -89,9 +91,11 @@ class Functions:
             for each_overload in library:
                 key = (each_overload.name, each_overload.is_member)
                 self._known[key] = (*self._known.get(key, ()), each_overload)
-        # A value of no known type (an item of `[]`) takes that of the first overload that fits: upstream's order decides.
+        # A value of no known type (an item of `[]`) takes that of the first overload that
+        # fits: upstream's order decides.
         self._known = {
-            key: tuple(sorted(overloads, key=_place)) if key[0] in _ARITHMETIC else overloads for key, overloads in self._known.items()
+            key: tuple(sorted(overloads, key=_place)) if key[0] in _ARITHMETIC else overloads
+            for key, overloads in self._known.items()
         }
         self._chosen: dict[tuple[str, bool, tuple[str, ...]], Overload | None] = {}
 
@@ -104,7 +108,12 @@ class Functions:
         key = (name, is_member, tuple(map(kind_of, values)))
         if key not in self._chosen:
             self._chosen[key] = next(
-                (each_overload for each_overload in self.find(name, is_member=is_member) if each_overload.takes(key[2])), None
+                (
+                    each_overload
+                    for each_overload in self.find(name, is_member=is_member)
+                    if each_overload.takes(key[2])
+                ),
+                None,
             )
         return self._chosen[key]
 

@@ -1,6 +1,7 @@
 """The actual cost of a call, from its arguments and its result.
 
-Source: cel-go interpreter/runtimecost.go (standard functions); k8s.io/apiserver/pkg/cel/library/cost.go, CallCost (the others), 1.36.
+Source: cel-go interpreter/runtimecost.go (standard functions);
+k8s.io/apiserver/pkg/cel/library/cost.go, CallCost (the others), 1.36.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ _ORDERS = frozenset(["_<_", "_<=_", "_>_", "_>=_"])
 
 
 def charge_before(account: _Account, name: str, values: tuple[object, ...]) -> None:
-    """Refuse what would cost too much before the work is done; the cost itself is charged afterwards.
+    """Refuse what would cost too much before the work is done.
+
+    The cost itself is charged afterwards.
 
     Errors: raises CostExceeded.
     """
@@ -102,7 +105,10 @@ def _charge_range(account: _Account, count: object) -> None:
 
 
 def weigh(*values: object) -> int:
-    """Count all values within values, and tens of characters; items that stand in two places count twice, for they are looked at twice."""
+    """Count all values within values, and tens of characters.
+
+    Items that stand in two places count twice, for they are looked at twice.
+    """
     weights: dict[int, int] = {}
     return sum(_weight(value, weights) for value in values)
 
@@ -133,7 +139,9 @@ def _length_of_joined(values: list[object], separator: str = "") -> int:
 
 def _length_of_sum(first: object, second: object) -> int:
     # Ten for each item: what is charged here is a tenth.
-    return 10 * (len(first) + len(second)) if isinstance(first, list | tuple) and isinstance(second, list | tuple) else 0
+    return (
+        10 * (len(first) + len(second)) if isinstance(first, list | tuple) and isinstance(second, list | tuple) else 0
+    )
 
 
 _LENGTHS: dict[str, Callable[..., int]] = {
@@ -200,7 +208,8 @@ def _network_size(value: object) -> int:
 
 
 def _pattern_cost(values: tuple[object, ...]) -> int:
-    # One more than the text is long: a pattern costs on an empty text, too. A quarter of the pattern: an element of one has about four characters.
+    # One more than the text is long: a pattern costs on an empty text, too. A quarter of the
+    # pattern: an element of one has about four characters.
     return _tenth(1 + size_of(values[0])) * -(-size_of(values[1]) // 4)
 
 

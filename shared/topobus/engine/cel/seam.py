@@ -1,4 +1,7 @@
-"""The interface between the allocation and CEL: the device facts that a selector reads, and its verdicts. It does not import the evaluator.
+"""The interface between the allocation and CEL: the device facts that a selector reads, and its
+verdicts.
+
+It does not import the evaluator.
 
 Flows in: a device's attributes and capacities. Flows out: yes, no, or the error of the evaluation.
 """
@@ -50,7 +53,10 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class SelectorError:
-    """Why an expression could not be compiled or evaluated. Line and column count from 1; 0 when there is no position."""
+    """Why an expression could not be compiled or evaluated. Line and column count from 1.
+
+    0 when there is no position.
+    """
 
     message: str
     line: int = 0
@@ -73,7 +79,10 @@ class Selector(Protocol):
 
     @property
     def reads(self) -> tuple[Reads, ...] | None:
-        """Say what it reads: devices that agree on that get the same verdict. None when it cannot be told."""
+        """Say what it reads: devices that agree on that get the same verdict.
+
+        None when it cannot be told.
+        """
         ...
 
     @property
@@ -102,8 +111,9 @@ class SelectorCompiler(Protocol):
 def seen(reads: Reads, device: DeviceFacts) -> object:
     """Give the value that an expression reads from a device at one place.
 
-    Shapes: result — a scalar as it is; a list as (class, items with their classes), because in Python 1 == True and in CEL they differ; for a whole map, whether
-    it exists; None for an absent value. Use it as a cache key: equal results mean equal results of the expression.
+    Shapes: result — a scalar as it is; a list as (class, items with their classes), because in
+    Python 1 == True and in CEL they differ; for a whole map, whether it exists; None for an absent
+    value. Use it as a cache key: equal results mean equal results of the expression.
     """
     if reads.part == "driver":
         return device.driver
@@ -138,7 +148,8 @@ def facts_of(driver: str, device: SliceDevice) -> DeviceFacts:
 def unreadable(device: SliceDevice, *, has_lists: bool) -> str:
     """Say why no expression can be evaluated on a device, whatever it reads; empty when any can.
 
-    As upstream: a device is shown whole, so one attribute of no known type, a version that is none, or a list while lists are off fails them all.
+    As upstream: a device is shown whole, so one attribute of no known type, a version that is none,
+    or a list while lists are off fails them all.
     """
     for name, attribute in device.attributes.items():
         lists = (attribute.strings, attribute.ints, attribute.bools, attribute.versions)
@@ -172,7 +183,14 @@ def _value(attribute: Attribute) -> FactValue | None:
         return Version(attribute.version)
     if attribute.versions is not None:
         return tuple(Version(text) for text in attribute.versions)
-    for value in (attribute.string, attribute.int_, attribute.bool_, attribute.strings, attribute.ints, attribute.bools):
+    for value in (
+        attribute.string,
+        attribute.int_,
+        attribute.bool_,
+        attribute.strings,
+        attribute.ints,
+        attribute.bools,
+    ):
         if value is not None:
             return value
     return None

@@ -1,10 +1,11 @@
-"""Selectors in CEL: the environment that Kubernetes gives to DRA expressions, compiled once and bounded in the cost of an evaluation.
+"""Selectors in CEL: the environment that Kubernetes gives to DRA expressions, compiled once and
+bounded in the cost of an evaluation.
 
-Flows in: expressions and device facts. Flows out: verdicts, or errors with their position. The language itself is in the other modules of
-`topobus.engine.cel`.
+Flows in: expressions and device facts. Flows out: verdicts, or errors with their position. The
+language itself is in the other modules of `topobus.engine.cel`.
 
-A domain that no attribute has reads as an empty map (`device.attributes["x"].y` fails with "no such key: y", `has()` is false), but `"x" in
-device.attributes` is false.
+A domain that no attribute has reads as an empty map (`device.attributes["x"].y` fails with "no such
+key: y", `has()` is false), but `"x" in device.attributes` is false.
 Source: k8s.io/dynamic-resource-allocation/cel, 1.36.
 """
 
@@ -39,24 +40,30 @@ from topobus.formats.kubernetes.limits import MAX_EXPRESSION_BYTES
 __all__ = ["COST_LIMIT", "CelCompiler", "CelSelector"]
 
 COST_LIMIT = 1_000_000
-"""What one evaluation may cost, in CEL's own unit. Source: CELSelectorExpressionMaxCost, k8s.io/api/resource/v1, 1.36."""
+"""What one evaluation may cost, in CEL's own unit. Source: CELSelectorExpressionMaxCost,
+k8s.io/api/resource/v1, 1.36."""
 
-# A cluster has some dozens of different expressions; this many compiled ones take some 20 MB at most.
+# A cluster has some dozens of different expressions; this many
+# compiled ones take some 20 MB at most.
 _CACHE_SIZE = 1024
-# Verdicts remembered by one expression; a cluster has some hundreds of different devices as far as an expression can tell.
+# Verdicts remembered by one expression; a cluster has some hundreds of different devices as
+# far as an expression can tell.
 _VERDICTS = 4096
 
 
 class CelSelector:
     """One compiled expression, with the verdicts that it gave."""
 
-    def __init__(self, step: Step, slots: int, reads: frozenset[Reads] | None, max_cost: int, *, is_deep: bool = False) -> None:
+    def __init__(
+        self, step: Step, slots: int, reads: frozenset[Reads] | None, max_cost: int, *, is_deep: bool = False
+    ) -> None:
         self._step = step
         self._is_deep = is_deep
         self._slots = slots
         self.reads: tuple[Reads, ...] | None = tuple(sorted(reads, key=str)) if reads is not None else None
         self.max_cost = max_cost
-        """The most that an evaluation can cost on any device; above `COST_LIMIT` an API server refuses the expression."""
+        """The most that an evaluation can cost on any device; above `COST_LIMIT` an API server
+        refuses the expression."""
         self._verdicts: dict[tuple[object, ...], bool | SelectorError] = {}
 
     @property
@@ -64,10 +71,15 @@ class CelSelector:
         """Say why an API server would refuse the expression, though it compiles."""
         if self.max_cost <= COST_LIMIT:
             return None
-        return SelectorError(f"is too complex: on some device it could cost {self.max_cost}, wanted at most {COST_LIMIT}")
+        return SelectorError(
+            f"is too complex: on some device it could cost {self.max_cost}, wanted at most {COST_LIMIT}"
+        )
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
-        """Give the verdict on a device; evaluated once for all devices that agree on what the expression reads."""
+        """Give the verdict on a device.
+
+        Evaluated once for all devices that agree on what the expression reads.
+        """
         if self.reads is None:
             return self.evaluate(device)[0]
         what = tuple([seen(reads, device) for reads in self.reads])
@@ -102,7 +114,8 @@ class CelSelector:
 class CelCompiler:
     """Compiles each expression once and remembers the newest ones, also those that do not compile.
 
-    Errors: raises nothing; SelectorError is the answer for an expression that is wrong, as `compile_expression` gives it.
+    Errors: raises nothing; SelectorError is the answer for an expression that is wrong, as
+    `compile_expression` gives it.
     """
 
     def __init__(self) -> None:
@@ -124,7 +137,8 @@ def compile_expression(expression: str) -> CelSelector | SelectorError:
     """Parse, check and plan a CEL expression, without the cache of `CelCompiler`.
 
     Shapes: result — a selector whose type is bool or dynamic.
-    Errors: raises nothing; SelectorError with line and column for one that is too long, does not compile, has another type or nests too deep.
+    Errors: raises nothing; SelectorError with line and column for one that is too long, does not
+    compile, has another type or nests too deep.
     """
     if len(expression.encode("utf-8", "replace")) > MAX_EXPRESSION_BYTES:
         return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")

@@ -1,6 +1,7 @@
 """Semantic versions, compared by the rules of semver 2.0.0.
 
-Pure; used by the CEL functions `semver`, `compareTo` and the like. Source: semver.org, items 9 to 11.
+Pure; used by the CEL functions `semver`, `compareTo` and the like.
+Source: semver.org, items 9 to 11.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def _is_sound(match: re.Match[str]) -> bool:
     numbers = [*match.groups()[:3], *[label for label in labels if label.isdecimal()]]
     if not all(labels) or not all((match[5] or "0").split(".")):
         return False
-    return all(number == "0" or (number[0] != "0" and len(number) <= 20 and int(number) <= _LARGEST) for number in numbers)
+    return all(
+        number == "0" or (number[0] != "0" and len(number) <= 20 and int(number) <= _LARGEST) for number in numbers
+    )
 
 
 def _without_zeros(part: str) -> str:
@@ -59,7 +62,9 @@ class SemanticVersion:
         if is_loose:
             parts = [_without_zeros(part) for part in text.removeprefix("v").split(".", 2)]
             if len(parts) < _PARTS and any(mark in parts[-1] for mark in "+-"):
-                raise ValueError(f"not a semantic version: {text!r}, a short one cannot have a prerelease or build data")
+                raise ValueError(
+                    f"not a semantic version: {text!r}, a short one cannot have a prerelease or build data"
+                )
             written = ".".join([*parts, *["0"] * (_PARTS - len(parts))])
         match = _SHAPE.fullmatch(written)
         if match is None or not _is_sound(match):

@@ -1,4 +1,5 @@
-"""Ranges of sizes and costs, added and multiplied as upstream's estimate does: never above 2^64 - 1, which stands for an unknown size.
+"""Ranges of sizes and costs, added and multiplied as upstream's estimate does: never above 2^64 -
+1, which stands for an unknown size.
 
 Source: cel-go checker/cost.go, SizeEstimate and CostEstimate.
 """

@@ -1,7 +1,8 @@
-"""The standard functions and operators: arithmetic, comparison, conversion, texts, containers, time, optional values.
+"""The standard functions and operators: arithmetic, comparison, conversion, texts, containers,
+time, optional values.
 
-`==`, `!=`, `&&`, `||`, `?:` and `has` are built into the evaluation. Source: cel-spec, langdef.md, "List of Standard Definitions"; cel-go cel/library.go
-(optional types).
+`==`, `!=`, `&&`, `||`, `?:` and `has` are built into the evaluation. Source: cel-spec, langdef.md,
+"List of Standard Definitions"; cel-go cel/library.go (optional types).
 """
 
 from __future__ import annotations
@@ -129,7 +130,11 @@ def _comparison() -> Library:
 
         return work
 
-    return tuple(overload(f"{name}({first}, {second}) -> bool", make(test)) for name, test in tests.items() for first, second in pairs)
+    return tuple(
+        overload(f"{name}({first}, {second}) -> bool", make(test))
+        for name, test in tests.items()
+        for first, second in pairs
+    )
 
 
 def _convert() -> Library:
@@ -226,7 +231,9 @@ def _address(address: Address) -> str:
 
 
 def _write_double(value: float) -> str:
-    """Write as Go's %g does: the fewest digits that tell it apart, with an exponent from 1e6 on and below 1e-4."""
+    """Write as Go's %g does: the fewest digits that tell it apart, with an exponent from 1e6 on and
+    below 1e-4.
+    """
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -327,7 +334,12 @@ def _optionals() -> Library:
         overload("optional<V>.orValue(V) -> V", lambda a, b: a.value if a.is_present else b),
         *(
             overload(f"_[?_]({container}, {key}) -> optional<V>", _built_in)
-            for container, key in (("list<V>", "int"), ("optional<list<V>>", "int"), ("map<K, V>", "K"), ("optional<map<K, V>>", "K"))
+            for container, key in (
+                ("list<V>", "int"),
+                ("optional<list<V>>", "int"),
+                ("map<K, V>", "K"),
+                ("optional<map<K, V>>", "K"),
+            )
         ),
         *(
             overload(f"_[_]({container}, {key}) -> optional<V>", _built_in)

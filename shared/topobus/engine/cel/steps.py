@@ -1,9 +1,12 @@
 """The steps of an evaluation: nested functions over a frame, one for each node of the tree.
 
-Flows in: the steps of a node's operands. Flows out: a step, which takes the frame of one evaluation and returns a value or raises EvaluationError;
-the frame sums the cost and ends an evaluation that exceeds its limit. Errors propagate as upstream's do: `&&` and `||` ignore one that another
-operand decides over, and a bound name that is never read raises nothing. The planner decides which step a node becomes.
-Source: cel-go interpreter/interpretable.go and runtimecost.go; the language definition's section on errors.
+Flows in: the steps of a node's operands. Flows out: a step, which takes the frame of one
+evaluation and returns a value or raises EvaluationError; the frame sums the cost and ends an
+evaluation that exceeds its limit. Errors propagate as upstream's do: `&&` and `||` ignore one that
+another operand decides over, and a bound name that is never read raises nothing. The planner
+decides which step a node becomes.
+Source: cel-go interpreter/interpretable.go and runtimecost.go; the language
+definition's section on errors.
 """
 
 from __future__ import annotations
@@ -15,7 +18,17 @@ from topobus.engine.cel.errors import EvaluationError
 from topobus.engine.cel.frame import Frame
 from topobus.engine.cel.registry import Functions
 from topobus.engine.cel.runtime_cost import charge_before, cost_of_call, weigh
-from topobus.engine.cel.values import OptionalValue, Uint, are_equal, is_same, kind_of, look_up, no_such_overload, size_of, some
+from topobus.engine.cel.values import (
+    OptionalValue,
+    Uint,
+    are_equal,
+    is_same,
+    kind_of,
+    look_up,
+    no_such_overload,
+    size_of,
+    some,
+)
 from topobus.values.errors import InvariantError
 
 __all__ = [
@@ -42,7 +55,10 @@ Step = Callable[[Frame], object]
 
 
 def call_step(functions: Functions, name: str, *, is_member: bool, steps: list[Step]) -> Step:
-    """Call the function that takes what the arguments are in this run; what it costs is charged before it, as far as the arguments tell, and after it."""
+    """Call the function that takes what the arguments are in this run.
+
+    What it costs is charged before it, as far as the arguments tell, and after it.
+    """
     choose = functions.choose
 
     def run(frame: Frame) -> object:
@@ -80,7 +96,9 @@ def index_step(functions: Functions, operand: Step, index: Step) -> Step:
 
 
 def gathering_step(kept: Step, item: Step) -> Step:
-    """Put one more item into the list that a macro makes, in place: nobody else has it, and a copy each time would cost the square of its length."""
+    """Put one more item into the list that a macro makes, in place: nobody else has it, and a copy
+    each time would cost the square of its length.
+    """
 
     def run(frame: Frame) -> object:
         collected, more = kept(frame), item(frame)
@@ -137,7 +155,9 @@ def alternative_step(first: Step, second: Step, *, is_value: bool) -> Step:
 
 
 def optional_index_step(operand: Step, index: Step) -> Step:
-    """Look into a value with `a[?b]` or `a.?b`: what is not there is an empty optional value, no error."""
+    """Look into a value with `a[?b]` or `a.?b`: what is not there is an empty optional value, no
+    error.
+    """
 
     def run(frame: Frame) -> object:
         container, key = operand(frame), index(frame)
@@ -148,7 +168,10 @@ def optional_index_step(operand: Step, index: Step) -> Step:
 
 
 def logic_step(steps: list[Step], *, decisive: bool) -> Step:
-    """`&&` ends at the first false, `||` at the first true; an error counts only when no value decides."""
+    """`&&` ends at the first false, `||` at the first true.
+
+    An error counts only when no value decides.
+    """
 
     def run(frame: Frame) -> object:
         error: EvaluationError | None = None
@@ -198,7 +221,10 @@ def equality_step(left: Step, right: Step, *, is_equal: bool) -> Step:
 
 
 def not_strictly_false_step(step: Step) -> Step:
-    """Go on with a macro's loop unless its condition is False; an error does not end the loop, for a later element may decide."""
+    """Go on with a macro's loop unless its condition is False.
+
+    An error does not end the loop, for a later element may decide.
+    """
 
     def run(frame: Frame) -> object:
         try:

@@ -1,7 +1,8 @@
 """The text function `format`, version 1 of cel-go: `'%s has %d'.format(['x', 1])`.
 
-Flows in: the text with its clauses, and the values. Flows out: the formatted text. Numbers are written for en_US, whose exponents are `×10⁰³` and
-whose infinity is `∞`, without digit grouping in whole numbers (`%d`) and with it in doubles.
+Flows in: the text with its clauses, and the values. Flows out: the formatted text. Numbers are
+written for en_US, whose exponents are `×10⁰³` and whose infinity is `∞`, without digit grouping in
+whole numbers (`%d`) and with it in doubles.
 Source: cel-go ext/formatting.go; golang.org/x/text/message as far as `%f` and `%e` use it.
 """
 
@@ -25,7 +26,8 @@ __all__ = ["Clause", "FormatError", "format_text", "split_format"]
 
 _DEFAULT_PRECISION = 6
 _DIGITS = frozenset("0123456789")
-# No double has more digits behind the point that are not zero (5e-324); upstream has no limit here, and a text of gigabytes is nobody's.
+# No double has more digits behind the point that are not zero (5e-324); upstream has no limit here,
+# and a text of gigabytes is nobody's.
 _MAX_PRECISION = 1100
 
 
@@ -35,14 +37,19 @@ class FormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One clause of a format: its letter, its precision (None when none is written), and the types that suit it."""
+    """One clause of a format: its letter, its precision (None when none is written), and the types
+    that suit it.
+    """
 
     letter: str
     precision: int | None
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Give the types that may be known before a run; a text may yet be a number's name (`NaN`) for `%f` and `%e`."""
+        """Give the types that may be known before a run.
+
+        A text may yet be a number's name (`NaN`) for `%f` and `%e`.
+        """
         return _CLAUSES[self.letter][1]
 
     @property
@@ -94,7 +101,8 @@ def _read_clause(text: str, place: int) -> tuple[str, int | None, int]:
 def format_text(text: str, values: list[object]) -> str:
     """Write values into a format.
 
-    Errors: raises EvaluationError for a format that is none, too few values, or a value that does not suit its clause.
+    Errors: raises EvaluationError for a format that is none, too few values, or a value
+    that does not suit its clause.
     """
     parts: list[str] = []
     used = 0
@@ -161,7 +169,17 @@ def _key(value: object, clause: Clause) -> str:
     raise FormatError(f"no formatting function for map key of type {kind_of(value)}")
 
 
-_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"'}
+_ESCAPES = {
+    "\a": "\\a",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\n": "\\n",
+    "\r": "\\r",
+    "\t": "\\t",
+    "\v": "\\v",
+    "\\": "\\\\",
+    '"': '\\"',
+}
 
 
 def _quote(text: str) -> str:
@@ -208,7 +226,11 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def _scientific(value: object, clause: Clause) -> str:
-    """Write with an exponent. What is written as the precision upstream takes for the width: six digits follow the point in any case."""
+    """Write with an exponent.
+
+    What is written as the precision upstream takes for the width: six
+    digits follow the point in any case.
+    """
     number = _double(value, clause) or 0.0
     width = clause.precision if clause.precision is not None else _DEFAULT_PRECISION
     if not math.isfinite(number):
@@ -252,7 +274,8 @@ _CLAUSES: dict[str, tuple[_Writer, frozenset[str], str]] = {
     "s": (
         _plain,
         _ANY,
-        "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps",
+        "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, "
+        "durations, and timestamps",
     ),
     "d": (lambda value, clause: str(_number(value, clause)), _WHOLE, "decimal clause can only be used on integers"),
     "f": (_fixed, _DOUBLES, "fixed-point clause can only be used on doubles"),

@@ -14,9 +14,22 @@ from topobus.engine.cel.text_formats import format_text
 __all__ = ["TEXTS"]
 
 # What Unicode calls white space, as Go's strings.TrimSpace takes it.
-_BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+_BLANKS = (
+    "\t\n\v\f\r "
+    "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
 _QUOTED = str.maketrans(
-    {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"'}
+    {
+        "\a": "\\a",
+        "\b": "\\b",
+        "\f": "\\f",
+        "\n": "\\n",
+        "\r": "\\r",
+        "\t": "\\t",
+        "\v": "\\v",
+        "\\": "\\\\",
+        '"': '\\"',
+    }
 )
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _UPPER = str.maketrans(ascii_lowercase, ascii_uppercase)
@@ -29,7 +42,10 @@ def _char_at(text: str, place: int) -> str:
 
 
 def _index(text: str, part: str, start: int = 0) -> int:
-    """Find a part from a place on; behind the text there is none. As upstream, the empty part stands wherever it is looked for."""
+    """Find a part from a place on; behind the text there is none.
+
+    As upstream, the empty part stands wherever it is looked for.
+    """
     if not part:
         return start
     if start < 0:
@@ -38,7 +54,10 @@ def _index(text: str, part: str, start: int = 0) -> int:
 
 
 def _last_index(text: str, part: str, start: int | None = None) -> int:
-    """Find the last part that begins at a place or before it; a place behind the text finds none."""
+    """Find the last part that begins at a place or before it.
+
+    A place behind the text finds none.
+    """
     if not part:
         return len(text) if start is None else start
     if start is None:

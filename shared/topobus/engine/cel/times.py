@@ -1,6 +1,7 @@
 """Durations and timestamps in nanoseconds: parsing, formatting, arithmetic and accessors.
 
-Source: cel-go common/types/duration.go, timestamp.go and overflow.go; Go's time.ParseDuration and time.Parse(RFC3339).
+Source: cel-go common/types/duration.go, timestamp.go and overflow.go; Go's
+time.ParseDuration and time.Parse(RFC3339).
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ _INT64 = 1 << 63
 _SECOND = 1_000_000_000
 _DURATION = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:h|ms|us|µs|μs|ns|m|s))+")
 _DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(h|ms|us|µs|μs|ns|m|s)")
-_UNITS = {"h": 3600 * _SECOND, "m": 60 * _SECOND, "s": _SECOND, "ms": 1_000_000, "us": 1000, "µs": 1000, "μs": 1000, "ns": 1}
+_UNITS = {
+    "h": 3600 * _SECOND,
+    "m": 60 * _SECOND,
+    "s": _SECOND,
+    "ms": 1_000_000,
+    "us": 1000,
+    "µs": 1000,
+    "μs": 1000,
+    "ns": 1,
+}
 # More digits than 64 bits hold are zeros before or nothing behind the point.
 _MOST_DIGITS = 18
 # A comma is Go's, too; hours may have one digit.
@@ -70,9 +80,13 @@ def _plain(number: float) -> str:
 
 
 def write_timestamp(timestamp: Timestamp) -> str:
-    """Write a timestamp as RFC 3339 in the zone in which it was read; a fraction without zeros at its end."""
+    """Write a timestamp as RFC 3339 in the zone in which it was read.
+
+    A fraction without zeros at its end.
+    """
     seconds, rest = divmod(timestamp.nanoseconds, _SECOND)
-    # Days and seconds apart, for the first and last moments leave the years that datetime has when they are shifted.
+    # Days and seconds apart, for the first and last moments leave the years that
+    # datetime has when they are shifted.
     days, second = divmod(seconds + timestamp.offset_minutes * 60, 86_400)
     year, month, day = _date(days)
     fraction = f".{rest:09}".rstrip("0") if rest else ""
@@ -82,7 +96,10 @@ def write_timestamp(timestamp: Timestamp) -> str:
 
 
 def _date(days: int) -> tuple[int, int, int]:
-    """Give the date so many days after 1970-01-01; the last day of the year 0 and the first of 10000 have one, too."""
+    """Give the date so many days after 1970-01-01.
+
+    The last day of the year 0 and the first of 10000 have one, too.
+    """
     cycles = 400 * ((days < -719_162) - (days >= 2_932_897))
     date = _EPOCH + timedelta(days=days + (146_097 if cycles > 0 else -146_097 if cycles < 0 else 0))
     return date.year - cycles, date.month, date.day
@@ -119,7 +136,9 @@ def _read_timestamp(text: str) -> Timestamp:
     # The year 0 is right as long as the zone shifts the moment into the year 1.
     is_year_zero = date.startswith("0000")
     try:
-        local = datetime.fromisoformat(f"{'0400' + date[4:] if is_year_zero else date}T{int(hour):02}:{minute}:{second}+00:00")
+        local = datetime.fromisoformat(
+            f"{'0400' + date[4:] if is_year_zero else date}T{int(hour):02}:{minute}:{second}+00:00"
+        )
     except ValueError as err:
         raise EvaluationError(f"invalid timestamp: {text[:64]!r}") from err
     since = local - _EPOCH
@@ -160,7 +179,12 @@ def _parts() -> Library:
         "getSeconds": lambda moment: moment.second,
         "getMilliseconds": lambda moment: moment.microsecond // 1000,
     }
-    units = {"getHours": 3600 * _SECOND, "getMinutes": 60 * _SECOND, "getSeconds": _SECOND, "getMilliseconds": 1_000_000}
+    units = {
+        "getHours": 3600 * _SECOND,
+        "getMinutes": 60 * _SECOND,
+        "getSeconds": _SECOND,
+        "getMilliseconds": 1_000_000,
+    }
 
     def here(part: Callable[[datetime], int]) -> Callable[[Timestamp], int]:
         return lambda timestamp: part(_datetime(timestamp))

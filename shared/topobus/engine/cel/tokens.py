@@ -28,8 +28,24 @@ _WORDS = re.compile(
 )
 _RAW = re.compile(r"([rR]|[bB][rR])(\"\"\"(.*?)\"\"\"|'''(.*?)'''|\"([^\"\r\n]*)\"|'([^'\r\n]*)')", re.DOTALL)
 _PREFIX = re.compile(r"[rRbB]*")
-_ESCAPE = re.compile(r"\\(?:([abfnrtv\\'\"`?])|[xX]([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|(.)|$)", re.DOTALL)
-_SIMPLE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"', "`": "`", "?": "?"}
+_ESCAPE = re.compile(
+    r"\\(?:([abfnrtv\\'\"`?])|[xX]([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|(.)|$)",
+    re.DOTALL,
+)
+_SIMPLE = {
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "`": "`",
+    "?": "?",
+}
 
 
 class Token(NamedTuple):
@@ -67,7 +83,9 @@ def split(expression: str) -> list[Token]:
             offset = raw.end()
             continue
         if word is None:
-            raise fail_at(expression, offset, f"Syntax error: token recognition error at: {expression[offset : offset + 16]!r}")
+            raise fail_at(
+                expression, offset, f"Syntax error: token recognition error at: {expression[offset : offset + 16]!r}"
+            )
         kind, text = str(word.lastgroup), word[0]
         if kind in ("text", "rawtext"):
             tokens.append(Token("constant", text, offset, _read_text(expression, offset, text)))

@@ -65,7 +65,10 @@ class Select(Node):
 
 @dataclass(slots=True, eq=False)
 class Call(Node):
-    """A function, an operator (`_+_`) or a member function when it has a target. `&&` and `||` have two arguments or more."""
+    """A function, an operator (`_+_`) or a member function when it has a target.
+
+    `&&` and `||` have two arguments or more.
+    """
 
     name: str
     target: Node | None

@@ -1,7 +1,8 @@
 """The types of expressions, and when a value of one type is assignable to another.
 
-`dyn` fits every type: the check of its value is left to the evaluation. A type whose name begins with a capital letter and has no dot (`A`, `K`) is a
-parameter: its first use binds it, and later uses must agree.
+`dyn` fits every type: the check of its value is left to the evaluation. A type whose name
+begins with a capital letter and has no dot (`A`, `K`) is a parameter: its first use binds
+it, and later uses must agree.
 Source: cel-spec, langdef.md, "Gradual Type Checking".
 """
 
@@ -38,7 +39,8 @@ __all__ = [
 class Type:
     """A type by name, with its parameters: `list(int)`. A value: nobody changes one.
 
-    Types nest as deep as expressions do, so that comparing two takes one look at their hashes, and what has no open parameter is not searched for one.
+    Types nest as deep as expressions do, so that comparing two takes one look at their hashes, and
+    what has no open parameter is not searched for one.
     """
 
     __slots__ = ("_hash", "is_dynamic", "is_open", "is_parameter", "name", "parameters")
@@ -170,7 +172,9 @@ class Bindings:
         if not cel_type.is_open:
             return cel_type
         cel_type = self.resolve(cel_type)
-        return Type(cel_type.name, tuple(map(self.substitute, cel_type.parameters))) if cel_type.parameters else cel_type
+        return (
+            Type(cel_type.name, tuple(map(self.substitute, cel_type.parameters))) if cel_type.parameters else cel_type
+        )
 
     def finish(self, cel_type: Type) -> Type:
         """Replace all parameters; what stayed open is `dyn`."""
@@ -184,15 +188,18 @@ class Bindings:
     def fit_all(self, wanted: tuple[Type, ...], given: tuple[Type, ...]) -> bool:
         """Fit several types at once; nothing is bound when one does not fit."""
         before = dict(self._known)
-        if len(wanted) == len(given) and all(self.fit(first, second) for first, second in zip(wanted, given, strict=True)):
+        if len(wanted) == len(given) and all(
+            self.fit(first, second) for first, second in zip(wanted, given, strict=True)
+        ):
             return True
         self._known = before
         return False
 
     def fit(self, wanted: Type, given: Type) -> bool:
-        """Say whether a value of the given type may stand where the wanted one does; binds parameters on the way.
+        """Say whether a value of the given type may stand where the wanted one does.
 
-        Of two types that fit one another a parameter stands for the more general one. Source: cel-go checker/types.go.
+        Binds parameters on the way. Of two types that fit one another a parameter stands for the
+        more general one. Source: cel-go checker/types.go.
         """
         if wanted == given:
             return True
@@ -210,14 +217,19 @@ class Bindings:
             return False
         if wanted.name == "type":
             return True  # which types two types are is for the run to compare
-        return len(wanted.parameters) == len(given.parameters) and all(map(self.fit, wanted.parameters, given.parameters))
+        return len(wanted.parameters) == len(given.parameters) and all(
+            map(self.fit, wanted.parameters, given.parameters)
+        )
 
     def most_general(self, first: Type, second: Type) -> Type:
         """Give the more general one of two types that fit."""
         return first if _is_as_general(first, second) else second
 
     def _substitute(self, parameter: Type, cel_type: Type) -> tuple[bool, bool]:
-        """Let a parameter stand for a type; says whether it can, and whether it stood for one before."""
+        """Let a parameter stand for a type.
+
+        Says whether it can, and whether it stood for one before.
+        """
         known_cel_type = self._known.get(parameter.name)
         if known_cel_type is None:
             if self._occurs(parameter, cel_type):
@@ -251,5 +263,6 @@ def _is_as_general(first: Type, second: Type) -> bool:
     if second.is_dynamic or second.is_parameter or first.name != second.name:
         return False
     return first.name == "type" or (
-        len(first.parameters) == len(second.parameters) and all(map(_is_as_general, first.parameters, second.parameters))
+        len(first.parameters) == len(second.parameters)
+        and all(map(_is_as_general, first.parameters, second.parameters))
     )

@@ -1,8 +1,11 @@
-"""Refuses expressions whose types fit but that are wrong: constants that can only fail, and list or map constants of mixed types.
+"""Refuses expressions whose types fit but that are wrong: constants that can only fail, and list or
+map constants of mixed types.
 
-Flows in: a checked tree. Flows out: nothing, or a CompileError with the position. Constant durations, timestamps and patterns must be valid. The
-elements of a list or map must be of one type, except within `format`, whose clauses must match its arguments where both are constants.
-Source: cel-go cel/validator.go; ext/formatting.go, stringFormatValidator; the validators that k8s.io/apiserver/pkg/cel/environment switches on, 1.36.
+Flows in: a checked tree. Flows out: nothing, or a CompileError with the position. Constant
+durations, timestamps and patterns must be valid. The elements of a list or map must be of one type,
+except within `format`, whose clauses must match its arguments where both are constants.
+Source: cel-go cel/validator.go; ext/formatting.go, stringFormatValidator; the validators that
+k8s.io/apiserver/pkg/cel/environment switches on, 1.36.
 """
 
 from __future__ import annotations
@@ -105,7 +108,13 @@ class _Validator:
             raise fail_at(self._expression, node.offset, message)
 
     def _clause(self, clause: Clause, value: Node) -> None:
-        unsuited = _unsuited(value, clause.kinds) if clause.letter == "s" else value if not _suits(value.type, clause.kinds) else None
+        unsuited = (
+            _unsuited(value, clause.kinds)
+            if clause.letter == "s"
+            else value
+            if not _suits(value.type, clause.kinds)
+            else None
+        )
         if unsuited is not None:
             raise fail_at(
                 self._expression,

@@ -1,7 +1,8 @@
 """The values of an evaluation: the Python type of each CEL type, equality and order.
 
-bool, int, str, bytes, float and None represent themselves (an int has 64 bits), lists are tuples or lists, maps are dicts whose boolean keys are
-wrapped, because Python takes `True` and `1` for one key. Every other type has a class of its own.
+bool, int, str, bytes, float and None represent themselves (an int has 64 bits), lists are tuples or
+lists, maps are dicts whose boolean keys are wrapped, because Python takes `True` and `1` for one
+key. Every other type has a class of its own.
 """
 
 from __future__ import annotations
@@ -100,7 +101,10 @@ class Duration:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timestamp:
-    """A moment, in nanoseconds since 1970 (UTC); the years 1 to 9999. It is written in the zone in which it was read."""
+    """A moment, in nanoseconds since 1970 (UTC); the years 1 to 9999.
+
+    It is written in the zone in which it was read.
+    """
 
     nanoseconds: int
     offset_minutes: int = field(default=0, compare=False)
@@ -124,7 +128,9 @@ class TextMap(dict[object, object]):
 
 
 class DomainMap(TextMap):
-    """A map in which whoever looks something up finds an empty map where there is nothing; `in` and `size` see only what is there."""
+    """A map in which whoever looks something up finds an empty map where there is nothing; `in` and
+    `size` see only what is there.
+    """
 
     __slots__ = ()
 
@@ -155,7 +161,9 @@ _KINDS: dict[type, str] = {
 }
 _NUMBERS = frozenset(["int", "uint", "double"])
 _PLAIN = frozenset(["bool", "int", "uint", "double", "string"])
-OPAQUE = frozenset(["kubernetes.Quantity", "kubernetes.Semver", "kubernetes.URL", "kubernetes.NamedFormat", "net.IP", "net.CIDR"])
+OPAQUE = frozenset(
+    ["kubernetes.Quantity", "kubernetes.Semver", "kubernetes.URL", "kubernetes.NamedFormat", "net.IP", "net.CIDR"]
+)
 
 
 def kind_of(value: object) -> str:
@@ -227,9 +235,12 @@ def size_of(value: object) -> int:
 
 
 def are_equal(first: object, second: object) -> bool:
-    """Say whether two values are equal; those of different types are not, but for numbers of one value.
+    """Say whether two values are equal.
 
-    Errors: raises EvaluationError when the first is of a type of Kubernetes' own and the second is not of that type (null apart), as upstream does.
+    Those of different types are not, but for numbers of one value.
+
+    Errors: raises EvaluationError when the first is of a type of Kubernetes' own and the second is
+    not of that type (null apart), as upstream does.
     """
     left, right = kind_of(first), kind_of(second)
     if left != right:
@@ -248,7 +259,9 @@ def are_equal(first: object, second: object) -> bool:
 
 
 def is_same(first: object, second: object) -> bool:
-    """Say whether two values are equal where an error counts as no: `!=`, and looking for a value in a list."""
+    """Say whether two values are equal where an error counts as no: `!=`, and looking for a value
+    in a list.
+    """
     try:
         return are_equal(first, second)
     except EvaluationError:
@@ -263,7 +276,9 @@ def _equal_numbers(first: object, second: object) -> bool:
 
 
 def _maybe_equal(first: object, second: object) -> bool:
-    """Compare the parts of two lists or maps: upstream takes those that cannot be compared for equal."""
+    """Compare the parts of two lists or maps: upstream takes those that cannot be compared for
+    equal.
+    """
     try:
         return are_equal(first, second)
     except EvaluationError:
@@ -275,11 +290,17 @@ def _equal_lists(first: list[object] | tuple[object, ...], second: list[object] 
 
 
 def _equal_maps(first: dict[object, object], second: dict[object, object]) -> bool:
-    return len(first) == len(second) and all(key in second and _maybe_equal(value, second[key]) for key, value in first.items())
+    return len(first) == len(second) and all(
+        key in second and _maybe_equal(value, second[key]) for key, value in first.items()
+    )
 
 
 def keys_of(values: Iterable[object]) -> frozenset[tuple[str, object]] | None:
-    """List what a list of plain values has, with each number in all types that hold it without loss; None when a value is not plain."""
+    """List what a list of plain values has, with each number in all types that hold it without
+    loss.
+
+    None when a value is not plain.
+    """
     keys: set[tuple[str, object]] = set()
     for value in values:
         kind = kind_of(value)
@@ -290,7 +311,9 @@ def keys_of(values: Iterable[object]) -> frozenset[tuple[str, object]] | None:
         if isinstance(value, int) and kind != "bool":
             keys.add(("double", float(value)))
         whole_number = (
-            int(value) if isinstance(value, int | float) and kind != "bool" and math.isfinite(value) and value == int(value) else None
+            int(value)
+            if isinstance(value, int | float) and kind != "bool" and math.isfinite(value) and value == int(value)
+            else None
         )
         if whole_number is not None and -_INT64 <= whole_number < _INT64:
             keys.add(("int", whole_number))
@@ -340,7 +363,10 @@ def compare(first: object, second: object) -> int:
 
 
 def _compare_doubles(first: float, second: float) -> int:
-    """Order two numbers one of which is a double: as doubles, whatever a whole number loses; beyond the range of its type a double is less or more."""
+    """Order two numbers one of which is a double: as doubles, whatever a whole number loses.
+
+    Beyond the range of its type a double is less or more.
+    """
     if math.isnan(first) or math.isnan(second):
         raise EvaluationError("NaN values cannot be ordered")
     if isinstance(second, int):

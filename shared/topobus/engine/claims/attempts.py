@@ -1,9 +1,12 @@
-"""Allocation attempts: what is about to be allocated to a claim, written into the claim before a node is asked.
+"""Allocation attempts: what is about to be allocated to a claim, written into the claim before a
+node is asked.
 
-After a crash any replica reads the attempt, continues, and repeats the same operation. The attempt is an annotation, because the status belongs to
-Kubernetes. In a cluster it names the pod that it is for, and stays in the claim as a record of the allocation until another attempt replaces it.
+After a crash any replica reads the attempt, continues, and repeats the same operation. The attempt
+is an annotation, because the status belongs to Kubernetes. In a cluster it names the pod that it is
+for, and stays in the claim as a record of the allocation until another attempt replaces it.
 
-Flows in: a stored claim. Flows out: its attempt, and the claim's next version. The reconcilers write it by compare-and-set.
+Flows in: a stored claim. Flows out: its attempt, and the claim's next version. The
+reconcilers write it by compare-and-set.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ __all__ = [
 
 MAX_REFUSED_NODES = 64
 """Nodes remembered in an attempt; an annotation is no place for a cluster's whole list."""
-# All annotations of an object together may have 256 KiB (apimachinery, TotalAnnotationSizeLimitB); the rest is the user's.
+# All annotations of an object together may have 256 KiB (apimachinery,
+# TotalAnnotationSizeLimitB); the rest is the user's.
 _MAX_NOTE = 128 * 1024
 
 
@@ -57,11 +61,14 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wishes: AlignmentRequest | None = None
     """What the claim asked of its alignment then: a repeated operation must ask for the same."""
     copies: dict[str, int] = {}
-    """Places in the allocation's configuration at which one of the claim's own stands, to its place in the spec: it is not written a second time into the object."""
+    """Places in the allocation's configuration at which one of the claim's own stands, to its place
+    in the spec: it is not written a second time into the object."""
     is_short: bool = False
-    """True: the configuration is left out, for it is too long for a note; who goes on with the attempt works it out again."""
+    """True: the configuration is left out, for it is too long for a note; who goes on with the
+    attempt works it out again."""
     pod: str = ""
-    """The uid of the pod for which the claim is allocated, where an allocation carries its reservation; empty otherwise."""
+    """The uid of the pod for which the claim is allocated, where an allocation carries its
+    reservation; empty otherwise."""
     refused: tuple[str, ...] = ()
     """Nodes on which kube-scheduler could not place the pod, in the order in which they were tried."""
 
@@ -72,11 +79,14 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def lengthened(self, result: AllocationResult) -> AllocationResult:
         """Give the allocation with its configuration.
 
-        Shapes: result — what a search found for the claim when it might choose among the attempt's devices only.
+        Shapes: result — what a search found for the claim when it might choose
+        among the attempt's devices only.
         """
         if not self.is_short:
             return self.allocation
-        return structs.replace(self.allocation, devices=structs.replace(self.allocation.devices, config=result.devices.config))
+        return structs.replace(
+            self.allocation, devices=structs.replace(self.allocation.devices, config=result.devices.config)
+        )
 
 
 def attempt_of(claim: ApiObject) -> Attempt | None:
@@ -99,7 +109,9 @@ def number_of(claim: ApiObject) -> int:
 
 
 def was_attempted(claim: ApiObject) -> bool:
-    """Say whether an allocation of the claim was ever attempted here: the count stays when an attempt is dropped."""
+    """Say whether an allocation of the claim was ever attempted here: the count stays when an
+    attempt is dropped.
+    """
     return ATTEMPTS_ANNOTATION in metadata_of(claim).annotations
 
 
@@ -113,7 +125,10 @@ def allocation_of(claim: ApiObject) -> AllocationResult | None:
 
 
 def holds_what_was_attempted(claim: ApiObject, attempt: Attempt) -> bool:
-    """Say whether a claim's status has the very devices of an attempt; the rest of an allocation comes back from a server with its defaults filled in."""
+    """Say whether a claim's status has the very devices of an attempt.
+
+    The rest of an allocation comes back from a server with its defaults filled in.
+    """
     allocation = claim.status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
     results = devices.get("results") if isinstance(devices, Mapping) else None
@@ -133,18 +148,26 @@ def with_attempt(claim: ApiObject, attempt: Attempt) -> ApiObject:
     stored = _without_copies(claim, attempt)
     if attempt.pod:
         stored = _shortened(stored)
-    noted = with_annotations(claim, {ATTEMPT_ANNOTATION: encode(stored).decode(), ATTEMPTS_ANNOTATION: str(attempt.number)})
+    noted = with_annotations(
+        claim, {ATTEMPT_ANNOTATION: encode(stored).decode(), ATTEMPTS_ANNOTATION: str(attempt.number)}
+    )
     return with_finalizer(noted, DELETE_PROTECTION)
 
 
 def without_attempt(claim: ApiObject) -> ApiObject:
-    """Drop a failed attempt; its number stays, so the next operation has another id. A claim that holds nothing loses its finalizer."""
+    """Drop a failed attempt; its number stays, so the next operation has another id.
+
+    A claim that holds nothing loses its finalizer.
+    """
     dropped = with_annotations(claim, {ATTEMPT_ANNOTATION: None, DEALLOCATION_ANNOTATION: None})
     return dropped if claim.status.get("allocation") else without_finalizer(dropped, DELETE_PROTECTION)
 
 
 def is_current(claim: ApiObject, uid: str, attempt: Attempt) -> bool:
-    """Say whether an attempt is still the claim's newest and has led to nothing; a claim that was made anew under the same name counts its attempts anew."""
+    """Say whether an attempt is still the claim's newest and has led to nothing.
+
+    A claim that was made anew under the same name counts its attempts anew.
+    """
     if owner_of(claim).uid != uid or claim.status.get("allocation"):
         return False
     try:
@@ -162,7 +185,9 @@ def _shortened(attempt: Attempt) -> Attempt:
 
 
 def _without_copies(claim: ApiObject, attempt: Attempt) -> Attempt:
-    """Leave out of an attempt the configuration that stands in the claim's spec: a claim may have 32 of 10 KiB, and an object must not have them three times."""
+    """Leave out of an attempt the configuration that stands in the claim's spec: a claim may have
+    32 of 10 KiB, and an object must not have them three times.
+    """
     own = _own_configuration(claim) if attempt.allocation.devices.config else ()
     kept: list[GrantedConfiguration] = []
     copies: dict[str, int] = {}

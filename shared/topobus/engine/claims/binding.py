@@ -1,10 +1,14 @@
-"""Binding conditions: devices that are usable only after a step such as attaching them to the node over a fabric.
+"""Binding conditions: devices that are usable only after a step such as attaching them to the node
+over a fabric.
 
-A device names binding conditions, which its driver reports in the claim's `status.devices`. A pod waits until all are True. A binding failure
-condition that is True, or a time-out, deallocates the devices.
+A device names binding conditions, which its driver reports in the claim's
+`status.devices`. A pod waits until all are True. A binding failure condition that is True,
+or a time-out, deallocates the devices.
 
-Flows in: a claim's status and the time. Flows out: ready, waiting with the missing conditions, or failed with the reason.
-Source: KEP-5007; k8s.io/kubernetes pkg/scheduler/framework/plugins/dynamicresources (PreBind), 1.36.
+Flows in: a claim's status and the time. Flows out: ready, waiting with the missing
+conditions, or failed with the reason.
+Source: KEP-5007; k8s.io/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources (PreBind), 1.36.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ def binding_state(status: ClaimStatus, *, now: datetime, timeout_s: float) -> Bi
             if name in conditions:
                 message = f": {conditions[name]}" if conditions[name] else ""
                 return BindingFailed(f"device {granted_device.device} reports {name}{message}")
-        missing.extend(f"{granted_device.device}: {name}" for name in granted_device.binding_conditions if name not in conditions)
+        missing.extend(
+            f"{granted_device.device}: {name}" for name in granted_device.binding_conditions if name not in conditions
+        )
     if not missing:
         return BindingReady()
     since = _moment(status.allocation.allocation_timestamp if status.allocation is not None else None) or now

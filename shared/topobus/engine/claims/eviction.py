@@ -1,7 +1,8 @@
 """Decides whether, when and why an allocated claim is evicted because of its devices' taints.
 
-Flows in: an allocation, the evicting taints of its devices, and since when each exists. Flows out: the earliest eviction that is not tolerated. The
-tolerations are those copied into the allocation: later edits of the claim's class or slices do not change a granted allocation.
+Flows in: an allocation, the evicting taints of its devices, and since when each exists. Flows out:
+the earliest eviction that is not tolerated. The tolerations are those copied into the allocation:
+later edits of the claim's class or slices do not change a granted allocation.
 Source: k8s.io/kubernetes pkg/controller/devicetainteviction, 1.36.
 """
 
@@ -54,12 +55,19 @@ def next_eviction(
 
 
 def _tolerated_for(granted: GrantedDevice, taint: Taint) -> timedelta | None:
-    """Say for how long a device's user bears a taint: not at all (zero), the shortest time that a toleration names, or for ever (None)."""
-    bearing = [toleration for toleration in granted.tolerations if toleration.effect in ("", EXECUTES) and tolerates(toleration, taint)]
+    """Say for how long a device's user bears a taint: not at all (zero), the shortest time that a
+    toleration names, or for ever (None).
+    """
+    bearing = [
+        toleration
+        for toleration in granted.tolerations
+        if toleration.effect in ("", EXECUTES) and tolerates(toleration, taint)
+    ]
     if not bearing:
         return timedelta(0)
     limited = [toleration.toleration_seconds for toleration in bearing if toleration.toleration_seconds is not None]
-    # A time of zero or less means at once; a very long one is no date that Python knows, and means for ever as well.
+    # A time of zero or less means at once; a very long one is no date that Python
+    # knows, and means for ever as well.
     shortest = min(limited, default=None)
     return None if shortest is None or shortest > 10**10 else timedelta(seconds=max(shortest, 0))
 
@@ -75,23 +83,33 @@ def reason_of(eviction: Eviction, claim: str, pods: Sequence[str]) -> Reason:
     users = f"; used by {', '.join(pods)}" if pods else ""
     return Reason(
         code="evicted",
-        message=f"device {eviction.device} is tainted {taint}{by}, which the claim does not tolerate (any longer){users}",
-        facts={"claim": claim, "device": str(eviction.device), "taint": taint, "rule": eviction.rule, "pods": tuple(pods)},
+        message=f"device {eviction.device} is tainted {taint}{by}, which the claim does not tolerate (any "
+        f"longer){users}",
+        facts={
+            "claim": claim,
+            "device": str(eviction.device),
+            "taint": taint,
+            "rule": eviction.rule,
+            "pods": tuple(pods),
+        },
     )
 
 
 def rule_condition(
     rule: TaintRule, *, published: int, pending: int, allocations: Sequence[tuple[AllocationResult, Sequence[str]]]
 ) -> tuple[bool, str, str]:
-    """Say how far a rule's evictions are, or what they would be: is it in progress, a reason, and a message.
+    """Say how far a rule's evictions are, or what they would be: is it in progress, a reason, and a
+    message.
 
-    Shapes: allocations — of all claims, each with the pods that use it; pending — claims that are to go because of the rule and are still there.
+    Shapes: allocations — of all claims, each with the pods that use it; pending — claims that are
+    to go because of the rule and are still there.
     """
     devices: set[DeviceId] = set()
     pods: set[str] = set()
     for allocation, users in allocations:
         device_ids = {
-            DeviceId(granted_device.driver, granted_device.pool, granted_device.device) for granted_device in allocation.devices.results
+            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+            for granted_device in allocation.devices.results
         }
         device_ids = {device_id for device_id in device_ids if matches(rule.selector, device_id)}
         if device_ids:

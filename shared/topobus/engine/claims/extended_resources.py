@@ -1,9 +1,12 @@
-"""Extended resources served by claims: a container asks for `example.com/gpu: 2`, a DeviceClass names that resource, the pod gets one claim.
+"""Extended resources served by claims: a container asks for `example.com/gpu: 2`, a DeviceClass
+names that resource, the pod gets one claim.
 
-Flows in: a pod and the classes. Flows out: the claim's spec, and the request that serves each container. A class is found by
-`spec.extendedResourceName` (of several the newest, then the first by name), or by the implicit name `deviceclass.resource.kubernetes.io/CLASS`. Init
-containers end before the others start, so they use the same devices.
-Source: KEP-5004; k8s.io/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, 1.36.
+Flows in: a pod and the classes. Flows out: the claim's spec, and the request that serves each
+container. A class is found by `spec.extendedResourceName` (of several the newest, then the first by
+name), or by the implicit name `deviceclass.resource.kubernetes.io/CLASS`. Init containers end
+before the others start, so they use the same devices.
+Source: KEP-5004; k8s.io/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, 1.36.
 """
 
 from __future__ import annotations
@@ -78,10 +81,11 @@ def class_for(resource: str, classes: Sequence[ClassName]) -> str | None:
     >>> old, new = ClassName("a", "example.com/gpu", "2026-01-01T00:00:00Z"), ClassName("b", "example.com/gpu", "2026-02-01T00:00:00Z")
     >>> class_for("example.com/gpu", [old, new]), class_for("deviceclass.resource.kubernetes.io/a", [old]), class_for("example.com/nic", [old])
     ('b', 'a', None)
-    """
+    """  # noqa: E501
     by_name = {device_class.name for device_class in classes}
     named = sorted(
-        (device_class for device_class in classes if device_class.resource == resource), key=lambda device_class: device_class.name
+        (device_class for device_class in classes if device_class.resource == resource),
+        key=lambda device_class: device_class.name,
     )
     if named:
         return max(named, key=lambda class_name: class_name.created).name
@@ -92,8 +96,10 @@ def class_for(resource: str, classes: Sequence[ClassName]) -> str | None:
 def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClaim | None:
     """Work out the special claim of a pod; None when no class serves any of its resources.
 
-    Order: requests by name, as upstream has them; resources by name, long-lived containers first in the mappings.
-    Errors: raises ContractError for a pod that nobody can read, or that asks for a part of a device.
+    Order: requests by name, as upstream has them; resources by name, long-lived
+    containers first in the mappings.
+    Errors: raises ContractError for a pod that nobody can read, or
+    that asks for a part of a device.
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     containers = (*spec.init_containers, *spec.containers)
@@ -102,7 +108,10 @@ def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClai
     served = {resource: served_by for resource in resources if (served_by := class_for(resource, classes)) is not None}
     if not served:
         return None
-    is_short = [index < len(spec.init_containers) and container.restart_policy != "Always" for index, container in enumerate(containers)]
+    is_short = [
+        index < len(spec.init_containers) and container.restart_policy != "Always"
+        for index, container in enumerate(containers)
+    ]
     requests: list[_Request] = []
     mappings: list[Mapped] = []
     for resource, device_class in served.items():
@@ -114,7 +123,11 @@ def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClai
     entries = [
         {
             "name": request.name,
-            "exactly": {"deviceClassName": request.device_class, "allocationMode": "ExactCount", "count": request.devices},
+            "exactly": {
+                "deviceClassName": request.device_class,
+                "allocationMode": "ExactCount",
+                "count": request.devices,
+            },
         }
         for request in sorted(requests)
     ]
@@ -122,9 +135,15 @@ def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClai
 
 
 def _serve(
-    resource: str, device_class: str, containers: Sequence[Container], asked: Sequence[Mapping[str, int]], is_short: Sequence[bool]
+    resource: str,
+    device_class: str,
+    containers: Sequence[Container],
+    asked: Sequence[Mapping[str, int]],
+    is_short: Sequence[bool],
 ) -> tuple[list[_Request], list[Mapped]]:
-    """Make the requests for one resource: one a long-lived container, and one for the init container that wants most beyond what is there anyway."""
+    """Make the requests for one resource: one a long-lived container, and one for the init
+    container that wants most beyond what is there anyway.
+    """
     lasting: dict[int, _Request] = {}
     mappings: list[Mapped] = []
     for index, container in enumerate(containers):
@@ -153,7 +172,9 @@ def _serve(
 
 
 def _request_name(index: int, asked: Mapping[str, int], resource: str) -> str:
-    """Name a request after the container's place and the resource's place among all that the container asks for."""
+    """Name a request after the container's place and the resource's place among all that the
+    container asks for.
+    """
     return f"container-{index}-request-{sorted(asked).index(resource)}"
 
 
@@ -169,7 +190,9 @@ def _asked(container: Container, where: str) -> dict[str, int]:
         except ValueError as err:
             raise ContractError(f"{where}: container {container.name}: {name} is {err}") from err
         if is_device and (not amount.is_whole or amount.nano < 0):
-            raise ContractError(f"{where}: container {container.name}: {name} is {amount}, wanted a whole number of devices")
+            raise ContractError(
+                f"{where}: container {container.name}: {name} is {amount}, wanted a whole number of devices"
+            )
         units[name] = amount.units if is_device else 0
     return units
 
@@ -182,10 +205,20 @@ def extended_claim_name(pod: ApiObject) -> str:
 
 
 def claim_of_pod(pod: ApiObject, wanted: ExtendedClaim, *, now: str) -> ApiObject:
-    """Make the special claim, owned by the pod. Name and uid follow from the pod's, so two replicas make the same claim once."""
+    """Make the special claim, owned by the pod.
+
+    Name and uid follow from the pod's, so two replicas make the same claim once.
+    """
     metadata = metadata_of(pod)
     digest = hashlib.sha256(f"{metadata.uid}/extended".encode()).hexdigest()[:8]
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata.name, "uid": metadata.uid, "controller": True, "blockOwnerDeletion": True}
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": metadata.name,
+        "uid": metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
     made = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

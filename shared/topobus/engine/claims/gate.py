@@ -1,7 +1,9 @@
-"""The scheduling gate with which a pod asks for allocation by this controller, and the state of gated pods.
+"""The scheduling gate with which a pod asks for allocation by this controller, and the state of
+gated pods.
 
-Flows in: stored pods and claims. Flows out: whether a pod waits behind the gate, whether it has ended, which of two versions is later, and the pod's
-next version: with a condition about its claims, or without the gate.
+Flows in: stored pods and claims. Flows out: whether a pod waits behind the gate, whether it
+has ended, which of two versions is later, and the pod's next version: with a condition about
+its claims, or without the gate.
 """
 
 from __future__ import annotations
@@ -35,18 +37,24 @@ GATE = "topobus.dev/allocation"
 ALLOCATED_CONDITION = "topobus.dev/Allocated"
 """The condition in the status of a pod that waits behind our gate."""
 RULE_NOT_COVERED = "RuleNotCovered"
-"""Reason of that condition while kube-scheduler keeps a pod with devices from a node by a rule that is not looked at before devices are bound."""
+"""Reason of that condition while kube-scheduler keeps a pod with devices from a node by a rule that
+is not looked at before devices are bound."""
 RESERVED_TAINT = GATE
-"""A device taint that keeps kube-scheduler away from devices: only claims of gated pods, which we allocate, get them."""
+"""A device taint that keeps kube-scheduler away from devices: only claims of gated pods, which we
+allocate, get them."""
 
 # A condition's message; a cluster may have thousands of pods that wait, each with one.
 _MAX_MESSAGE = 1024
-# Digits of the largest version that etcd counts to (2^63 - 1); Python refuses to read numbers of more than 4300.
+# Digits of the largest version that etcd counts to (2^63 - 1); Python refuses to
+# read numbers of more than 4300.
 _LONGEST_VERSION = 19
 
 
 def version_of(api_object: ApiObject) -> int:
-    """Read an object's resource version as a number, for comparison with others of its kind; 0 when it has none."""
+    """Read an object's resource version as a number, for comparison with others of its kind.
+
+    0 when it has none.
+    """
     return version_number(api_object.metadata)
 
 
@@ -59,7 +67,9 @@ def version_number(metadata: Mapping[str, Any]) -> int:
 def gates_of(pod: ApiObject) -> tuple[str, ...]:
     """List a pod's scheduling gates."""
     gates = pod.spec.get("schedulingGates")
-    return tuple(str(gate.get("name", "")) for gate in (gates if isinstance(gates, list) else ()) if isinstance(gate, Mapping))
+    return tuple(
+        str(gate.get("name", "")) for gate in (gates if isinstance(gates, list) else ()) if isinstance(gate, Mapping)
+    )
 
 
 def has_gate(pod: ApiObject) -> bool:
@@ -68,7 +78,9 @@ def has_gate(pod: ApiObject) -> bool:
 
 
 def is_over(pod: ApiObject) -> bool:
-    """Say whether a pod has ended, or was asked to before it had a node: its claims are nobody's then."""
+    """Say whether a pod has ended, or was asked to before it had a node: its claims are nobody's
+    then.
+    """
     is_ending = bool(pod.metadata.get("deletionTimestamp")) and not pod.spec.get("nodeName")
     return pod.status.get("phase") in ("Succeeded", "Failed") or is_ending
 
@@ -76,7 +88,11 @@ def is_over(pod: ApiObject) -> bool:
 def without_gate(pod: ApiObject) -> ApiObject:
     """Take our gate off; others' stay."""
     gates = pod.spec.get("schedulingGates")
-    kept = [gate for gate in (gates if isinstance(gates, list) else ()) if not (isinstance(gate, Mapping) and gate.get("name") == GATE)]
+    kept = [
+        gate
+        for gate in (gates if isinstance(gates, list) else ())
+        if not (isinstance(gate, Mapping) and gate.get("name") == GATE)
+    ]
     spec = {key: value for key, value in pod.spec.items() if key != "schedulingGates"}
     return msgspec.structs.replace(pod, spec={**spec, "schedulingGates": kept} if kept else spec)
 
@@ -101,9 +117,14 @@ def allocated_reason(pod: ApiObject) -> str:
 
 
 def with_allocated_condition(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> ApiObject:
-    """Tell in the pod's status how its claims stand; the same object when that is there already. The time changes only when the status does."""
+    """Tell in the pod's status how its claims stand; the same object when that is there already.
+
+    The time changes only when the status does.
+    """
     shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
     if has_condition(pod, is_true=is_true, reason=reason, message=shown, kind=ALLOCATED_CONDITION):
         return pod
     # Servers before 1.34 know no generation in a pod's condition.
-    return with_condition(pod, is_true=is_true, reason=reason, message=shown, now=now, kind=ALLOCATED_CONDITION, is_generation_told=False)
+    return with_condition(
+        pod, is_true=is_true, reason=reason, message=shown, now=now, kind=ALLOCATED_CONDITION, is_generation_told=False
+    )

@@ -1,9 +1,11 @@
 """The lifecycle of a claim as a value: reads a claim and makes its next version.
 
-An allocation takes three writes: first the attempt (with the finalizer), then the node's ledger, then the status; so any replica can read how far it
-came after a crash, continue, and repeat the same operation. The attempts are in `attempts`.
+An allocation takes three writes: first the attempt (with the finalizer), then the node's ledger,
+then the status; so any replica can read how far it came after a crash, continue, and repeat the
+same operation. The attempts are in `attempts`.
 
-Flows in: a stored ResourceClaim. Flows out: its next version. The reconcilers write it by compare-and-set.
+Flows in: a stored ResourceClaim. Flows out: its next version. The
+reconcilers write it by compare-and-set.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ ADVICE = "Advice"
 ALLOCATED = "Allocated"
 RELEASED = "Released"
 
-# A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far earlier so that a person may read it.
+# A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far
+# earlier so that a person may read it.
 _MAX_MESSAGE = 4096
 _NOWHERE = NodeSet()
 
@@ -85,7 +88,8 @@ def read_claim(claim: ApiObject) -> ClaimSpec:
     if not metadata_of(claim).uid:
         # Operations are named after the uid: two claims without one would share their answers.
         raise ContractError(
-            f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API (`topobus claim apply`)"
+            f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API "
+            "(`topobus claim apply`)"
         )
     spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
     problems = limits.check_claim(spec)
@@ -120,15 +124,17 @@ def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
 def placement_request(
     claim: ApiObject, allocation: AllocationResult, node: str, wishes: AlignmentRequest | None = None
 ) -> PodRequest | None:
-    """Convert an allocation to a placement request to the node's topology service; None when no device of it is of a Topobus driver.
+    """Convert an allocation to a placement request to the node's topology service.
 
-    The devices were chosen already, so the node's own alignment policy has no say: policy none, unless the claim itself wishes for one.
+    None when no device of it is of a Topobus driver. The devices were chosen already, so the node's
+    own alignment policy has no say: policy none, unless the claim itself wishes for one.
     """
     groups: dict[tuple[str, bool, bool], list[str]] = {}
     amounts: dict[str, dict[str, dict[str, int]]] = {}
     for granted in allocation.devices.results:
         device_class = class_of_driver(granted.driver)
-        # Which CPUs a claim has of a group is decided when it is prepared: there is nothing to hold before.
+        # Which CPUs a claim has of a group is decided when it is prepared:
+        # there is nothing to hold before.
         is_group = device_class == CPU_CLASS and granted.share_id is not None
         if device_class is not None and granted.pool == node and not is_group:
             is_share = granted.share_id is not None and not granted.admin_access
@@ -166,16 +172,25 @@ def with_annotations(api_object: ApiObject, changes: Mapping[str, str | None]) -
     """Set annotations, and take those off that are None."""
     annotations_before = api_object.metadata.get("annotations")
     kept = (
-        {key: value for key, value in annotations_before.items() if key not in changes} if isinstance(annotations_before, Mapping) else {}
+        {key: value for key, value in annotations_before.items() if key not in changes}
+        if isinstance(annotations_before, Mapping)
+        else {}
     )
     annotations = {**kept, **{key: value for key, value in changes.items() if value is not None}}
     return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations})
 
 
 def with_finalizer(api_object: ApiObject, name: str) -> ApiObject:
-    """Add a finalizer, so that the object stays until what it holds is released; the same object when it has it already."""
+    """Add a finalizer, so that the object stays until what it holds is released.
+
+    The same object when it has it already.
+    """
     finalizers = metadata_of(api_object).finalizers
-    return api_object if name in finalizers else _replace(api_object, metadata={**api_object.metadata, "finalizers": [*finalizers, name]})
+    return (
+        api_object
+        if name in finalizers
+        else _replace(api_object, metadata={**api_object.metadata, "finalizers": [*finalizers, name]})
+    )
 
 
 def without_finalizer(api_object: ApiObject, name: str) -> ApiObject:
@@ -191,7 +206,9 @@ def without_protection(claim: ApiObject) -> ApiObject:
 
 
 def with_deallocation(reserved: ApiObject, *, why: str) -> ApiObject:
-    """Mark a claim for deallocation, before the node releases it, so that any replica continues and no pod reserves it."""
+    """Mark a claim for deallocation, before the node releases it, so that any replica continues and
+    no pod reserves it.
+    """
     return with_annotations(reserved, {DEALLOCATION_ANNOTATION: why})
 
 
@@ -201,12 +218,16 @@ def without_deallocation(claim: ApiObject) -> ApiObject:
 
 
 def with_result(claim: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
-    """Write an allocation into the status and nothing else: what a cluster's API server takes in one write."""
+    """Write an allocation into the status and nothing else: what a cluster's API server takes in
+    one write.
+    """
     stamped = msgspec.structs.replace(allocation, allocation_timestamp=now)
     return _replace(claim, status={**claim.status, "allocation": _wire(stamped)})
 
 
-def with_allocation(claim: ApiObject, allocation: AllocationResult, *, now: str, spanned: NodeSet = _NOWHERE) -> ApiObject:
+def with_allocation(
+    claim: ApiObject, allocation: AllocationResult, *, now: str, spanned: NodeSet = _NOWHERE
+) -> ApiObject:
     """Write an allocation and its condition; that ends the attempt.
 
     Shapes: spanned — the NUMA nodes that the devices lie on, where that is more than one.
@@ -226,16 +247,32 @@ def _on_nodes(spanned: NodeSet) -> str:
     if not spanned:
         return ""
     nodes = [str(node) for node in spanned]
-    return f"; they span NUMA nodes {', '.join(nodes[:-1])} and {nodes[-1]}: with locality hard:numa the claim waits until one node has them all"
+    return (
+        f"; they span NUMA nodes {', '.join(nodes[:-1])} and {nodes[-1]}: with locality hard:numa the claim waits "
+        "until one node has them all"
+    )
 
 
 def without_result(claim: ApiObject) -> ApiObject:
-    """Clear the allocation and who has reserved it; what drivers said of the devices stays, for in a cluster the server drops that, and writing it takes another right."""
-    return _replace(claim, status={key: value for key, value in claim.status.items() if key not in ("reservedFor", "allocation")})
+    """Clear the allocation and who has reserved it.
+
+    What drivers said of the devices stays, for in a cluster the server drops that, and
+    writing it takes another right.
+    """
+    return _replace(
+        claim, status={key: value for key, value in claim.status.items() if key not in ("reservedFor", "allocation")}
+    )
 
 
 def with_condition(
-    api_object: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED, is_generation_told: bool = True
+    api_object: ApiObject,
+    *,
+    is_true: bool,
+    reason: str,
+    message: str,
+    now: str,
+    kind: str = ALLOCATED,
+    is_generation_told: bool = True,
 ) -> ApiObject:
     """Write the claim's condition; its time changes only when its status does.
 
@@ -260,16 +297,23 @@ def with_condition(
 
 
 def with_advice(api_object: ApiObject, *, message: str, now: str) -> ApiObject:
-    """Say beside why a claim waits what comes nearest and what would fit; an empty message takes that away again."""
+    """Say beside why a claim waits what comes nearest and what would fit.
+
+    An empty message takes that away again.
+    """
     if message:
         return with_condition(api_object, is_true=True, reason="NearestMiss", message=message, now=now, kind=ADVICE)
     kept = [other for other in _conditions(api_object) if other.get("type") != ADVICE]
     return (
-        api_object if len(kept) == len(_conditions(api_object)) else _replace(api_object, status={**api_object.status, "conditions": kept})
+        api_object
+        if len(kept) == len(_conditions(api_object))
+        else _replace(api_object, status={**api_object.status, "conditions": kept})
     )
 
 
-def has_condition(api_object: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED, is_true: bool = False) -> bool:
+def has_condition(
+    api_object: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED, is_true: bool = False
+) -> bool:
     """Say whether the claim has this condition already."""
     wanted = {"type": kind, "status": "True" if is_true else "False", "reason": reason, "message": _shorten(message)}
     return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(api_object))
@@ -281,9 +325,13 @@ def is_finished(api_object: ApiObject) -> bool:
 
 
 def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult:
-    """Give each share its id: a UUID made of the claim's, so that a repeated computation gives the same."""
+    """Give each share its id: a UUID made of the claim's, so that a repeated computation gives the
+    same.
+    """
     results = tuple(
-        msgspec.structs.replace(granted_device, share_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{claim_uid}/{granted_device.share_id}")))
+        msgspec.structs.replace(
+            granted_device, share_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{claim_uid}/{granted_device.share_id}"))
+        )
         if granted_device.share_id is not None and granted_device.share_id.startswith(SHARE_PREFIX)
         else granted_device
         for granted_device in allocation.devices.results

@@ -1,9 +1,11 @@
-"""Claims and pods as the controller reads them: each part of a stored version is parsed once, at its first use.
+"""Claims and pods as the controller reads them: each part of a stored version is parsed once, at
+its first use.
 
-Flows in: objects in Kubernetes' wire shape, from either store. Flows out: their parts as values. A part that cannot be parsed is a value, too
-(`Unreadable`): reading it raises a ContractError that names the object, while all other parts stay readable. A next version is made of `object`, so
-that unknown fields stay. Classes, slices, taint rules and nodes are parsed when they enter the state (`read_class`, `read_slice`, `read_rule`,
-`node_facts`).
+Flows in: objects in Kubernetes' wire shape, from either store. Flows out: their parts as values. A
+part that cannot be parsed is a value, too (`Unreadable`): reading it raises a ContractError that
+names the object, while all other parts stay readable. A next version is made of `object`, so that
+unknown fields stay. Classes, slices, taint rules and nodes are parsed when they enter the state
+(`read_class`, `read_slice`, `read_rule`, `node_facts`).
 """
 
 from __future__ import annotations
@@ -46,7 +48,11 @@ class ReadObject:
 
     @cached_property
     def metadata(self) -> Metadata:
-        """The metadata; what does not fit counts as absent, for an object must be nameable even when it is malformed."""
+        """The metadata.
+
+        What does not fit counts as absent, for an object must be
+        nameable even when it is malformed.
+        """
         return metadata_of(self.object)
 
     @cached_property
@@ -68,14 +74,17 @@ class ReadObject:
 class Claim(ReadObject):
     """A claim of structured parameters.
 
-    Errors: spec, status, allocation, attempt, consumers and mode raise ContractError where somebody wrote something else there.
+    Errors: spec, status, allocation, attempt, consumers and mode raise ContractError where
+    somebody wrote something else there.
     """
 
     @cached_property
     def owner(self) -> Owner:
         """The claim as the ledger knows it."""
         metadata = self.metadata
-        return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
+        return Owner(
+            kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid
+        )
 
     @property
     def spec(self) -> ClaimSpec:
@@ -156,7 +165,8 @@ class Claim(ReadObject):
 class Pod(ReadObject):
     """A pod.
 
-    Errors: spec, request, uses and claim_names raise ContractError where somebody wrote something else there.
+    Errors: spec, request, uses and claim_names raise ContractError where
+    somebody wrote something else there.
     """
 
     @cached_property
@@ -176,12 +186,17 @@ class Pod(ReadObject):
 
     @property
     def uses(self) -> tuple[ClaimUse, ...]:
-        """The claims of the pod in the order of its spec; an entry whose status says that it needs none is left out."""
+        """The claims of the pod in the order of its spec.
+
+        An entry whose status says that it needs none is left out.
+        """
         return _readable(self._uses)
 
     @property
     def claim_names(self) -> tuple[str, ...]:
-        """All claims of the pod: those that it names, and those made for it, the one for its extended resources last."""
+        """All claims of the pod: those that it names, and those made for it, the one for its
+        extended resources last.
+        """
         return _readable(self._claim_names)
 
     @property

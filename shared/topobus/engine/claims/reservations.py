@@ -1,8 +1,10 @@
-"""What scheduling reads in a pod and its claims, and their next versions: reservations, deallocation, a pod's node and condition.
+"""What scheduling reads in a pod and its claims, and their next versions: reservations,
+deallocation, a pod's node and condition.
 
-Flows in: stored objects of either home (the KV bucket or an API server). Flows out: their next versions; the reconcilers write them by
-compare-and-set. The decisions are in `scheduling`.
-Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod, IsReservedForPod, CanBeReserved), 1.36.
+Flows in: stored objects of either home (the KV bucket or an API server). Flows out: their next
+versions; the reconcilers write them by compare-and-set. The decisions are in `scheduling`.
+Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod,
+IsReservedForPod, CanBeReserved), 1.36.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ __all__ = [
 ]
 
 ALLOCATION_MODE_ANNOTATION = "topobus.dev/allocation-mode"
-"""On a claim: `Immediate` allocates it as soon as it is stored, `WaitForFirstConsumer` when a pod that uses it is scheduled. Classic DRA's names for it."""
+"""On a claim: `Immediate` allocates it as soon as it is stored, `WaitForFirstConsumer` when a pod
+that uses it is scheduled. Classic DRA's names for it."""
 MAX_CONSUMERS = 256
 """Entries of a claim's reservedFor (resource/v1 ResourceClaimReservedForMaxSize)."""
 POD_SCHEDULED = "PodScheduled"
@@ -104,7 +107,9 @@ def pod_ref(pod: ApiObject) -> PodRef:
 
 
 def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
-    """List the claims of a pod in the order of its spec; an entry whose status says that it needs none is left out.
+    """List the claims of a pod in the order of its spec.
+
+    An entry whose status says that it needs none is left out.
 
     Errors: raises ContractError for a pod that nobody can read.
     """
@@ -117,7 +122,9 @@ def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
         elif resource_claim.name in statuses:
             made = statuses[resource_claim.name]
             if made is not None:
-                uses.append(ClaimUse(resource_claim.name, made, is_generated=True, template=resource_claim.template_name))
+                uses.append(
+                    ClaimUse(resource_claim.name, made, is_generated=True, template=resource_claim.template_name)
+                )
         else:
             uses.append(ClaimUse(resource_claim.name, "", is_generated=True, template=resource_claim.template_name))
     special = extended_claim_name(pod)
@@ -132,13 +139,20 @@ def consumers_of(claim: ApiObject) -> tuple[Consumer, ...]:
     Errors: raises ContractError.
     """
     return tuple(
-        Consumer(str(user.get("resource", "")), str(user.get("name", "")), str(user.get("uid", "")), str(user.get("apiGroup") or ""))
+        Consumer(
+            str(user.get("resource", "")),
+            str(user.get("name", "")),
+            str(user.get("uid", "")),
+            str(user.get("apiGroup") or ""),
+        )
         for user in status_of(claim).reserved_for
     )
 
 
 def is_made_for(claim: ApiObject, pod: PodRef) -> bool:
-    """Say whether the pod owns the claim as its controller: a claim made from a template is used by its pod only."""
+    """Say whether the pod owns the claim as its controller: a claim made from a template is used by
+    its pod only.
+    """
     return any(
         owner_reference.get("controller") and owner_reference.get("uid") == pod.uid
         for owner_reference in metadata_of(claim).owner_references
@@ -157,7 +171,9 @@ def mode_of(claim: ApiObject) -> AllocationMode | None:
         return AllocationMode(text)
     except ValueError as err:
         wanted = " or ".join(AllocationMode)
-        raise ContractError(f"{name_of(claim)}: metadata.annotations.{ALLOCATION_MODE_ANNOTATION} is {text!r}, wanted {wanted}") from err
+        raise ContractError(
+            f"{name_of(claim)}: metadata.annotations.{ALLOCATION_MODE_ANNOTATION} is {text!r}, wanted {wanted}"
+        ) from err
 
 
 def node_of_pod(pod: ApiObject) -> str:
@@ -167,16 +183,24 @@ def node_of_pod(pod: ApiObject) -> str:
 
 
 def is_bound(pod: ApiObject) -> bool:
-    """Say whether a pod has its node: the scheduler said so. A node that its user named is where it may go, not yet where it is."""
+    """Say whether a pod has its node: the scheduler said so.
+
+    A node that its user named is where it may go, not yet where it is.
+    """
     conditions = pod.status.get("conditions")
-    known_conditions = [condition for condition in conditions if isinstance(condition, dict)] if isinstance(conditions, list) else []
+    known_conditions = (
+        [condition for condition in conditions if isinstance(condition, dict)] if isinstance(conditions, list) else []
+    )
     return bool(node_of_pod(pod)) and any(
         condition.get("type") == POD_SCHEDULED and condition.get("status") == "True" for condition in known_conditions
     )
 
 
 def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
-    """Reserve a claim for a pod; the same object when it is reserved already, a Reason when it is full."""
+    """Reserve a claim for a pod.
+
+    The same object when it is reserved already, a Reason when it is full.
+    """
     consumers = consumers_of(claim)
     if any(consumer.uid == pod.uid for consumer in consumers):
         return claim
@@ -192,8 +216,11 @@ def full_reason(claim: ApiObject, count: int) -> Reason:
     return Reason(code="claim-full", message=message, facts={"claim": metadata_of(claim).name, "reserved_for": count})
 
 
-def with_bound_allocation(claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str) -> ApiObject | Reason:
-    """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does: one that nobody has reserved would be anybody's to take back.
+def with_bound_allocation(
+    claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str
+) -> ApiObject | Reason:
+    """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does: one that
+    nobody has reserved would be anybody's to take back.
 
     A Reason when the claim is full.
     """
@@ -216,9 +243,14 @@ def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
 
 
 def without_allocation(claim: ApiObject, *, why: str, now: str) -> ApiObject:
-    """Take an allocation back: nobody's reservation, no devices, no finalizer. The node must have let go of the devices before this is written."""
+    """Take an allocation back: nobody's reservation, no devices, no finalizer.
+
+    The node must have let go of the devices before this is written.
+    """
     cleared = without_result(claim)
-    freed = without_attempt(_with_status(cleared, {key: value for key, value in cleared.status.items() if key != "devices"}))
+    freed = without_attempt(
+        _with_status(cleared, {key: value for key, value in cleared.status.items() if key != "devices"})
+    )
     return with_condition(freed, is_true=False, reason="TakenBack", message=why, now=now)
 
 
@@ -228,7 +260,9 @@ def with_pod_condition(pod: ApiObject, *, is_true: bool, reason: str, message: s
 
 
 def with_retreat(pod: ApiObject) -> ApiObject:
-    """Count one more retreat of a pod: written before its claims are taken from it, so that no other replica binds it to what it is about to lose."""
+    """Count one more retreat of a pod: written before its claims are taken from it, so that no
+    other replica binds it to what it is about to lose.
+    """
     annotations = pod.metadata.get("annotations")
     text = annotations.get(RETREATS_ANNOTATION) if isinstance(annotations, dict) else None
     count = int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10 else 0
@@ -245,9 +279,14 @@ def _claim_statuses(pod: ApiObject) -> Mapping[str, str | None]:
     """Read which claims were made for a pod; None stands for an entry that needs none."""
     resource_claim_statuses = pod.status.get("resourceClaimStatuses")
     entries = (
-        [status for status in resource_claim_statuses if isinstance(status, dict)] if isinstance(resource_claim_statuses, list) else []
+        [status for status in resource_claim_statuses if isinstance(status, dict)]
+        if isinstance(resource_claim_statuses, list)
+        else []
     )
-    return {str(entry.get("name", "")): str(entry["resourceClaimName"]) if entry.get("resourceClaimName") else None for entry in entries}
+    return {
+        str(entry.get("name", "")): str(entry["resourceClaimName"]) if entry.get("resourceClaimName") else None
+        for entry in entries
+    }
 
 
 def _with_status(claim: ApiObject, status: dict[str, Any]) -> ApiObject:

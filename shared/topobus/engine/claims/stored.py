@@ -27,8 +27,9 @@ class Stored:
     def unread(self) -> Stored:
         """Give the same object with nothing read in it yet.
 
-        What is read stays as long as the object does. Who reads it once, as it arrives, reads another: most claims are never asked for again, and to keep the parts of
-        all of them costs the garbage collector a fifth of the rate of allocations (bench allocate, fill).
+        What is read stays as long as the object does. Who reads it once, as it arrives, reads
+        another: most claims are never asked for again, and to keep the parts of all of them costs
+        the garbage collector a fifth of the rate of allocations (bench allocate, fill).
         """
         return Stored(self.revision, self.value)
 
@@ -50,7 +51,10 @@ class Stored:
 
     @property
     def known_consumers(self) -> tuple[Consumer, ...]:
-        """Those who have reserved a claim, one of classic DRA too; a claim that nobody can read is reserved for nobody."""
+        """Those who have reserved a claim, one of classic DRA too.
+
+        A claim that nobody can read is reserved for nobody.
+        """
         try:
             return self.structured.consumers
         except ContractError:

@@ -1,7 +1,8 @@
 """Claims made from templates for pods, and claims of deleted pods.
 
-Flows in: a stored Pod and templates. Flows out: the claims to create and the pod's next version. Names and uids follow from the pod's, so two
-replicas make the same claim once. Source: Kubernetes' resourceclaim controller (pkg/controller/resourceclaim); its generated names are random.
+Flows in: a stored Pod and templates. Flows out: the claims to create and the pod's next version.
+Names and uids follow from the pod's, so two replicas make the same claim once. Source: Kubernetes'
+resourceclaim controller (pkg/controller/resourceclaim); its generated names are random.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 
-__all__ = ["POD_CLAIM_NAME", "WantedClaim", "claim_from_template", "claim_names", "owner_pod_uid", "wanted_claims", "with_claim_names"]
+__all__ = [
+    "POD_CLAIM_NAME",
+    "WantedClaim",
+    "claim_from_template",
+    "claim_names",
+    "owner_pod_uid",
+    "wanted_claims",
+    "with_claim_names",
+]
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
@@ -44,14 +53,19 @@ def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
     metadata = metadata_of(pod)
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     return tuple(
-        WantedClaim(resource_claim.name, resource_claim.template_name, _claim_name(metadata.name, resource_claim.name, metadata.uid))
+        WantedClaim(
+            resource_claim.name,
+            resource_claim.template_name,
+            _claim_name(metadata.name, resource_claim.name, metadata.uid),
+        )
         for resource_claim in spec.resource_claims
         if resource_claim.template_name
     )
 
 
 def claim_names(pod: ApiObject) -> tuple[str, ...]:
-    """List all claims of a pod: those that it names, and those made for it, the one for its extended resources last.
+    """List all claims of a pod: those that it names, and those made for it, the one for its
+    extended resources last.
 
     Errors: raises ContractError for a pod that nobody can read.
     """
@@ -73,8 +87,17 @@ def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject
         if classic.is_classic(template)
         else read_as(template.spec, ClaimTemplateSpec, where=where).metadata
     )
-    labels, annotations = (_texts(wanted_metadata.get(part), f"{where}.metadata.{part}") for part in ("labels", "annotations"))
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata.name, "uid": metadata.uid, "controller": True, "blockOwnerDeletion": True}
+    labels, annotations = (
+        _texts(wanted_metadata.get(part), f"{where}.metadata.{part}") for part in ("labels", "annotations")
+    )
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": metadata.name,
+        "uid": metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
     made = ApiObject(
         api_version=template.api_version,
         kind="ResourceClaim",
@@ -99,13 +122,20 @@ def with_claim_names(pod: ApiObject, wanted: tuple[WantedClaim, ...]) -> ApiObje
 def owner_pod_uid(claim: ApiObject) -> str | None:
     """Give the uid of the pod that a claim was made for; None for a claim without such an owner."""
     for owner_reference in metadata_of(claim).owner_references:
-        if owner_reference.get("kind") == "Pod" and owner_reference.get("controller") and isinstance(owner_reference.get("uid"), str):
+        if (
+            owner_reference.get("kind") == "Pod"
+            and owner_reference.get("controller")
+            and isinstance(owner_reference.get("uid"), str)
+        ):
             return str(owner_reference["uid"])
     return None
 
 
 def _claim_name(pod: str, entry: str, pod_uid: str) -> str:
-    """Name a claim after its pod; the digest tells pods of one name apart, and leaves room where names are long."""
+    """Name a claim after its pod.
+
+    The digest tells pods of one name apart, and leaves room where names are long.
+    """
     digest = hashlib.sha256(f"{pod_uid}/{entry}".encode()).hexdigest()[:8]
     return f"{f'{pod}-{entry}'[:54].rstrip('-.')}-{digest}"
 

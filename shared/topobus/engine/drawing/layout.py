@@ -1,7 +1,9 @@
-"""Lays out a machine for a drawing: NUMA nodes with their cores, root complexes, switches and devices, and who holds what.
+"""Lays out a machine for a drawing: NUMA nodes with their cores, root complexes, switches and
+devices, and who holds what.
 
-Flows in: a machine, its inventories and who holds what. Flows out: one value with every sign and text that a drawing shows, in the order in which it shows
-them; how wide it is, in which colours and on what, is of who draws. Pure. Letters and signs carry everything that colour shows.
+Flows in: a machine, its inventories and who holds what. Flows out: one value with every sign and
+text that a drawing shows, in the order in which it shows them; how wide it is, in which colours and
+on what, is of who draws. Pure. Letters and signs carry everything that colour shows.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class DrawnCore(Struct, frozen=True, kw_only=True):
 
     cpus: CpuSet
     sign: str
-    """The owner's letter, small when a thread is free; `*` for two owners, `!` when sick, `·` when free."""
+    """The owner's letter, small when a thread is free; `*` for two owners, `!` when sick, `·` when
+    free."""
     holder: DrawnHolder | None = None
     """Whose letter it is; None for any other sign."""
     is_sick: bool = False
@@ -81,7 +84,10 @@ class Place(Struct, frozen=True, kw_only=True):
         """How many CPUs there are, in how many cores, and how many are free."""
         cores = len(self.cores)
         threads = self.cpu_count // cores if cores and self.cpu_count % cores == 0 else 0
-        return f"{self.cpu_count} ({_count(cores, 'core')}{f' x {threads}' if threads > 1 else ''}), {self.free_cpu_count} free"
+        return (
+            f"{self.cpu_count} ({_count(cores, 'core')}{f' x {threads}' if threads > 1 else ''}), "
+            f"{self.free_cpu_count} free"
+        )
 
 
 class NumaPanel(Place, frozen=True, kw_only=True):
@@ -105,7 +111,8 @@ class MachineLayout(Struct, frozen=True, kw_only=True):
     summary: str
     """What the machine has, in one line."""
     sockets: tuple[tuple[NumaPanel, ...], ...]
-    """NUMA nodes that have CPUs or devices, by socket and id: those of one socket together. Nodes whose socket the machine does not tell come first."""
+    """NUMA nodes that have CPUs or devices, by socket and id: those of one socket together. Nodes
+    whose socket the machine does not tell come first."""
     elsewhere: Place | None
     """CPUs and devices whose NUMA node the machine does not tell; None: there are none."""
     memory_only: str
@@ -129,10 +136,13 @@ def layout_of(
     letters: Mapping[str, str] | None = None,
     names: PciNames | None = None,
 ) -> MachineLayout:
-    """Lay out one machine; without inventories the PCI functions are drawn by their `names`, or ids where they have none.
+    """Lay out one machine.
 
-    Order: NUMA nodes by socket and id, cores by level-3 cache and number, devices by root complex, switch, class and name, holders by key. Letters are those that owners have
-    had (`letters`, by key), else of their names.
+    Without inventories the PCI functions are drawn by their `names`, or ids where they have none.
+
+    Order: NUMA nodes by socket and id, cores by level-3 cache and number, devices by root
+    complex, switch, class and name, holders by key. Letters are those that owners have had
+    (`letters`, by key), else of their names.
     """
     all_inventories = tuple(inventories)
     holders = holders_of(ledger, letters)
@@ -145,7 +155,12 @@ def layout_of(
         node.id: _of_node(
             node,
             _panel(
-                machine, node.id, cpus_by_node.get(node.id, ()), [leaf for leaf in leaves if leaf.numa_node == node.id], holders, sick_cpus
+                machine,
+                node.id,
+                cpus_by_node.get(node.id, ()),
+                [leaf for leaf in leaves if leaf.numa_node == node.id],
+                holders,
+                sick_cpus,
             ),
         )
         for node in drawn
@@ -160,13 +175,19 @@ def layout_of(
         generation=machine.generation,
         summary=_summary(machine, all_inventories),
         sockets=tuple(tuple(by_socket[socket]) for socket in sorted(by_socket)),
-        elsewhere=_panel(machine, None, lost_cpus, lost_leaves, holders, sick_cpus) if lost_cpus or lost_leaves else None,
+        elsewhere=_panel(machine, None, lost_cpus, lost_leaves, holders, sick_cpus)
+        if lost_cpus or lost_leaves
+        else None,
         memory_only=_memory_only([node for node in machine.numa_nodes if node.id not in panels]),
         holders=holders,
         distances=_distances(machine),
         warnings=(
             *machine.warnings,
-            *(f"{inventory.device_class}: {warning}" for inventory in all_inventories for warning in inventory.warnings),
+            *(
+                f"{inventory.device_class}: {warning}"
+                for inventory in all_inventories
+                for warning in inventory.warnings
+            ),
         ),
     )
 
@@ -186,7 +207,10 @@ def human_bytes(count: int) -> str:
 
 
 def _cpus_by_node(machine: Machine) -> dict[int | None, tuple[Cpu, ...]]:
-    """Group the online CPUs; None stands for those whose node the machine does not tell, as where their node is offline."""
+    """Group the online CPUs.
+
+    None stands for those whose node the machine does not tell, as where their node is offline.
+    """
     cpus_by_node: dict[int | None, list[Cpu]] = {}
     for cpu in machine.cpus:
         if cpu.online:
@@ -227,7 +251,12 @@ def _summary(machine: Machine, inventories: Sequence[Inventory]) -> str:
 
 
 def _panel(
-    machine: Machine, node: int | None, cpus: Sequence[Cpu], leaves: Sequence[Leaf], holders: DrawnHolders, sick: frozenset[int]
+    machine: Machine,
+    node: int | None,
+    cpus: Sequence[Cpu],
+    leaves: Sequence[Leaf],
+    holders: DrawnHolders,
+    sick: frozenset[int],
 ) -> Place:
     cores = [tuple(group) for _, group in groupby(sorted(cpus, key=_core_key), key=_core_key)]
     return Place(
@@ -251,7 +280,10 @@ def _core_key(cpu: Cpu) -> tuple[int, int]:
 
 
 def _caches(machine: Machine, node: int | None, cores: Sequence[Sequence[Cpu]]) -> str:
-    """Say which level-3 caches the cores of a node have; a cache that CPUs of other nodes share as well is said to be theirs, too."""
+    """Say which level-3 caches the cores of a node have.
+
+    A cache that CPUs of other nodes share as well is said to be theirs, too.
+    """
     sizes = {cache.cpu: cache.size_bytes for cache in machine.l3_caches}
     caches = Counter(core[0].l3 for core in cores if core[0].l3 is not None)
     if not caches:
@@ -285,7 +317,8 @@ def _roots(leaves: Iterable[Leaf]) -> tuple[RootBranch, ...]:
         RootBranch(
             root=root,
             switches=tuple(
-                SwitchBranch(switch=switch, leaves=tuple(group)) for switch, group in groupby(under_root, key=lambda leaf: leaf.switch)
+                SwitchBranch(switch=switch, leaves=tuple(group))
+                for switch, group in groupby(under_root, key=lambda leaf: leaf.switch)
             ),
         )
         for root, under_root in groupby(leaves, key=lambda leaf: leaf.root)

@@ -1,6 +1,8 @@
-"""The leaves of a machine's PCI tree for a drawing: devices of the inventories, or plain PCI functions where no service publishes any.
+"""The leaves of a machine's PCI tree for a drawing: devices of the inventories, or plain PCI
+functions where no service publishes any.
 
-Flows in: a Machine and its Inventories. Flows out: leaves with their root complex, switch, NUMA node, sign and text. Pure.
+Flows in: a Machine and its Inventories. Flows out: leaves with their root complex, switch,
+NUMA node, sign and text. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ __all__ = ["HEALTH_SIGNS", "Leaf", "PciIds", "PciNames", "leaves_of", "short_add
 PciIds = tuple[int, int]
 """Vendor and device."""
 PciNames = Mapping[PciIds | PciAddress, str]
-"""What functions are called: by ids the vendor's and the model's name, by address what the kernel calls that is behind one (`eth0`)."""
+"""What functions are called: by ids the vendor's and the model's name, by address what the kernel
+calls that is behind one (`eth0`)."""
 
 HEALTH_SIGNS = {
     HealthState.HEALTHY: " ",
@@ -29,11 +32,13 @@ HEALTH_SIGNS = {
     HealthState.UNKNOWN: "?",
 }
 
-# PCI base classes worth drawing where no device service told what they are (PCI Code and ID Assignment, section 1).
+# PCI base classes worth drawing where no device service told what they are (PCI Code
+# and ID Assignment, section 1).
 _KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x04: "media", 0x0B: "coproc", 0x10: "crypto", 0x12: "accel"}
 # Multimedia controllers for sound: no server's work, and every display has one.
 _SOUND = (0x0401, 0x0403)
-# Memory controllers are of the base class 0x05, and most of them parts of a processor; a CXL memory device is a card.
+# Memory controllers are of the base class 0x05, and most of them parts of a processor;
+# a CXL memory device is a card.
 _CXL_MEMORY, _CXL_CLASS = "cxl", 0x0502
 # Disks are nobody's devices, so beside offered ones they would be drawn for nothing.
 _NEVER_OFFERED = "disk"
@@ -60,16 +65,24 @@ class Leaf(Struct, frozen=True, kw_only=True):
 def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: PciNames | None = None) -> tuple[Leaf, ...]:
     """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere.
 
-    Shapes: names — for functions that no service says the model of.
-    Functions that are not offered are drawn with the reason where a service gives one, else with their driver, or that they have none: a card that no driver
-    owns is in sight. Disks are drawn only where no service has looked.
+    Shapes: names — for functions that no service says the model of. Functions that are not offered
+    are drawn with the reason where a service gives one, else with their driver, or that they have
+    none: a card that no driver owns is in sight. Disks are drawn only where no service has looked.
     """
     known_inventories = [inventory for inventory in inventories if inventory.device_class != "cpu"]
     known_names = names or {}
     if not known_inventories:
-        leaves = [leaf for leaf in (_function_leaf(function, known_names) for function in machine.pci_devices) if leaf is not None]
+        leaves = [
+            leaf
+            for leaf in (_function_leaf(function, known_names) for function in machine.pci_devices)
+            if leaf is not None
+        ]
     else:
-        leaves = [leaf for inventory in known_inventories for leaf in (*_device_leaves(inventory), *_kept_leaves(machine, inventory))]
+        leaves = [
+            leaf
+            for inventory in known_inventories
+            for leaf in (*_device_leaves(inventory), *_kept_leaves(machine, inventory))
+        ]
         leaves += _other_leaves(machine, known_inventories, known_names)
     return tuple(sorted(leaves, key=lambda leaf: (leaf.root, leaf.switch, leaf.device_class, leaf.name)))
 
@@ -131,8 +144,13 @@ def _kept_leaves(machine: Machine, inventory: Inventory) -> Iterable[Leaf]:
 
 
 def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: PciNames) -> Iterable[Leaf]:
-    """Draw the functions that no service says anything of; further functions of a card that one speaks of are parts of it."""
-    spoken_of = {device.pci.key[:3] for inventory in inventories for device in inventory.devices if device.pci is not None}
+    """Draw the functions that no service says anything of.
+
+    Further functions of a card that one speaks of are parts of it.
+    """
+    spoken_of = {
+        device.pci.key[:3] for inventory in inventories for device in inventory.devices if device.pci is not None
+    }
     spoken_of |= {kept.pci.key[:3] for inventory in inventories for kept in inventory.kept}
     for function in machine.pci_devices:
         leaf = _function_leaf(function, names) if function.address.key[:3] not in spoken_of else None

@@ -1,6 +1,8 @@
-"""Assigns a letter and a colour number to each owner in a ledger, so that a drawing shows holders with and without colour.
+"""Assigns a letter and a colour number to each owner in a ledger, so that a drawing shows holders
+with and without colour.
 
-Flows in: a ledger. Flows out: letters by owner, by CPU and by device. Pure; the same ledger gives the same letters.
+Flows in: a ledger. Flows out: letters by owner, by CPU and by device. Pure; the same
+ledger gives the same letters.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from topobus.values.ledger import Allocation, Holders
 __all__ = ["COLOUR_COUNT", "DrawnHolder", "DrawnHolders", "holders_of"]
 
 COLOUR_COUNT = 6
-"""Owners have colours 0 to 5: so many are told apart on dark and on light grounds. Where they repeat the letters tell."""
+"""Owners have colours 0 to 5: so many are told apart on dark and on light grounds. Where they
+repeat the letters tell."""
 _LETTERS = string.ascii_uppercase + "0123456789"
 # More owners than letters: the rest share one sign, and the legend still lists each.
 _MANY = "#"
@@ -69,11 +72,16 @@ class DrawnHolders(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None) -> DrawnHolders:
-    """Give each owner the letter that it has had (`letters`, by key), else one of its name, else a free one; in the order of their keys.
+    """Give each owner the letter that it has had (`letters`, by key), else one of its name, else a
+    free one.
 
-    So a letter says whose it is, and does not change when others come and go, but for owners of one first letter.
+    In the order of their keys. So a letter says whose it is, and does not change when others come
+    and go, but for owners of one first letter.
     """
-    given = _letters({key: allocation.shown.name for key, allocation in (ledger.allocations if ledger else {}).items()}, letters or {})
+    given = _letters(
+        {key: allocation.shown.name for key, allocation in (ledger.allocations if ledger else {}).items()},
+        letters or {},
+    )
     holders: list[DrawnHolder] = []
     by_cpu: dict[int, DrawnHolder] = {}
     by_device: dict[tuple[str, str], DrawnHolder] = {}
@@ -94,7 +102,10 @@ def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None)
                 for name, share in shares.items():
                     sharers.setdefault((device_class, name), []).append((holder, share))
     return DrawnHolders(
-        all=tuple(holders), by_cpu=by_cpu, by_device=by_device, sharers={place: tuple(parts) for place, parts in sharers.items()}
+        all=tuple(holders),
+        by_cpu=by_cpu,
+        by_device=by_device,
+        sharers={place: tuple(parts) for place, parts in sharers.items()},
     )
 
 

@@ -1,7 +1,10 @@
-"""Says how each two devices of a machine reach each other, in the words of `nvidia-smi topo -m`, and which CPUs and NUMA nodes are near each.
+"""Says how each two devices of a machine reach each other, in the words of `nvidia-smi topo -m`,
+and which CPUs and NUMA nodes are near each.
 
-Flows in: a machine and its inventories. Flows out: one value that the command line prints. Pure. The words mean what nvidia-smi's legend says (nvmlGpuTopologyLevel_t of
-NVML): what lies between two devices on the way through PCIe. A pair whose place is not told has `?`, where nvidia-smi has no word.
+Flows in: a machine and its inventories. Flows out: one value that the command line
+prints. Pure. The words mean what nvidia-smi's legend says (nvmlGpuTopologyLevel_t of
+NVML): what lies between two devices on the way through PCIe. A pair whose place is not
+told has `?`, where nvidia-smi has no word.
 """
 
 from __future__ import annotations
@@ -71,23 +74,30 @@ class PathMatrix(Struct, frozen=True, kw_only=True):
 def path_matrix(machine: Machine, inventories: Iterable[Inventory], classes: Iterable[str] = ()) -> PathMatrix:
     """Say how the devices of these classes reach each other; without classes those of all but CPUs.
 
-    Order: GPUs first, then other classes by name; in a class by PCI address, then name. Parts of a card (virtual functions, partitions) are where their card is, and
-    left out beside it.
+    Order: GPUs first, then other classes by name; in a class by PCI address, then name. Parts of a
+    card (virtual functions, partitions) are where their card is, and left out beside it.
     Cost: O(devices²).
     """
     wanted = set(classes)
     functions = {function.address: function for function in machine.pci_devices}
     rows: list[tuple[Device, PciDevice | None, MatrixDevice]] = []
-    for inventory in sorted(inventories, key=lambda inventory: (inventory.device_class != "gpu", inventory.device_class)):
+    for inventory in sorted(
+        inventories, key=lambda inventory: (inventory.device_class != "gpu", inventory.device_class)
+    ):
         if inventory.device_class not in wanted and (wanted or inventory.device_class == "cpu"):
             continue
         names = {device.name for device in inventory.devices}
-        whole = [device for device in inventory.devices if device.parent not in names and device.partition_of not in names]
+        whole = [
+            device for device in inventory.devices if device.parent not in names and device.partition_of not in names
+        ]
         for number, device in enumerate(sorted(whole, key=_order)):
             function = functions.get(device.pci) if device.pci is not None else None
             rows.append((device, function, _row(machine, device, function, number)))
     words = tuple(
-        tuple(_word(machine, (first, at), (second, other_at)) if first is not second else _SELF for second, other_at, _ in rows)
+        tuple(
+            _word(machine, (first, at), (second, other_at)) if first is not second else _SELF
+            for second, other_at, _ in rows
+        )
         for first, at, _ in rows
     )
     return PathMatrix(node=machine.node, devices=tuple(row for _, _, row in rows), words=words)
@@ -123,12 +133,18 @@ def _word(machine: Machine, first: tuple[Device, PciDevice | None], second: tupl
             each_link
             for end, peer in ((device, other), (other, device))
             for each_link in end.links
-            if each_link.peer == peer.name and each_link.kind is LinkClass.FABRIC and end.device_class == peer.device_class
+            if each_link.peer == peer.name
+            and each_link.kind is LinkClass.FABRIC
+            and end.device_class == peer.device_class
         ),
         None,
     )
     if link is not None:
-        return f"NV{link.count or ''}" if "nvidia" in f"{device.vendor} {device.driver} {device.model}".lower() else _OTHER_LINKS
+        return (
+            f"NV{link.count or ''}"
+            if "nvidia" in f"{device.vendor} {device.driver} {device.model}".lower()
+            else _OTHER_LINKS
+        )
     if function is not None and other_function is not None and function.root and function.root == other_function.root:
         return _word_below_a_root(function, other_function)
     nodes, other_nodes = device.numa_nodes, other.numa_nodes
@@ -138,7 +154,9 @@ def _word(machine: Machine, first: tuple[Device, PciDevice | None], second: tupl
 
 
 def _word_below_a_root(function: PciDevice, other: PciDevice) -> str:
-    """Say what lies between two functions of one root complex: the same switch or bridge, several, or the root complex itself."""
+    """Say what lies between two functions of one root complex: the same switch or bridge, several,
+    or the root complex itself.
+    """
     if _card(function.address) == _card(other.address):
         return _SWITCH
     shared = [bridge for bridge, other_bridge in zip(function.path, other.path, strict=False) if bridge == other_bridge]

@@ -1,10 +1,13 @@
 """The health machine: how a device's health changes from one poll to the next. Pure.
 
-Flows in: the health so far, what a driver saw now (or that it said nothing), the time and the settings. Flows out: the health now.
+Flows in: the health so far, what a driver saw now (or that it said nothing), the time and the
+settings. Flows out: the health now.
 
-Each dimension (memory, link, presence …) is a machine of its own; the worst decides. Rules that everything else relies on:
-evidence makes Unhealthy, silence never does; Unhealthy becomes Healthy only through Recovering, after `hold_s` without evidence, longer with each
-relapse; a sticky fault stays until an operator forgives it. Unhealthy also does not become Degraded (which may be handed out) without Recovering.
+Each dimension (memory, link, presence …) is a machine of its own; the worst decides. Rules that
+everything else relies on: evidence makes Unhealthy, silence never does; Unhealthy becomes
+Healthy only through Recovering, after `hold_s` without evidence, longer with each relapse; a
+sticky fault stays until an operator forgives it. Unhealthy also does not become Degraded (which
+may be handed out) without Recovering.
 """
 
 from __future__ import annotations
@@ -21,8 +24,15 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["SILENT_REASONS", "HealthSettings", "clear_sticky_faults", "is_same_to_readers", "next_health", "silence"]
 
-# Worst first. Unknown stands before Recovering: a device that nobody can see is not known to recover.
-_SEVERITY = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED, HealthState.HEALTHY)
+# Worst first. Unknown stands before Recovering: a device that nobody
+# can see is not known to recover.
+_SEVERITY = (
+    HealthState.UNHEALTHY,
+    HealthState.UNKNOWN,
+    HealthState.RECOVERING,
+    HealthState.DEGRADED,
+    HealthState.HEALTHY,
+)
 
 # Reasons of the DRIVER dimension that mean "no word", not "something is wrong".
 SILENT_REASONS = frozenset({"driver-hung", "driver-failed", "driver-not-loaded", "unmonitored"})
@@ -32,15 +42,20 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How a device's health moves between two looks."""
 
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
-    """Seconds between two looks at all devices. 1 s: some files a device; a fault is known before a scheduler could use the device again."""
+    """Seconds between two looks at all devices. 1 s: some files a device; a fault is known before a
+    scheduler could use the device again."""
     hold_s: Annotated[float, Meta(ge=0)] = 30.0
-    """Seconds without evidence until Recovering becomes Healthy. 30 s: longer than a GPU reset or a link's retraining takes."""
+    """Seconds without evidence until Recovering becomes Healthy. 30 s: longer than a GPU reset or a
+    link's retraining takes."""
     flap_count: Annotated[int, Meta(ge=0, le=16)] = 4
-    """After so many relapses the hold stops growing: it doubles with each relapse while Recovering. 4: at most 16 times `hold_s`."""
+    """After so many relapses the hold stops growing: it doubles with each relapse while Recovering.
+    4: at most 16 times `hold_s`."""
     forget_s: Annotated[float, Meta(ge=0)] = 600.0
-    """Seconds a vanished device stays listed as Unhealthy after nobody holds it. 10 min: longer than a node's drain and a card's re-seat."""
+    """Seconds a vanished device stays listed as Unhealthy after nobody holds it. 10 min: longer
+    than a node's drain and a card's re-seat."""
     forgive: tuple[str, ...] = ()
-    """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or replaced them."""
+    """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or
+    replaced them."""
 
 
 def silence(reason: str, message: str) -> Observation:
@@ -48,7 +63,13 @@ def silence(reason: str, message: str) -> Observation:
 
     Shapes: reason — one of SILENT_REASONS, by which readers tell "no answer" from "a fault".
     """
-    return Observation(dimension=Dimension.DRIVER, state=HealthState.UNKNOWN, reason=reason, message=message, action=RecoveryAction.WAIT)
+    return Observation(
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNKNOWN,
+        reason=reason,
+        message=message,
+        action=RecoveryAction.WAIT,
+    )
 
 
 def next_health(
@@ -56,9 +77,11 @@ def next_health(
 ) -> DeviceHealth:
     """Give the health after one look.
 
-    Shapes:  previous — None for a device never seen; observations — all of this look; a single `silence` when the driver said nothing.
-    Order:   of observations does not matter; of two in one dimension the worse counts, then the reason that sorts first.
-    Errors:  raises nothing.
+    Shapes: previous — None for a device never seen; observations — all of this look; a single
+    `silence` when the driver said nothing.
+    Order: of observations does not matter; of two in one dimension the worse counts,
+    then the reason that sorts first.
+    Errors: raises nothing.
     """
     before = previous or DeviceHealth()
     seen = list(observations)
@@ -94,8 +117,12 @@ def clear_sticky_faults(health: DeviceHealth) -> DeviceHealth:
 
 
 def is_same_to_readers(first: DeviceHealth, second: DeviceHealth) -> bool:
-    """Say whether two healths differ in nothing that a subscriber must be told of (state, reason, action, since)."""
-    return first.state is second.state and [_facts(part) for part in first.conditions] == [_facts(part) for part in second.conditions]
+    """Say whether two healths differ in nothing that a subscriber must be told of (state, reason,
+    action, since).
+    """
+    return first.state is second.state and [_facts(part) for part in first.conditions] == [
+        _facts(part) for part in second.conditions
+    ]
 
 
 def _facts(condition: Condition) -> tuple[str, str, str, str, str]:
@@ -103,7 +130,11 @@ def _facts(condition: Condition) -> tuple[str, str, str, str, str]:
 
 
 def _is_silence(condition: Observation | Condition) -> bool:
-    return condition.dimension is Dimension.DRIVER and condition.state is HealthState.UNKNOWN and condition.reason in SILENT_REASONS
+    return (
+        condition.dimension is Dimension.DRIVER
+        and condition.state is HealthState.UNKNOWN
+        and condition.reason in SILENT_REASONS
+    )
 
 
 def _rank(observation: Observation) -> tuple[int, str, str, tuple[tuple[str, str], ...], str, bool]:
@@ -117,7 +148,9 @@ def _rank(observation: Observation) -> tuple[int, str, str, tuple[tuple[str, str
     )
 
 
-def _move(was: Condition | None, seen: Observation | None, *, now: datetime, settings: HealthSettings) -> Condition | None:
+def _move(
+    was: Condition | None, seen: Observation | None, *, now: datetime, settings: HealthSettings
+) -> Condition | None:
     if seen is None or seen.state is HealthState.HEALTHY:
         return _without_evidence(was, now=now, settings=settings)
     if seen.state is HealthState.UNHEALTHY:
@@ -129,8 +162,11 @@ def _move(was: Condition | None, seen: Observation | None, *, now: datetime, set
         return _recovering(was, now=now, settings=settings)
     if was is not None and was.state is HealthState.RECOVERING:
         if _is_silence(seen):
-            # Nobody sees how it goes on. A count above zero keeps in mind that the hold must begin again.
-            return msgspec.structs.replace(_begin(seen, now=now), is_sticky=was.is_sticky, relapses=max(1, was.relapses))
+            # Nobody sees how it goes on. A count above zero keeps in mind
+            # that the hold must begin again.
+            return msgspec.structs.replace(
+                _begin(seen, now=now), is_sticky=was.is_sticky, relapses=max(1, was.relapses)
+            )
         if seen.state is HealthState.DEGRADED and _is_held_long_enough(was, now=now, settings=settings):
             return _begin(seen, now=now)
         return was
@@ -167,7 +203,9 @@ def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Conditi
         if was.is_sticky and not seen.is_sticky:
             # A sticky reason tells the operator what to do; a passing one must not hide it.
             return was
-        return msgspec.structs.replace(_begin(seen, now=now), since=was.since, is_sticky=is_sticky, relapses=was.relapses)
+        return msgspec.structs.replace(
+            _begin(seen, now=now), since=was.since, is_sticky=is_sticky, relapses=was.relapses
+        )
     relapses = was.relapses + 1 if was.state is HealthState.RECOVERING or _is_interrupted(was) else 0
     return msgspec.structs.replace(_begin(seen, now=now), is_sticky=is_sticky, relapses=relapses)
 
@@ -192,7 +230,9 @@ def _begin(seen: Observation, *, now: datetime) -> Condition:
 
 def _recovering(was: Condition, *, now: datetime, settings: HealthSettings) -> Condition:
     until = rfc3339(now + _hold(was, settings))
-    return msgspec.structs.replace(was, state=HealthState.RECOVERING, action=RecoveryAction.WAIT, since=rfc3339(now), until=until)
+    return msgspec.structs.replace(
+        was, state=HealthState.RECOVERING, action=RecoveryAction.WAIT, since=rfc3339(now), until=until
+    )
 
 
 def _hold(was: Condition, settings: HealthSettings) -> timedelta:
@@ -203,7 +243,8 @@ def _is_held_long_enough(was: Condition, *, now: datetime, settings: HealthSetti
     try:
         since = datetime.fromisoformat(was.since)
     except ValueError:
-        # A stored time that nobody can read: the hold has to begin somewhere, and a device must not be stuck for ever.
+        # A stored time that nobody can read: the hold has to begin somewhere, and a
+        # device must not be stuck for ever.
         return True
     if since.tzinfo is None:
         since = since.replace(tzinfo=now.tzinfo)

@@ -1,11 +1,15 @@
-"""Merges what the drivers report into the list of a class's devices: what is listed, each device's health, and what is removed. Pure.
+"""Merges what the drivers report into the list of a class's devices: what is listed, each device's
+health, and what is removed. Pure.
 
-Flows in: the devices of the previous poll, one `DriverView` for each driver, who holds what, the time. Flows out: the devices to publish, and those removed. A device
-is never removed because its driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
+Flows in: the devices of the previous poll, one `DriverView` for each driver, who holds what, the
+time. Flows out: the devices to publish, and those removed. A device is never removed because its
+driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
 
-A device that sits in a pod's sandbox (its record says so) is out of the driver's sight, wholly or in part: it keeps the attributes that it had before, so that
-a hand-over changes no slice, and its absence is no fault. The same goes for the parts of a card that a virtual machine has. Virtual functions that could be made, and cannot any more
-(the host uses their card), are taken off the list: nothing is wrong with what was never there.
+A device that sits in a pod's sandbox (its record says so) is out of the driver's sight, wholly or
+in part: it keeps the attributes that it had before, so that a hand-over changes no slice, and its
+absence is no fault. The same goes for the parts of a card that a virtual machine has. Virtual
+functions that could be made, and cannot any more (the host uses their card), are taken off the
+list: nothing is wrong with what was never there.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ _SHOWN_LOST = 4
 class DriverView:
     """The last answer of one driver.
 
-    `devices` is None until its first answer. `silence` is set while it does not answer; its earlier devices then stay listed.
+    `devices` is None until its first answer. `silence` is set while it does not answer; its
+    earlier devices then stay listed.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -51,13 +56,17 @@ class DriverView:
     kept: tuple[KeptFunction, ...] = ()
     """Functions that it knows and does not offer, with what they are for."""
     away: Mapping[str, Device] = field(default_factory=dict)
-    """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
+    """Devices that sat in a sandbox when the driver looked, as they were before; taken in the
+    driver's own thread, in which they also leave and return."""
     uncut: frozenset[str] = frozenset()
-    """Cards that it would cut on demand and cannot now: their virtual functions that are not there are not on offer."""
+    """Cards that it would cut on demand and cannot now: their virtual functions that are not there
+    are not on offer."""
     seen: frozenset[PciAddress] = frozenset()
-    """Functions of the devices that it found, also of those that are away: our copy of the machine learns of new ones later."""
+    """Functions of the devices that it found, also of those that are away: our copy of the machine
+    learns of new ones later."""
     off_bus: frozenset[PciAddress] = frozenset()
-    """Functions of known devices that the tree, or the machine that the driver was given, lacked when it looked: our copy of the machine may be older, or newer."""
+    """Functions of known devices that the tree, or the machine that the driver was given, lacked
+    when it looked: our copy of the machine may be older, or newer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +79,8 @@ class MergedInventory:
     """What the devices use, by name."""
     warnings: tuple[str, ...] = ()
     kept: tuple[KeptFunction, ...] = ()
-    """Functions that are for something else than their class, by address; of two drivers that name one the one that sorts first is believed."""
+    """Functions that are for something else than their class, by address; of two drivers that name
+    one the one that sorts first is believed."""
 
 
 def advance_inventory(
@@ -87,9 +97,11 @@ def advance_inventory(
 ) -> MergedInventory:
     """Take one step: merge what the drivers see into what is known.
 
-    Shapes:  counter_sets — those of the step before; said_before — the inventory of the life before, for drivers that have not looked yet; views — driver name to its view, one for every driver that is loaded; held — device names in the
-             ledger, None while it is unknown (then nothing leaves).
-    Order:   independent of the order of drivers and devices; of two drivers that claim one name the one that sorts first gets it.
+    Shapes: counter_sets — those of the step before; said_before — the inventory of the life before,
+    for drivers that have not looked yet; views — driver name to its view, one for every driver that
+    is loaded; held — device names in the ledger, None while it is unknown (then nothing leaves).
+    Order: independent of the order of drivers and devices; of two drivers that claim one name
+    the one that sorts first gets it.
     """
     before = {each_device.name: each_device for each_device in devices}
     warnings: list[str] = []
@@ -108,9 +120,14 @@ def advance_inventory(
             if misfit:
                 warnings.append(f"{driver}: device {device.name!r} is left out: {misfit}")
             elif device.name in found_devices:
-                warnings.append(f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has found it already")
+                warnings.append(
+                    f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has "
+                    "found it already"
+                )
             else:
-                found_devices[device.name] = _with_absent_parts(msgspec.structs.replace(device, driver=driver), away.get(device.name))
+                found_devices[device.name] = _with_absent_parts(
+                    msgspec.structs.replace(device, driver=driver), away.get(device.name)
+                )
         warnings += _forget_missing_nodes(found_devices, driver, machine.node_set)
     present = {**away, **before}
     cut = _cut_cards(present, found_devices, views, held, away)
@@ -145,7 +162,11 @@ def advance_inventory(
             settings=settings,
         )
         device = msgspec.structs.replace(device, health=health)
-        if held is not None and name not in held and _is_expired(device, view, is_found=is_found, now=now, settings=settings):
+        if (
+            held is not None
+            and name not in held
+            and _is_expired(device, view, is_found=is_found, now=now, settings=settings)
+        ):
             removed.append(device)
         else:
             listed.append(device)
@@ -164,16 +185,24 @@ def _has_not_looked(view: DriverView) -> bool:
 
 
 def _said_before(driver: str, before: Inventory | None) -> list[str]:
-    """Give what a driver that has not looked yet said in the life before, and that it has not: its devices are those of then, or none."""
+    """Give what a driver that has not looked yet said in the life before, and that it has not: its
+    devices are those of then, or none.
+    """
     waits = f"{driver}: it has not looked for its devices yet since the service was started"
-    warnings = [warning for warning in (before.warnings if before is not None else ()) if warning.startswith(f"{driver}: ")]
+    warnings = [
+        warning for warning in (before.warnings if before is not None else ()) if warning.startswith(f"{driver}: ")
+    ]
     return [*(warning for warning in warnings if warning != waits), waits]
 
 
 def _kept(views: Mapping[str, DriverView], said_before: Inventory | None) -> tuple[KeptFunction, ...]:
     is_waiting = said_before is not None and any(map(_has_not_looked, views.values()))
-    functions = {function.pci: function for function in said_before.kept} if said_before is not None and is_waiting else {}
-    functions.update({function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept})
+    functions = (
+        {function.pci: function for function in said_before.kept} if said_before is not None and is_waiting else {}
+    )
+    functions.update(
+        {function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept}
+    )
     return tuple(functions[address] for address in sorted(functions))
 
 
@@ -184,9 +213,11 @@ def _cut_cards(
     held: Collection[str] | None,
     away: Collection[str],
 ) -> frozenset[str]:
-    """Find the cards that are gone since they were cut, and that nobody holds: they are sick, so nobody will, and exclude none of their parts.
+    """Find the cards that are gone since they were cut, and that nobody holds: they are sick, so
+    nobody will, and exclude none of their parts.
 
-    Else kubelet's device plugin, which counts nothing, would have no part of the card until the card is forgotten. A card that has counters of its driver's goes on to count.
+    Else kubelet's device plugin, which counts nothing, would have no part of the card until the
+    card is forgotten. A card that has counters of its driver's goes on to count.
     """
     if held is None:
         return frozenset()
@@ -215,13 +246,17 @@ def _count(
     *,
     uncounted: Collection[str],
 ) -> tuple[CounterSet, ...]:
-    """Work out what the devices take from each other, in both maps; a device whose counters make no sense is not found, with a warning.
+    """Work out what the devices take from each other, in both maps.
 
-    A vanished device goes on to count: somebody may hold it, and what it takes must not be handed out beside it. So the sets of the step before stay as long as a
-    device uses them. `uncounted`: cards of which it is known that they exclude nothing.
+    A device whose counters make no sense is not found, with a warning. A vanished device goes on
+    to count: somebody may hold it, and what it takes must not be handed out beside it. So the
+    sets of the step before stay as long as a device uses them. `uncounted`: cards of which it is
+    known that they exclude nothing.
     """
     by_driver: dict[str, list[Device]] = {}
-    for device in {name: device for name, device in {**before, **found_devices}.items() if name not in uncounted}.values():
+    for device in {
+        name: device for name, device in {**before, **found_devices}.items() if name not in uncounted
+    }.values():
         by_driver.setdefault(device.driver, []).append(device)
     counted: dict[str, CounterSet] = {}
     for driver in sorted(by_driver):
@@ -230,10 +265,16 @@ def _count(
             continue
         given = views[driver].counter_sets if driver in views else ()
         taken = [counter_set.name for counter_set in given if counter_set.name in counted]
-        warnings += [f"{driver}: counter set {name!r} is left out: another driver has one of this name" for name in taken]
+        warnings += [
+            f"{driver}: counter set {name!r} is left out: another driver has one of this name" for name in taken
+        ]
         sets = [counter_set for counter_set in given if counter_set.name not in counted]
         names = {counter_set.name for counter_set in given}
-        sets += [counter_set for counter_set in sets_before if counter_set.name not in names and counter_set.name not in counted]
+        sets += [
+            counter_set
+            for counter_set in sets_before
+            if counter_set.name not in names and counter_set.name not in counted
+        ]
         good, used_sets, faults = partitioned(devices, sets)
         for name, fault in faults.items():
             if found_devices.pop(name, None) is not None:
@@ -265,16 +306,22 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
 
 
 def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
-    """Say whether a device can be where it was: it has no PCI function, or the function is on the bus."""
+    """Say whether a device can be where it was: it has no PCI function, or the function is on the
+    bus.
+    """
     if device.pci is None or device.pci in view.seen:
         return True
-    return device.pci not in view.off_bus and any(pci_device.address == device.pci for pci_device in machine.pci_devices)
+    return device.pci not in view.off_bus and any(
+        pci_device.address == device.pci for pci_device in machine.pci_devices
+    )
 
 
 def _with_absent_parts(device: Device, before: Device | None) -> Device:
-    """Give a device that sits in a sandbox the attributes that it had before, also while it is still in sight, or again: it is set up for the pod then.
+    """Give a device that sits in a sandbox the attributes that it had before, also while it is
+    still in sight, or again: it is set up for the pod then.
 
-    What the driver did not see before (it was renewed meanwhile) is added. One that several may hold stays on the host, and what it shows counts.
+    What the driver did not see before (it was renewed meanwhile) is added. One that several may
+    hold stays on the host, and what it shows counts.
     """
     if before is None or device.allows_multiple:
         return device
@@ -282,9 +329,11 @@ def _with_absent_parts(device: Device, before: Device | None) -> Device:
 
 
 def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: NodeSet) -> list[str]:
-    """Forget NUMA nodes that the machine lacks, as discovery does for PCI functions: a device said to be there could be near nothing, and would be refused for ever.
+    """Forget NUMA nodes that the machine lacks, as discovery does for PCI functions: a device said
+    to be there could be near nothing, and would be refused for ever.
 
-    It is decided anew with each machine, so a device that came with a new node is there as soon as discovery tells of the node. A machine without nodes tells nothing.
+    It is decided anew with each machine, so a device that came with a new node is there as soon as
+    discovery tells of the node. A machine without nodes tells nothing.
     """
     lost: dict[str, list[str]] = {}
     for name, device in found_devices.items() if nodes else ():
@@ -295,7 +344,8 @@ def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: 
             numa_nodes = (found_devices[name].numa_nodes or NodeSet()) & nodes
             found_devices[name] = msgspec.structs.replace(found_devices[name], numa_nodes=numa_nodes or None)
     return [
-        f"{driver}: {', '.join(names[:_SHOWN_LOST])}{f' and {len(names) - _SHOWN_LOST} more' if len(names) > _SHOWN_LOST else ''}: "
+        f"{driver}: "
+        f"{', '.join(names[:_SHOWN_LOST])}{f' and {len(names) - _SHOWN_LOST} more' if len(names) > _SHOWN_LOST else ''}: "  # noqa: E501
         f"got NUMA node {missing}, wanted one of the nodes {nodes}; taken as unknown"
         for missing, names in sorted(lost.items())
     ]
@@ -313,7 +363,11 @@ def _is_expired(device: Device, view: DriverView, *, is_found: bool, now: dateti
 
 
 def _is_end(condition: Condition, view: DriverView) -> bool:
-    if condition.dimension is Dimension.PRESENCE and condition.state is HealthState.UNHEALTHY and condition.reason in _GONE_REASONS:
+    if (
+        condition.dimension is Dimension.PRESENCE
+        and condition.state is HealthState.UNHEALTHY
+        and condition.reason in _GONE_REASONS
+    ):
         return view.silence is None
     return condition.dimension is Dimension.DRIVER and condition.reason == "driver-not-loaded"
 

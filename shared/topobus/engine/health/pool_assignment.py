@@ -1,6 +1,7 @@
 """Assigns devices of a class to the operator's pools, for the inventory. Pure.
 
-Flows in: devices, pools. Flows out: the same devices with their pool, and warnings about pools that get no device on this node.
+Flows in: devices, pools. Flows out: the same devices with their pool, and warnings about pools
+that get no device on this node.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ def check_pools(device_class: str, pools: Sequence[Pool]) -> None:
     """
     fault = fault_of_pools(device_class, pools)
     if fault:
-        raise ConfigError(f"{device_class}: pools: {fault}", next_step="docs/reference/pools.md has the rules", key="pools")
+        raise ConfigError(
+            f"{device_class}: pools: {fault}", next_step="docs/reference/pools.md has the rules", key="pools"
+        )
 
 
 def with_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[Device, ...]:
     """Put each device into the first pool that takes it, or into none."""
     named = ((device, pool_of(device, pools)) for device in devices)
-    return tuple(device if device.pool == pool else msgspec.structs.replace(device, pool=pool) for device, pool in named)
+    return tuple(
+        device if device.pool == pool else msgspec.structs.replace(device, pool=pool) for device, pool in named
+    )
 
 
 def odd_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[str, ...]:
-    """Tell of pools that have nothing on this node though it has devices of the class; on another kind of node that is as it should be."""
+    """Tell of pools that have nothing on this node though it has devices of the class.
+
+    On another kind of node that is as it should be.
+    """
     odd: list[str] = []
     for pool in pools if devices else ():
         taken = [device for device in devices if pool.takes(device)]

@@ -1,9 +1,12 @@
-"""When a device service counts as silent, and what its devices are then: Unknown, never Unhealthy, and never let go.
+"""When a device service counts as silent, and what its devices are then: Unknown, never Unhealthy,
+and never let go.
 
-Flows in: whether the service answered, look by look. Flows out: heard, or silent since when; and an inventory in which a silent service's devices are
-Unknown. Nobody publishes such an inventory: each reader judges for itself, and the service's own word stands again with its first answer.
+Flows in: whether the service answered, look by look. Flows out: heard, or silent since when; and an
+inventory in which a silent service's devices are Unknown. Nobody publishes such an inventory: each
+reader judges for itself, and the service's own word stands again with its first answer.
 
-Who only reads asks nobody: a node's topology says on the bus which device services do not answer, and says so anew now and then; when that ends, topology itself is silent (`Words`).
+Who only reads asks nobody: a node's topology says on the bus which device services do not answer,
+and says so anew now and then; when that ends, topology itself is silent (`Words`).
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ SERVICE_SILENT = "service-silent"
 TOPOLOGY = "topology"
 """The name of a node's topology among those who are silent; the others are device classes."""
 SAID_EVERY_S = 30.0
-"""How often topology says a node's alignment anew. Who misses some of these knows that it is silent. A thousand nodes say it 33 times a second at the hub; nothing is decided by it,
-so it may take minutes."""
+"""How often topology says a node's alignment anew. Who misses some of these knows that it is
+silent. A thousand nodes say it 33 times a second at the hub; nothing is decided by it, so it may
+take minutes."""
 # So many words may be missed: a store that is busy or away for a moment is no silence.
 _MISSED_WORDS = 3
 _SLACK_S = 10.0
@@ -63,7 +67,8 @@ class Answered(Struct, frozen=True, kw_only=True):
     instance: str = ""
     """The instance that answered, as it names itself."""
     clock_ahead_s: float = 0.0
-    """By how many seconds its clock is ahead of ours, within the time that the answer took; 0 when it did not say."""
+    """By how many seconds its clock is ahead of ours, within the time that the answer took; 0 when
+    it did not say."""
     release: str = ""
     """The release that it says it is; empty when it does not say."""
 
@@ -75,17 +80,23 @@ class Silent(Struct, frozen=True, kw_only=True):
 
 
 class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a device service that does not answer makes its devices Unknown. Nothing that is held is touched."""
+    """When a device service that does not answer makes its devices Unknown.
+
+    Nothing that is held is touched.
+    """
 
     every_s: Seconds = 1.0
-    """Pause between two looks while somebody does not answer, in seconds; three times as long while all do. A look costs two small messages a class."""
+    """Pause between two looks while somebody does not answer, in seconds; three times as long while
+    all do. A look costs two small messages a class."""
     timeout_s: Seconds = 1.0
     """How long one look waits for the answer, in seconds; a busy service answers in milliseconds."""
     gone_s: Seconds = 5.0
-    """Seconds for which nobody listens until a service that was heard is silent. 5 s: a restart takes two, and must not be seen."""
+    """Seconds for which nobody listens until a service that was heard is silent. 5 s: a restart
+    takes two, and must not be seen."""
     hung_s: Seconds = 15.0
-    """Seconds without an answer until a service is silent that still listens, or has not been heard since NATS came (back): it may be starting.
-    15 s: longer than a busy machine makes anybody wait, and than the bus takes to find that NATS itself is gone."""
+    """Seconds without an answer until a service is silent that still listens, or has not been heard
+    since NATS came (back): it may be starting. 15 s: longer than a busy machine makes anybody wait,
+    and than the bus takes to find that NATS itself is gone."""
 
     @property
     def longest_gap_s(self) -> float:
@@ -98,7 +109,8 @@ class Silence(Struct, frozen=True, kw_only=True):
 
     is_silent: bool = False
     since: float | None = None
-    """The first look of the row without an answer; None: the last look was answered, or there was none."""
+    """The first look of the row without an answer; None: the last look was answered, or there was
+    none."""
     nobody_since: float | None = None
     """The first look of the row at which nobody listened."""
     looked_at: float = 0.0
@@ -109,7 +121,8 @@ class Silence(Struct, frozen=True, kw_only=True):
 def next_silence(before: Silence, answer: Answered | Silent, *, at: float, settings: SilenceSettings) -> Silence:
     """Judge after one more look.
 
-    One answer ends a silence; only an unbroken row of looks without any begins one. While NATS is away nothing is judged: what was so stays so.
+    One answer ends a silence; only an unbroken row of looks without any begins one. While NATS is
+    away nothing is judged: what was so stays so.
 
     >>> nobody = Silent(because=SilentBecause.NOBODY)
     >>> heard = next_silence(Silence(), Answered(), at=0.0, settings=SilenceSettings())
@@ -126,7 +139,8 @@ def next_silence(before: Silence, answer: Answered | Silent, *, at: float, setti
     nobody_since: float | None = None
     if answer.because is SilentBecause.NOBODY:
         nobody_since = before.nobody_since if before.nobody_since is not None and is_row else at
-    # After NATS was away everybody comes back in his own time, and so do services that start together with us.
+    # After NATS was away everybody comes back in his own time, and so do
+    # services that start together with us.
     gone_s = settings.gone_s if before.was_heard else max(settings.gone_s, settings.hung_s)
     is_gone = nobody_since is not None and at - nobody_since >= gone_s
     return Silence(
@@ -139,7 +153,9 @@ def next_silence(before: Silence, answer: Answered | Silent, *, at: float, setti
 
 
 class Words:
-    """What each node's topology said last, and when it was heard; times are seconds of one monotonic clock.
+    """What each node's topology said last, and when it was heard.
+
+    Times are seconds of one monotonic clock.
 
     >>> words = Words()
     >>> words.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}), at=0.0, said_at="09:05")
@@ -171,7 +187,10 @@ class Words:
         return tuple(sorted(self._words))
 
     def silent(self, node: str, now: float) -> dict[str, str]:
-        """Name the silent: classes and TOPOLOGY, with the time since when, RFC 3339; empty when all speak, or nothing is known."""
+        """Name the silent: classes and TOPOLOGY, with the time since when, RFC 3339.
+
+        Empty when all speak, or nothing is known.
+        """
         if node not in self._words:
             return {}
         alignment, said_at = self._words[node]
@@ -180,7 +199,8 @@ class Words:
 
 
 def unheard(inventory: Inventory, *, since: str = "") -> Inventory:
-    """The inventory as it is to be read while its service is silent: every device Unknown, and Unhealthy ones still that.
+    """The inventory as it is to be read while its service is silent: every device Unknown, and
+    Unhealthy ones still that.
 
     `since`: RFC 3339, UTC; empty when it is not known.
     """

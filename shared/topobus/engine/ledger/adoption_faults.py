@@ -1,6 +1,8 @@
-"""What stands in the way of an adoption besides the ledger: devices that nobody offers, and counters that are short beside what others hold.
+"""What stands in the way of an adoption besides the ledger: devices that nobody offers, and
+counters that are short beside what others hold.
 
-Flows in: the node's view with nothing held, the ledger, the request. Flows out: a Refusal, or the devices that are held by share.
+Flows in: the node's view with nothing held, the ledger, the request. Flows out: a Refusal, or the
+devices that are held by share.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ __all__ = ["fault_of_adoption", "shares_of"]
 
 
 def fault_of_adoption(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> Refusal | None:
-    """Refuse what no inventory lists (CPUs are checked against the machine), and what does not fit beside what others hold.
+    """Refuse what no inventory lists (CPUs are checked against the machine), and what does not fit
+    beside what others hold.
 
     Admin access takes nothing of a counter.
     """
@@ -38,10 +41,14 @@ def fault_of_adoption(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> Re
 
 
 def shares_of(view: NodeView, asked: AdoptRequest) -> dict[str, tuple[str, ...]]:
-    """List what is held by share: of a device that its driver does not share there is none, whatever the claim says, so it is held whole."""
+    """List what is held by share: of a device that its driver does not share there is none,
+    whatever the claim says, so it is held whole.
+    """
     if not asked.shared:
         return {}
-    able = {name: {device.name for device in devices if device.allows_multiple} for name, devices in view.devices.items()}
+    able = {
+        name: {device.name for device in devices if device.allows_multiple} for name, devices in view.devices.items()
+    }
     # CPUs are no devices of a view: what of them is shared is not told here.
     return {
         name: kept
@@ -53,7 +60,8 @@ def shares_of(view: NodeView, asked: AdoptRequest) -> dict[str, tuple[str, ...]]
 def _short_shares(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> list[Reason]:
     """List the shared devices of which others have so much that what is asked for is not left.
 
-    What an older allocation of kubelet's would lose to this one (its replica is given anew) is not counted.
+    What an older allocation of kubelet's would lose to this one (its replica
+    is given anew) is not counted.
     """
     shared = shares_of(view, asked)
     wanted: dict[str, dict[str, HeldShare]] = {
@@ -64,7 +72,12 @@ def _short_shares(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> list[R
         return []
     taken = holding_of(asked.devices, shared, asked.shares)
     others = (
-        (key, without(holding, taken) if isinstance(taken, Holding) and gives_way(allocation.owner, asked.owner) else holding)
+        (
+            key,
+            without(holding, taken)
+            if isinstance(taken, Holding) and gives_way(allocation.owner, asked.owner)
+            else holding,
+        )
         for key, allocation in ledger.allocations.items()
         if key != asked.owner.key
         for holding in allocation.holdings

@@ -1,7 +1,10 @@
-"""What an adoption takes: the devices that it names, and CPUs that are chosen here for shares of groups of CPUs.
+"""What an adoption takes: the devices that it names, and CPUs that are chosen here for shares of
+groups of CPUs.
 
-Flows in: an adoption, the ledger, the node as a plan sees it, the cpu inventory. Flows out: devices by class with all CPUs by name, and which of them are of which group; or a
-Refusal. The policy is kubelet's static one with the node's options. What an owner has of a group it keeps: asked again, it gets the same CPUs.
+Flows in: an adoption, the ledger, the node as a plan sees it, the cpu inventory. Flows out:
+devices by class with all CPUs by name, and which of them are of which group; or a Refusal. The
+policy is kubelet's static one with the node's options. What an owner has of a group it keeps:
+asked again, it gets the same CPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ class Taken(Struct, frozen=True, kw_only=True):
     """What an adoption takes."""
 
     adoption: AdoptRequest
-    """As it was asked, with CPUs in the places of groups, and held by share only what its driver shares."""
+    """As it was asked, with CPUs in the places of groups, and held by share only what its driver
+    shares."""
     groups: Mapping[str, CpuSet] = {}
     """Which CPUs were chosen of which group."""
 
@@ -38,9 +42,11 @@ class Taken(Struct, frozen=True, kw_only=True):
 def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Iterable[Device]) -> Taken | Refusal:
     """Choose the CPUs of the groups that an adoption names.
 
-    Shapes: view — of the node with nothing held; cpus — the devices of class `cpu`, groups among them.
-    Order:  groups by name; each leaves the others what it did not take.
-    Errors: raises nothing; Refusal codes not-enough-cpus, smt-alignment, and those of `fault_of_adoption`.
+    Shapes: view — of the node with nothing held; cpus — the devices of
+    class `cpu`, groups among them.
+    Order: groups by name; each leaves the others what it did not take.
+    Errors: raises nothing; Refusal codes not-enough-cpus, smt-alignment,
+    and those of `fault_of_adoption`.
     """
     asked = structs.replace(asked, shared=shares_of(view, asked))
     if not asked.group_cpus:
@@ -60,36 +66,57 @@ def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Ite
     for name, count in sorted(asked.group_cpus.items()):
         if name not in groups:
             return _refuse(
-                "unknown-device", f"there is no group of CPUs named {name!r} on node {view.node}", resource=CPU_CLASS, device=name
+                "unknown-device",
+                f"there is no group of CPUs named {name!r} on node {view.node}",
+                resource=CPU_CLASS,
+                device=name,
             )
         if name in kept:
             chosen[name] = kept[name]
             continue
-        outcome = choose_exclusive_cpus(topology, free & groups[name].near_cpus, count, view.options.cpu, reserved=view.reserved_cpus)
+        outcome = choose_exclusive_cpus(
+            topology, free & groups[name].near_cpus, count, view.options.cpu, reserved=view.reserved_cpus
+        )
         if isinstance(outcome, Refusal):
             return _refuse(
-                outcome.reasons[0].code, f"group {name}: {outcome.reasons[0].message}", **{**outcome.reasons[0].facts, "device": name}
+                outcome.reasons[0].code,
+                f"group {name}: {outcome.reasons[0].message}",
+                **{**outcome.reasons[0].facts, "device": name},
             )
         chosen[name] = outcome
         free -= outcome
-    devices = {device_class: tuple(name for name in names if name not in groups) for device_class, names in asked.devices.items()}
-    devices[CPU_CLASS] = (*devices.get(CPU_CLASS, ()), *(cpu_name(cpu) for cpus_of_group in chosen.values() for cpu in cpus_of_group))
+    devices = {
+        device_class: tuple(name for name in names if name not in groups)
+        for device_class, names in asked.devices.items()
+    }
+    devices[CPU_CLASS] = (
+        *devices.get(CPU_CLASS, ()),
+        *(cpu_name(cpu) for cpus_of_group in chosen.values() for cpu in cpus_of_group),
+    )
     settled = structs.replace(asked, devices=devices)
     return fault_of_adoption(view, ledger, settled) or Taken(adoption=settled, groups=chosen)
 
 
 def adopted_cpus(asked: AdoptRequest, ledger: Ledger, record: OperationRecord) -> dict[str, CpuSet] | Refusal:
-    """Give the answer to an adoption from what the ledger says now: which CPUs the owner has of each group, or why it has not what it asked for."""
+    """Give the answer to an adoption from what the ledger says now: which CPUs the owner has of
+    each group, or why it has not what it asked for.
+    """
     # Admin access holds nothing, so nothing of it can be lost.
     held = {} if asked.is_shared else asked.devices
-    single = {device_class: tuple(name for name in names if name not in asked.group_cpus) for device_class, names in held.items()}
+    single = {
+        device_class: tuple(name for name in names if name not in asked.group_cpus)
+        for device_class, names in held.items()
+    }
     refusal = adopted_by(ledger, record, single)
     if refusal is not None:
         return refusal
     chosen = _groups_of(ledger, asked.owner.key)
     lost = sorted(name for name, count in asked.group_cpus.items() if len(chosen.get(name, CpuSet())) != count)
     if lost:
-        message = f"decision {record.decision_id} chose CPUs of {', '.join(lost)} for {record.owner_key}, which does not hold them now: use a new op_id"
+        message = (
+            f"decision {record.decision_id} chose CPUs of {', '.join(lost)} for {record.owner_key}, which does "
+            "not hold them now: use a new op_id"
+        )
         return _refuse("released-since", message, decision=record.decision_id)
     return {name: chosen[name] for name in sorted(asked.group_cpus)}
 
@@ -104,7 +131,11 @@ def _held_by_others(ledger: Ledger, owner_key: str) -> CpuSet:
 
 def _groups_of(ledger: Ledger, owner_key: str) -> dict[str, CpuSet]:
     allocation = ledger.allocations.get(owner_key)
-    return {name: cpus for holding in allocation.holdings for name, cpus in holding.groups.items()} if allocation is not None else {}
+    return (
+        {name: cpus for holding in allocation.holdings for name, cpus in holding.groups.items()}
+        if allocation is not None
+        else {}
+    )
 
 
 def _kept(asked: AdoptRequest, ledger: Ledger, groups: Mapping[str, Device], free: CpuSet) -> dict[str, CpuSet]:

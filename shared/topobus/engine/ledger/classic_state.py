@@ -1,8 +1,11 @@
-"""The node allocation state of classic DRA drivers: allocatable, allocated and prepared devices of one node, as one object.
+"""The node allocation state of classic DRA drivers: allocatable, allocated and prepared devices of
+one node, as one object.
 
-Flows in: the node's inventories and its ledger. Flows out: a NodeAllocationState. It is a view that is computed whenever it is asked for and never stored: each of its
-parts has its one writer already (device services publish what is allocatable, `topology` writes what is allocated and, by the gateway's word, prepared), and a
-stored copy would be a second one. The shape follows the objects of that name that classic drivers kept (nas.gpu.resource.nvidia.com/v1alpha1).
+Flows in: the node's inventories and its ledger. Flows out: a NodeAllocationState. It is a view that
+is computed whenever it is asked for and never stored: each of its parts has its one writer already
+(device services publish what is allocatable, `topology` writes what is allocated and, by the
+gateway's word, prepared), and a stored copy would be a second one. The shape follows the objects of
+that name that classic drivers kept (nas.gpu.resource.nvidia.com/v1alpha1).
 """
 
 from __future__ import annotations
@@ -24,13 +27,18 @@ KIND = "NodeAllocationState"
 def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: Ledger | None) -> dict[str, Any]:
     """Show one node.
 
-    Shapes: allocatedClaims and preparedClaims — claim uid to namespace, name and devices by class; what pods and device plugins hold stands beside them in
-            otherHolders, for it is taken from claims, too.
-    Order:  devices by class and name, claims by uid.
+    Shapes: allocatedClaims and preparedClaims — claim uid to namespace, name and
+    devices by class; what pods and device plugins hold stands beside them in
+    otherHolders, for it is taken from claims, too.
+    Order: devices by class and name, claims by uid.
     """
-    own = sorted((inventory for inventory in inventories if inventory.node == node), key=lambda inventory: inventory.device_class)
+    own = sorted(
+        (inventory for inventory in inventories if inventory.node == node), key=lambda inventory: inventory.device_class
+    )
     held = sorted((ledger.allocations if ledger is not None else {}).items())
-    claims = {allocation.owner.uid: _holding(allocation) for _, allocation in held if allocation.owner.kind is OwnerKind.CLAIM}
+    claims = {
+        allocation.owner.uid: _holding(allocation) for _, allocation in held if allocation.owner.kind is OwnerKind.CLAIM
+    }
     prepared = {
         allocation.owner.uid: _holding(allocation)
         for _, allocation in held

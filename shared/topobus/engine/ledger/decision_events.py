@@ -1,6 +1,7 @@
 """Decisions as values: their ids, and the events that report them.
 
-A decision's id is a hash of its inputs. A retry after a crash therefore computes the same id, and the event goes out once.
+A decision's id is a hash of its inputs. A retry after a crash therefore computes the same
+id, and the event goes out once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def decision_id(ledger: Ledger, op_id: str, *, is_dry_run: bool = False) -> str:
 
 
 def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | None:
-    """Make the event of a stored operation; None when its particulars are gone (it was announced)."""
+    """Make the event of a stored operation.
+
+    None when its particulars are gone (it was announced).
+    """
     pending = record.pending
     if pending is None:
         return None
@@ -57,7 +61,9 @@ def request_of_devices(
     *,
     is_shared: bool = False,
 ) -> PodRequest:
-    """Write an adoption as a request, so that its event says what was adopted: whole devices, and how much of shared ones."""
+    """Write an adoption as a request, so that its event says what was adopted: whole devices, and
+    how much of shared ones.
+    """
     wanted: list[DeviceRequest] = []
     for device_class, names in sorted(devices.items()):
         parts = tuple(name for name in names if name in shared.get(device_class, ()))
@@ -65,6 +71,10 @@ def request_of_devices(
         if whole or not parts:
             wanted.append(DeviceRequest(device_class=device_class, count=len(whole), names=whole, is_shared=is_shared))
         if parts:
-            amounts = {name: share.amounts for name, share in sorted(shares.get(device_class, {}).items()) if name in parts}
-            wanted.append(DeviceRequest(device_class=device_class, count=len(parts), names=parts, by_share=True, amounts=amounts))
+            amounts = {
+                name: share.amounts for name, share in sorted(shares.get(device_class, {}).items()) if name in parts
+            }
+            wanted.append(
+                DeviceRequest(device_class=device_class, count=len(parts), names=parts, by_share=True, amounts=amounts)
+            )
     return PodRequest(owner=owner, containers=(ContainerRequest(name="", devices=tuple(wanted)),))

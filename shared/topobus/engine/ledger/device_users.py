@@ -1,4 +1,7 @@
-"""Who has which device of a class, from a ledger; and which devices one shares its fate with when it is reset. Pure."""
+"""Who has which device of a class, from a ledger.
+
+And which devices one shares its fate with when it is reset. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,17 @@ __all__ = ["owners_of_devices", "pods_of_devices", "reset_together"]
 
 
 def owners_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
-    """Turn a ledger into device name -> who holds it. CPUs stand as ids in the ledger and are devices named `cpu-<id>`."""
+    """Turn a ledger into device name -> who holds it.
+
+    CPUs stand as ids in the ledger and are devices named `cpu-<id>`.
+    """
     return _by_device(ledger, device_class, lambda allocation: (allocation.shown,))
 
 
 def pods_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
-    """Turn a ledger into device name -> the pods that use it: holders themselves, or users of a claim or of an allocation of kubelet's."""
+    """Turn a ledger into device name -> the pods that use it: holders themselves, or users of a
+    claim or of an allocation of kubelet's.
+    """
     return _by_device(ledger, device_class, _pods_of)
 
 
@@ -45,7 +53,10 @@ def _by_device(
 
 
 def reset_together(device: Device, devices: Iterable[Device]) -> tuple[Device, ...]:
-    """List what a reset of a device touches: itself, its parts, and what is the same PCI function. Order: by name."""
+    """List what a reset of a device touches: itself, its parts, and what is the same PCI function.
+
+    Order: by name.
+    """
     others = [
         other
         for other in devices

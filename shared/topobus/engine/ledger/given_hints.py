@@ -1,6 +1,8 @@
-"""The hint lists that topology gave for a decision by kubelet's rules, as notices: one for each class.
+"""The hint lists that topology gave for a decision by kubelet's rules, as notices: one for each
+class.
 
-Flows in: the event of a placement or of its refusal. Flows out: what is sent as the notice `hints`. Lists of a class whose device service has hints of its own are left out:
+Flows in: the event of a placement or of its refusal. Flows out: what is sent as the
+notice `hints`. Lists of a class whose device service has hints of its own are left out:
 that service says them itself.
 """
 
@@ -28,8 +30,9 @@ _MOST_LISTS = 16
 def given_hints(event: DecisionEvent) -> tuple[HintsEvent, ...]:
     """Give the hints behind a decision, a notice for each class, sorted by class.
 
-    Shapes: of a placement the lists of all containers; of a refusal those of the container that could not be placed. Nothing for decisions that merge no hints.
-    Cost:   of a refusal one plan by kubelet's order.
+    Shapes: of a placement the lists of all containers; of a refusal those of the container that
+    could not be placed. Nothing for decisions that merge no hints.
+    Cost: of a refusal one plan by kubelet's order.
     """
     view = event.view
     if view is None:
@@ -39,7 +42,9 @@ def given_hints(event: DecisionEvent) -> tuple[HintsEvent, ...]:
     for container, listed in _lists(event, view):
         device_class = _class_of(view, listed.resource)
         if device_class and listed.resource not in own:
-            given = GivenHints(resource=listed.resource, hints=listed.hints, omitted=listed.omitted, container=container)
+            given = GivenHints(
+                resource=listed.resource, hints=listed.hints, omitted=listed.omitted, container=container
+            )
             by_class.setdefault(device_class, []).append(given)
     return tuple(
         HintsEvent(
@@ -58,7 +63,10 @@ def given_hints(event: DecisionEvent) -> tuple[HintsEvent, ...]:
 
 
 def _lists(event: DecisionEvent, view: NodeView) -> Iterator[tuple[str, HintList]]:
-    """Give each list with its container; where the whole pod has one merge, without a name, and once."""
+    """Give each list with its container.
+
+    Where the whole pod has one merge, without a name, and once.
+    """
     if event.request is None:
         return
     is_pod = (event.request.scope or view.options.scope) is Scope.POD
@@ -76,7 +84,10 @@ def _lists(event: DecisionEvent, view: NodeView) -> Iterator[tuple[str, HintList
 
 
 def _class_of(view: NodeView, resource: str) -> str:
-    """Name the class in whose subject a resource's hints are said; empty for what nothing on this node has."""
+    """Name the class in whose subject a resource's hints are said.
+
+    Empty for what nothing on this node has.
+    """
     if resource == _MEMORY or resource.startswith("hugepages-"):
         return _MEMORY
     device_class = class_of_resource(view, resource)

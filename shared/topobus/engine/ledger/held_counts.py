@@ -1,6 +1,7 @@
 """Counts held devices by class, from the count of the ledger before and what has changed since.
 
-Flows in: counts, the ledger that they are of, the next one. Flows out: the next one's counts. A ledger of a node's pods is written for each of them, and counting all anew was more
+Flows in: counts, the ledger that they are of, the next one. Flows out: the next one's
+counts. A ledger of a node's pods is written for each of them, and counting all anew was more
 than half of what follows a write.
 """
 
@@ -18,8 +19,9 @@ __all__ = ["next_counts"]
 def next_counts(counts: Mapping[str, int], before: Holders, after: Holders) -> dict[str, int]:
     """Count what is held by a ledger.
 
-    Shapes: counts — of `before`, class to devices; result — the same of `after`, without classes of which nothing is held. A device with two sharers counts twice.
-    Cost:   O(owners) for finding those that changed, and O(what these hold).
+    Shapes: counts — of `before`, class to devices; result — the same of `after`, without classes of
+    which nothing is held. A device with two sharers counts twice.
+    Cost: O(owners) for finding those that changed, and O(what these hold).
     """
     changed = Counter(counts)
     for key in changed_owners(before, after):

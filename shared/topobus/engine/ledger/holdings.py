@@ -1,6 +1,8 @@
-"""What owners hold, as sets: what two holdings have in common, what one lacks of another, what is left of one.
+"""What owners hold, as sets: what two holdings have in common, what one lacks of another, what is
+left of one.
 
-Flows in: holdings and allocations, and devices by class, in which a CPU is a device `cpu-<id>`. Flows out: holdings and sorted names.
+Flows in: holdings and allocations, and devices by class, in which a CPU is a device `cpu-<id>`.
+Flows out: holdings and sorted names.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ def holding_of(
     shared: Mapping[str, Iterable[str]] = MappingProxyType({}),
     shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
 ) -> Holding | Refusal:
-    """Read devices by class as one holding without a container's name; a CPU whose name is none refuses.
+    """Read devices by class as one holding without a container's name.
 
-    `shared` names those of `devices` that are held by share, `shares` says how much; of what is not in `shared` it says nothing.
+    A CPU whose name is none refuses. `shared` names those of `devices` that are held by share,
+    `shares` says how much; of what is not in `shared` it says nothing.
     """
     kept: dict[str, tuple[str, ...]] = {}
     cpus: list[int] = []
@@ -40,7 +43,11 @@ def holding_of(
             cpu = cpu_of_name(name)
             if cpu is None:
                 message = f"there is no CPU device named {name!r}, wanted cpu-<id>"
-                return Refusal(reasons=(Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),))
+                return Refusal(
+                    reasons=(
+                        Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),
+                    )
+                )
             cpus.append(cpu)
     by_share = {
         device_class: names
@@ -61,7 +68,10 @@ def holding_of(
 
 
 def placed_holdings(request: PodRequest, placement: Placement) -> tuple[Holding, ...]:
-    """Read a placement as what its containers hold from now on; what is only looked at is not held."""
+    """Read a placement as what its containers hold from now on.
+
+    What is only looked at is not held.
+    """
     shared = {
         (container.name, device.device_class, name)
         for container in request.containers
@@ -97,7 +107,9 @@ def placed_holdings(request: PodRequest, placement: Placement) -> tuple[Holding,
                 for device_class in sorted(container.devices)
                 if (
                     counted := {
-                        name: share for name, share in sorted(by_share.get((container.name, device_class), {}).items()) if share.amounts
+                        name: share
+                        for name, share in sorted(by_share.get((container.name, device_class), {}).items())
+                        if share.amounts
                     }
                 )
             },
@@ -107,7 +119,9 @@ def placed_holdings(request: PodRequest, placement: Placement) -> tuple[Holding,
 
 
 def common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
-    """Names of what an allocation holds and a holding wants, too, without those of which both have no more than a share, and not the same replica."""
+    """Names of what an allocation holds and a holding wants, too, without those of which both have
+    no more than a share, and not the same replica.
+    """
     common_names: set[str] = set()
     for holding in allocation.holdings:
         for device_class, names in holding.devices.items():
@@ -122,11 +136,16 @@ def missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
     """Names of what a holding wants and an allocation lacks."""
     for held in allocation.holdings if allocation is not None else ():
         wanted = without(wanted, held)
-    return tuple(sorted({name for names in wanted.devices.values() for name in names} | {cpu_name(cpu) for cpu in wanted.cpus}))
+    return tuple(
+        sorted({name for names in wanted.devices.values() for name in names} | {cpu_name(cpu) for cpu in wanted.cpus})
+    )
 
 
 def without(holding: Holding, taken: Holding) -> Holding:
-    """Give what is left of a holding when another one takes its own out of it; of a shared device the replicas that the other does not name."""
+    """Give what is left of a holding when another one takes its own out of it.
+
+    Of a shared device the replicas that the other does not name.
+    """
     shares: dict[str, dict[str, HeldShare]] = {}
     for device_class, held in holding.shares.items():
         for name, share in held.items():
@@ -139,7 +158,11 @@ def without(holding: Holding, taken: Holding) -> Holding:
         device_class: kept
         for device_class, names in holding.devices.items()
         if (
-            kept := tuple(name for name in names if name not in taken.devices.get(device_class, ()) or name in shares.get(device_class, {}))
+            kept := tuple(
+                name
+                for name in names
+                if name not in taken.devices.get(device_class, ()) or name in shares.get(device_class, {})
+            )
         )
     }
     shared = {
@@ -148,7 +171,9 @@ def without(holding: Holding, taken: Holding) -> Holding:
         if (kept := tuple(name for name in names if name in devices.get(device_class, ())))
     }
     groups = {name: rest for name, cpus in holding.groups.items() if (rest := cpus - taken.cpus)}
-    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus, shared=shared, shares=shares, groups=groups)
+    return structs.replace(
+        holding, devices=devices, cpus=holding.cpus - taken.cpus, shared=shared, shares=shares, groups=groups
+    )
 
 
 def holds_any(holding: Holding) -> bool:
@@ -163,7 +188,8 @@ def meets(allocation: Allocation, wanted: Holding) -> bool:
             return True
         for device_class, names in wanted.devices.items():
             held = holding.devices.get(device_class)
-            # Asked of every allocation for each adoption: most have nothing in common, which is seen without building anything.
+            # Asked of every allocation for each adoption: most have nothing in common, which is
+            # seen without building anything.
             if held is not None and not frozenset(names).isdisjoint(held) and common(allocation, wanted):
                 return True
     return False
@@ -172,7 +198,8 @@ def meets(allocation: Allocation, wanted: Holding) -> bool:
 def names_of(allocation: Allocation) -> dict[str, tuple[str, ...]]:
     """List all that an allocation holds.
 
-    Shapes: result — class to the devices' names, without repetition; CPUs are devices of class `cpu`. Order: classes and names sorted, CPUs by their numbers.
+    Shapes: result — class to the devices' names, without repetition; CPUs are devices of class
+    `cpu`. Order: classes and names sorted, CPUs by their numbers.
     """
     devices: dict[str, set[str]] = {}
     for holding in allocation.holdings:

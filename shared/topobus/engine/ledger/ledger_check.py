@@ -1,9 +1,11 @@
 """Decides whether to accept a ledger from the bucket that this process did not write.
 
-Flows in: the ledger that this process holds and the one that the bucket has now. Flows out: the stored ledger when its operation records explain every
-difference; else the ledger to write back, with the reason (`Discrepancy`). Another instance of this service (a roll-over, a second one started by mistake)
-writes a record with each change, and changes only what the record names. A ledger that was forged, assembled from old parts or moved to another epoch fails
-this check. Records are not signatures: somebody who also forges the records passes.
+Flows in: the ledger that this process holds and the one that the bucket has now. Flows out: the
+stored ledger when its operation records explain every difference; else the ledger to write back,
+with the reason (`Discrepancy`). Another instance of this service (a roll-over, a second one started
+by mistake) writes a record with each change, and changes only what the record names. A ledger that
+was forged, assembled from old parts or moved to another epoch fails this check. Records are not
+signatures: somebody who also forges the records passes.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from topobus.values.outcome import Refusal
 
 __all__ = ["CheckedLedger", "Discrepancy", "check_stored_ledger", "is_plausible"]
 
-# How far an epoch and a sequence may be ahead of what is known: a store is lost a few times in a node's life, and nobody makes a million decisions before
-# this process reads again. One write must not bring them near 2**53, where they end.
+# How far an epoch and a sequence may be ahead of what is known: a store is lost a few times in a
+# node's life, and nobody makes a million decisions before this process reads again. One write must
+# not bring them near 2**53, where they end.
 _EPOCHS_AHEAD = 1024
 _SEQUENCES_AHEAD = 2**20
-# The highest that is taken from a bucket by a process that knows nothing yet; a node that makes a thousand decisions a second reaches it in 34 years.
+# The highest that is taken from a bucket by a process that knows nothing yet; a node that makes a
+# thousand decisions a second reaches it in 34 years.
 _HIGHEST = 2**40
-# A ledger keeps at least so many of its newest records, whatever it drops to become smaller (transitions.shed).
+# A ledger keeps at least so many of its newest records, whatever it drops to
+# become smaller (transitions.shed).
 _RECORDS_SURE = 16
 
 
@@ -46,7 +51,10 @@ class Discrepancy(StrEnum):
 
 
 class CheckedLedger(Struct, frozen=True, kw_only=True):
-    """The ledger to hold from now on. `discrepancy` says why it is not the stored one; None when it is."""
+    """The ledger to hold from now on. `discrepancy` says why it is not the stored one.
+
+    None when it is.
+    """
 
     ledger: Ledger
     discrepancy: Discrepancy | None = None
@@ -62,28 +70,37 @@ def _is_sound(ledger: Ledger) -> bool:
 
 
 def is_plausible(ledger: Ledger) -> bool:
-    """Say whether a process that knows nothing yet may begin with a ledger: sound, and its numbers are none that only a forger reaches."""
+    """Say whether a process that knows nothing yet may begin with a ledger: sound, and its numbers
+    are none that only a forger reaches.
+    """
     return ledger.epoch <= _HIGHEST and ledger.sequence <= _HIGHEST and _is_sound(ledger)
 
 
 def check_stored_ledger(cached: Ledger, stored: Ledger, *, is_next: bool) -> CheckedLedger:
     """Decide whether the stored ledger replaces the one that this process holds.
 
-    Shapes: cached — the ledger in this process; stored — what the bucket has now; is_next — nothing was written between the two, so `stored` is at most one
-    operation further.
-    Result: `stored` itself without a doubt; else `cached` with the newer operations of `stored` that are explained, as a newer epoch.
+    Shapes: cached — the ledger in this process; stored — what the bucket has now; is_next —
+    nothing was written between the two, so `stored` is at most one operation further. Result:
+    `stored` itself without a doubt; else `cached` with the newer operations of `stored` that
+    are explained, as a newer epoch.
     Order: deterministic; where both hold the same device, `cached` wins.
     Errors: none; a ledger that is refused gives a `Discrepancy`.
     Cost: O(allocations + operations).
     """
     discrepancy = _numbers(cached, stored, is_next=is_next)
     if discrepancy is Discrepancy.JUMPED or not _is_sound(stored) or stored.node != cached.node:
-        return CheckedLedger(ledger=structs.replace(cached, epoch=cached.epoch + 1), discrepancy=discrepancy or Discrepancy.CONTRADICTORY)
+        return CheckedLedger(
+            ledger=structs.replace(cached, epoch=cached.epoch + 1), discrepancy=discrepancy or Discrepancy.CONTRADICTORY
+        )
     if discrepancy is Discrepancy.ROLLED_BACK:
-        return CheckedLedger(ledger=structs.replace(cached, epoch=max(cached.epoch, stored.epoch) + 1), discrepancy=discrepancy)
+        return CheckedLedger(
+            ledger=structs.replace(cached, epoch=max(cached.epoch, stored.epoch) + 1), discrepancy=discrepancy
+        )
     words = _newer_records(cached, stored)
     strange = [
-        key for key in sorted(cached.allocations.keys() | stored.allocations.keys()) if not _is_explained(cached, stored, key, words)
+        key
+        for key in sorted(cached.allocations.keys() | stored.allocations.keys())
+        if not _is_explained(cached, stored, key, words)
     ]
     if not strange and _keeps_answers(cached, stored):
         return CheckedLedger(ledger=stored)
@@ -97,13 +114,18 @@ def _numbers(ledger: Ledger, stored: Ledger, *, is_next: bool) -> Discrepancy | 
     ahead = stored.sequence - ledger.sequence
     if stored.epoch - ledger.epoch > _EPOCHS_AHEAD or ahead > _SEQUENCES_AHEAD:
         return Discrepancy.JUMPED
-    # A write-back (another epoch) may stand anywhere; within an epoch each write is one operation, or marks alone.
+    # A write-back (another epoch) may stand anywhere; within an epoch each write is
+    # one operation, or marks alone.
     return Discrepancy.JUMPED if is_next and stored.epoch == ledger.epoch and ahead > 1 else None
 
 
 def _newer_records(ledger: Ledger, stored: Ledger) -> dict[str, list[tuple[str, OperationRecord]]]:
-    """Give for each owner the records that name it and that are not known yet, oldest first, each with its operation id."""
-    newer = sorted((record.number, op_id) for op_id, record in stored.operations.items() if op_id not in ledger.operations)
+    """Give for each owner the records that name it and that are not known yet, oldest first, each
+    with its operation id.
+    """
+    newer = sorted(
+        (record.number, op_id) for op_id, record in stored.operations.items() if op_id not in ledger.operations
+    )
     words: dict[str, list[tuple[str, OperationRecord]]] = {}
     for _, op_id in newer:
         record = stored.operations[op_id]
@@ -113,10 +135,13 @@ def _newer_records(ledger: Ledger, stored: Ledger) -> dict[str, list[tuple[str, 
     return words
 
 
-def _is_explained(ledger: Ledger, stored: Ledger, key: str, words: Mapping[str, list[tuple[str, OperationRecord]]]) -> bool:
+def _is_explained(
+    ledger: Ledger, stored: Ledger, key: str, words: Mapping[str, list[tuple[str, OperationRecord]]]
+) -> bool:
     """Say whether what an owner holds is as it was, or as the newest record about it says.
 
-    Between the two ledgers the owner may have been given something by one operation and have lost a part of it by the next: the newest record speaks of the loss alone.
+    Between the two ledgers the owner may have been given something by one operation and have lost a
+    part of it by the next: the newest record speaks of the loss alone.
     """
     before, after = ledger.allocations.get(key), stored.allocations.get(key)
     if before == after:
@@ -140,7 +165,9 @@ def _is_only_unprepared(before: Allocation | None, after: Allocation) -> bool:
 
 
 def _keeps_answers(ledger: Ledger, stored: Ledger) -> bool:
-    """Say whether the records that both ledgers have are about the same operations, and `stored` has all of its newest records."""
+    """Say whether the records that both ledgers have are about the same operations, and `stored`
+    has all of its newest records.
+    """
     for op_id in ledger.operations.keys() & stored.operations.keys():
         own_operation, other_operation = ledger.operations[op_id], stored.operations[op_id]
         if (own_operation.verb, own_operation.owner_key, own_operation.decision_id, own_operation.number) != (
@@ -154,8 +181,12 @@ def _keeps_answers(ledger: Ledger, stored: Ledger) -> bool:
     return numbers >= set(range(max(ledger.sequence + 1, stored.sequence - _RECORDS_SURE + 1), stored.sequence + 1))
 
 
-def _mended(ledger: Ledger, stored: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]) -> Ledger:
-    """Put back what was known, and keep what another instance has decided meanwhile and can explain, unless it stands in the way."""
+def _mended(
+    ledger: Ledger, stored: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]
+) -> Ledger:
+    """Put back what was known, and keep what another instance has decided meanwhile and can
+    explain, unless it stands in the way.
+    """
     explained = {key for key in last if key not in strange}
     allocations = {key: allocation for key, allocation in ledger.allocations.items() if key not in explained}
     operations = dict(ledger.operations)

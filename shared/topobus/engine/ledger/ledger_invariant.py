@@ -1,7 +1,9 @@
-"""What holds of every ledger: no device and no CPU is held by two owners, except by share, and no replica of a shared device by two.
+"""What holds of every ledger: no device and no CPU is held by two owners, except by share, and no
+replica of a shared device by two.
 
-Flows in: a ledger. Flows out: nothing, or an error that names the device and both owners. Each transition that takes something asks here before its ledger can be stored, and
-so does whoever reads a ledger that may be somebody else's.
+Flows in: a ledger. Flows out: nothing, or an error that names the device and both owners. Each
+transition that takes something asks here before its ledger can be stored, and so does whoever reads
+a ledger that may be somebody else's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ __all__ = ["check_holders"]
 def check_holders(ledger: Ledger) -> None:
     """Make sure that nothing is held twice, except by share.
 
-    Errors: raises InvariantError that names the device and both owners; this is our own bug, never a user's.
+    Errors: raises InvariantError that names the device and both owners; this
+    is our own bug, never a user's.
     """
     holders: dict[tuple[str, str], tuple[str, bool]] = {}
     replicas: dict[tuple[str, str, int], str] = {}
@@ -32,13 +35,18 @@ def check_holders(ledger: Ledger) -> None:
                     by_share = name in shares
                     other, is_other_share = holders.setdefault((device_class, name), (key, by_share))
                     if other != key and not (by_share and is_other_share):
-                        raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
+                        raise InvariantError(
+                            f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}"
+                        )
             for device_class, held in holding.shares.items():
                 for name, share in held.items():
                     for number in share.replicas:
                         other = replicas.setdefault((device_class, name, number), key)
                         if other != key:
-                            text = f"ledger of {ledger.node}: replica {number} of {device_class} {name} is held by {other} and by {key}"
+                            text = (
+                                f"ledger of {ledger.node}: replica {number} of {device_class} {name} is held by "
+                                f"{other} and by {key}"
+                            )
                             raise InvariantError(text)
         if bits & bits_of_all:
             twice = CpuSet.from_bits(bits & bits_of_all)

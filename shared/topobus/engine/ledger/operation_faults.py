@@ -1,7 +1,10 @@
-"""What stands in the way of an operator's work on a device, as far as the node's ledger and inventories tell. Pure.
+"""What stands in the way of an operator's work on a device, as far as the node's ledger and
+inventories tell.
 
-Flows in: the operation, the inventory of its class, the ledger. Flows out: a Refusal, or None. The device service looks once more before it resets anything: what it
-has prepared it knows best.
+Pure.
+
+Flows in: the operation, the inventory of its class, the ledger. Flows out: a Refusal, or None. The
+device service looks once more before it resets anything: what it has prepared it knows best.
 """
 
 from __future__ import annotations
@@ -38,14 +41,18 @@ def complaint_of_operation_text(operation: DeviceOperation) -> str:
 def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, ledger: Ledger) -> Refusal | None:
     """Refuse what cannot be done with a device.
 
-    Errors: raises nothing; Refusal codes unknown-class, not-ours, unknown-device, device-held. A device that is gone may be returned: its name stands for it.
+    Errors: raises nothing; Refusal codes unknown-class, not-ours, unknown-device, device-held. A
+    device that is gone may be returned: its name stands for it.
     """
     device_class, name = operation.device_class, operation.device
     if inventory is None:
         text = f"node {ledger.node} has no devices of class {device_class!r}"
         return _refuse("unknown-class", text, resource=device_class)
     if not has_own_service(device_class):
-        text = f"class {device_class} is served by somebody else's device plugin on node {ledger.node}: operate its devices by that plugin's own means"
+        text = (
+            f"class {device_class} is served by somebody else's device plugin on node {ledger.node}: operate its "
+            "devices by that plugin's own means"
+        )
         return _refuse("not-ours", text, resource=device_class)
     device = inventory.device(name)
     if device is None:
@@ -53,7 +60,9 @@ def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, 
             return None
         meant = meant_name(name, [other.name for other in inventory.devices])
         hint = f"; did you mean {meant}?" if meant else ""
-        return _refuse("unknown-device", f"there is no {device_class} named {name!r} on node {ledger.node}{hint}", device=name)
+        return _refuse(
+            "unknown-device", f"there is no {device_class} named {name!r} on node {ledger.node}{hint}", device=name
+        )
     return _held(device, inventory, ledger) if operation.verb is DeviceVerb.RESET else None
 
 

@@ -1,7 +1,10 @@
-"""The ledger's algebra: every change is a pure function from a ledger to a ledger, or to a Refusal that says who stands in the way.
+"""The ledger's algebra: every change is a pure function from a ledger to a ledger, or to a Refusal
+that says who stands in the way.
 
-Flows in: a ledger, an operation id, what is to change. Flows out: a `Step` with the new ledger and the answer. An operation id that is known already
-gets its stored answer and changes nothing. Invariant: no device and no CPU is held by two owners (shared looks hold nothing; `ledger_invariant`).
+Flows in: a ledger, an operation id, what is to change. Flows out: a `Step` with the new
+ledger and the answer. An operation id that is known already gets its stored answer and
+changes nothing. Invariant: no device and no CPU is held by two owners (shared looks
+hold nothing; `ledger_invariant`).
 """
 
 from __future__ import annotations
@@ -11,11 +14,28 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
-from topobus.engine.ledger.holdings import common, holding_of, holds_any, meets, missing, names_of, placed_holdings, without
+from topobus.engine.ledger.holdings import (
+    common,
+    holding_of,
+    holds_any,
+    meets,
+    missing,
+    names_of,
+    placed_holdings,
+    without,
+)
 from topobus.engine.ledger.ledger_invariant import check_holders
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet
-from topobus.values.ledger import Adoption, Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
+from topobus.values.ledger import (
+    Adoption,
+    Allocation,
+    AllocationPhase,
+    Holding,
+    Ledger,
+    OperationRecord,
+    PendingDecision,
+)
 from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.values.request import Owner, OwnerKind, PodRequest
 
@@ -42,13 +62,15 @@ _MEMORY = "memory"
 OPERATIONS_KEPT = 256
 """Answers kept for askers that ask again; an asker gives up long before so many others came."""
 
-# Of these, answers about allocations of kubelet's own that are kept: such an operation has an id of its own for each call, and nobody asks it again. A node
-# makes one for each container, so they would be most of a ledger that every service of the node reads.
+# Of these, answers about allocations of kubelet's own that are kept: such an operation has an id of
+# its own for each call, and nobody asks it again. A node makes one for each container, so they
+# would be most of a ledger that every service of the node reads.
 _PLUGIN_OPERATIONS = 32
 _PLUGIN_KEYS = f"{OwnerKind.DEVICE_PLUGIN}/"
 
-# Answers kept with their reasons: an asker asks again within seconds. The others are answered from the allocation: the
-# ledger is written with every operation and read by every service of the node, so it must stay small.
+# Answers kept with their reasons: an asker asks again within seconds. The others are answered
+# from the allocation: the ledger is written with every operation and read by every service of
+# the node, so it must stay small.
 _FULL_OPERATIONS = 16
 
 
@@ -62,9 +84,11 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
-    """The answer of a `place`, given again as long as it is true: an old one as the allocation tells it (without the reasons).
+    """The answer of a `place`, given again as long as it is true: an old one as the allocation
+    tells it (without the reasons).
 
-    What was let go since is told so, however new the answer is: its devices may be somebody else's by now.
+    What was let go since is told so, however new the answer is: its devices
+    may be somebody else's by now.
     """
     if isinstance(record.outcome, Refusal):
         return record.outcome
@@ -72,7 +96,8 @@ def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
     if allocation is not None and allocation.decision_id == record.decision_id:
         return record.outcome if record.outcome is not None else _placement_of(allocation)
     if record.outcome is not None and allocation is not None:
-        # Adopted by the same owner meanwhile: the gateway writes down what the controller has placed.
+        # Adopted by the same owner meanwhile: the gateway writes down
+        # what the controller has placed.
         placed = [Holding(devices=container.devices, cpus=container.cpus) for container in record.outcome.containers]
         if not any(missing(allocation, holding) for holding in placed):
             return record.outcome
@@ -83,7 +108,8 @@ def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
 def adopted_by(ledger: Ledger, record: OperationRecord, devices: Mapping[str, Iterable[str]]) -> Refusal | None:
     """The refusal of an `adopt` (None: it went well), given again as long as it is true.
 
-    An owner that no longer holds what it asks for, because it was released since or asks for other devices under the same operation, is told so.
+    An owner that no longer holds what it asks for, because it was released since or asks for other
+    devices under the same operation, is told so.
     """
     if isinstance(record.outcome, Refusal):
         return record.outcome
@@ -93,12 +119,18 @@ def adopted_by(ledger: Ledger, record: OperationRecord, devices: Mapping[str, It
     lacking = missing(ledger.allocations.get(record.owner_key), wanted)
     if not lacking:
         return None
-    message = f"decision {record.decision_id} adopted devices for {record.owner_key}, which does not hold {', '.join(lacking)} now: use a new op_id"
+    message = (
+        f"decision {record.decision_id} adopted devices for {record.owner_key}, which does not hold "
+        f"{', '.join(lacking)} now: use a new op_id"
+    )
     return _released_since(record, message)
 
 
 def recorded_operation(ledger: Ledger, op_id: str) -> OperationRecord | None:
-    """Look up the stored record of an operation; None when the ledger has none (or has dropped it)."""
+    """Look up the stored record of an operation.
+
+    None when the ledger has none (or has dropped it).
+    """
     return ledger.operations.get(op_id)
 
 
@@ -114,20 +146,25 @@ def reserve(
 ) -> Step:
     """Write a placement down for its owner; with phase RESERVED it waits for `commit` or `release`.
 
-    Errors: raises InvariantError when the placement takes what another owner holds (it was planned on another ledger).
+    Errors: raises InvariantError when the placement takes what another owner holds (it
+    was planned on another ledger).
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     holdings = placed_holdings(request, placement)
     allocation = Allocation(owner=request.owner, phase=phase, holdings=holdings, decision_id=decision_id)
-    record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement, pending=pending)
+    record = OperationRecord(
+        verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement, pending=pending
+    )
     changed = _with(ledger, op_id, record, {**ledger.allocations, request.owner.key: allocation})
     check_holders(changed)
     return Step(ledger=changed, record=record)
 
 
-def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None) -> Step | Refusal:
+def commit(
+    ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None
+) -> Step | Refusal:
     """Make a reservation final; refused when the owner has none. A committed one stays as it is."""
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -152,10 +189,12 @@ def release(
     only: str = "",
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error, and no decision to be told.
+    """Let go of all that an owner holds (also: abort a reservation).
 
-    What is prepared may be in use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and stays held.
-    `keeps_devices` lets go of the preparation alone. `only` is the decision whose holding is meant: a later one of the same owner stays as it is.
+    An owner that holds nothing is no error, and no decision to be told. What is prepared may be in
+    use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and
+    stays held. `keeps_devices` lets go of the preparation alone. `only` is the decision whose
+    holding is meant: a later one of the same owner stays as it is.
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -172,7 +211,9 @@ def release(
         left[owner.key] = structs.replace(held, is_prepared=False)
     gone = names_of(held) if held is not None and not keeps_devices else {}
     announced = pending if held is not None else None
-    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=announced)
+    record = OperationRecord(
+        verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=announced
+    )
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 
@@ -187,12 +228,15 @@ def adopt(
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided.
 
-    Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device out again only when it is free for it, and the
-    device-plugin API has no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to
-    another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources have nothing to do with each other, so a device that was
-    put into another pool while a container has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same: the newer
-    CONTAINER owner is right. Any other live holding refuses, naming it. Shares do not clash with each other, only with the whole, and a replica with itself.
-    `groups` says which CPUs among the devices were chosen out of which group.
+    Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device
+    out again only when it is free for it, and the device-plugin API has no "deallocate". So an
+    older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it),
+    but to another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources
+    have nothing to do with each other, so a device that was put into another pool while a container
+    has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same:
+    the newer CONTAINER owner is right. Any other live holding refuses, naming it. Shares do not
+    clash with each other, only with the whole, and a replica with itself. `groups` says which CPUs
+    among the devices were chosen out of which group.
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -225,7 +269,9 @@ def adopt(
         memory=adoption.memory,
         memory_bytes=sum(memory_block.size_bytes for memory_block in adoption.memory if memory_block.kind == _MEMORY),
     )
-    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, pods=adoption.pods)
+    left[owner.key] = Allocation(
+        owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, pods=adoption.pods
+    )
     displaced = tuple(clash.owner for clash in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
@@ -234,7 +280,9 @@ def adopt(
 
 
 def name_pods(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pods: tuple[Owner, ...]) -> Step:
-    """Say which pods use what an owner holds by a decision: nothing is decided, and a later holding stays as it is."""
+    """Say which pods use what an owner holds by a decision: nothing is decided, and a later holding
+    stays as it is.
+    """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
@@ -263,7 +311,10 @@ def record_refusal(
     refusal: Refusal | None,
     pending: PendingDecision | None = None,
 ) -> Step:
-    """Store a refusal, so that asking again gives the same answer; None: a decision by which nobody holds anything (an operator's, about a device)."""
+    """Store a refusal, so that asking again gives the same answer.
+
+    None: a decision by which nobody holds anything (an operator's, about a device).
+    """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
@@ -274,11 +325,14 @@ def record_refusal(
 def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
     """Mark operations as announced, and drop the events that waited with them.
 
-    It does not count as a change: the sequence stays, so no reader takes it for news. Ids that the ledger has not, or no more, are passed by.
+    It does not count as a change: the sequence stays, so no reader takes it for news. Ids that the
+    ledger has not, or no more, are passed by.
     """
     done = set(op_ids)
     operations = {
-        key: structs.replace(operation, is_announced=True, pending=None) if key in done and not operation.is_announced else operation
+        key: structs.replace(operation, is_announced=True, pending=None)
+        if key in done and not operation.is_announced
+        else operation
         for key, operation in ledger.operations.items()
     }
     return structs.replace(ledger, operations=operations)
@@ -287,20 +341,24 @@ def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
 def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
     """List the operations whose decision event is not known to be out, with their ids.
 
-    Order: oldest first, by their numbers, which is the order in which they were decided. After a crash some of them may be out: their ids make that harmless.
+    Order: oldest first, by their numbers, which is the order in which they were decided. After a
+    crash some of them may be out: their ids make that harmless.
     """
     waiting = [(key, operation) for key, operation in ledger.operations.items() if not operation.is_announced]
     return tuple(sorted(waiting, key=lambda pair: pair[1].number))
 
 
 def shed(ledger: Ledger) -> Ledger:
-    """Drop what only explains, when a ledger has grown too large to be stored: holdings stay, answers without their reasons for the newest operations.
+    """Drop what only explains, when a ledger has grown too large to be stored: holdings stay,
+    answers without their reasons for the newest operations.
 
     What is not announced yet stays to be announced, without its inputs.
     """
     newest = set(sorted(ledger.operations, key=lambda key: ledger.operations[key].number)[-_FULL_OPERATIONS:])
     operations = {
-        key: structs.replace(slim, pending=structs.replace(slim.pending, request=None) if slim.pending is not None else None)
+        key: structs.replace(
+            slim, pending=structs.replace(slim.pending, request=None) if slim.pending is not None else None
+        )
         for key, operation in ledger.operations.items()
         if key in newest or not operation.is_announced
         for slim in (_slim(operation),)
@@ -325,19 +383,26 @@ def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapp
 
 
 def _slim(record: OperationRecord) -> OperationRecord:
-    """Keep what was decided in the fewest bytes; the decision event has all of it, and the allocation has what was placed."""
+    """Keep what was decided in the fewest bytes.
+
+    The decision event has all of it, and the allocation has what was placed.
+    """
     outcome = record.outcome
     if isinstance(outcome, Placement):
         outcome = None
     elif isinstance(outcome, Refusal):
-        outcome = Refusal(reasons=tuple(Reason(code=reason.code, message=reason.message) for reason in outcome.reasons[:1]))
+        outcome = Refusal(
+            reasons=tuple(Reason(code=reason.code, message=reason.message) for reason in outcome.reasons[:1])
+        )
     pending = structs.replace(record.pending, view=None) if record.pending is not None else None
     return structs.replace(record, outcome=outcome, pending=pending)
 
 
 def _placement_of(allocation: Allocation) -> Placement:
     containers = tuple(
-        ContainerPlacement(name=holding.container, alignment=Hint(None, preferred=False), cpus=holding.cpus, devices=holding.devices)
+        ContainerPlacement(
+            name=holding.container, alignment=Hint(None, preferred=False), cpus=holding.cpus, devices=holding.devices
+        )
         for holding in allocation.holdings
     )
     return Placement(containers=containers)

@@ -1,6 +1,8 @@
-"""What an asker may write into the ledger: names and counts within bounds, so that no single request can fill the ledger for everybody.
+"""What an asker may write into the ledger: names and counts within bounds, so that no single
+request can fill the ledger for everybody.
 
-The ledger is one value of limited size that every service of the node reads. Kubernetes' own limits are far below these, so an honest asker never meets them.
+The ledger is one value of limited size that every service of the node reads. Kubernetes' own limits
+are far below these, so an honest asker never meets them.
 """
 
 from __future__ import annotations
@@ -29,17 +31,20 @@ _NAME_CHARACTERS = 253
 _LABEL_CHARACTERS = 63
 # A qualified name: a DNS subdomain, a slash, and 63 characters.
 _RESOURCE_CHARACTERS = _NAME_CHARACTERS + 1 + _LABEL_CHARACTERS
-# etcd takes 1.5 MiB an object, and a container with an image and a request has 100 bytes and more; nobody has been seen with more than tens.
+# etcd takes 1.5 MiB an object, and a container with an image and a request has 100 bytes and more;
+# nobody has been seen with more than tens.
 _CONTAINERS = 256
 _DEVICE_REQUESTS = 64
 # As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
 _PODS = 256
-# More CPUs than Linux can be built for on x86 (NR_CPUS): the longest list of names that can make sense.
+# More CPUs than Linux can be built for on x86 (NR_CPUS): the longest
+# list of names that can make sense.
 _DEVICES = 8192
 # A device has 32 capacities at most (resource.k8s.io/v1), and a setting allows 128 replicas.
 _CAPACITIES = 32
 _REPLICAS = 128
-# One for plain memory and one for each size of huge pages; no architecture has more than five of these.
+# One for plain memory and one for each size of huge pages; no
+# architecture has more than five of these.
 _MEMORY_BLOCKS = 64
 _BYTES = 2**63 - 1
 # JSON numbers above this are not the same number to every reader.
@@ -60,7 +65,8 @@ def complaint_of_owner(owner: Owner, field: str) -> str:
         wrong = _wrong_text(text, _NAME_CHARACTERS)
         if wrong:
             return f"{field}.{key} {wrong}"
-    # Namespace and uid stand around the name in the owner's key: without a slash in them no two owners share a key.
+    # Namespace and uid stand around the name in the owner's key: without a slash in
+    # them no two owners share a key.
     for key, text in (("namespace", owner.namespace), ("uid", owner.uid)):
         if "/" in text:
             return f"{field}.{key} is {text!r}, wanted no '/' in it"
@@ -78,7 +84,10 @@ def complaint_of_pods(pods: Sequence[Owner]) -> str:
 
 
 def complaint_of_pod(pod: PodRequest) -> str:
-    """Say what is out of bounds in a pod's request; empty when nothing is. What merely cannot be had is refused later, with reasons."""
+    """Say what is out of bounds in a pod's request; empty when nothing is.
+
+    What merely cannot be had is refused later, with reasons.
+    """
     if len(pod.containers) > _CONTAINERS:
         return f"the request has {len(pod.containers)} containers, wanted at most {_CONTAINERS}"
     for container in pod.containers:
@@ -86,10 +95,18 @@ def complaint_of_pod(pod: PodRequest) -> str:
         if wrong:
             return f"a container's name {wrong}"
         if len(container.devices) > _DEVICE_REQUESTS:
-            return f"container {container.name!r} has {len(container.devices)} device requests, wanted at most {_DEVICE_REQUESTS}"
+            return (
+                f"container {container.name!r} has {len(container.devices)} device requests, wanted at most "
+                f"{_DEVICE_REQUESTS}"
+            )
         if not 0 <= container.memory_bytes <= _BYTES:
-            return f"container {container.name!r}: memory_bytes is {container.memory_bytes}, wanted 0 or more, below 2^63"
-        counts = {"cpus": container.cpus, **{f"{device.device_class} count": device.count for device in container.devices}}
+            return (
+                f"container {container.name!r}: memory_bytes is {container.memory_bytes}, wanted 0 or more, below 2^63"
+            )
+        counts = {
+            "cpus": container.cpus,
+            **{f"{device.device_class} count": device.count for device in container.devices},
+        }
         for key, count in counts.items():
             if abs(count) > _COUNT:
                 return f"container {container.name!r}: {key} is {count}, wanted at most {_COUNT}"
@@ -117,9 +134,14 @@ def complaint_of_shares(shares: Mapping[str, Mapping[str, HeldShare]]) -> str:
             return wrong
         for name, share in devices.items():
             if len(share.amounts) > _CAPACITIES or len(share.replicas) > _REPLICAS:
-                return f"the share of {name} has {len(share.amounts)} amounts and {len(share.replicas)} replicas, wanted at most {_CAPACITIES} and {_REPLICAS}"
+                return (
+                    f"the share of {name} has {len(share.amounts)} amounts and {len(share.replicas)} replicas, "
+                    f"wanted at most {_CAPACITIES} and {_REPLICAS}"
+                )
             if any(not 0 <= number < _REPLICAS for number in share.replicas):
-                return f"the share of {name} names replicas {share.replicas[:8]}, wanted numbers from 0 to {_REPLICAS - 1}"
+                return (
+                    f"the share of {name} names replicas {share.replicas[:8]}, wanted numbers from 0 to {_REPLICAS - 1}"
+                )
     return ""
 
 
@@ -150,7 +172,9 @@ def complaint_of_memory(blocks: Sequence[MemoryBlock]) -> str:
             if not 0 <= node <= NodeSet.MAX_ID:
                 return f"a block of {block.kind} has a share on NUMA node {node}, wanted 0 to {NodeSet.MAX_ID}"
             if not 0 <= size_bytes <= _BYTES:
-                return f"a block of {block.kind} has {size_bytes} bytes on NUMA node {node}, wanted 0 or more, below 2^63"
+                return (
+                    f"a block of {block.kind} has {size_bytes} bytes on NUMA node {node}, wanted 0 or more, below 2^63"
+                )
     return ""
 
 

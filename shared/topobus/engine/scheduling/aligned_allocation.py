@@ -1,8 +1,11 @@
-"""Allocates claims that ask for policy or locality: searches one topology domain after the other, and checks each result with the alignment engine.
+"""Allocates claims that ask for policy or locality: searches one topology domain after the other,
+and checks each result with the alignment engine.
 
-Flows in: an AllocationInput, the alignment request of each claim, and the node as a plan sees it. Flows out: an outcome like that of the search. The
-domains come from `topobus.engine.alignment.planning.locality_domains`, and each result is checked by its `plan`, so the node answers the same as long
-as it has the same data. A claim is aligned as one container. Claims without an alignment request do not reach this module.
+Flows in: an AllocationInput, the alignment request of each claim, and the node as a plan sees it.
+Flows out: an outcome like that of the search. The domains come from
+`topobus.engine.alignment.planning.locality_domains`, and each result is checked by its `plan`, so
+the node answers the same as long as it has the same data. A claim is aligned as one container.
+Claims without an alignment request do not reach this module.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ from topobus.values.view import NodeView
 __all__ = ["WISHES_DRIVER", "AlignedClaims", "allocate_near", "read_alignment_request"]
 
 WISHES_DRIVER = "topobus.dev"
-"""The driver in whose name a claim says what it wishes; parameters of kind AlignmentParameters for a driver of one class count as well."""
+"""The driver in whose name a claim says what it wishes; parameters of kind AlignmentParameters for
+a driver of one class count as well."""
 
 # Places tried at most for all claims of a pod together: each may cost a whole search.
 _MOST = 512
@@ -67,10 +71,16 @@ class AlignedClaims:
     wishes: AlignmentRequest | None
 
 
-def read_alignment_request(spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSpec] | None = None) -> AlignmentRequest | None:
-    """Read a claim's alignment request from its opaque configuration, else from the classes of its requests; None when neither has one.
+def read_alignment_request(
+    spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSpec] | None = None
+) -> AlignmentRequest | None:
+    """Read a claim's alignment request from its opaque configuration, else from the classes of its
+    requests.
 
-    Errors: raises ContractError that names the path, what is there and what is wanted; also where classes wish different things and the claim nothing.
+    None when neither has one.
+
+    Errors: raises ContractError that names the path, what is there and what is wanted; also where
+    classes wish different things and the claim nothing.
     """
     own = _request_in(spec.devices.config, where, "spec.devices.config")
     if own is not None:
@@ -78,7 +88,9 @@ def read_alignment_request(spec: ClaimSpec, where: str, classes: Mapping[str, De
     agreed: tuple[str, AlignmentRequest] | None = None
     for name in dict.fromkeys(_class_names(spec)):
         device_class = (classes or {}).get(name)
-        alignment_request = _request_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
+        alignment_request = (
+            _request_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
+        )
         if alignment_request is None or alignment_request == AlignmentRequest():
             continue
         if agreed is not None and agreed[1] != alignment_request:
@@ -105,12 +117,17 @@ def _request_in(config: Sequence[Configuration], where: str, path: str) -> Align
             continue
         place = f"{where}: {path}[{index}]"
         if request is not None:
-            raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {request[0]} is there already")
+            raise ContractError(
+                f"{place} wishes for the claim again, wanted one such entry: {request[0]} is there already"
+            )
         if configuration.requests:
-            raise ContractError(f"{place}.requests is {', '.join(configuration.requests)}, wanted none: a claim is aligned as a whole")
+            raise ContractError(
+                f"{place}.requests is {', '.join(configuration.requests)}, wanted none: a claim is aligned as a whole"
+            )
         if not isinstance(configuration.opaque.parameters, Mapping):
             raise ContractError(
-                f"{place}.opaque.parameters is {configuration.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}"
+                f"{place}.opaque.parameters is {configuration.opaque.parameters!r}, wanted an object of kind "
+                f"{PARAMETERS_KIND}"
             )
         request = f"{path}[{index}]", read_parameters(configuration.opaque.parameters, f"{place}.opaque")
     return request[1] if request is not None else None
@@ -126,11 +143,16 @@ def allocate_near(
     step_budget: int = DEFAULT_STEP_BUDGET,
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Find devices for all claims on one node within the domains that their alignment requests allow, or say why there are none.
+    """Find devices for all claims on one node within the domains that their alignment requests
+    allow, or say why there are none.
 
-    Shapes:  pod — what a pod that wishes for its alignment asks itself, its claims named: its wishes hold for all of them and for its CPUs and memory; wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place and every few steps.
-    Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
-    Cost:    at most 512 searches of `step_budget` steps.
+    Shapes: pod — what a pod that wishes for its alignment asks itself, its claims named:
+    its wishes hold for all of them and for its CPUs and memory; wished — one a claim of
+    `given`; view — None when the node has published no machine; is_abandoned — asked before
+    each place and every few steps.
+    Order: the places of the most local tier by id or name, then those of the next; the first
+    find that the engine admits wins.
+    Cost: at most 512 searches of `step_budget` steps.
     """
     if pod is None and all(aligned_claims.wishes is None for aligned_claims in wished):
         return allocate(given, compiler, step_budget=step_budget, is_abandoned=is_abandoned)
@@ -144,8 +166,13 @@ def allocate_near(
         return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
     keys = [aligned_claims.claim.owner.key for aligned_claims in wished]
     groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
-    places = [_places(view, _request_of(pod), [given.claims[index].spec for index in sorted(group)]) for group in groups]
-    places += [_places(view, aligned_claims.wishes, [spec.spec]) for aligned_claims, spec in zip(wished, given.claims, strict=True)]
+    places = [
+        _places(view, _request_of(pod), [given.claims[index].spec for index in sorted(group)]) for group in groups
+    ]
+    places += [
+        _places(view, aligned_claims.wishes, [spec.spec])
+        for aligned_claims, spec in zip(wished, given.claims, strict=True)
+    ]
     outsides: dict[int, Mapping[DeviceId, str]] = {}
     misses: list[PlaceMiss] = []
     steps, has_given_up = 0, math.prod(len(domains) for domains in places) > _MOST
@@ -156,7 +183,9 @@ def allocate_near(
             replace(claim, outside=_outside_of(index, groups, chosen, pools, view.node, outsides))
             for index, claim in enumerate(given.claims)
         )
-        outcome = allocate(replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget, is_abandoned=is_abandoned)
+        outcome = allocate(
+            replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget, is_abandoned=is_abandoned
+        )
         steps += outcome.steps
         if isinstance(outcome, Fault):
             return replace(outcome, steps=steps)
@@ -174,14 +203,18 @@ def allocate_near(
                 return replace(
                     outcome,
                     steps=steps,
-                    results=with_matches(view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished]),
+                    results=with_matches(
+                        view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished]
+                    ),
                 )
             misses.append(PlaceMiss(key, objection.removeprefix(f"node {node}: ")))
     return (
         GaveUp(steps)
         if has_given_up
         else NoFit(
-            describe_place_misses(node, _spoken_wishes([*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)]), misses),
+            describe_place_misses(
+                node, _spoken_wishes([*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)]), misses
+            ),
             steps,
         )
     )
@@ -191,7 +224,11 @@ def _is_ours(driver: str, parameters: Any) -> bool:
     """Other kinds of parameters for a driver of one class are that driver's own."""
     if driver == WISHES_DRIVER:
         return True
-    return class_of_driver(driver) is not None and isinstance(parameters, Mapping) and parameters.get("kind") == PARAMETERS_KIND
+    return (
+        class_of_driver(driver) is not None
+        and isinstance(parameters, Mapping)
+        and parameters.get("kind") == PARAMETERS_KIND
+    )
 
 
 def _request_of(pod: PodRequest | None) -> AlignmentRequest | None:
@@ -206,10 +243,16 @@ def _outside_of(
     node: str,
     outsides: dict[int, Mapping[DeviceId, str]],
 ) -> Mapping[DeviceId, str]:
-    """List what a claim must not get: what lies outside of its own place, and what lies outside of that of its group."""
+    """List what a claim must not get: what lies outside of its own place, and what lies outside of
+    that of its group.
+    """
     domains = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
     reasons = [_outside(pools, node, domain, outsides) for domain in domains if domain is not None]
-    return reasons[0] if len(reasons) == 1 else {device: why for reasons_of_domain in reasons for device, why in reasons_of_domain.items()}
+    return (
+        reasons[0]
+        if len(reasons) == 1
+        else {device: why for reasons_of_domain in reasons for device, why in reasons_of_domain.items()}
+    )
 
 
 def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:
@@ -229,37 +272,59 @@ def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:
 
 
 def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
-    """Say which classes the claims are about, which matters for links: those their requests name, or all when a class of somebody's own is among them."""
+    """Say which classes the claims are about, which matters for links: those their requests name,
+    or all when a class of somebody's own is among them.
+    """
     requests = [request for spec in specs for request in spec.devices.requests]
-    exact = [alternative for request in requests for alternative in (request.exactly, *request.first_available) if alternative is not None]
+    exact = [
+        alternative
+        for request in requests
+        for alternative in (request.exactly, *request.first_available)
+        if alternative is not None
+    ]
     named = {class_of_driver(request.device_class_name) for request in exact}
     known_classes = {*view.devices, CPU_CLASS}
-    classes = {device_class for device_class in named if device_class is not None} if named <= known_classes else known_classes
+    classes = (
+        {device_class for device_class in named if device_class is not None}
+        if named <= known_classes
+        else known_classes
+    )
     return ContainerDemand(
         name="",
         place=0,
         kind=ContainerKind.APP,
         cpus=int(CPU_CLASS in classes),
-        devices=tuple(DeviceDemand(device_class=device_class, any_count=1) for device_class in sorted(classes - {CPU_CLASS})),
+        devices=tuple(
+            DeviceDemand(device_class=device_class, any_count=1) for device_class in sorted(classes - {CPU_CLASS})
+        ),
     )
 
 
 def _outside(
     pools: Sequence[Pool], node: str, domain: Domain | None, outsides: dict[int, Mapping[DeviceId, str]]
 ) -> Mapping[DeviceId, str]:
-    """List the devices that do not lie within a domain, with the reason; each domain is looked through once."""
+    """List the devices that do not lie within a domain, with the reason.
+
+    Each domain is looked through once.
+    """
     if domain is None:
         return {}
     if id(domain) not in outsides:
         why = f"outside {domain.key}"
         outsides[id(domain)] = {
-            candidate.id: why for pool in pools for candidate in pool.candidates if not _is_within(candidate, node, domain)
+            candidate.id: why
+            for pool in pools
+            for candidate in pool.candidates
+            if not _is_within(candidate, node, domain)
         }
     return outsides[id(domain)]
 
 
 def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
-    """Say whether a device lies within a domain; what nobody tells of, such as another vendor's device, lies in none."""
+    """Say whether a device lies within a domain.
+
+    What nobody tells of, such as another vendor's device, lies in none.
+    """
     device_class = class_of_driver(candidate.id.driver)
     if device_class is None or candidate.id.pool != node:
         return False
@@ -288,10 +353,16 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
 def _spoken_wishes(wishes: Sequence[AlignmentRequest | None]) -> str:
     """Name what is wished, each wish once."""
     return ", ".join(
-        dict.fromkeys(text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request))
+        dict.fromkeys(
+            text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request)
+        )
     )
 
 
 def _spoken(wishes: AlignmentRequest) -> tuple[str, ...]:
-    policy = (f"policy {wishes.policy.value}",) if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None else ()
+    policy = (
+        (f"policy {wishes.policy.value}",)
+        if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None
+        else ()
+    )
     return (*policy, *(str(locality) for locality in wishes.locality))

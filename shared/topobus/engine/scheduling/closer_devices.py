@@ -1,10 +1,14 @@
-"""Exchanges what first fit found on a node for devices that lie closer together, where that costs nobody anything.
+"""Exchanges what first fit found on a node for devices that lie closer together, where that costs
+nobody anything.
 
-Flows in: the input of a search, what it found, the node as its engine sees it. Flows out: devices under one PCIe switch, else on one NUMA node, else on one socket, that answer the same requests; what was
-found where there are none. Claims that wish for a place say so themselves and do not come here: this is for those that say nothing, and would be given one device on each socket while a pair under
-one switch is free.
+Flows in: the input of a search, what it found, the node as its engine sees it. Flows out: devices
+under one PCIe switch, else on one NUMA node, else on one socket, that answer the same requests;
+what was found where there are none. Claims that wish for a place say so themselves and do not
+come here: this is for those that say nothing, and would be given one device on each socket while
+a pair under one switch is free.
 
-Equal is what answers the same requests by the same alternatives with as many devices that wait for binding conditions. Mode `compatible` never asks, for there first fit is the contract.
+Equal is what answers the same requests by the same alternatives with as many devices that wait for
+binding conditions. Mode `compatible` never asks, for there first fit is the contract.
 """
 
 from __future__ import annotations
@@ -32,10 +36,13 @@ from topobus.values.view import NodeView
 __all__ = ["bring_closer", "has_closer", "is_closest", "our_devices", "spanned_nodes"]
 
 # The widest first: what is left out last is what is wished most.
-_LEVELS = tuple(Locality(level=level, is_hard=False) for level in (LocalityLevel.SOCKET, LocalityLevel.NUMA, LocalityLevel.SWITCH))
+_LEVELS = tuple(
+    Locality(level=level, is_hard=False) for level in (LocalityLevel.SOCKET, LocalityLevel.NUMA, LocalityLevel.SWITCH)
+)
 # Places searched for one claim or pod; a place without enough free devices is none of them.
 _MOST_SEARCHES = 8
-# A search within one place that has room ends in some dozen steps; one that does not is not worth a claim's waiting.
+# A search within one place that has room ends in some dozen steps; one that does not
+# is not worth a claim's waiting.
 _STEPS = 1000
 
 
@@ -50,19 +57,29 @@ class _Member:
 
 
 def has_closer(results: Iterable[AllocationResult]) -> bool:
-    """Say whether there is anything to bring together: two devices at least, and not CPUs alone, which are chosen as kubelet's static policy does.
+    """Say whether there is anything to bring together: two devices at least, and not CPUs alone,
+    which are chosen as kubelet's static policy does.
 
     >>> has_closer([])
     False
     """
-    granted = [granted_device for result in results for granted_device in result.devices.results if not granted_device.admin_access]
-    return len(granted) > 1 and any(class_of_driver(granted_device.driver) not in (CPU_CLASS, None) for granted_device in granted)
+    granted = [
+        granted_device
+        for result in results
+        for granted_device in result.devices.results
+        if not granted_device.admin_access
+    ]
+    return len(granted) > 1 and any(
+        class_of_driver(granted_device.driver) not in (CPU_CLASS, None) for granted_device in granted
+    )
 
 
 def is_closest(devices: Sequence[Device], nodes: NodeSet) -> bool:
-    """Say whether devices lie under one PCIe switch, or on one card, on one NUMA node: then `bring_closer` would find nothing closer.
+    """Say whether devices lie under one PCIe switch, or on one card, on one NUMA node: then
+    `bring_closer` would find nothing closer.
 
-    Shapes: devices — as their node published them; nodes — all NUMA nodes of the machine. CPUs are judged by the whole node: with one among the devices the answer is False.
+    Shapes: devices — as their node published them; nodes — all NUMA nodes of the machine. CPUs are
+    judged by the whole node: with one among the devices the answer is False.
     Cost: O(devices).
 
     >>> is_closest([], NodeSet(0))
@@ -85,9 +102,12 @@ def bring_closer(
     *,
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Allocated:
-    """Find devices that lie closer together than those found and are equal otherwise; the outcome itself where there are none.
+    """Find devices that lie closer together than those found and are equal otherwise.
 
-    Order: by level, then the place that is left with the fewest free devices, then its id. So large places stay whole for larger claims.
+    The outcome itself where there are none.
+
+    Order: by level, then the place that is left with the fewest free devices, then its id. So large
+    places stay whole for larger claims.
     Errors: raises ValueError for a slice that cannot be read, as the search did not.
     Cost: at most 8 searches of 1,000 steps; none where the devices lie under one switch already.
     """
@@ -95,7 +115,10 @@ def bring_closer(
         return outcome
     pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     members = {
-        member.id: member for pool in pools for candidate in pool.candidates if (member := _member(candidate, given.node.name)) is not None
+        member.id: member
+        for pool in pools
+        for candidate in pool.candidates
+        if (member := _member(candidate, given.node.name)) is not None
     }
     granted = [members[device] for device in _granted(outcome.results) if device in members]
     wanted = Counter(member.device_class for member in granted)
@@ -111,10 +134,16 @@ def bring_closer(
             if searches >= _MOST_SEARCHES or is_abandoned():
                 return replace(outcome, steps=steps)
             searches += 1
-            outside = {member.id: f"outside {domain.key}" for member in members.values() if not _is_within(member, domain)}
+            outside = {
+                member.id: f"outside {domain.key}" for member in members.values() if not _is_within(member, domain)
+            }
             claims = tuple(replace(claim, outside=outside) for claim in given.claims)
             attempt = allocate(
-                replace(given, claims=claims, pools=pools), compiler, step_budget=_STEPS, is_brief=True, is_abandoned=is_abandoned
+                replace(given, claims=claims, pools=pools),
+                compiler,
+                step_budget=_STEPS,
+                is_brief=True,
+                is_abandoned=is_abandoned,
             )
             steps += attempt.steps
             if isinstance(attempt, Allocated) and _answers(attempt.results) == _answers(outcome.results):
@@ -124,11 +153,15 @@ def bring_closer(
 
 def our_devices(results: Iterable[AllocationResult], node: str) -> list[DeviceId]:
     """List what is granted of the node's own devices: where another vendor's lies nobody tells."""
-    return [device for device in _granted(results) if device.pool == node and class_of_driver(device.driver) is not None]
+    return [
+        device for device in _granted(results) if device.pool == node and class_of_driver(device.driver) is not None
+    ]
 
 
 def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> NodeSet:
-    """Name the NUMA nodes that a claim's devices lie on, when no one of them has them all; empty when one has, or nobody knows.
+    """Name the NUMA nodes that a claim's devices lie on, when no one of them has them all.
+
+    Empty when one has, or nobody knows.
 
     Shapes: numa_of — the nodes that a device is local to; None when they are unknown.
     """
@@ -147,7 +180,10 @@ def _member(candidate: Candidate, node: str) -> _Member | None:
 
 
 def _is_within(member: _Member, domain: Domain) -> bool:
-    """Say whether a device lies in a place; a group of CPUs is bound by none, for which of them are taken is decided on the node."""
+    """Say whether a device lies in a place.
+
+    A group of CPUs is bound by none, for which of them are taken is decided on the node.
+    """
     if member.cpu is not None:
         return domain.cpus is None or member.cpu in domain.cpus
     return member.device_class not in domain.devices or member.id.device in domain.devices[member.device_class]
@@ -155,9 +191,16 @@ def _is_within(member: _Member, domain: Domain) -> bool:
 
 def _with_room(places: Sequence[Domain], free: Sequence[_Member], wanted: Mapping[str, int]) -> list[Domain]:
     """List the places with enough free devices of each class, the fullest first."""
-    counted = [(domain, Counter(member.device_class for member in free if _is_within(member, domain))) for domain in places]
-    fitting = [(domain, there) for domain, there in counted if all(there[name] >= count for name, count in wanted.items())]
-    return [domain for domain, _ in sorted(fitting, key=lambda place: sum(place[1][name] for name in wanted if name != CPU_CLASS))]
+    counted = [
+        (domain, Counter(member.device_class for member in free if _is_within(member, domain))) for domain in places
+    ]
+    fitting = [
+        (domain, there) for domain, there in counted if all(there[name] >= count for name, count in wanted.items())
+    ]
+    return [
+        domain
+        for domain, _ in sorted(fitting, key=lambda place: sum(place[1][name] for name in wanted if name != CPU_CLASS))
+    ]
 
 
 def _granted(results: Iterable[AllocationResult]) -> list[DeviceId]:

@@ -1,4 +1,5 @@
-"""The decisions of scheduling a pod with claims, by the extension points of kube-scheduler's dynamic-resources plugin.
+"""The decisions of scheduling a pod with claims, by the extension points of kube-scheduler's
+dynamic-resources plugin.
 
     PreFilter     which claims the pod has, which are allocated, which have to be allocated, and whether the pod can be scheduled at all
     Filter        one node: are the allocated claims usable there, and can the others be allocated there together
@@ -6,11 +7,13 @@
     PreScore, Score   which of the nodes that fit is best
     Reserve       what each claim gets on the chosen node; Unreserve undoes it; PostBind ends the scheduling
 
-Flows in: frozen values read from the objects. Flows out: frozen values with reasons; `claims.reservations` makes the next versions of objects. The
-caller passes in the search for devices and decides where it runs. No clock and no randomness: where upstream chooses at random, the first by name is
-chosen.
-Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; docs/knowledge/dynamic-resource-allocation.md#scheduling.
-"""
+Flows in: frozen values read from the objects. Flows out: frozen values with reasons;
+`claims.reservations` makes the next versions of objects. The caller passes in the search for
+devices and decides where it runs. No clock and no randomness: where upstream chooses at
+random, the first by name is chosen.
+Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36;
+docs/knowledge/dynamic-resource-allocation.md#scheduling.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -64,7 +67,8 @@ __all__ = [
     "static_miss",
 ]
 
-# Upstream stops looking when so many nodes fit (schedule_one.go, minFeasibleNodesToFind and minFeasibleNodesPercentageToFind).
+# Upstream stops looking when so many nodes fit (schedule_one.go, minFeasibleNodesToFind and
+# minFeasibleNodesPercentageToFind).
 _LEAST_NODES = 100
 _LEAST_PERCENT = 5
 
@@ -107,7 +111,8 @@ class PodPlan:
     pod: PodRef
     claims: tuple[PodClaim, ...]
     nodes: frozenset[str] | None = None
-    """The only nodes on which the allocated claims can be used, where they say so by name; None: any node is worth a look."""
+    """The only nodes on which the allocated claims can be used, where they say so by name; None:
+    any node is worth a look."""
 
     @property
     def pending(self) -> tuple[PodClaim, ...]:
@@ -122,12 +127,17 @@ class PodPlan:
     @property
     def is_reserved(self) -> bool:
         """Say whether all claims are allocated and reserved for the pod."""
-        return all(claim.allocation is not None and any(user.uid == self.pod.uid for user in claim.consumers) for claim in self.claims)
+        return all(
+            claim.allocation is not None and any(user.uid == self.pod.uid for user in claim.consumers)
+            for claim in self.claims
+        )
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """The pod cannot be scheduled on any node before something changes: its claims, or somebody else's hold on them."""
+    """The pod cannot be scheduled on any node before something changes: its claims, or somebody
+    else's hold on them.
+    """
 
     reasons: tuple[Reason, ...]
 
@@ -194,12 +204,14 @@ def pre_filter(
 ) -> PodPlan | Blocked:
     """Gather the claims of a pod and see whether it may go on to the nodes.
 
-    Shapes:  find — the claim of this name in the pod's namespace; in_flight — uids of claims that somebody else is allocating now; default_mode — when a claim
-             that does not say is allocated; waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic DRA has it;
-             has_own_notes — an attempt in a claim's annotations is somebody's work on it, and its mode counts: not so in a cluster, where an attempt is our note of whom
-             we allocate it for, and an API server knows no modes.
-    Order:   claims as the pod lists them; all that is wrong is told, claim by claim.
-    Errors:  raises ContractError for a pod that nobody can read.
+    Shapes: find — the claim of this name in the pod's namespace; in_flight — uids of claims that
+    somebody else is allocating now; default_mode — when a claim that does not say is allocated;
+    waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic
+    DRA has it; has_own_notes — an attempt in a claim's annotations is somebody's work on it, and
+    its mode counts: not so in a cluster, where an attempt is our note of whom we allocate it for,
+    and an API server knows no modes.
+    Order: claims as the pod lists them; all that is wrong is told, claim by claim.
+    Errors: raises ContractError for a pod that nobody can read.
     """
     who = pod.ref
     reasons: list[Reason] = []
@@ -207,14 +219,19 @@ def pre_filter(
     for use in pod.uses:
         if not use.claim:
             message = (
-                f"{who}: resourceClaims {use.entry}: its claim is not made yet from ResourceClaimTemplate {who.namespace}/{use.template}"
+                f"{who}: resourceClaims {use.entry}: its claim is not made yet from ResourceClaimTemplate "
+                f"{who.namespace}/{use.template}"
             )
-            reasons.append(Reason(code="claim-not-made", message=message, facts={"entry": use.entry, "template": use.template}))
+            reasons.append(
+                Reason(code="claim-not-made", message=message, facts={"entry": use.entry, "template": use.template})
+            )
             continue
         claim = find(use.claim)
         if claim is None:
             message = f"{who}: resourceClaims {use.entry}: there is no ResourceClaim {who.namespace}/{use.claim}"
-            reasons.append(Reason(code="claim-missing", message=message, facts={"entry": use.entry, "claim": use.claim}))
+            reasons.append(
+                Reason(code="claim-missing", message=message, facts={"entry": use.entry, "claim": use.claim})
+            )
             continue
         if use.claim in claims:
             continue  # two entries may name one claim
@@ -223,7 +240,12 @@ def pre_filter(
             mode = (claim.mode if has_own_notes else None) or default_mode
             is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
             problem = _problem(
-                who, pod_claim, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for, has_own_notes=has_own_notes
+                who,
+                pod_claim,
+                is_generated=use.is_generated,
+                in_flight=in_flight,
+                is_waited_for=is_waited_for,
+                has_own_notes=has_own_notes,
             )
         except ContractError as err:
             reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
@@ -237,9 +259,13 @@ def pre_filter(
 
 
 def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> NodeMiss | None:
-    """Do the part of Filter that needs no search: check that the allocated claims are usable on the node; None when a search is worthwhile.
+    """Do the part of Filter that needs no search: check that the allocated claims are usable on the
+    node.
 
-    Shapes: refused — why this node must not be tried now, when it must not (it refused the pod a moment ago).
+    None when a search is worthwhile.
+
+    Shapes: refused — why this node must not be tried now, when it must not (it
+    refused the pod a moment ago).
     """
     away = [pod_claim for pod_claim in plan.allocated if not _is_usable(pod_claim, node)]
     if away:
@@ -267,9 +293,11 @@ def filter_outcome(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | Node
 def filter_node(
     plan: PodPlan, node: Node, search: Callable[[Node, tuple[PodClaim, ...]], Outcome], *, refused: Reason | None = None
 ) -> NodeFit | NodeMiss:
-    """Say whether the pod can run on a node: its allocated claims are usable there and the others can be allocated there together.
+    """Say whether the pod can run on a node: its allocated claims are usable there and the others
+    can be allocated there together.
 
-    Shapes: search — finds devices for these claims on this node, as `search.allocate` does; not called when nothing is pending.
+    Shapes: search — finds devices for these claims on this node, as `search.allocate` does; not
+    called when nothing is pending.
     """
     missed = static_miss(plan, node, refused=refused)
     if missed is not None:
@@ -278,7 +306,8 @@ def filter_node(
 
 
 def enough_nodes(nodes: int) -> int:
-    """Say how many nodes that fit are enough to choose among, as kube-scheduler does: all of 100, then ever fewer of a hundred, at least 5.
+    """Say how many nodes that fit are enough to choose among, as kube-scheduler does: all of 100,
+    then ever fewer of a hundred, at least 5.
 
     >>> enough_nodes(8), enough_nodes(1000), enough_nodes(5000)
     (8, 420, 500)
@@ -290,20 +319,26 @@ def enough_nodes(nodes: int) -> int:
 
 
 def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked:
-    """Choose the one allocation to take back when no node fits; Blocked when there is none, with what the nodes said.
+    """Choose the one allocation to take back when no node fits.
 
-    A claim qualifies when some node could not use it and nobody but this pod has reserved it. Exactly one is taken back at a time, as upstream does: the next try
-    may need no more. Order: the first such claim by name (upstream: a random one).
+    Blocked when there is none, with what the nodes said. A claim qualifies when some node
+    could not use it and nobody but this pod has reserved it. Exactly one is taken back at a
+    time, as upstream does: the next try may need no more. Order: the first such claim by
+    name (upstream: a random one).
     """
     away = frozenset(name for miss in misses for name in miss.unavailable)
     for claim in sorted(plan.allocated, key=lambda claim: claim.name):
         if claim.name in away and all(user.uid == plan.pod.uid for user in claim.consumers):
-            return TakeBack(claim, f"{plan.pod} fits on no node as long as {claim.claim.shown} is allocated for {_where(claim)}")
+            return TakeBack(
+                claim, f"{plan.pod} fits on no node as long as {claim.claim.shown} is allocated for {_where(claim)}"
+            )
     return Blocked(explain_misses(misses)[1])
 
 
 def explain_misses(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]:
-    """Name a condition's reason and the reasons behind it: node by node, or the one thing that is wrong everywhere."""
+    """Name a condition's reason and the reasons behind it: node by node, or the one thing that is
+    wrong everywhere.
+    """
     return explain_nodes([miss.node for miss in misses], [miss.outcome for miss in misses])
 
 
@@ -330,24 +365,41 @@ def _read(entry: str, claim: Claim) -> PodClaim:
 
 
 def _problem(
-    pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool, has_own_notes: bool
+    pod: PodRef,
+    pod_claim: PodClaim,
+    *,
+    is_generated: bool,
+    in_flight: Collection[str],
+    is_waited_for: bool,
+    has_own_notes: bool,
 ) -> Reason | None:
     """Say why a pod has to wait because of a claim; None when it may go on."""
     claim, name = pod_claim.claim, pod_claim.claim.shown
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
     is_mine = any(user.uid == pod.uid for user in pod_claim.consumers)
     if is_generated and not is_made_for(claim.object, pod):
-        return Reason(code="claim-of-another", message=f"{name} was not made for {pod}: another object of that name exists", facts=facts)
+        return Reason(
+            code="claim-of-another",
+            message=f"{name} was not made for {pod}: another object of that name exists",
+            facts=facts,
+        )
     if claim.is_deleting:
         return Reason(code="claim-deleting", message=f"{name} is being deleted", facts=facts)
     if claim.deallocation:
         return Reason(code="claim-taken-back", message=f"the allocation of {name} is being taken back", facts=facts)
     if pod_claim.allocation is not None:
-        return full_reason(claim.object, len(pod_claim.consumers)) if not is_mine and len(pod_claim.consumers) >= MAX_CONSUMERS else None
+        return (
+            full_reason(claim.object, len(pod_claim.consumers))
+            if not is_mine and len(pod_claim.consumers) >= MAX_CONSUMERS
+            else None
+        )
     if pod_claim.consumers:
-        # Nobody writes this; were it allocated now, the reservations of others would hold for devices that they never saw.
+        # Nobody writes this; were it allocated now, the reservations of others would hold
+        # for devices that they never saw.
         users = tuple(str(user) for user in pod_claim.consumers)
-        return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
+        return Reason(
+            code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts
+        )
     if claim.uid in in_flight or (has_own_notes and claim.attempt is not None):
         return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
     if is_waited_for:
@@ -356,13 +408,18 @@ def _problem(
 
 
 def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
-    """Say whether an allocated claim can be used on a node: its node selector tells, none means anywhere."""
+    """Say whether an allocated claim can be used on a node: its node selector tells, none means
+    anywhere.
+    """
     selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
     return selector is None or node_matches(node, None, selector, is_everywhere=False)
 
 
 def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
-    """Collect the names that the allocated claims are bound to; None as soon as one may be elsewhere, too."""
+    """Collect the names that the allocated claims are bound to.
+
+    None as soon as one may be elsewhere, too.
+    """
     common: frozenset[str] | None = None
     for claim in claims:
         names = _names(claim)

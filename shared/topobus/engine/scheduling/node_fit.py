@@ -1,8 +1,10 @@
-"""Checks whether kube-scheduler would admit a pod to a node, by the node's labels, taints and unschedulable mark.
+"""Checks whether kube-scheduler would admit a pod to a node, by the node's labels, taints and
+unschedulable mark.
 
-Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the node. What depends on other pods is
-in `placement_rules` and `node_resources`.
-Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins; k8s.io/component-helpers/scheduling/corev1, 1.36.
+Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the
+node. What depends on other pods is in `placement_rules` and `node_resources`.
+Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins;
+k8s.io/component-helpers/scheduling/corev1, 1.36.
 """
 
 from __future__ import annotations
@@ -117,7 +119,9 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
     node = at.node
     if pod.node_name:
         # It is bound: nobody asks again whether it may.
-        return None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
+        return (
+            None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
+        )
     for taint in at.taints:
         if not _bears(pod, taint):
             shown = f"{taint.key}={taint.value}" if taint.value else taint.key
@@ -168,7 +172,9 @@ def selector_objection(selector: NodeSelector | None, node: Node) -> Reason | No
     """Say why a pod does not go to a node by its own word alone, as `node_selector` gives it."""
     if selector is None or node_matches(node, None, selector, is_everywhere=False):
         return None
-    return Reason(code="node-selector", message=f"node {node.name}: the pod asks for another node", facts={"node": node.name})
+    return Reason(
+        code="node-selector", message=f"node {node.name}: the pod asks for another node", facts={"node": node.name}
+    )
 
 
 def has_preferences(pod: Placing) -> bool:
@@ -181,7 +187,8 @@ def preference_of(pod: Placing, node: Node) -> int:
     """Add up the weights of the preferred node affinity terms that a node matches."""
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     terms = affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else ()
-    # An empty preferred term matches every node, as upstream has it; an empty required one matches none.
+    # An empty preferred term matches every node, as upstream has it; an
+    # empty required one matches none.
     return sum(term.weight for term in terms if _is_empty(term.preference) or _term_matches(term.preference, node))
 
 
@@ -193,12 +200,16 @@ def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
     if _is_empty(term):
         return False
     return all(_holds(match_expression, node.labels) for match_expression in term.match_expressions) and all(
-        match_field.key == "metadata.name" and _holds(match_field, {"metadata.name": node.name}) for match_field in term.match_fields
+        match_field.key == "metadata.name" and _holds(match_field, {"metadata.name": node.name})
+        for match_field in term.match_fields
     )
 
 
 def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool:
-    """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
+    """Evaluate one requirement; an unknown operator never holds.
+
+    Source: k8s.io/apimachinery/pkg/labels/selector.go.
+    """
     value = values.get(node_requirement.key)
     match node_requirement.operator:
         case "In":
@@ -210,7 +221,12 @@ def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
-            if value is None or not _is_number(value) or len(node_requirement.values) != 1 or not _is_number(node_requirement.values[0]):
+            if (
+                value is None
+                or not _is_number(value)
+                or len(node_requirement.values) != 1
+                or not _is_number(node_requirement.values[0])
+            ):
                 return False
             return (
                 int(value) > int(node_requirement.values[0])
@@ -226,11 +242,16 @@ def _is_number(text: str) -> bool:
 
 
 def _bears(pod: Placing, taint: Taint) -> bool:
-    return taint.effect not in ("NoSchedule", "NoExecute") or any(_tolerates(toleration, taint) for toleration in pod.tolerations)
+    return taint.effect not in ("NoSchedule", "NoExecute") or any(
+        _tolerates(toleration, taint) for toleration in pod.tolerations
+    )
 
 
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Say whether a toleration bears a taint. Source: k8s.io/api/core/v1/toleration.go, ToleratesTaint."""
+    """Say whether a toleration bears a taint.
+
+    Source: k8s.io/api/core/v1/toleration.go, ToleratesTaint.
+    """
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

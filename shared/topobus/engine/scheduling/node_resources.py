@@ -1,8 +1,12 @@
-"""Computes the CPU, memory and other countable resources that nodes have left for a pod, by the requests of the pods there.
+"""Computes the CPU, memory and other countable resources that nodes have left for a pod, by the
+requests of the pods there.
 
-Flows in: every pod on a node, those that wait here, and every node. Flows out: for a node and a pod what is short, with numbers, and whether kube-scheduler could get it by preemption: by sending pods of
-lower priority away. A node on which something is short whatever goes is refused; one on which preemption would help is tried last.
-Source: kube-scheduler's NodeResourcesFit and DefaultPreemption; k8s.io/component-helpers/resource (PodRequests), 1.36. What a resize under way changes is not looked at: the spec counts.
+Flows in: every pod on a node, those that wait here, and every node. Flows out: for a node and a pod
+what is short, with numbers, and whether kube-scheduler could get it by preemption: by sending pods
+of lower priority away. A node on which something is short whatever goes is refused; one on which
+preemption would help is tried last.
+Source: kube-scheduler's NodeResourcesFit and DefaultPreemption; k8s.io/component-helpers/resource
+(PodRequests), 1.36. What a resize under way changes is not looked at: the spec counts.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ __all__ = ["NodeResources", "PodNeeds", "Shortage", "needs_of", "requests_of", "
 _NOTHING = Quantity(0)
 _ONE = Quantity.parse(1)
 _PODS = "pods"
-# What a pod may ask for as a whole beside its containers; for the others its own `resources` say nothing (IsSupportedPodLevelResource).
+# What a pod may ask for as a whole beside its containers; for the others its own `resources` say
+# nothing (IsSupportedPodLevelResource).
 _OF_WHOLE_PODS = ("cpu", "memory", "hugepages-")
 
 Amounts = dict[str, Quantity]
@@ -69,7 +74,8 @@ class NodeResources:
         self._by_priority: dict[str, dict[int, Amounts]] = {}
         self._pods: dict[Key, _Entry] = {}
         self.changes = 0
-        """Grows whenever a pod comes to a node or leaves it, or a node offers something else: what found no room may find some then."""
+        """Grows whenever a pod comes to a node or leaves it, or a node offers something else: what
+        found no room may find some then."""
 
     def put_node(self, name: str, allocatable: object) -> None:
         """Take in what a node offers to pods; a node that does not say so has room for anything."""
@@ -85,7 +91,8 @@ class NodeResources:
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
         """Take in a pod as the server shows it, or None for one that is gone.
 
-        Shapes: is_ours — it is kept although it has no node yet, for a node may be intended for it; one that has ended takes nothing.
+        Shapes: is_ours — it is kept although it has no node yet, for a node may be intended for it;
+        one that has ended takes nothing.
         """
         before = self._pods.pop(key, None)
         if before is not None and before.node:
@@ -112,10 +119,14 @@ class NodeResources:
     def shortages(
         self, node: str, needs: PodNeeds, *, besides: Collection[Key] = (), by_claims: Collection[str] = ()
     ) -> tuple[Shortage, ...]:
-        """List what is short on a node for a pod, by name; empty when it fits, as far as the node says what it has.
+        """List what is short on a node for a pod, by name.
 
-        Shapes: besides — waiting pods for which the node is intended: they count as if they were there; by_claims — extended resources that device classes serve: where a node offers none of
-                one, a claim is made for it. Resources of ours are never short for good: the node's devices are what is looked at.
+        Empty when it fits, as far as the node says what it has.
+
+        Shapes: besides — waiting pods for which the node is intended: they count as if they were
+        there; by_claims — extended resources that device classes serve: where a node offers none
+        of one, a claim is made for it. Resources of ours are never short for good: the node's
+        devices are what is looked at.
         """
         capacity = self._capacity.get(node)
         if not capacity:
@@ -135,11 +146,15 @@ class NodeResources:
             if wanted.nano + taken > offered.nano:
                 would_lack = wanted.nano + taken - self._going(node, name, needs) > offered.nano
                 free = Quantity(offered.nano - taken, offered.form)
-                short.append(Shortage(name, wanted, free, offered, is_final=would_lack and not name.startswith(RESOURCE_PREFIX)))
+                short.append(
+                    Shortage(name, wanted, free, offered, is_final=would_lack and not name.startswith(RESOURCE_PREFIX))
+                )
         return tuple(sorted(short, key=lambda shortage: shortage.resource))
 
     def _going(self, node: str, resource: str, needs: PodNeeds) -> int:
-        """Add up, in billionths, what would be free of a resource if the pods that this one may send away were gone."""
+        """Add up, in billionths, what would be free of a resource if the pods that this one may
+        send away were gone.
+        """
         if not needs.may_preempt:
             return 0
         lower = (amounts for priority, amounts in self._by_priority.get(node, {}).items() if priority < needs.priority)
@@ -157,7 +172,8 @@ def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
     if not final:
         return None
     amounts = "; ".join(
-        f"{short.resource} {short.wanted}, free are {_at_least_nothing(short.free)} of {short.allocatable}" for short in final
+        f"{short.resource} {short.wanted}, free are {_at_least_nothing(short.free)} of {short.allocatable}"
+        for short in final
     )
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
         "node": node,
@@ -177,9 +193,11 @@ def needs_of(spec: Mapping[str, Any]) -> PodNeeds:
 
 
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
-    """Add up what a pod asks for: its containers and sidecars together, or more where an init container needs more; or what it asks for as a whole; and the overhead.
+    """Add up what a pod asks for: its containers and sidecars together, or more where an init
+    container needs more.
 
-    What cannot be read counts as nothing: the API server has checked it.
+    Or what it asks for as a whole; and the overhead. What cannot be read counts as nothing:
+    the API server has checked it.
     """
     total: Amounts = {}
     for container in _containers(spec, "containers"):
@@ -208,7 +226,11 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
 
 def _containers(spec: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
     containers = spec.get(part)
-    return [container for container in containers if isinstance(container, Mapping)] if isinstance(containers, list) else []
+    return (
+        [container for container in containers if isinstance(container, Mapping)]
+        if isinstance(containers, list)
+        else []
+    )
 
 
 def _asked(asker: Mapping[str, Any]) -> Amounts:

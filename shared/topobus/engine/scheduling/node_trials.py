@@ -1,7 +1,9 @@
-"""One node, tried for claims that are served together: what a search of it is asked, which outcomes count, and what those who got nothing are told besides.
+"""One node, tried for claims that are served together: what a search of it is asked, which outcomes
+count, and what those who got nothing are told besides.
 
-Flows in: claims with what they wish, the outcome of a search. Flows out: the outcome within the API's limits, the nearest miss, the fault of a node. Both homes and dry
-runs ask these; how a search runs (at once, in a thread, or from what is remembered) is theirs.
+Flows in: claims with what they wish, the outcome of a search. Flows out: the outcome within the
+API's limits, the nearest miss, the fault of a node. Both homes and dry runs ask these; how a search
+runs (at once, in a thread, or from what is remembered) is theirs.
 """
 
 from __future__ import annotations
@@ -21,9 +23,19 @@ from topobus.values.errors import TopobusError
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.request import PodRequest
 
-__all__ = ["WantedClaim", "aligned_claims", "failed_node", "is_aligned", "nearest_miss", "refusal_of", "specs_of", "within_limits"]
+__all__ = [
+    "WantedClaim",
+    "aligned_claims",
+    "failed_node",
+    "is_aligned",
+    "nearest_miss",
+    "refusal_of",
+    "specs_of",
+    "within_limits",
+]
 
-# Where alternatives are asked for, nodes differ in how good they are: so many that fit are compared.
+# Where alternatives are asked for, nodes differ in how good they are:
+# so many that fit are compared.
 _COMPARED = 16
 # An error's own words, as far as a condition shows them.
 _MAX_ERROR = 500
@@ -54,7 +66,9 @@ def specs_of(claims: Sequence[WantedClaim]) -> list[Wanted]:
 
 
 def is_aligned(claims: Sequence[WantedClaim], pod: PodRequest | None) -> bool:
-    """Say whether a claim, or the pod with its claims, wishes for alignment: then place after place is searched."""
+    """Say whether a claim, or the pod with its claims, wishes for alignment: then place after place
+    is searched.
+    """
     return pod is not None or any(wanted.wishes is not None for wanted in claims)
 
 
@@ -64,8 +78,14 @@ def aligned_claims(claims: Sequence[WantedClaim]) -> list[AlignedClaims]:
 
 
 def nodes_compared(claims: Sequence[WantedClaim]) -> int:
-    """Say how many nodes that fit a cluster's pod are compared: the first will do, unless a claim names alternatives."""
-    return _COMPARED if any(request.first_available for wanted in claims for request in wanted.spec.devices.requests) else 1
+    """Say how many nodes that fit a cluster's pod are compared: the first will do, unless a claim
+    names alternatives.
+    """
+    return (
+        _COMPARED
+        if any(request.first_available for wanted in claims for request in wanted.spec.devices.requests)
+        else 1
+    )
 
 
 def within_limits(node: str, claims: Sequence[WantedClaim], outcome: Outcome) -> Outcome:
@@ -78,7 +98,11 @@ def within_limits(node: str, claims: Sequence[WantedClaim], outcome: Outcome) ->
 def nearest_miss(
     nodes: Sequence[str], outcomes: Sequence[Outcome], claims: Sequence[WantedClaim], pod: PodRequest | None
 ) -> tuple[tuple[Reason, ...], str]:
-    """Name the nearest miss, where there is one, and the node on which it is to be found out what would fit; empty for claims that wish for alignment."""
+    """Name the nearest miss, where there is one, and the node on which it is to be found out what
+    would fit.
+
+    Empty for claims that wish for alignment.
+    """
     miss = nearest(nodes, outcomes)
     if miss is None:
         return (), ""
@@ -87,7 +111,10 @@ def nearest_miss(
 
 
 def failed_node(node: str, err: Exception) -> Fault:
-    """Say what a node is told of whose search failed in a way that nobody thought of; the other nodes are tried."""
+    """Say what a node is told of whose search failed in a way that nobody thought of.
+
+    The other nodes are tried.
+    """
     text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
     message = f"node {node}: what it says of itself cannot be worked with: {text[:_MAX_ERROR]}"
     return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)

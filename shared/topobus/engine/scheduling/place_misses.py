@@ -1,7 +1,10 @@
-"""Says which places of a node were tried for claims that shall lie together, and what each of them lacks: the nearest miss first, places that lack the same as one.
+"""Says which places of a node were tried for claims that shall lie together, and what each of them
+lacks: the nearest miss first, places that lack the same as one.
 
-Flows in: each place with the reasons of the search or the engine there. Flows out: Reasons, the summary first. Machines have a place for each switch, and most of them lack the same: told one by one
-the facts of eight switches filled a condition, and the one that lacked a single device stood somewhere among them.
+Flows in: each place with the reasons of the search or the engine there. Flows out: Reasons,
+the summary first. Machines have a place for each switch, and most of them lack the same: told
+one by one the facts of eight switches filled a condition, and the one that lacked a single
+device stood somewhere among them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class PlaceMiss:
     """`switch 0000:10:00.0`, `NUMA node 1`."""
     why: str
     lacking: int = UNCOUNTED
-    """Devices that the first request without enough of them lacks there; the least is the nearest miss."""
+    """Devices that the first request without enough of them lacks there; the least is the nearest
+    miss."""
 
 
 def miss_of(node: str, place: str, reasons: Sequence[Reason]) -> PlaceMiss:
@@ -38,12 +42,13 @@ def miss_of(node: str, place: str, reasons: Sequence[Reason]) -> PlaceMiss:
     >>> facts = {"wanted": 2, "found": 1}
     >>> miss_of("n", "NUMA node 0", [Reason(code="too-few-devices", message="node n: gpus wants 2, found 1 of 4", facts=facts)])
     PlaceMiss(place='NUMA node 0', why='gpus wants 2, found 1 of 4', lacking=1)
-    """
+    """  # noqa: E501
     return PlaceMiss(place, summarize(reasons).removeprefix(f"node {node}: "), lacking(reasons))
 
 
 def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> tuple[Reason, ...]:
-    """Put the misses of one node into reasons: what is wished and the nearest miss, then what the others lack.
+    """Put the misses of one node into reasons: what is wished and the nearest miss, then what the
+    others lack.
 
     Shapes: misses — in the order in which the places were tried; of equals the first comes first.
     """
@@ -62,10 +67,19 @@ def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> 
         return (Reason(code="locality-not-met", message=message, facts=facts),)
     # All speak of one request, as a rule: it is named once.
     request, there_is, _ = next(iter(groups)).partition(_THERE_IS)
-    whys = [why if number == 0 else why.removeprefix(f"{request}, " if there_is else "") for number, why in enumerate(groups)]
+    whys = [
+        why if number == 0 else why.removeprefix(f"{request}, " if there_is else "")
+        for number, why in enumerate(groups)
+    ]
     texts = [(members, f"{_named(members)}: {why}") for members, why in zip(groups.values(), whys, strict=True)]
     head = f"nearest of {len(misses)} places: " if len(misses) > 1 else ""
-    reasons = [Reason(code="locality-not-met", message=f"node {node}: nothing holds all of it by {wish}; {head}{texts[0][1]}", facts=facts)]
+    reasons = [
+        Reason(
+            code="locality-not-met",
+            message=f"node {node}: nothing holds all of it by {wish}; {head}{texts[0][1]}",
+            facts=facts,
+        )
+    ]
     reasons += [
         Reason(
             code="domain-misses",
@@ -76,7 +90,9 @@ def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> 
     ]
     more = sum(len(members) for members, _ in texts[_SHOWN:])
     if more:
-        reasons.append(Reason(code="more-domains", message=f"and {more} more places", facts={"node": node, "count": more}))
+        reasons.append(
+            Reason(code="more-domains", message=f"and {more} more places", facts={"node": node, "count": more})
+        )
     return tuple(reasons)
 
 

@@ -1,7 +1,9 @@
-"""Aligns a pod together with its claims: which claims take part, and what the node's alignment engine objects to in a candidate allocation.
+"""Aligns a pod together with its claims: which claims take part, and what the node's alignment
+engine objects to in a candidate allocation.
 
-Flows in: a stored pod that asks for policy, scope or locality in its annotations, and its claims. Flows out: the pod's request with its claims named
-in it. The controller checks candidates with this request and the node places the pod by it, so both ask the same engine the same question. Pods
+Flows in: a stored pod that asks for policy, scope or locality in its annotations, and its claims.
+Flows out: the pod's request with its claims named in it. The controller checks candidates with this
+request and the node places the pod by it, so both ask the same engine the same question. Pods
 without such annotations do not reach this module.
 """
 
@@ -33,12 +35,17 @@ def own_request(pod: Pod) -> PodRequest | None:
     Errors: raises ContractError.
     """
     request = pod.request
-    asks = any(container.cpus or container.devices or container.memory_bytes or container.hugepages for container in request.containers)
+    asks = any(
+        container.cpus or container.devices or container.memory_bytes or container.hugepages
+        for container in request.containers
+    )
     return request if asks else None
 
 
 def aligned_pod_request(pod: Pod, owners: Mapping[str, str]) -> PodRequest | None:
-    """Read a pod's alignment request with its claims named; None when it has no claim, or no such request.
+    """Read a pod's alignment request with its claims named.
+
+    None when it has no claim, or no such request.
 
     Shapes: owners — names of the pod's `resourceClaims` entries to their claims' owner keys.
     Errors: raises ContractError for a pod that nobody can read.
@@ -52,7 +59,8 @@ def aligned_pod_request(pod: Pod, owners: Mapping[str, str]) -> PodRequest | Non
 
 
 def with_claims(wanted: PodRequest | None, pod: Pod, owners: Mapping[str, str]) -> PodRequest | None:
-    """Have the node place what the pod itself asks beside what its claims hold already, when the pod wishes for its alignment.
+    """Have the node place what the pod itself asks beside what its claims hold already, when the
+    pod wishes for its alignment.
 
     Shapes: owners — as in `aligned_pod_request`, of the claims that are allocated.
     Errors: raises ContractError.
@@ -76,9 +84,11 @@ def claim_uses(pod: Pod, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
 
 
 def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple[frozenset[int], ...]:
-    """Say which claims lie in one place together: all of a pod that is aligned as a whole, else those that share a container.
+    """Say which claims lie in one place together: all of a pod that is aligned as a whole, else
+    those that share a container.
 
-    Shapes: owner_keys — the claims to allocate; result — positions in it, the group with the first one first.
+    Shapes: owner_keys — the claims to allocate; result — positions in it, the
+    group with the first one first.
     """
     if scope is Scope.POD:
         return (frozenset(range(len(owner_keys))),)
@@ -95,8 +105,13 @@ def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple
     return tuple(sorted((members for members, _ in groups), key=min))
 
 
-def objection_of_pod(view: NodeView, pod: PodRequest, owner_keys: Sequence[str], results: Sequence[AllocationResult]) -> str | None:
-    """Say what the engine has against a pod whose claims get this; None when it admits it all: devices, CPUs and memory together."""
+def objection_of_pod(
+    view: NodeView, pod: PodRequest, owner_keys: Sequence[str], results: Sequence[AllocationResult]
+) -> str | None:
+    """Say what the engine has against a pod whose claims get this.
+
+    None when it admits it all: devices, CPUs and memory together.
+    """
     for key, result in zip(owner_keys, results, strict=True):
         devices, cpus = _held_by(result, view.node)
         view = with_claim_held(view, key, devices, cpus)

@@ -1,6 +1,8 @@
-"""Pods that are on nodes, or about to be, as the rules about other pods see them: those with the same labels and terms as one group with a count for each node.
+"""Pods that are on nodes, or about to be, as the rules about other pods see them: those with the
+same labels and terms as one group with a count for each node.
 
-Pure. A cluster has few kinds of pods and many of each, so a selector is asked once for a group and not for each pod.
+Pure. A cluster has few kinds of pods and many of each, so a selector is asked once
+for a group and not for each pod.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ TopologyPair = tuple[str, str]
 class AffinityTerm:
     """One required term of a pod's affinity or anti-affinity, its namespaces made out.
 
-    Source: kube-scheduler's AffinityTerm: without namespaces and without a selector of them it speaks of its pod's own namespace.
+    Source: kube-scheduler's AffinityTerm: without namespaces and without a selector of them it
+    speaks of its pod's own namespace.
     """
 
     topology_key: str
@@ -57,8 +60,12 @@ Groups = Iterable[tuple[PodGroup, Mapping[str, int]]]
 """Groups with how many of their pods are on each node."""
 
 
-def by_domain(key: str, counts: Mapping[str, int], labels: Mapping[str, Mapping[str, str]], into: dict[TopologyPair, int]) -> None:
-    """Add pods counted by node to the domains of a topology key; nodes without the label are in none.
+def by_domain(
+    key: str, counts: Mapping[str, int], labels: Mapping[str, Mapping[str, str]], into: dict[TopologyPair, int]
+) -> None:
+    """Add pods counted by node to the domains of a topology key.
+
+    Nodes without the label are in none.
 
     Shapes: labels — of each node, by its name.
     """

@@ -29,12 +29,20 @@ def holding_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]
 def rank_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
     """Order the nodes that can take the pod, best first.
 
-    Order: fewest NUMA nodes crossed over all containers, then more containers with a preferred alignment, then by name. Independent of the order of answers.
+    Order: fewest NUMA nodes crossed over all containers, then more containers with a preferred
+    alignment, then by name. Independent of the order of answers.
     """
-    return tuple(node for _, node in sorted((crossings(answer), node) for node, answer in answers.items() if isinstance(answer, Placement)))
+    return tuple(
+        node
+        for _, node in sorted(
+            (crossings(answer), node) for node, answer in answers.items() if isinstance(answer, Placement)
+        )
+    )
 
 
 def crossings(placement: Placement) -> tuple[int, int]:
-    """Count the NUMA nodes crossed over all containers, and the containers without a preferred alignment."""
+    """Count the NUMA nodes crossed over all containers, and the containers without a preferred
+    alignment.
+    """
     crossed = sum(max(len(container.numa_nodes) - 1, 0) for container in placement.containers)
     return crossed, sum(not container.alignment.preferred for container in placement.containers)

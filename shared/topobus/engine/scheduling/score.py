@@ -1,9 +1,10 @@
 """PreScore and Score: ranks the nodes that fit a pod.
 
-Upstream scores a node by the alternatives of `firstAvailable` that were taken there, and breaks ties at random. Here the same score comes first;
-among nodes of equal score the better aligned one wins, then the name. A pod without alternatives, without devices that have a place in the topology
-and without exclusive CPUs goes to the first node by name. Source: pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore),
-1.36.
+Upstream scores a node by the alternatives of `firstAvailable` that were taken there, and breaks
+ties at random. Here the same score comes first; among nodes of equal score the better aligned one
+wins, then the name. A pod without alternatives, without devices that have a place in the topology
+and without exclusive CPUs goes to the first node by name. Source:
+pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore), 1.36.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class NodeScore:
 
     node: str
     preference: int = 0
-    """Points for the alternatives taken: 8 for the first of a request's, one less for each that was passed over."""
+    """Points for the alternatives taken: 8 for the first of a request's, one less for each that was
+    passed over."""
     crossed: int = 0
     """NUMA nodes beyond one that each claim's devices, and each container's own, lie on."""
     unpreferred: int = 0
@@ -41,7 +43,9 @@ class NodeScore:
 
 
 def preference(specs: Sequence[ClaimSpec], results: Sequence[AllocationResult]) -> int:
-    """Count the points of the alternatives that these claims got; a request without alternatives gives none.
+    """Count the points of the alternatives that these claims got.
+
+    A request without alternatives gives none.
 
     Shapes: results — one a spec.
     """
@@ -66,8 +70,8 @@ def score_node(
 ) -> NodeScore:
     """Score one node.
 
-    Shapes: placement — what the node would give the pod's own resources; numa_of — where a device lies, None when nobody knows; liked — points for
-             what the pod prefers of nodes.
+    Shapes: placement — what the node would give the pod's own resources; numa_of — where a device
+    lies, None when nobody knows; liked — points for what the pod prefers of nodes.
     """
     own = crossings(placement) if placement is not None else (0, 0)
     specs = [pod_claim.spec for pod_claim in plan.pending]
@@ -83,7 +87,9 @@ def score_node(
 
 
 def normalize(scores: Sequence[NodeScore]) -> Mapping[str, int]:
-    """Bring the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing does."""
+    """Bring the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing
+    does.
+    """
     best = max((score.preference for score in scores), default=0)
     return {score.node: score.preference * MAX_SCORE // best if best else 0 for score in scores}
 
@@ -91,11 +97,14 @@ def normalize(scores: Sequence[NodeScore]) -> Mapping[str, int]:
 def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:
     """Order nodes, the best first.
 
-    Order: most points for alternatives, fewest NUMA nodes crossed, fewest containers without a preferred alignment, most points for what the pod prefers, then the name.
+    Order: most points for alternatives, fewest NUMA nodes crossed, fewest containers without a
+    preferred alignment, most points for what the pod prefers, then the name.
     """
     return tuple(
         score.node
-        for score in sorted(scores, key=lambda score: (-score.preference, score.crossed, score.unpreferred, -score.liked, score.node))
+        for score in sorted(
+            scores, key=lambda score: (-score.preference, score.crossed, score.unpreferred, -score.liked, score.node)
+        )
     )
 
 

@@ -1,8 +1,12 @@
-"""CDI files as values: the model, its rules, the lowest version that can express it, JSON and back. Pure.
+"""CDI files as values: the model, its rules, the lowest version that can express it, JSON and back.
 
-Flows in: container edits. Flows out: the bytes of a file for a container runtime; `cdi_files` writes them. The lowest version that can express the file is used,
-because older runtimes refuse newer ones. Annotations of a container edit have no CDI form (CDI's own annotations describe the file); a container gets them only
-through the device plugin API. Source: CDI spec 1.1.0 and the reference library's checks.
+Pure.
+
+Flows in: container edits. Flows out: the bytes of a file for a container runtime; `cdi_files`
+writes them. The lowest version that can express the file is used, because older runtimes
+refuse newer ones. Annotations of a container edit have no CDI form (CDI's own annotations
+describe the file); a container gets them only through the device plugin API. Source: CDI spec
+1.1.0 and the reference library's checks.
 """
 
 from __future__ import annotations
@@ -145,11 +149,13 @@ def problems(spec: CdiSpec) -> tuple[str, ...]:
     lines: list[str] = []
     if not _KIND_PART.fullmatch(spec.vendor):
         lines.append(
-            f"vendor {spec.vendor!r} must begin with a letter, end with a letter or digit, and hold letters, digits, '-', '_' and '.'"
+            f"vendor {spec.vendor!r} must begin with a letter, end with a letter or digit, and hold letters, "
+            "digits, '-', '_' and '.'"
         )
     if not _KIND_PART.fullmatch(spec.device_class) or len(spec.device_class) > _CLASS_LIMIT:
         lines.append(
-            f"class {spec.device_class!r} must begin with a letter, end with a letter or digit, and have at most {_CLASS_LIMIT} characters"
+            f"class {spec.device_class!r} must begin with a letter, end with a letter or digit, and have at "
+            f"most {_CLASS_LIMIT} characters"
         )
     if not spec.devices:
         lines.append(f"{spec.kind} has no devices")
@@ -158,7 +164,8 @@ def problems(spec: CdiSpec) -> tuple[str, ...]:
     for device in spec.devices:
         if not _DEVICE_NAME.fullmatch(device.name):
             lines.append(
-                f"device name {device.name!r} must begin and end with a letter or digit and hold letters, digits, '-', '_', '.' and ':'"
+                f"device name {device.name!r} must begin and end with a letter or digit and hold letters, "
+                "digits, '-', '_', '.' and ':'"
             )
         if device.edits.is_empty:
             lines.append(f"device {device.name} has no edits")
@@ -172,10 +179,13 @@ def lowest_version(spec: CdiSpec) -> str:
     >>> node = DeviceNode(path="/dev/a", host_path="/dev/b")
     >>> lowest_version(CdiSpec(vendor="v", device_class="c", devices=(CdiDevice(name="a", edits=ContainerEdits(device_nodes=(node,))),)))
     '0.5.0'
-    """
+    """  # noqa: E501
     edits = (spec.common, *(device.edits for device in spec.devices))
     needed = [VERSIONS[0]]
-    if any(edit.net_devices or (edit.intel_rdt and (edit.intel_rdt.schemata or edit.intel_rdt.enable_monitoring)) for edit in edits):
+    if any(
+        edit.net_devices or (edit.intel_rdt and (edit.intel_rdt.schemata or edit.intel_rdt.enable_monitoring))
+        for edit in edits
+    ):
         needed.append("1.1.0")
     if any(edit.additional_gids or edit.intel_rdt for edit in edits):
         needed.append("0.7.0")
@@ -196,7 +206,9 @@ def render(spec: CdiSpec) -> bytes:
     """
     refusals = (*problems(spec), *_start_problems(spec))
     if refusals:
-        raise ContractError(f"CDI file of {spec.kind}: {'; '.join(refusals)}", next_step="mend the driver that made these edits")
+        raise ContractError(
+            f"CDI file of {spec.kind}: {'; '.join(refusals)}", next_step="mend the driver that made these edits"
+        )
     file = _File(
         cdi_version=lowest_version(spec),
         kind=spec.kind,
@@ -211,9 +223,11 @@ def render(spec: CdiSpec) -> bytes:
 
 
 def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
-    """Read a file as runtimes do: fields that nobody knows are left aside, and so is a version that is higher than those that we know.
+    """Read a file as runtimes do: fields that nobody knows are left aside, and so is a version that
+    is higher than those that we know.
 
-    Errors: raises ContractError that names the place: what is no CDI file, and what a runtime would refuse. Source: CDI pkg/cdi/spec.go, container-edits.go.
+    Errors: raises ContractError that names the place: what is no CDI file, and what a runtime would
+    refuse. Source: CDI pkg/cdi/spec.go, container-edits.go.
     """
     try:
         file = msgspec.json.decode(data, type=_File)
@@ -223,7 +237,8 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
 
 
 def read_value(value: object, *, where: str = "CDI file") -> CdiSpec:
-    """Read what a YAML or JSON reader made of a file of somebody else, as runtimes do: a number where text is wanted is its text (`name: 0`), null is absent.
+    """Read what a YAML or JSON reader made of a file of somebody else, as runtimes do: a number
+    where text is wanted is its text (`name: 0`), null is absent.
 
     Errors: as `parse`; also ContractError for a file that is empty, or that anchors make enormous.
     """
@@ -276,7 +291,8 @@ def _checked(file: _File, where: str) -> CdiSpec:
 
 
 def file_name(vendor: str, device_class: str, transient_id: str = "") -> str:
-    """Name the file: `<vendor>-<class>.json`, and with `_<id>` for one that lives as long as a claim.
+    """Name the file: `<vendor>-<class>.json`, and with `_<id>` for one that lives as long as a
+    claim.
 
     >>> file_name("topobus.dev", "gpu", "3cec")
     'topobus.dev-gpu_3cec.json'
@@ -293,7 +309,10 @@ def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
         if not node.path:
             yield f"{where}: a device node without a path"
         if node.permissions != NO_ACCESS and not set(node.permissions) <= set("rwm"):
-            yield f"{where}: device node {node.path} has permissions {node.permissions!r}, wanted letters of 'rwm', or {NO_ACCESS}"
+            yield (
+                f"{where}: device node {node.path} has permissions {node.permissions!r}, wanted letters of 'rwm', "
+                f"or {NO_ACCESS}"
+            )
         if node.kind not in ("", "b", "c", "u", "p"):
             yield f"{where}: device node {node.path} has type {node.kind!r}, wanted b, c, u or p"
     for hook in edits.hooks:
@@ -322,7 +341,9 @@ def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
 
 def _is_clos_id(name: str) -> bool:
     """Say whether resctrl can have a group of this name; `/` is its root."""
-    return name == "/" or (len(name.encode()) < 4096 and name not in (".", "..") and "/" not in name and "\n" not in name)
+    return name == "/" or (
+        len(name.encode()) < 4096 and name not in (".", "..") and "/" not in name and "\n" not in name
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...] | None:
@@ -332,13 +353,24 @@ def _numbers(version: str) -> tuple[int, ...] | None:
 
 
 def _start_problems(spec: CdiSpec) -> Iterable[str]:
-    """List what a runtime reads, and a container then does not start with: a path that is not absolute, a zero byte in the environment."""
-    for where, edits in (("the common edits", spec.common), *((f"device {device.name}", device.edits) for device in spec.devices)):
+    """List what a runtime reads, and a container then does not start with: a path that is not
+    absolute, a zero byte in the environment.
+    """
+    for where, edits in (
+        ("the common edits", spec.common),
+        *((f"device {device.name}", device.edits) for device in spec.devices),
+    ):
         paths = [path for node in edits.device_nodes for path in (node.path, node.host_path or node.path)]
-        paths += [path for mount in edits.mounts for path in (mount.host_path if not mount.kind else "", mount.container_path)]
+        paths += [
+            path for mount in edits.mounts for path in (mount.host_path if not mount.kind else "", mount.container_path)
+        ]
         paths += [hook.path for hook in edits.hooks]
         yield from (f"{where}: {path!r} is no absolute path" for path in paths if path and not path.startswith("/"))
-        yield from (f"{where}: environment variable {key!r} has a zero byte" for key, value in edits.env.items() if "\x00" in key + value)
+        yield from (
+            f"{where}: environment variable {key!r} has a zero byte"
+            for key, value in edits.env.items()
+            if "\x00" in key + value
+        )
 
 
 def _to_wire(edits: ContainerEdits) -> _Edits:
@@ -358,13 +390,20 @@ def _to_wire(edits: ContainerEdits) -> _Edits:
             )
             for device_node in edits.device_nodes
         ],
-        net_devices=[_NetDevice(host_interface_name=device.host_name, name=device.name) for device in edits.net_devices],
+        net_devices=[
+            _NetDevice(host_interface_name=device.host_name, name=device.name) for device in edits.net_devices
+        ],
         hooks=[
             _Hook(hook_name=hook.name, path=hook.path, args=list(hook.args), env=list(hook.env), timeout=hook.timeout_s)
             for hook in edits.hooks
         ],
         mounts=[
-            _Mount(host_path=mount.host_path, container_path=mount.container_path, options=list(mount.options), type=mount.kind)
+            _Mount(
+                host_path=mount.host_path,
+                container_path=mount.container_path,
+                options=list(mount.options),
+                type=mount.kind,
+            )
             for mount in edits.mounts
         ],
         intel_rdt=_rdt_to_wire(edits.intel_rdt),
@@ -390,15 +429,24 @@ def _from_wire(edits: _Edits) -> ContainerEdits:
             for device_node in edits.device_nodes
         ),
         mounts=tuple(
-            Mount(host_path=mount.host_path, container_path=mount.container_path, options=tuple(mount.options), kind=mount.type)
+            Mount(
+                host_path=mount.host_path,
+                container_path=mount.container_path,
+                options=tuple(mount.options),
+                kind=mount.type,
+            )
             for mount in edits.mounts
         ),
         hooks=tuple(
-            Hook(name=hook.hook_name, path=hook.path, args=tuple(hook.args), env=tuple(hook.env), timeout_s=hook.timeout)
+            Hook(
+                name=hook.hook_name, path=hook.path, args=tuple(hook.args), env=tuple(hook.env), timeout_s=hook.timeout
+            )
             for hook in edits.hooks
         ),
         additional_gids=tuple(edits.additional_gids),
-        net_devices=tuple(NetDevice(host_name=device.host_interface_name, name=device.name) for device in edits.net_devices),
+        net_devices=tuple(
+            NetDevice(host_name=device.host_interface_name, name=device.name) for device in edits.net_devices
+        ),
         intel_rdt=_rdt_from_wire(edits.intel_rdt),
     )
 

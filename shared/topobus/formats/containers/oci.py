@@ -1,9 +1,15 @@
-"""Applies devices to a container's OCI spec as kubelet and a container runtime do, and reports every conflict. Pure.
+"""Applies devices to a container's OCI spec as kubelet and a container runtime do, and reports
+every conflict.
 
-Flows in: a base spec (what image and pod want), what each resource's Allocate gave, CDI files with the names to inject, facts about device nodes of the host. Flows
-out: a new spec. Order: kubelet merges the answers of all resources (the first one keeps a key), the pod's own values win over them, CDI edits come last and win over
-all. Kubelet and runtimes drop the losing value without a message; here it is a Conflict.
-Source: kubelet cm/devicemanager (deviceRunContainerOptions) and kubelet_pods.go; containerd internal/cri/opts; CDI pkg/cdi container-edits.go.
+Pure.
+
+Flows in: a base spec (what image and pod want), what each resource's Allocate gave, CDI files with
+the names to inject, facts about device nodes of the host. Flows out: a new spec. Order: kubelet
+merges the answers of all resources (the first one keeps a key), the pod's own values win over
+them, CDI edits come last and win over all. Kubelet and runtimes drop the losing value without a
+message; here it is a Conflict.
+Source: kubelet cm/devicemanager (deviceRunContainerOptions) and kubelet_pods.go; containerd
+internal/cri/opts; CDI pkg/cdi container-edits.go.
 """
 
 from __future__ import annotations
@@ -20,7 +26,17 @@ from topobus.formats.containers.cdi import NO_ACCESS, CdiSpec
 from topobus.values.edits import ContainerEdits, DeviceNode, IntelRdt, Mount
 from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "as_on_host", "device_paths", "oci_spec", "resolve_cdi"]
+__all__ = [
+    "CdiFile",
+    "Conflict",
+    "HostNode",
+    "OciResult",
+    "PluginAnswer",
+    "as_on_host",
+    "device_paths",
+    "oci_spec",
+    "resolve_cdi",
+]
 
 # What a runtime grants when edits name no permissions.
 _ALL_ACCESS = "rwm"
@@ -35,7 +51,10 @@ class PluginAnswer(Struct, frozen=True, kw_only=True):
 
 
 class CdiFile(Struct, frozen=True, kw_only=True):
-    """A CDI file of the host; of two folders the later one hides the earlier one (`/etc/cdi`, then `/var/run/cdi`)."""
+    """A CDI file of the host.
+
+    Of two folders the later one hides the earlier one (`/etc/cdi`, then `/var/run/cdi`).
+    """
 
     path: str
     spec: CdiSpec
@@ -72,13 +91,17 @@ class OciResult(Struct, frozen=True, kw_only=True):
     spec: dict[str, Any]
     conflicts: tuple[Conflict, ...] = ()
     missing: tuple[str, ...] = ()
-    """Device nodes that the host does not have: a runtime would refuse to start the container. In the spec they have a path alone, for nobody knows type and numbers."""
+    """Device nodes that the host does not have: a runtime would refuse to start the container. In
+    the spec they have a path alone, for nobody knows type and numbers."""
 
 
-def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], files: Iterable[CdiFile]) -> tuple[str, ...]:
+def device_paths(
+    answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], files: Iterable[CdiFile]
+) -> tuple[str, ...]:
     """List the device nodes of the host whose numbers `oci_spec` needs.
 
-    Shapes: as in `oci_spec`; result — absolute host paths, sorted, each once; pass them to `oci_host.look_up`.
+    Shapes: as in `oci_spec`; result — absolute host paths, sorted, each once;
+    pass them to `oci_host.look_up`.
     """
     names = set(cdi_devices) | {name for plugin_answer in answers for name in plugin_answer.cdi_devices}
     parts = [plugin_answer.edits for plugin_answer in answers]
@@ -87,7 +110,12 @@ def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], fi
         parts += [file.spec.common, *(cdi_device.edits for cdi_device in chosen)] if chosen else []
     return tuple(
         sorted(
-            {node.host_path or node.path for container_edits in parts for node in container_edits.device_nodes if not _has_numbers(node)}
+            {
+                node.host_path or node.path
+                for container_edits in parts
+                for node in container_edits.device_nodes
+                if not _has_numbers(node)
+            }
         )
     )
 
@@ -104,11 +132,15 @@ def oci_spec(
 ) -> OciResult | Refusal:
     """Merge everything into the base spec.
 
-    Shapes: answers — in the order of the container's resources; cdi_devices — of the container's claims, which kubelet names before those of plugins;
+    Shapes: answers — in the order of the container's resources; cdi_devices — of the container's
+    claims, which kubelet names before those of plugins;
     nodes — host path to facts, for all of `device_paths`.
-    Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a runtime would refuse the container.
+    Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a
+    runtime would refuse the container.
     """
-    names = tuple(dict.fromkeys((*cdi_devices, *(name for plugin_answer in answers for name in plugin_answer.cdi_devices))))
+    names = tuple(
+        dict.fromkeys((*cdi_devices, *(name for plugin_answer in answers for name in plugin_answer.cdi_devices)))
+    )
     injected = resolve_cdi(names, tuple(files))
     if isinstance(injected, Refusal):
         return injected
@@ -121,7 +153,9 @@ def oci_spec(
 
 
 def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[str, ContainerEdits], ...] | Refusal:
-    """Find the edits of each name, with where they come from; a file's common edits come once, before those of its first device.
+    """Find the edits of each name, with where they come from.
+
+    A file's common edits come once, before those of its first device.
 
     Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous.
     """
@@ -129,7 +163,12 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
     begun: set[str] = set()
     reasons: list[Reason] = []
     for name in names:
-        matches = [(file, device) for file in files for device in file.spec.devices if file.spec.qualified_name(device.name) == name]
+        matches = [
+            (file, device)
+            for file in files
+            for device in file.spec.devices
+            if file.spec.qualified_name(device.name) == name
+        ]
         highest = max((file.priority for file, _ in matches), default=0)
         chosen = [match for match in matches if match[0].priority == highest]
         if not chosen:
@@ -148,16 +187,22 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
 
 
 def as_on_host(edits: ContainerEdits, host_nodes: Mapping[str, HostNode]) -> ContainerEdits:
-    """Give device nodes as CDI's specification has them: all access where no permissions are named, and what the host's own node has anyway left out.
+    """Give device nodes as CDI's specification has them: all access where no permissions are named,
+    and what the host's own node has anyway left out.
 
-    Numbers, mode and owner that are the host's own need no right of their own, and a pod by resource can have such a node, for which kubelet has no words.
+    Numbers, mode and owner that are the host's own need no right of their own, and a pod by
+    resource can have such a node, for which kubelet has no words.
     """
     nodes: list[DeviceNode] = []
     for node in edits.device_nodes:
         host = host_nodes.get(node.host_path or node.path)
         settled = replace(node, permissions=node.permissions or _ALL_ACCESS)
         kind = "c" if node.kind == "u" else node.kind
-        if host is not None and kind in ("", host.kind) and (node.major, node.minor) in ((0, 0), (host.major, host.minor)):
+        if (
+            host is not None
+            and kind in ("", host.kind)
+            and (node.major, node.minor) in ((0, 0), (host.major, host.minor))
+        ):
             settled = replace(settled, kind="", major=0, minor=0)
             if node.file_mode in (None, host.mode) and node.uid in (None, host.uid) and node.gid in (None, host.gid):
                 settled = replace(settled, file_mode=None, uid=None, gid=None)
@@ -174,13 +219,20 @@ class _Merge:
         self._conflicts: list[Conflict] = []
         self._missing: list[str] = []
         process = self._spec.setdefault("process", {})
-        self._env = {key: (value, "the pod") for key, _, value in (variable.partition("=") for variable in process.get("env", ()))}
+        self._env = {
+            key: (value, "the pod")
+            for key, _, value in (variable.partition("=") for variable in process.get("env", ()))
+        }
         self._annotations = {key: (value, "the pod") for key, value in self._spec.get("annotations", {}).items()}
         self._mounts = {mount["destination"]: (mount, "the pod") for mount in self._spec.get("mounts", ())}
-        self._devices = {device["path"]: (device, "the pod") for device in self._spec.get("linux", {}).get("devices", ())}
+        self._devices = {
+            device["path"]: (device, "the pod") for device in self._spec.get("linux", {}).get("devices", ())
+        }
         self._access: list[dict[str, Any]] = []
         self._user: dict[str, Any] = process.setdefault("user", {})
-        self._interfaces = {name: (device, "the pod") for name, device in self._spec.get("linux", {}).get("netDevices", {}).items()}
+        self._interfaces = {
+            name: (device, "the pod") for name, device in self._spec.get("linux", {}).get("netDevices", {}).items()
+        }
 
     def add_answer(self, answer: PluginAnswer) -> None:
         """Add what a device plugin gave: what is set already stays."""
@@ -196,8 +248,14 @@ class _Merge:
             if host_node is None:
                 self._set(self._devices, node.path, {"path": node.path}, answer.resource, "device node")
             else:
-                # The host's own mode and owner, as a runtime takes them for a device that kubelet names.
-                device = {**_device(node, host_node), "fileMode": host_node.mode, "uid": host_node.uid, "gid": host_node.gid}
+                # The host's own mode and owner, as a runtime takes them
+                # for a device that kubelet names.
+                device = {
+                    **_device(node, host_node),
+                    "fileMode": host_node.mode,
+                    "uid": host_node.uid,
+                    "gid": host_node.gid,
+                }
                 if self._set(self._devices, node.path, device, answer.resource, "device node"):
                     self._grant(node, host_node)
 
@@ -208,7 +266,11 @@ class _Merge:
         for mount in edits.mounts:
             self._replace(self._mounts, mount.container_path, _mount(mount), source, "mount")
         for hook in edits.hooks:
-            wire = {"path": hook.path, **({"args": list(hook.args)} if hook.args else {}), **({"env": list(hook.env)} if hook.env else {})}
+            wire = {
+                "path": hook.path,
+                **({"args": list(hook.args)} if hook.args else {}),
+                **({"env": list(hook.env)} if hook.env else {}),
+            }
             self._spec.setdefault("hooks", {}).setdefault(hook.name, []).append(
                 wire if hook.timeout_s is None else {**wire, "timeout": hook.timeout_s}
             )
@@ -227,7 +289,9 @@ class _Merge:
                 # A node belongs to the container's user, unless that is root.
                 device |= {key: self._user[key] for key in ("uid", "gid") if self._user.get(key, 0) > 0}
                 device |= {
-                    key: value for key, value in (("uid", node.uid), ("gid", node.gid), ("fileMode", node.file_mode)) if value is not None
+                    key: value
+                    for key, value in (("uid", node.uid), ("gid", node.gid), ("fileMode", node.file_mode))
+                    if value is not None
                 }
                 self._replace(self._devices, node.path, device, source, "device node")
                 self._grant(node, host_node)
@@ -263,7 +327,8 @@ class _Merge:
     def _replace(self, entries: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> None:
         if key in entries and entries[key][0] != value:
             self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=source, lost_from=entries[key][1]))
-        # A replaced mount or device stands at the end, as when a runtime removes the old one and appends.
+        # A replaced mount or device stands at the end, as when a runtime
+        # removes the old one and appends.
         entries.pop(key, None)
         entries[key] = (value, source)
 
@@ -280,13 +345,23 @@ class _Merge:
     def _grant(self, node: DeviceNode, host_node: HostNode) -> None:
         if host_node.kind in ("c", "b") and node.permissions != NO_ACCESS:
             access = node.permissions or _ALL_ACCESS
-            rule = {"allow": True, "type": host_node.kind, "major": host_node.major, "minor": host_node.minor, "access": access}
+            rule = {
+                "allow": True,
+                "type": host_node.kind,
+                "major": host_node.major,
+                "minor": host_node.minor,
+                "access": access,
+            }
             if rule not in self._access:
                 self._access.append(rule)
 
 
 def _has_numbers(node: DeviceNode) -> bool:
-    """Say whether a node has type and numbers; a runtime takes what is missing from the host's node, also where the type alone is told (Intel's files)."""
+    """Say whether a node has type and numbers.
+
+    A runtime takes what is missing from the host's node, also where the type
+    alone is told (Intel's files).
+    """
     return node.kind == "p" or bool(node.kind and node.major)
 
 

@@ -1,6 +1,8 @@
-"""Kubernetes' own wire shapes: manifests read strictly, resource.k8s.io/v1 as structs, pods as requests.
+"""Kubernetes' own wire shapes: manifests read strictly, resource.k8s.io/v1 as structs, pods as
+requests.
 
-`parse_manifest` stands in `topobus.formats.kubernetes.manifest` and is found here too; it alone needs pyyaml, which node services do not carry.
+`parse_manifest` stands in `topobus.formats.kubernetes.manifest` and is found here too; it alone
+needs pyyaml, which node services do not carry.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ from topobus.formats.kubernetes.shape import Problem, read_as
 if TYPE_CHECKING:
     from topobus.formats.kubernetes.manifest import parse_manifest
 
-__all__ = ["Problem", "admit", "ask_deletion", "metadata_of", "name_of", "object_parts", "parse_manifest", "pod_request", "read_as"]
+__all__ = [
+    "Problem",
+    "admit",
+    "ask_deletion",
+    "metadata_of",
+    "name_of",
+    "object_parts",
+    "parse_manifest",
+    "pod_request",
+    "read_as",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,8 @@
-"""What a pod or a claim asks of its own alignment: policy, scope and locality, as annotations or as a claim's opaque configuration.
+"""What a pod or a claim asks of its own alignment: policy, scope and locality, as annotations or as
+a claim's opaque configuration.
 
-Flows in: text by key. Flows out: an `AlignmentRequest`. Grammar of a locality, in any order, each level once, blanks allowed:
+Flows in: text by key. Flows out: an `AlignmentRequest`. Grammar of a locality, in any order,
+each level once, blanks allowed:
 
     locality = wish *( "," wish )
     wish     = ( "hard" / "soft" ) ":" ( "link" / "switch" / "l3" / "numa" / "socket" )
@@ -38,7 +40,8 @@ LOCALITY_ANNOTATION = "topobus.dev/locality"
 PARAMETERS_VERSION = "topobus.dev/v1"
 PARAMETERS_KIND = "AlignmentParameters"
 RESULT_KIND = "AlignmentResult"
-"""What an allocation tells of where it lies (`numaNodes`, `pcieRoots`, `pcieSwitches`), for the node's prepare."""
+"""What an allocation tells of where it lies (`numaNodes`, `pcieRoots`, `pcieSwitches`), for the
+node's prepare."""
 
 _PREFIX = "topobus.dev/"
 _ANNOTATIONS = (POLICY_ANNOTATION, SCOPE_ANNOTATION, LOCALITY_ANNOTATION)
@@ -57,7 +60,9 @@ class AlignmentRequest(Struct, frozen=True, kw_only=True):
 
 
 class AlignmentParameters(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The same in a claim: `config[].opaque.parameters` of a driver of ours, with apiVersion and kind as below."""
+    """The same in a claim: `config[].opaque.parameters` of a driver of ours, with apiVersion and
+    kind as below.
+    """
 
     api_version: str
     kind: str
@@ -69,13 +74,16 @@ class AlignmentParameters(Struct, frozen=True, kw_only=True, rename="camel"):
 def read_annotations(annotations: Mapping[str, Any], where: str) -> AlignmentRequest:
     """Read a pod's annotations; those of others are left alone.
 
-    Errors: raises ContractError that names the annotation, what it says and what it could say; also for one of ours that is misspelt.
+    Errors: raises ContractError that names the annotation, what it says and what it could say; also
+    for one of ours that is misspelt.
     """
     for key in annotations:
         if key.startswith(_PREFIX) and key not in _ANNOTATIONS and did_you_mean(key, _ANNOTATIONS):
             raise ContractError(f"{where}: metadata.annotations: {key} is unknown{did_you_mean(key, _ANNOTATIONS)}")
     place = f"{where}: metadata.annotations: "
-    return _read({key.removeprefix(_PREFIX): annotations[key] for key in _ANNOTATIONS if key in annotations}, f"{place}{_PREFIX}")
+    return _read(
+        {key.removeprefix(_PREFIX): annotations[key] for key in _ANNOTATIONS if key in annotations}, f"{place}{_PREFIX}"
+    )
 
 
 def read_parameters(parameters: Mapping[str, Any], where: str) -> AlignmentRequest:
@@ -84,8 +92,9 @@ def read_parameters(parameters: Mapping[str, Any], where: str) -> AlignmentReque
     >>> read_parameters({"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", "locality": "hard:numa"}, "claim c").locality[0].level.value
     'numa'
 
-    Errors: raises ContractError that names the field, also for another kind or version and for an unknown field.
-    """
+    Errors: raises ContractError that names the field, also for another kind or
+    version and for an unknown field.
+    """  # noqa: E501
     for key, wanted in (("apiVersion", PARAMETERS_VERSION), ("kind", PARAMETERS_KIND)):
         if parameters.get(key) != wanted:
             raise ContractError(f"{where}: parameters.{key} is {parameters.get(key)!r}, wanted {wanted!r}")
@@ -109,18 +118,25 @@ def read_locality(text: str, where: str) -> tuple[Locality, ...]:
         strength, colon, level = (part.strip() for part in wish.partition(":"))
         if not colon and strength in levels:
             raise ContractError(
-                f'{where} is {text!r}: {strength!r} lacks its strength, did you mean "hard:{strength}"?', next_step=_EXAMPLE
+                f'{where} is {text!r}: {strength!r} lacks its strength, did you mean "hard:{strength}"?',
+                next_step=_EXAMPLE,
             )
         if not colon or strength not in _STRENGTHS:
             meant = did_you_mean(strength, _STRENGTHS)
             raise ContractError(
-                f"{where} is {text!r}: {wish.strip()!r} begins with {strength!r}, wanted hard: or soft:{meant}", next_step=_EXAMPLE
+                f"{where} is {text!r}: {wish.strip()!r} begins with {strength!r}, wanted hard: or soft:{meant}",
+                next_step=_EXAMPLE,
             )
         if level not in levels:
             meant = did_you_mean(level, levels)
-            raise ContractError(f"{where} is {text!r}: {level!r} is no level, wanted one of {', '.join(levels)}{meant}", next_step=_EXAMPLE)
+            raise ContractError(
+                f"{where} is {text!r}: {level!r} is no level, wanted one of {', '.join(levels)}{meant}",
+                next_step=_EXAMPLE,
+            )
         if any(locality.level.value == level for locality in localities):
-            raise ContractError(f"{where} is {text!r}: {level!r} stands there twice, wanted each level once", next_step=_EXAMPLE)
+            raise ContractError(
+                f"{where} is {text!r}: {level!r} stands there twice, wanted each level once", next_step=_EXAMPLE
+            )
         localities.append(Locality(level=LocalityLevel(level), is_hard=strength == "hard"))
     return tuple(localities)
 
@@ -141,5 +157,7 @@ def _choice(written: str | None, options: type[C], where: str) -> C | None:
         return None
     legal = [option.value for option in options]
     if written not in legal:
-        raise ContractError(f"{where} is {written!r}{did_you_mean(written, legal)}", next_step=f"use one of {', '.join(legal)}")
+        raise ContractError(
+            f"{where} is {written!r}{did_you_mean(written, legal)}", next_step=f"use one of {', '.join(legal)}"
+        )
     return options(written)

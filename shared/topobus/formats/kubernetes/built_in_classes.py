@@ -1,6 +1,8 @@
-"""The DeviceClasses that stand-alone claims can name before anybody stored one: one for each driver of ours, with all of its devices.
+"""The DeviceClasses that stand-alone claims can name before anybody stored one: one for each driver
+of ours, with all of its devices.
 
-Flows in: a driver's name. Flows out: the class, or an object of it for people. Pure. A stored class of the same name takes its place. A cluster has none of them.
+Flows in: a driver's name. Flows out: the class, or an object of it for people. Pure. A stored class
+of the same name takes its place. A cluster has none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def built_in_class_object(driver: str) -> ApiObject:
     >>> built_in_class_object("gpu.topobus.dev").metadata
     {'name': 'gpu.topobus.dev'}
     """
-    message = f"built in for claims stored here, and itself not stored: all devices of driver {driver}; a class of this name that is applied takes its place"
+    message = (
+        f"built in for claims stored here, and itself not stored: all devices of driver {driver}; a class of this "
+        "name that is applied takes its place"
+    )
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="DeviceClass",

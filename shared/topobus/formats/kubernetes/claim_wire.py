@@ -1,9 +1,14 @@
-"""A ResourceClaim in Kubernetes' protobuf form, changed in one place: what a driver says of its devices. All other bytes stay as they are.
+"""A ResourceClaim in Kubernetes' protobuf form, changed in one place: what a driver says of its
+devices.
 
-Why not JSON: an API server compares the claim's allocation byte for byte, opaque parameters included, and writes those anew when a client sends JSON or a patch. A claim whose author wrote them
-with spaces, or with keys in another order than a server's, then counts as changed, and the write is refused although the allocation was never touched (seen on 1.36).
+All other bytes stay as they are. Why not JSON: an API server compares the claim's
+allocation byte for byte, opaque parameters included, and writes those anew when a client
+sends JSON or a patch. A claim whose author wrote them with spaces, or with keys in another
+order than a server's, then counts as changed, and the write is refused although the
+allocation was never touched (seen on 1.36).
 Flows in: an object as the server gave it. Flows out: the object to be put back. Pure.
-Source: k8s.io/api/resource/v1 generated.proto (the same numbers in all versions), apimachinery runtime and meta/v1 generated.proto, 1.36.
+Source: k8s.io/api/resource/v1 generated.proto (the same numbers in all versions), apimachinery
+runtime and meta/v1 generated.proto, 1.36.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 _MAGIC = b"k8s\x00"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# Fields of runtime.Unknown, ResourceClaim, ObjectMeta, ResourceClaimStatus, AllocatedDeviceStatus, NetworkDeviceData, Condition, Time, RawExtension.
+# Fields of runtime.Unknown, ResourceClaim, ObjectMeta, ResourceClaimStatus, AllocatedDeviceStatus,
+# NetworkDeviceData, Condition, Time, RawExtension.
 _RAW = 2
 _METADATA, _STATUS = 1, 3
 _UID = 5
@@ -52,7 +58,9 @@ def claim_uid(body: bytes) -> str:
 
 
 def with_device_statuses(body: bytes, driver: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
-    """Give the claim with exactly these entries of a driver; conditions of other types that stand in its entries stay, and keep their entry.
+    """Give the claim with exactly these entries of a driver.
+
+    Conditions of other types that stand in its entries stay, and keep their entry.
 
     Shapes: devices — as in `status.devices` in JSON.
     Errors: raises ContractError for what is no claim in protobuf.
@@ -70,19 +78,26 @@ def with_device_statuses(body: bytes, driver: str, devices: Sequence[Mapping[str
         if _text(_first(entry, _DRIVER)) != driver:
             others.append(field)
             continue
-        types = {str(condition["type"]) for device in devices for condition in device.get("conditions", ())} or {"Ready"}
+        types = {str(condition["type"]) for device in devices for condition in device.get("conditions", ())} or {
+            "Ready"
+        }
         foreign = [
-            part.payload for part in entry if part.number == _CONDITIONS and _text(_first(_fields(part.payload), _TYPE)) not in types
+            part.payload
+            for part in entry
+            if part.number == _CONDITIONS and _text(_first(_fields(part.payload), _TYPE)) not in types
         ]
         key = (_text(_first(entry, _POOL)), _text(_first(entry, _DEVICE)), _text(_first(entry, _SHARE)))
         if foreign:
             kept[key] = foreign
     entries = [
-        _device(driver, key, wanted.get(key, {}), kept.get(key, ())) for key in (*wanted, *(key for key in kept if key not in wanted))
+        _device(driver, key, wanted.get(key, {}), kept.get(key, ()))
+        for key in (*wanted, *(key for key in kept if key not in wanted))
     ]
     changed = _joined([*others, *(_Field(_DEVICES, _BYTES, entry) for entry in entries)])
     new_claim = _joined([*(field for field in claim if field.number != _STATUS), _Field(_STATUS, _BYTES, changed)])
-    return _MAGIC + _joined([_Field(field.number, field.kind, new_claim) if field.number == _RAW else field for field in unknown])
+    return _MAGIC + _joined(
+        [_Field(field.number, field.kind, new_claim) if field.number == _RAW else field for field in unknown]
+    )
 
 
 def _claim(body: bytes) -> tuple[list[_Field], list[_Field]]:
@@ -164,7 +179,9 @@ def _fields(data: bytes) -> list[_Field]:
 
 def _joined(fields: Iterable[_Field]) -> bytes:
     return b"".join(
-        _varint(field.number << 3 | field.kind) + (_varint(len(field.payload)) if field.kind == _BYTES else b"") + field.payload
+        _varint(field.number << 3 | field.kind)
+        + (_varint(len(field.payload)) if field.kind == _BYTES else b"")
+        + field.payload
         for field in fields
     )
 

@@ -1,7 +1,10 @@
-"""The limits of what drivers say of a claim's devices in `status.devices`, checked before it is written and by the API server simulator.
+"""The limits of what drivers say of a claim's devices in `status.devices`, checked before it is
+written and by the API server simulator.
 
-Flows in: a claim's status. Flows out: one Problem for each limit that is broken, in the order of the fields.
-Source: k8s.io/kubernetes pkg/apis/resource/validation (validateDeviceStatus, validateNetworkDeviceData), apimachinery meta/v1 validation (ValidateConditions), 1.36.
+Flows in: a claim's status. Flows out: one Problem for each limit that is
+broken, in the order of the fields.
+Source: k8s.io/kubernetes pkg/apis/resource/validation (validateDeviceStatus,
+validateNetworkDeviceData), apimachinery meta/v1 validation (ValidateConditions), 1.36.
 """
 
 from __future__ import annotations
@@ -36,8 +39,14 @@ _STATUSES = ("True", "False", "Unknown")
 def check_device_statuses(status: r.ClaimStatus) -> Iterator[Problem]:
     """Check what drivers say about the devices of a claim."""
     results = status.allocation.devices.results if status.allocation is not None else ()
-    granted = {(granted_device.driver, granted_device.pool, granted_device.device, granted_device.share_id) for granted_device in results}
-    ids = [(device.get("driver"), device.get("pool"), device.get("device"), device.get("shareID")) for device in status.devices]
+    granted = {
+        (granted_device.driver, granted_device.pool, granted_device.device, granted_device.share_id)
+        for granted_device in results
+    }
+    ids = [
+        (device.get("driver"), device.get("pool"), device.get("device"), device.get("shareID"))
+        for device in status.devices
+    ]
     yield from unique([str(identifier) for identifier in ids], "status.devices", field="device")
     for index, device in enumerate(status.devices):
         path = f"status.devices[{index}]"
@@ -81,7 +90,10 @@ def _check_condition(condition: Mapping[str, Any], path: str) -> Iterator[Proble
     except ValueError:
         yield Problem(f"{path}.lastTransitionTime", f"got {condition.get('lastTransitionTime')!r}, wanted a time")
     if not _REASON.fullmatch(reason) or len(reason) > _MAX_CONDITION_REASON:
-        yield Problem(f"{path}.reason", f"got {reason[:80]!r}, wanted words such as MyName, at most {_MAX_CONDITION_REASON} characters")
+        yield Problem(
+            f"{path}.reason",
+            f"got {reason[:80]!r}, wanted words such as MyName, at most {_MAX_CONDITION_REASON} characters",
+        )
     if len(str(condition.get("message") or "").encode()) > MAX_CONDITION_MESSAGE:
         yield Problem(f"{path}.message", f"wanted at most {MAX_CONDITION_MESSAGE} bytes")
 
@@ -95,4 +107,6 @@ def _check_network(network: Mapping[str, Any], path: str) -> Iterator[Problem]:
     yield from unique(addresses, f"{path}.ips", field="")
     for index, address in enumerate(addresses):
         if not is_interface_address(address):
-            yield Problem(f"{path}.ips[{index}]", f"got {address!r}, wanted an address with its prefix, such as 192.0.2.5/24")
+            yield Problem(
+                f"{path}.ips[{index}]", f"got {address!r}, wanted an address with its prefix, such as 192.0.2.5/24"
+            )

@@ -1,7 +1,8 @@
 """The numbers that resource.k8s.io/v1 sets, and the rules that several of its objects share.
 
 Flows in: a part of an object with its path. Flows out: one Problem for each rule that is broken.
-Source: k8s.io/api/resource/v1/types.go; k8s.io/kubernetes pkg/apis/resource/validation/validation.go; k8s.io/apimachinery/pkg/util/validation, 1.36.
+Source: k8s.io/api/resource/v1/types.go; k8s.io/kubernetes
+pkg/apis/resource/validation/validation.go; k8s.io/apimachinery/pkg/util/validation, 1.36.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ MAX_RESERVED_FOR = 256
 MAX_EXPRESSION_BYTES = 10 * 1024
 MAX_PARAMETER_BYTES = 10 * 1024
 MAX_DEVICES = 128
-# A device with taints, counters or list attributes makes a slice so large that only half as many fit into etcd's 1.5 MiB.
+# A device with taints, counters or list attributes makes a slice so large that only half
+# as many fit into etcd's 1.5 MiB.
 MAX_COMPLEX_DEVICES = 64
 MAX_ATTRIBUTES = 32
 MAX_ATTRIBUTE_VALUES = 48
@@ -95,11 +97,12 @@ T = TypeVar("T")
 
 
 def is_qualified(name: str, *, needs_domain: bool = False) -> bool:
-    """Say whether a name is a C identifier of at most 32 characters, with a domain before '/' or, where it may, without.
+    """Say whether a name is a C identifier of at most 32 characters, with a domain before '/' or,
+    where it may, without.
 
     >>> is_qualified("model"), is_qualified("a.io/model"), is_qualified("model", needs_domain=True), is_qualified("a/b/c")
     (True, True, False, False)
-    """
+    """  # noqa: E501
     domain, slash, identifier = name.rpartition("/")
     if slash and not (is_dns_subdomain(domain) and len(domain) <= MAX_DRIVER):
         return False
@@ -107,7 +110,9 @@ def is_qualified(name: str, *, needs_domain: bool = False) -> bool:
 
 
 def is_label_name(name: str) -> bool:
-    """Say whether a name is one of a label: 63 characters at most, after an optional DNS name and '/'."""
+    """Say whether a name is one of a label: 63 characters at most, after an optional DNS name and
+    '/'.
+    """
     prefix, slash, last = name.rpartition("/")
     return bool(_LABEL_NAME.fullmatch(last)) and (not slash or is_dns_subdomain(prefix))
 
@@ -167,7 +172,10 @@ def check_taint(taint: r.Taint, path: str) -> Iterator[Problem]:
     if not is_label_name(taint.key):
         yield Problem(f"{path}.key", f"got {taint.key!r}, wanted the name of a label, such as example.com/broken")
     if not is_label_value(taint.value):
-        yield Problem(f"{path}.value", f"got {taint.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most")
+        yield Problem(
+            f"{path}.value",
+            f"got {taint.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most",
+        )
     if taint.effect not in _EFFECTS:
         yield Problem(f"{path}.effect", f"got {taint.effect!r}, wanted one of {', '.join(_EFFECTS)}")
 
@@ -186,7 +194,8 @@ def check_toleration(toleration: r.Toleration, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.value", f"got {toleration.value!r}, wanted none with operator Exists")
     elif not is_label_value(toleration.value):
         yield Problem(
-            f"{path}.value", f"got {toleration.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most"
+            f"{path}.value",
+            f"got {toleration.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most",
         )
 
 
@@ -213,21 +222,31 @@ def check_node_selector(selector: r.NodeSelector, path: str) -> Iterator[Problem
         here = f"{path}.nodeSelectorTerms[{index}]"
         yield from each(term.match_expressions, f"{here}.matchExpressions", _check_requirement)
         for number, match_field in enumerate(term.match_fields):
-            if match_field.key != "metadata.name" or match_field.operator not in ("In", "NotIn") or len(match_field.values) != 1:
-                yield Problem(f"{here}.matchFields[{number}]", "wanted key metadata.name, operator In or NotIn, and one value")
+            if (
+                match_field.key != "metadata.name"
+                or match_field.operator not in ("In", "NotIn")
+                or len(match_field.values) != 1
+            ):
+                yield Problem(
+                    f"{here}.matchFields[{number}]", "wanted key metadata.name, operator In or NotIn, and one value"
+                )
 
 
 def _check_requirement(node_requirement: r.NodeRequirement, path: str) -> Iterator[Problem]:
     if not is_label_name(node_requirement.key):
         yield Problem(f"{path}.key", f"got {node_requirement.key!r}, wanted the name of a label")
     if node_requirement.operator not in _NODE_OPERATORS:
-        yield Problem(f"{path}.operator", f"got {node_requirement.operator!r}, wanted one of {', '.join(_NODE_OPERATORS)}")
+        yield Problem(
+            f"{path}.operator", f"got {node_requirement.operator!r}, wanted one of {', '.join(_NODE_OPERATORS)}"
+        )
     elif node_requirement.operator in ("In", "NotIn") and not node_requirement.values:
         yield Problem(f"{path}.values", f"wanted at least one with operator {node_requirement.operator}")
     elif node_requirement.operator in ("Exists", "DoesNotExist") and node_requirement.values:
         yield Problem(f"{path}.values", f"wanted none with operator {node_requirement.operator}")
     elif node_requirement.operator in ("Gt", "Lt") and not (
-        len(node_requirement.values) == 1 and node_requirement.values[0].isascii() and node_requirement.values[0].lstrip("-").isdecimal()
+        len(node_requirement.values) == 1
+        and node_requirement.values[0].isascii()
+        and node_requirement.values[0].lstrip("-").isdecimal()
     ):
         yield Problem(f"{path}.values", f"wanted one whole number with operator {node_requirement.operator}")
     for index, value in enumerate(node_requirement.values):
@@ -238,7 +257,9 @@ def _check_requirement(node_requirement: r.NodeRequirement, path: str) -> Iterat
 def check_parameters(parameters: object, path: str) -> Iterator[Problem]:
     """Check an opaque JSON object: a driver's configuration, or what it says of a device."""
     if not isinstance(parameters, Mapping):
-        yield Problem(path, f"got {type(parameters).__name__ if parameters is not None else 'nothing'}, wanted a JSON object")
+        yield Problem(
+            path, f"got {type(parameters).__name__ if parameters is not None else 'nothing'}, wanted a JSON object"
+        )
         return
     size = len(msgspec.json.encode(parameters))
     if size > MAX_PARAMETER_BYTES:

@@ -1,7 +1,8 @@
 """The limits that resource.k8s.io/v1 puts on its objects, checked on the way in and on the way out.
 
-Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that is broken, in the order of the fields. Slices stand in
-`slice_limits`, the numbers in `limit_rules`; both are found here, too.
+Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that
+is broken, in the order of the fields. Slices stand in `slice_limits`, the numbers in
+`limit_rules`; both are found here, too.
 Source: k8s.io/api/resource/v1/types.go and pkg/apis/resource/validation/validation.go, 1.36.
 """
 
@@ -70,18 +71,27 @@ _ALLOCATION = "status.allocation"
 
 
 def check_object(api_object: ApiObject) -> list[Problem]:
-    """Check name, namespace and spec of an object of any kind that Topobus knows, classic objects and parameters included.
+    """Check name, namespace and spec of an object of any kind that Topobus knows, classic objects
+    and parameters included.
 
-    Of an unknown kind only name and namespace are checked. Order: name, namespace, then the fields of the spec. Errors: raises nothing; a spec with wrong types gives one Problem.
+    Of an unknown kind only name and namespace are checked. Order: name, namespace, then the fields
+    of the spec. Errors: raises nothing; a spec with wrong types gives one Problem.
     Source: k8s.io/kubernetes pkg/apis/resource/validation/validation.go, 1.36.
     """
     metadata = metadata_of(api_object)
     problems: list[Problem] = []
     if not is_dns_subdomain(metadata.name):
-        problems.append(Problem("metadata.name", f"got {metadata.name!r}, wanted a DNS name: lower-case letters, digits, '-' and '.'"))
+        problems.append(
+            Problem(
+                "metadata.name", f"got {metadata.name!r}, wanted a DNS name: lower-case letters, digits, '-' and '.'"
+            )
+        )
     if metadata.namespace and not is_dns_label(metadata.namespace):
         problems.append(
-            Problem("metadata.namespace", f"got {metadata.namespace!r}, wanted a DNS label: lower-case letters, digits and '-'")
+            Problem(
+                "metadata.namespace",
+                f"got {metadata.namespace!r}, wanted a DNS label: lower-case letters, digits and '-'",
+            )
         )
     try:
         if is_classic(api_object) or device_class_of_group(api_object.api_version.partition("/")[0]):
@@ -117,7 +127,9 @@ def check_claim(spec: r.ClaimSpec, path: str = "spec") -> list[Problem]:
         if (constraint.match_attribute is None) == (constraint.distinct_attribute is None):
             problems.append(Problem(here, "wanted exactly one of matchAttribute and distinctAttribute"))
         problems.extend(
-            Problem(here, f"got the attribute {attribute!r}, wanted domain/name, such as resource.kubernetes.io/pcieRoot")
+            Problem(
+                here, f"got the attribute {attribute!r}, wanted domain/name, such as resource.kubernetes.io/pcieRoot"
+            )
             for attribute in (constraint.match_attribute, constraint.distinct_attribute)
             if attribute is not None and not is_qualified(attribute, needs_domain=True)
         )
@@ -130,17 +142,27 @@ def check_claim(spec: r.ClaimSpec, path: str = "spec") -> list[Problem]:
 
 def check_class(spec: r.DeviceClassSpec, path: str = "spec") -> list[Problem]:
     """Check the spec of a device class."""
-    problems = [*_check_selectors(spec.selectors, f"{path}.selectors"), *at_most(spec.config, MAX_LIST, f"{path}.config")]
+    problems = [
+        *_check_selectors(spec.selectors, f"{path}.selectors"),
+        *at_most(spec.config, MAX_LIST, f"{path}.config"),
+    ]
     for index, configuration in enumerate(spec.config):
         problems.extend(_check_opaque(configuration.opaque, f"{path}.config[{index}]"))
     name = spec.extended_resource_name
     if name is not None and not is_extended_resource_name(name):
-        problems.append(Problem(f"{path}.extendedResourceName", f"got {name!r}, wanted an extended resource such as example.com/gpu"))
+        problems.append(
+            Problem(
+                f"{path}.extendedResourceName", f"got {name!r}, wanted an extended resource such as example.com/gpu"
+            )
+        )
     return problems
 
 
 def check_allocation(result: r.AllocationResult, spec: r.ClaimSpec | None = None) -> list[Problem]:
-    """Check an allocation before it is written; with the claim's spec, also whether the requests that it names are there."""
+    """Check an allocation before it is written.
+
+    With the claim's spec, also whether the requests that it names are there.
+    """
     request_names = _request_names(spec) if spec is not None else None
     problems = list(at_most(result.devices.results, MAX_LIST, f"{_ALLOCATION}.devices.results"))
     for index, granted in enumerate(result.devices.results):
@@ -156,7 +178,9 @@ def check_allocation(result: r.AllocationResult, spec: r.ClaimSpec | None = None
     for index, granted_configuration in enumerate(result.devices.config):
         here = f"{_ALLOCATION}.devices.config[{index}]"
         if granted_configuration.source not in _SOURCES:
-            problems.append(Problem(f"{here}.source", f"got {granted_configuration.source!r}, wanted one of {', '.join(_SOURCES)}"))
+            problems.append(
+                Problem(f"{here}.source", f"got {granted_configuration.source!r}, wanted one of {', '.join(_SOURCES)}")
+            )
         problems.extend(
             _references(
                 granted_configuration.requests,
@@ -229,7 +253,8 @@ def _check_exact(request: r.ExactRequest | r.SubRequest, path: str) -> Iterator[
         for name in request.capacity.requests:
             if not is_qualified(name):
                 yield Problem(
-                    f"{path}.capacity.requests.{name}", "wanted a C identifier of at most 32 characters, after a domain or without"
+                    f"{path}.capacity.requests.{name}",
+                    "wanted a C identifier of at most 32 characters, after a domain or without",
                 )
 
 
@@ -241,7 +266,9 @@ def _check_selectors(selectors: Sequence[r.Selector], path: str) -> Iterator[Pro
             continue
         size = len(selector.cel.expression.encode("utf-8", "replace"))
         if not 1 <= size <= MAX_EXPRESSION_BYTES:
-            yield Problem(f"{path}[{index}].cel.expression", f"got {size} bytes, wanted 1 to {MAX_EXPRESSION_BYTES} bytes")
+            yield Problem(
+                f"{path}[{index}].cel.expression", f"got {size} bytes, wanted 1 to {MAX_EXPRESSION_BYTES} bytes"
+            )
 
 
 def _check_opaque(opaque: r.OpaqueConfiguration | None, path: str) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """Manifests: what a user wrote in YAML or JSON, read strictly.
 
-Flows in: text. Flows out: ApiObjects whose every known field has a legal name and type and whose values keep Kubernetes' limits. A typing error is answered
-with the file, the line, the path, what was found and what was wanted; all of a file's errors at once.
+Flows in: text. Flows out: ApiObjects whose every known field has a legal name and type and whose
+values keep Kubernetes' limits. A typing error is answered with the file, the line, the path, what
+was found and what was wanted; all of a file's errors at once.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ _PARAMETER_SPECS: dict[str, type] = {
     CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
 }
 _PARAMETERS_VERSION = "v1alpha1"
-# Parameters of somebody else's classic driver: only that driver can judge them. A group of Kubernetes' or of ours is no such.
+# Parameters of somebody else's classic driver: only that driver can judge them. A group of
+# Kubernetes' or of ours is no such.
 _FOREIGN = re.compile(r"(?!(?:.*\.)?(?:k8s\.io|topobus\.dev)/)[a-z0-9-]+(?:\.[a-z0-9-]+)+/v[0-9a-z]+")
 _ANNOTATIONS = "metadata.annotations"
 # How msgspec ends its messages: "Expected `int`, got `str` - at `$.spec.containers[0].name`".
@@ -98,14 +100,17 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[ApiObject, ...]:
-    """Read all objects of a manifest: YAML with any number of documents, JSON, or a `List` of objects.
+    """Read all objects of a manifest: YAML with any number of documents, JSON, or a `List` of
+    objects.
 
-    Shapes: where — the file's name, for messages; has_nodes — take v1 Nodes, too, for their names and labels. Order: as written.
-    Errors: raises ContractError that lists what is wrong, each with document, line and path; also when there is no object at all.
+    Shapes: where — the file's name, for messages; has_nodes — take v1 Nodes, too, for their names
+    and labels. Order: as written.
+    Errors: raises ContractError that lists what is wrong, each with document, line and path; also
+    when there is no object at all.
 
     >>> [api_object.kind for api_object in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
     ['Pod']
-    """
+    """  # noqa: E501
 
     def choose(value: dict[str, Any]) -> dict[str, Any] | None:
         is_node = has_nodes and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node")
@@ -118,10 +123,12 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
 def parse_some(
     text: str, *, where: str, choose: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> tuple[ApiObject | dict[str, Any], ...]:
-    """Read the objects of a manifest that are wanted strictly, and leave the others as they are: not every kind of Kubernetes is ours to judge.
+    """Read the objects of a manifest that are wanted strictly, and leave the others as they are:
+    not every kind of Kubernetes is ours to judge.
 
-    Shapes: choose — an object as written to what is to be read of it, None for one to be left alone. Order and errors: as `parse_manifest`,
-            which is ContractError with every problem found, each with its document and line.
+    Shapes: choose — an object as written to what is to be read of it, None for one to be left
+    alone. Order and errors: as `parse_manifest`, which is ContractError with every problem found,
+    each with its document and line.
     """
     documents: list[ApiObject | dict[str, Any]] = []
     problems: list[str] = []
@@ -137,9 +144,12 @@ def parse_some(
 
 
 def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads: bool = False) -> MixedManifest:
-    """Read our objects of a manifest strictly, and name the kinds of the others; a misspelt kind of ours stays an error.
+    """Read our objects of a manifest strictly, and name the kinds of the others.
 
-    Shapes: has_nodes — as in `parse_manifest`; has_workloads — take the pods of Deployments and the like, as many as run at once, instead of leaving those out.
+    A misspelt kind of ours stays an error.
+
+    Shapes: has_nodes — as in `parse_manifest`; has_workloads — take the pods of Deployments and the
+    like, as many as run at once, instead of leaving those out.
     Errors: as `parse_manifest`; a manifest that has objects of others alone is read to no objects.
     """
     objects: list[ApiObject] = []
@@ -158,7 +168,9 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
                     msgspec.structs.replace(pod, metadata={**pod.metadata, "name": f"{workload.name}-{number}"})
                     for number in range(workload.pods)
                 )
-                workloads.append(f"{workload.kind} {workload.name}: {workload.pods} pod{'s' if workload.pods != 1 else ''}")
+                workloads.append(
+                    f"{workload.kind} {workload.name}: {workload.pods} pod{'s' if workload.pods != 1 else ''}"
+                )
         elif has_nodes and isinstance(value, dict) and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node"):
             objects.append(_node(value))
         elif isinstance(value, dict) and _is_left_out(value):
@@ -173,7 +185,9 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
 
 
 def _is_left_out(value: Mapping[str, Any]) -> bool:
-    """Say whether an object is none of ours: a kind of ours in a group like `apps` is a mistake, and parameters of any class are read."""
+    """Say whether an object is none of ours: a kind of ours in a group like `apps` is a mistake,
+    and parameters of any class are read.
+    """
     is_like_ours = value.get("kind") in KINDS and "." not in str(value.get("apiVersion")).partition("/")[0]
     return not is_like_ours and not str(value.get("kind")).endswith("Parameters") and is_of_others(value)
 
@@ -266,7 +280,8 @@ class _Document:
     def _line(self, path: str) -> int:
         """Find the line of the nearest enclosing value that stands in the text."""
         while path and path not in self.lines:
-            # Shorter at each turn whatever stands in it: keys may hold dots, and msgspec writes `[...]` for "some key of this mapping".
+            # Shorter at each turn whatever stands in it: keys may hold dots, and msgspec writes
+            # `[...]` for "some key of this mapping".
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self.lines.get(path, 1)
 
@@ -286,7 +301,9 @@ class _Document:
         if isinstance(value, float) and not math.isfinite(value):
             raise ContractError(f"{self.where}, line {line}: {path}: {node.value} is no number")
         if value is not None and not isinstance(value, str | int | float | bool):
-            raise ContractError(f"{self.where}, line {line}: {path}: a {type(value).__name__} cannot stand in a manifest")
+            raise ContractError(
+                f"{self.where}, line {line}: {path}: a {type(value).__name__} cannot stand in a manifest"
+            )
         return value
 
     def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Any]:
@@ -295,7 +312,9 @@ class _Document:
             line = key_node.start_mark.line + 1
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
-                raise ContractError(f"{self.where}, line {line}: {path}: the key {key!r} is not text: write it in quotes")
+                raise ContractError(
+                    f"{self.where}, line {line}: {path}: the key {key!r} is not text: write it in quotes"
+                )
             if key in fields:
                 raise ContractError(f"{self.where}, line {line}: {path}: {key} stands here twice")
             place = f"{path}.{key}" if path else key
@@ -306,7 +325,9 @@ class _Document:
 
 def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
     if not isinstance(value, Mapping):
-        problems.append(Problem("", f"wanted an object with apiVersion, kind, metadata and spec, got {type(value).__name__}"))
+        problems.append(
+            Problem("", f"wanted an object with apiVersion, kind, metadata and spec, got {type(value).__name__}")
+        )
         return None
     value = as_v1(value)
     kind, version = value.get("kind"), value.get("apiVersion")
@@ -321,11 +342,14 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
             if key not in (*classic.CLASS_FIELDS, "apiVersion", "kind", "metadata")
         )
         value = classic.fold_class({key: value[key] for key in ("metadata", *classic.CLASS_FIELDS) if key in value})
-    problems.extend(Problem(key, f"unknown field{did_you_mean(key, sorted(TOP_FIELDS))}") for key in value if key not in TOP_FIELDS)
+    problems.extend(
+        Problem(key, f"unknown field{did_you_mean(key, sorted(TOP_FIELDS))}") for key in value if key not in TOP_FIELDS
+    )
     metadata = _convert(value.get("metadata") or {}, Metadata, "metadata", problems)
     _convert(value.get("spec") or {}, wanted, "" if is_class else "spec", problems)
     cleaned = {
-        key: check_names(value.get(key) or {}, shape, key, UNUSED_FIELDS, []) for key, shape in (("metadata", Metadata), ("spec", wanted))
+        key: check_names(value.get(key) or {}, shape, key, UNUSED_FIELDS, [])
+        for key, shape in (("metadata", Metadata), ("spec", wanted))
     }
     status = value.get("status") or {}
     if not all(isinstance(part, dict) for part in (*cleaned.values(), status)):
@@ -347,18 +371,29 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
 
 
 def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
-    """Find the shape of a kind's spec; None, with a Problem, when we do not read that kind in that version."""
+    """Find the shape of a kind's spec.
+
+    None, with a Problem, when we do not read that kind in that version.
+    """
     if isinstance(kind, str) and isinstance(version, str):
         if version == API_VERSIONS.get(kind) or version in OLDER_VERSIONS.get(kind, ()):
             return _SPECS[kind]
         if version == CLASSIC_VERSIONS.get(kind):
             return _CLASSIC_SPECS[kind]
         group, _, number = version.partition("/")
-        if kind in _PARAMETER_SPECS and classic_parameters.device_class_of_group(group) and number == _PARAMETERS_VERSION:
+        if (
+            kind in _PARAMETER_SPECS
+            and classic_parameters.device_class_of_group(group)
+            and number == _PARAMETERS_VERSION
+        ):
             return _PARAMETER_SPECS[kind]
         if kind.endswith("Parameters") and _FOREIGN.fullmatch(version):
             return dict[str, Any]
-    legal = [api_version for api_version in (API_VERSIONS.get(str(kind)), CLASSIC_VERSIONS.get(str(kind))) if api_version is not None]
+    legal = [
+        api_version
+        for api_version in (API_VERSIONS.get(str(kind)), CLASSIC_VERSIONS.get(str(kind)))
+        if api_version is not None
+    ]
     if legal and legal[0] == "resource.k8s.io/v1":
         legal[1:1] = CONVERTED_VERSIONS
     if kind in _PARAMETER_SPECS:
@@ -366,7 +401,9 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
     if legal:
         problems.append(Problem("apiVersion", f"got {version!r}, wanted {' or '.join(legal)} for a {kind}"))
     else:
-        problems.append(Problem("kind", f"got {kind!r}, wanted one of {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}"))
+        problems.append(
+            Problem("kind", f"got {kind!r}, wanted one of {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}")
+        )
     return None
 
 
@@ -386,7 +423,10 @@ def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> obj
         message, inner = match.groups() if match else (str(err), None)
         joint = "" if not inner or not path or inner.startswith("[") else "."
         problems.append(
-            Problem(path + joint + (inner or ""), message.replace("`", "").replace("Expected", "wanted").replace("Object ", ""))
+            Problem(
+                path + joint + (inner or ""),
+                message.replace("`", "").replace("Expected", "wanted").replace("Object ", ""),
+            )
         )
         return None
     else:

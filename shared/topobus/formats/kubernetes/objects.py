@@ -1,4 +1,5 @@
-"""Objects of the stand-alone API: where one is stored, how one is made and how its end is asked for.
+"""Objects of the stand-alone API: where one is stored, how one is made and how its end is asked
+for.
 
 Pure: who creates an object brings the uid and the time.
 """
@@ -55,7 +56,8 @@ API_VERSIONS = {
 }
 # Versions of a kind that older servers have, of the same shape.
 OLDER_VERSIONS = {"DeviceTaintRule": ("resource.k8s.io/v1beta2", "resource.k8s.io/v1alpha3")}
-# Kinds of classic DRA, in the one version of it that we read. Some have the names of newer ones: a name in the store is one or the other.
+# Kinds of classic DRA, in the one version of it that we read. Some have the names of newer ones: a
+# name in the store is one or the other.
 CLASSIC_VERSIONS = {
     "ResourceClass": "resource.k8s.io/v1alpha2",
     "ResourceClaim": "resource.k8s.io/v1alpha2",
@@ -68,7 +70,8 @@ CLAIM_PARAMETERS = "ClaimParameters"
 KINDS = tuple(dict.fromkeys((*API_VERSIONS, *CLASSIC_VERSIONS, CLASS_PARAMETERS, CLAIM_PARAMETERS)))
 """The kinds that a manifest may have."""
 CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass", "DeviceTaintRule", "Namespace", "Node"})
-# A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
+# A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod,
+# on every machine and at every run.
 _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
 # Parameters of classic classes, ours and other drivers', belong to the cluster as their classes do.
 _CLUSTER_SUFFIX = "ClassParameters"
@@ -87,7 +90,8 @@ DEALLOCATION_ANNOTATION = "topobus.dev/deallocation"
 PLACEMENT_PROTECTION = "topobus.dev/placement"
 """The finalizer that keeps a pod until what it holds and has reserved is let go."""
 RETREATS_ANNOTATION = "scheduler.topobus.dev/retreats"
-"""On a pod, by the controller: how often its claims were taken from it to try another node. Not in `topobus.dev/`, where pods say what they wish."""
+"""On a pod, by the controller: how often its claims were taken from it to try another node. Not in
+`topobus.dev/`, where pods say what they wish."""
 
 _CONTROLLER_ANNOTATIONS = (
     ATTEMPT_ANNOTATION,
@@ -133,16 +137,22 @@ def is_of_cluster(kind: str) -> bool:
 def metadata_of(api_object: ApiObject) -> Metadata:
     """Read an object's metadata.
 
-    Errors: raises nothing. When a field has a wrong type, all but name and namespace count as absent: a malformed object must still have a name in messages.
+    Errors: raises nothing. When a field has a wrong type, all but name and namespace count as
+    absent: a malformed object must still have a name in messages.
     """
     try:
-        return msgspec.convert({key: value for key, value in api_object.metadata.items() if value is not None}, Metadata)
+        return msgspec.convert(
+            {key: value for key, value in api_object.metadata.items() if value is not None}, Metadata
+        )
     except msgspec.ValidationError:
-        return Metadata(name=str(api_object.metadata.get("name", "")), namespace=str(api_object.metadata.get("namespace") or ""))
+        return Metadata(
+            name=str(api_object.metadata.get("name", "")), namespace=str(api_object.metadata.get("namespace") or "")
+        )
 
 
 def object_parts(api_object: ApiObject) -> dict[str, str]:
-    """Name the place of an object in the OBJECT bucket: its kind in lower case, its namespace or the cluster's token, its name.
+    """Name the place of an object in the OBJECT bucket: its kind in lower case, its namespace or
+    the cluster's token, its name.
 
     >>> object_parts(ApiObject(api_version="v1", kind="Pod", metadata={"name": "trainer"}))
     {'kind': 'pod', 'namespace': 'default', 'name': 'trainer'}
@@ -167,11 +177,15 @@ def name_of(api_object: ApiObject) -> str:
 
 
 def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | None = None) -> ApiObject:
-    """Fill in what an API server would: uid, creation time, namespace, generation; a user's own values for these, and for the status, are not taken.
+    """Fill in what an API server would: uid, creation time, namespace, generation.
 
-    Shapes: previous — the stored object of the same name, when this one replaces it: its identity, times, finalizers, status and the controller's notes
-    stay, and the generation grows when the spec changed.
-    Errors: raises ContractError when the spec of a claim would change: it is immutable, for devices are held by it; also for another apiVersion.
+    A user's own values for these, and for the status, are not taken.
+
+    Shapes: previous — the stored object of the same name, when this one replaces it: its
+    identity, times, finalizers, status and the controller's notes stay, and the
+    generation grows when the spec changed.
+    Errors: raises ContractError when the spec of a claim would change: it is immutable, for devices
+    are held by it; also for another apiVersion.
     """
     metadata = {
         key: value
@@ -181,10 +195,14 @@ def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | No
     if not is_of_cluster(api_object.kind):
         metadata["namespace"] = metadata.get("namespace") or "default"
     annotations = {
-        key: value for key, value in _annotations(metadata.pop("annotations", None), api_object) if key not in _CONTROLLER_ANNOTATIONS
+        key: value
+        for key, value in _annotations(metadata.pop("annotations", None), api_object)
+        if key not in _CONTROLLER_ANNOTATIONS
     }
     if previous is None:
-        metadata |= {"uid": uid, "creationTimestamp": now, "generation": 1} | ({"annotations": annotations} if annotations else {})
+        metadata |= {"uid": uid, "creationTimestamp": now, "generation": 1} | (
+            {"annotations": annotations} if annotations else {}
+        )
         return msgspec.structs.replace(api_object, metadata=metadata, status={})
     if api_object.api_version != previous.api_version:
         raise ContractError(
@@ -193,15 +211,21 @@ def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | No
         )
     if api_object.kind == "Pod" and previous.spec.get("nodeName") and not api_object.spec.get("nodeName"):
         # Where it runs is the scheduler's word, which no manifest repeats.
-        api_object = msgspec.structs.replace(api_object, spec={**api_object.spec, "nodeName": previous.spec["nodeName"]})
+        api_object = msgspec.structs.replace(
+            api_object, spec={**api_object.spec, "nodeName": previous.spec["nodeName"]}
+        )
     if api_object.kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate") and api_object.spec != previous.spec:
-        raise ContractError(f"{name_of(api_object)}: its spec cannot be changed", next_step="delete it and apply it again")
+        raise ContractError(
+            f"{name_of(api_object)}: its spec cannot be changed", next_step="delete it and apply it again"
+        )
     for key in ("uid", "creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences"):
         metadata.pop(key, None)
         if previous.metadata.get(key):
             metadata[key] = previous.metadata[key]
     annotations |= {
-        key: value for key, value in _annotations(previous.metadata.get("annotations"), previous) if key in _CONTROLLER_ANNOTATIONS
+        key: value
+        for key, value in _annotations(previous.metadata.get("annotations"), previous)
+        if key in _CONTROLLER_ANNOTATIONS
     }
     if annotations:
         metadata["annotations"] = annotations
@@ -213,7 +237,9 @@ def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | No
 
 def _annotations(value: object, api_object: ApiObject) -> list[tuple[str, object]]:
     if value is not None and not isinstance(value, dict):
-        raise ContractError(f"{name_of(api_object)}: metadata.annotations: got {type(value).__name__}, wanted texts by name")
+        raise ContractError(
+            f"{name_of(api_object)}: metadata.annotations: got {type(value).__name__}, wanted texts by name"
+        )
     return list((value or {}).items())
 
 
@@ -231,5 +257,7 @@ def ask_deletion(api_object: ApiObject, *, now: str) -> ApiObject | None:
 
 
 def placed_uid(namespace: str, name: str) -> str:
-    """Give the uid under which `topobus place` holds for a pod that has none of its own: such a pod is not stored, so there is no object of it."""
+    """Give the uid under which `topobus place` holds for a pod that has none of its own: such a pod
+    is not stored, so there is no object of it.
+    """
     return str(uuid.uuid5(_POD_SPACE, f"{namespace}/{name}"))

@@ -1,7 +1,10 @@
-"""Objects of resource.k8s.io/v1beta1 and v1beta2 as v1 has them: an API server converts them so when it stores them.
+"""Objects of resource.k8s.io/v1beta1 and v1beta2 as v1 has them: an API server converts them so
+when it stores them.
 
-Flows in: an object as written. Flows out: the same in v1. v1beta2 differs in its name alone; v1beta1 has the fields of `exactly` in the request itself, and those of a
-device below `basic`. Pure. Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.36; k8s.io/kubernetes/pkg/apis/resource/v1beta1/conversion.go.
+Flows in: an object as written. Flows out: the same in v1. v1beta2 differs in its name alone;
+v1beta1 has the fields of `exactly` in the request itself, and those of a device below `basic`.
+Pure. Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.36;
+k8s.io/kubernetes/pkg/apis/resource/v1beta1/conversion.go.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ def as_v1(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
     >>> as_v1({"apiVersion": "resource.k8s.io/v1beta1", "kind": "ResourceClaim", "spec": {"devices": {"requests": [{"name": "a", "count": 2}]}}})["spec"]
     {'devices': {'requests': [{'name': 'a', 'exactly': {'count': 2}}]}}
-    """
+    """  # noqa: E501
     kind, version = value.get("kind"), value.get("apiVersion")
     if kind not in _KINDS or version not in CONVERTED_VERSIONS:
         return value
@@ -41,7 +44,9 @@ def as_v1(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _claim_spec(spec: Any) -> Any:
-    return _within(spec, "devices", lambda devices: _within(devices, "requests", lambda requests: _each(requests, _request)))
+    return _within(
+        spec, "devices", lambda devices: _within(devices, "requests", lambda requests: _each(requests, _request))
+    )
 
 
 def _request(request: Any) -> Any:
@@ -57,7 +62,11 @@ def _request(request: Any) -> Any:
 def _device(device: Any) -> Any:
     """Take a device's fields out of `basic`."""
     basic = device.get("basic") if isinstance(device, Mapping) else None
-    return {**{key: value for key, value in device.items() if key != "basic"}, **basic} if isinstance(basic, Mapping) else device
+    return (
+        {**{key: value for key, value in device.items() if key != "basic"}, **basic}
+        if isinstance(basic, Mapping)
+        else device
+    )
 
 
 def _within(value: Any, key: str, change: Callable[[Any], Any]) -> Any:

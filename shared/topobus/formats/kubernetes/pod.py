@@ -1,8 +1,9 @@
 """Pods: the part of a v1 Pod that alignment reads, and the request that follows from it.
 
-Flows in: a Pod as an ApiObject. Flows out: a PodRequest. Exclusive CPUs are given as kubelet's static CPU manager gives them: to a container whose cpu
-limit is a whole number and equals its request (a request left out equals the limit). kubelet also wants the whole pod to be Guaranteed, so memory limits
-too; we ask for less, so that a pod can be tried before its memory is known.
+Flows in: a Pod as an ApiObject. Flows out: a PodRequest. Exclusive CPUs are given as kubelet's
+static CPU manager gives them: to a container whose cpu limit is a whole number and equals its
+request (a request left out equals the limit). kubelet also wants the whole pod to be Guaranteed, so
+memory limits too; we ask for less, so that a pod can be tried before its memory is known.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["RESOURCE_PREFIX", "ClaimSource", "Container", "PodClaim", "PodSpec",
 _DOMAIN = RESOURCE_PREFIX.rstrip("/")
 
 _NATIVE = ("cpu", "memory", "ephemeral-storage")
-# A kubelet serves at most this many devices of a resource in practice; more is a typing error that would only cost time.
+# A kubelet serves at most this many devices of a resource in practice; more is a typing
+# error that would only cost time.
 _MAX_COUNT = 1 << 16
 
 
@@ -78,7 +80,9 @@ class PodClaim(Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def template_name(self) -> str:
         """Name the template, in whichever form it was written; empty for a claim of its own."""
-        return self.resource_claim_template_name or (self.source.resource_claim_template_name if self.source is not None else "")
+        return self.resource_claim_template_name or (
+            self.source.resource_claim_template_name if self.source is not None else ""
+        )
 
 
 class PodSpec(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -94,9 +98,11 @@ class PodSpec(Struct, frozen=True, kw_only=True, rename="camel"):
 def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     """Turn a Pod into what it asks of a node.
 
-    Shapes: containers — init containers first, then the others, as kubelet admits them. A resource of another domain is asked by its full name, for only
-    the node knows whether somebody offers it; what the pod's claim for extended resources serves is left out.
-    Errors: raises ContractError that names the container, the resource, what was found and what was wanted.
+    Shapes: containers — init containers first, then the others, as kubelet admits them. A resource
+    of another domain is asked by its full name, for only the node knows whether somebody offers it;
+    what the pod's claim for extended resources serves is left out.
+    Errors: raises ContractError that names the container, the resource, what
+    was found and what was wanted.
     """
     where = name_of(pod)
     if pod.kind != "Pod":
@@ -109,10 +115,18 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     claimed = _claimed(pod)
     containers = (
         *(
-            _container(init_container, _init_kind(init_container, where), f"{where}: init container {init_container.name}", claimed)
+            _container(
+                init_container,
+                _init_kind(init_container, where),
+                f"{where}: init container {init_container.name}",
+                claimed,
+            )
             for init_container in spec.init_containers
         ),
-        *(_container(container, ContainerKind.APP, f"{where}: container {container.name}", claimed) for container in spec.containers),
+        *(
+            _container(container, ContainerKind.APP, f"{where}: container {container.name}", claimed)
+            for container in spec.containers
+        ),
     )
     names = [container.name for container in containers]
     for name in names:
@@ -130,30 +144,40 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
 def _init_kind(init_container: Container, where: str) -> ContainerKind:
     if init_container.restart_policy not in ("", "Always"):
         raise ContractError(
-            f"{where}: init container {init_container.name}: restartPolicy is {init_container.restart_policy!r}: wanted Always or none"
+            f"{where}: init container {init_container.name}: restartPolicy is "
+            f"{init_container.restart_policy!r}: wanted Always or none"
         )
     return ContainerKind.SIDECAR if init_container.restart_policy else ContainerKind.INIT
 
 
 def _claimed(pod: ApiObject) -> frozenset[tuple[str, str]]:
-    """List the containers and resources that the pod's special claim serves (KEP-5004), as its status says."""
+    """List the containers and resources that the pod's special claim serves (KEP-5004), as its
+    status says.
+    """
     status = pod.status.get("extendedResourceClaimStatus")
     mappings = status.get("requestMappings") if isinstance(status, dict) else None
     entries = [mapping for mapping in mappings if isinstance(mapping, dict)] if isinstance(mappings, list) else []
     return frozenset((str(entry.get("containerName")), str(entry.get("resourceName"))) for entry in entries)
 
 
-def _container(container: Container, kind: ContainerKind, where: str, claimed: frozenset[tuple[str, str]]) -> ContainerRequest:
+def _container(
+    container: Container, kind: ContainerKind, where: str, claimed: frozenset[tuple[str, str]]
+) -> ContainerRequest:
     limits = {name: _quantity(value, f"{where}: limits.{name}") for name, value in container.resources.limits.items()}
-    requests = {name: _quantity(value, f"{where}: requests.{name}") for name, value in container.resources.requests.items()}
+    requests = {
+        name: _quantity(value, f"{where}: requests.{name}") for name, value in container.resources.requests.items()
+    }
     for part, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
             if "/" not in name and name not in _NATIVE and not name.startswith("hugepages-"):
-                raise ContractError(f"{where}: {part}.{name} is not a resource of Kubernetes{did_you_mean(name, _NATIVE)}")
+                raise ContractError(
+                    f"{where}: {part}.{name} is not a resource of Kubernetes{did_you_mean(name, _NATIVE)}"
+                )
             domain = name.partition("/")[0]
             if "/" in name and domain != _DOMAIN and did_you_mean(domain.strip(), [_DOMAIN]):
                 raise ContractError(
-                    f"{where}: {part}.{name}: nobody offers resources of {domain!r}{did_you_mean(domain.strip(), [_DOMAIN])}"
+                    f"{where}: {part}.{name}: nobody offers resources of "
+                    f"{domain!r}{did_you_mean(domain.strip(), [_DOMAIN])}"
                 )
             if amount.nano < 0:
                 raise ContractError(f"{where}: {part}.{name} is {amount}: wanted 0 or more")
@@ -167,16 +191,22 @@ def _container(container: Container, kind: ContainerKind, where: str, claimed: f
         cpus=_exclusive_cpus(limits, requests),
         memory_bytes=memory.units,
         is_memory_fixed="memory" in limits and requests.get("memory", limits["memory"]) == limits["memory"],
-        hugepages={name: limits[name].units for name in sorted(limits) if name.startswith("hugepages-") and limits[name].units},
+        hugepages={
+            name: limits[name].units for name in sorted(limits) if name.startswith("hugepages-") and limits[name].units
+        },
         devices=(
             *_devices(limits, requests, where),
-            *_foreign_devices(limits, requests, where, {resource for name, resource in claimed if name == container.name}),
+            *_foreign_devices(
+                limits, requests, where, {resource for name, resource in claimed if name == container.name}
+            ),
         ),
     )
 
 
 def _exclusive_cpus(limits: dict[str, Quantity], requests: dict[str, Quantity]) -> int:
-    """Count CPUs as kubelet's static policy does (pkg/kubelet/cm/cpumanager/policy_static.go, guaranteedCPUs), container by container."""
+    """Count CPUs as kubelet's static policy does (pkg/kubelet/cm/cpumanager/policy_static.go,
+    guaranteedCPUs), container by container.
+    """
     limit = limits.get("cpu", Quantity(0))
     asked = requests.get("cpu", limit)
     has_equal_memory = "memory" not in requests or requests["memory"] == limits.get("memory")
@@ -191,16 +221,20 @@ def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: 
         device_class = name.removeprefix(RESOURCE_PREFIX)
         if not is_dns_label(device_class):
             raise ContractError(
-                f"{where}: {name}: {device_class!r} is no device class: wanted lower-case letters, digits and '-', such as gpu"
+                f"{where}: {name}: {device_class!r} is no device class: wanted lower-case letters, digits and "
+                "'-', such as gpu"
             )
         amount = limits.get(name)
         if amount is None or requests.get(name, amount) != amount:
             raise ContractError(
-                f"{where}: requests.{name} is {requests[name]} and limits.{name} is {amount or 'missing'}: devices need a limit, and a request equal to it"
+                f"{where}: requests.{name} is {requests[name]} and limits.{name} is {amount or 'missing'}: "
+                "devices need a limit, and a request equal to it"
             )
         if not amount.is_whole or not 1 <= amount.units <= _MAX_COUNT:
             next_step = "leave the line out to ask for none" if amount.nano == 0 else ""
-            raise ContractError(f"{where}: limits.{name} is {amount}: wanted a whole number from 1 to {_MAX_COUNT}", next_step=next_step)
+            raise ContractError(
+                f"{where}: limits.{name} is {amount}: wanted a whole number from 1 to {_MAX_COUNT}", next_step=next_step
+            )
         device_requests.append(DeviceRequest(device_class=device_class, count=amount.units))
     return tuple(device_requests)
 

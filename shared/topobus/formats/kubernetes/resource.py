@@ -1,7 +1,9 @@
-"""The objects of resource.k8s.io/v1 as they travel: the fields that we read or write, under Kubernetes' names.
+"""The objects of resource.k8s.io/v1 as they travel: the fields that we read or write, under
+Kubernetes' names.
 
-A struct reads what is there and refuses nothing but wrong types; the limits stand in `limits`, unknown names in `shape`. Fields that a newer server adds
-are ignored here and kept in the stored object, which stays a dict. Source: k8s.io/api/resource/v1/types.go, 1.36.
+A struct reads what is there and refuses nothing but wrong types; the limits stand in `limits`,
+unknown names in `shape`. Fields that a newer server adds are ignored here and kept in the stored
+object, which stays a dict. Source: k8s.io/api/resource/v1/types.go, 1.36.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class CelSelector(Wire, frozen=True, kw_only=True):
 
 
 class Selector(Wire, frozen=True, kw_only=True):
-    """One of several kinds; a kind that we do not know leaves `cel` empty and must fail, never be skipped."""
+    """One of several kinds.
+
+    A kind that we do not know leaves `cel` empty and must fail, never be skipped.
+    """
 
     cel: CelSelector | None = None
 
@@ -236,7 +241,10 @@ class AllocationResult(Wire, frozen=True, kw_only=True):
 
 
 class Condition(Wire, frozen=True, kw_only=True):
-    """metav1.Condition. Kubernetes has no conditions on a claim; the stand-alone API tells the claim's user here why it waits."""
+    """metav1.Condition. Kubernetes has no conditions on a claim.
+
+    The stand-alone API tells the claim's user here why it waits.
+    """
 
     type: str
     status: str
@@ -338,7 +346,10 @@ class SliceDevice(Wire, frozen=True, kw_only=True):
 
 
 class Pool(Wire, frozen=True, kw_only=True):
-    """Which pool a slice belongs to; complete when as many slices of the newest generation exist."""
+    """Which pool a slice belongs to.
+
+    Complete when as many slices of the newest generation exist.
+    """
 
     name: str
     generation: int = 0
@@ -359,7 +370,10 @@ class SliceSpec(Wire, frozen=True, kw_only=True):
 
 
 class TaintSelector(Wire, frozen=True, kw_only=True):
-    """Which devices a rule taints: those that agree with everything that is set; set nothing and it is all."""
+    """Which devices a rule taints: those that agree with everything that is set.
+
+    Set nothing and it is all.
+    """
 
     driver: str | None = None
     pool: str | None = None

@@ -1,7 +1,8 @@
 """Tell typing errors from fields that we merely do not use: which names are legal where.
 
-Flows in: plain dicts and lists as read from YAML or JSON, and the struct that describes them. Flows out: the same without nulls (Kubernetes takes null
-for absent), and a problem for every unknown name. Types are checked afterwards by msgspec.
+Flows in: plain dicts and lists as read from YAML or JSON, and the struct that describes them. Flows
+out: the same without nulls (Kubernetes takes null for absent), and a problem for every unknown
+name. Types are checked afterwards by msgspec.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ def did_you_mean(wrong: str, legal: Sequence[str]) -> str:
     return f', did you mean "{near[0]}"?' if near else ""
 
 
-def check_names(value: object, wanted: object, path: str, ignored: Mapping[type, frozenset[str]], problems: list[Problem]) -> object:
-    """Walk `value` beside the annotation `wanted`; return it without nulls and add a Problem for each unknown name.
+def check_names(
+    value: object, wanted: object, path: str, ignored: Mapping[type, frozenset[str]], problems: list[Problem]
+) -> object:
+    """Walk `value` beside the annotation `wanted`.
+
+    Return it without nulls and add a Problem for each unknown name.
 
     Shapes: ignored — struct to names that are legal there though the struct lacks them.
     """
@@ -67,7 +72,11 @@ def check_names(value: object, wanted: object, path: str, ignored: Mapping[type,
     if element is not None and not is_map and isinstance(value, list | tuple):
         return [check_names(item, element, f"{path}[{index}]", ignored, problems) for index, item in enumerate(value)]
     if element is not None and is_map and isinstance(value, Mapping):
-        return {key: check_names(item, element, f"{path}.{key}", ignored, problems) for key, item in value.items() if item is not None}
+        return {
+            key: check_names(item, element, f"{path}.{key}", ignored, problems)
+            for key, item in value.items()
+            if item is not None
+        }
     return value
 
 
@@ -77,14 +86,19 @@ def read_as(value: object, wanted: type[S], *, where: str) -> S:
     Errors: raises ContractError with the path of the first field that has a wrong type.
     """
     try:
-        # The walk beside the annotations costs five times the conversion, and without a null it changes nothing.
-        return msgspec.convert(check_names(value, wanted, "", {}, []) if _has_null(_known(value, wanted)) else value, type=wanted)
+        # The walk beside the annotations costs five times the conversion, and
+        # without a null it changes nothing.
+        return msgspec.convert(
+            check_names(value, wanted, "", {}, []) if _has_null(_known(value, wanted)) else value, type=wanted
+        )
     except (msgspec.ValidationError, RecursionError) as err:
         raise ContractError(f"{where}: {err}") from err
 
 
 def _known(value: object, wanted: type[S]) -> object:
-    """Leave out of an object what the struct has no field for: nobody reads it, and it is most of a pod."""
+    """Leave out of an object what the struct has no field for: nobody reads it, and it is most of a
+    pod.
+    """
     if type(value) is not dict:
         return value
     return [value[name] for name in wanted.__struct_encode_fields__ if name in value]

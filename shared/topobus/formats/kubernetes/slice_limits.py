@@ -1,4 +1,5 @@
-"""The limits of ResourceSlices and DeviceTaintRules: what a device may carry, and which nodes it serves.
+"""The limits of ResourceSlices and DeviceTaintRules: what a device may carry, and which nodes it
+serves.
 
 Source: k8s.io/kubernetes pkg/apis/resource/validation/validation.go, 1.36.
 """
@@ -40,7 +41,9 @@ __all__ = ["check_device", "check_slice", "check_taint_rule", "is_version"]
 
 _NUMBER = r"(0|[1-9]\d*)"
 _PRE = r"(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
-_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?", re.ASCII)
+_VERSION = re.compile(
+    rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?", re.ASCII
+)
 _LARGEST = (1 << 63) - 1
 
 
@@ -54,7 +57,9 @@ def is_version(text: str) -> bool:
 
 
 def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
-    """Check the spec of a slice: what each device may carry, and that exactly one way says which nodes it serves."""
+    """Check the spec of a slice: what each device may carry, and that exactly one way says which
+    nodes it serves.
+    """
     problems = [*check_driver(spec.driver, f"{path}.driver"), *check_pool_name(spec.pool.name, f"{path}.pool.name")]
     if spec.pool.resource_slice_count < 1 or spec.pool.generation < 0:
         problems.append(Problem(f"{path}.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
@@ -78,7 +83,10 @@ def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
 
 def check_device(device: r.SliceDevice) -> list[Problem]:
     """Check one device of a slice of one node; paths begin at the device."""
-    return [Problem(problem.path.removeprefix("."), problem.message) for problem in _check_device(device, "", has_own_nodes=False)]
+    return [
+        Problem(problem.path.removeprefix("."), problem.message)
+        for problem in _check_device(device, "", has_own_nodes=False)
+    ]
 
 
 def check_taint_rule(spec: r.TaintRuleSpec, path: str = "spec") -> list[Problem]:
@@ -107,14 +115,18 @@ def _check_place(spec: r.SliceSpec, path: str) -> Iterator[Problem]:
     if spec.node_selector is not None:
         yield from check_node_selector(spec.node_selector, f"{path}.nodeSelector")
         if len(spec.node_selector.node_selector_terms) != 1:
-            yield Problem(f"{path}.nodeSelector", f"got {len(spec.node_selector.node_selector_terms)} terms, wanted exactly one")
+            yield Problem(
+                f"{path}.nodeSelector", f"got {len(spec.node_selector.node_selector_terms)} terms, wanted exactly one"
+            )
 
 
 def _check_device(device: r.SliceDevice, path: str, *, has_own_nodes: bool) -> Iterator[Problem]:
     yield from check_label(device.name, f"{path}.name")
     if len(device.attributes) + len(device.capacity) > MAX_ATTRIBUTES:
         yield Problem(
-            path, f"got {len(device.attributes) + len(device.capacity)} attributes and capacities, wanted at most {MAX_ATTRIBUTES}"
+            path,
+            f"got {len(device.attributes) + len(device.capacity)} attributes and capacities, wanted at most "
+            f"{MAX_ATTRIBUTES}",
         )
     values = sum(map(_count_values, device.attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
@@ -131,7 +143,9 @@ def _check_device(device: r.SliceDevice, path: str, *, has_own_nodes: bool) -> I
         elif capacity.request_policy is not None:
             yield from _check_policy(capacity, capacity.request_policy, f"{here}.requestPolicy")
     yield from at_most(device.consumes_counters, MAX_CONSUMED_SETS, f"{path}.consumesCounters")
-    yield from unique([counters.counter_set for counters in device.consumes_counters], f"{path}.consumesCounters", field="counterSet")
+    yield from unique(
+        [counters.counter_set for counters in device.consumes_counters], f"{path}.consumesCounters", field="counterSet"
+    )
     for index, consumption in enumerate(device.consumes_counters):
         here = f"{path}.consumesCounters[{index}]"
         yield from check_label(consumption.counter_set, f"{here}.counterSet")
@@ -147,7 +161,9 @@ def _check_own_nodes(device: r.SliceDevice, path: str, *, has_own_nodes: bool) -
     if not has_own_nodes and given:
         yield Problem(path, "wanted nodeName, nodeSelector and allNodes only with perDeviceNodeSelection in the slice")
     elif has_own_nodes and given != 1:
-        yield Problem(path, "wanted exactly one of nodeName, nodeSelector and allNodes, for the slice has perDeviceNodeSelection")
+        yield Problem(
+            path, "wanted exactly one of nodeName, nodeSelector and allNodes, for the slice has perDeviceNodeSelection"
+        )
     if device.node_name is not None and not is_dns_subdomain(device.node_name):
         yield Problem(f"{path}.nodeName", f"got {device.node_name!r}, wanted the name of a node")
     if device.all_nodes is False:
@@ -191,11 +207,20 @@ def _check_attribute(name: str, attribute: r.Attribute, path: str) -> Iterator[P
 
 
 def _count_values(attribute: r.Attribute) -> int:
-    return sum(len(values) for values in (attribute.ints, attribute.bools, attribute.strings, attribute.versions) if values) or 1
+    return (
+        sum(
+            len(values) for values in (attribute.ints, attribute.bools, attribute.strings, attribute.versions) if values
+        )
+        or 1
+    )
 
 
 def _has_lists(slice_device: r.SliceDevice) -> bool:
-    return any(values is not None for a in slice_device.attributes.values() for values in (a.ints, a.bools, a.strings, a.versions))
+    return any(
+        values is not None
+        for a in slice_device.attributes.values()
+        for values in (a.ints, a.bools, a.strings, a.versions)
+    )
 
 
 def _check_policy(capacity: r.Capacity, policy: r.RequestPolicy, path: str) -> Iterator[Problem]:
@@ -205,7 +230,10 @@ def _check_policy(capacity: r.Capacity, policy: r.RequestPolicy, path: str) -> I
         return
     span = policy.valid_range
     amounts = {f"validValues[{index}]": value for index, value in enumerate(policy.valid_values)}
-    named = {"default": policy.default, **({"min": span.min, "max": span.max, "step": span.step} if span is not None else {})}
+    named = {
+        "default": policy.default,
+        **({"min": span.min, "max": span.max, "step": span.step} if span is not None else {}),
+    }
     wrong = list(quantities({**amounts, **{name: value for name, value in named.items() if value is not None}}, path))
     yield from wrong
     if wrong or next(quantities({"value": capacity.value}, path), None) is not None:
@@ -229,7 +257,9 @@ def _check_values(values: list[Quantity], default: Quantity, whole: Quantity, pa
     yield from unique([str(quantity.units) for quantity in values], path, field="")
     for index, quantity in enumerate(values):
         if index and quantity < values[index - 1]:
-            yield Problem(f"{path}[{index}]", f"got {quantity} after {values[index - 1]}, wanted them in ascending order")
+            yield Problem(
+                f"{path}[{index}]", f"got {quantity} after {values[index - 1]}, wanted them in ascending order"
+            )
         if quantity > whole:
             yield Problem(f"{path}[{index}]", f"got {quantity}, wanted at most the capacity's value {whole}")
     if default not in values:

@@ -1,7 +1,10 @@
-"""Devices as they stand in a ResourceSlice: attributes, capacities and taints, the same for a cluster's scheduler and for the stand-alone controller.
+"""Devices as they stand in a ResourceSlice: attributes, capacities and taints, the same for a
+cluster's scheduler and for the stand-alone controller.
 
-Flows in: a device of an inventory. Flows out: the device of a slice, within the limits of resource.k8s.io/v1. Attributes of the driver stand in its domain;
-the standard ones (`resource.kubernetes.io/...`) come from the device's fields, and what is unknown is absent, never 0. A sick device is a tainted one.
+Flows in: a device of an inventory. Flows out: the device of a slice, within the limits of
+resource.k8s.io/v1. Attributes of the driver stand in its domain; the standard ones
+(`resource.kubernetes.io/...`) come from the device's fields, and what is unknown is absent, never
+0. A sick device is a tainted one.
 Source: docs/knowledge/dynamic-resource-allocation.md#standard-attributes; KEP-5055 (taints).
 """
 
@@ -48,19 +51,22 @@ __all__ = [
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 HEALTH_REASON = "healthReason"
-"""Attribute of a device that may not be handed out for its health: the reason's code (`dirty`, `xid`), which a taint has no room for."""
+"""Attribute of a device that may not be handed out for its health: the reason's code (`dirty`,
+`xid`), which a taint has no room for."""
 HEALTH_TAINT = "topobus.dev/health"
 MAINTENANCE_TAINT = "topobus.dev/maintenance"
 """On a device that an operator keeps back; its value is `maintain` or `exclude`."""
 SICK_TAINT = Taint(key=HEALTH_TAINT, value=str(HealthState.UNHEALTHY), effect="NoExecute")
 """What a device has of which there is evidence that it is sick."""
-# 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and goes, so slices are always cut for the worse case: a fault then
-# changes one slice and not the cut of the whole pool.
+# 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and
+# goes, so slices are always cut for the worse case: a fault then changes one slice and
+# not the cut of the whole pool.
 DEVICES_PER_SLICE = MAX_DEVICES // 2
 # A slice has devices or counters, never both.
 COUNTER_SETS_PER_SLICE = MAX_COUNTER_SETS
 
-# A device has 48 values in its attributes at most, lists counted by their elements; a processor of today has some twenty roots.
+# A device has 48 values in its attributes at most, lists counted by their elements; a processor
+# of today has some twenty roots.
 _ROOTS = 24
 
 _IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
@@ -79,7 +85,9 @@ def slice_device(device: Device) -> SliceDevice:
         name=device.name,
         attributes=dict(list(attributes.items())[:room]),
         capacity={
-            _identifier(name): Capacity(value=_quantity(amount), request_policy=_policy(device.capacity_policies.get(name)))
+            _identifier(name): Capacity(
+                value=_quantity(amount), request_policy=_policy(device.capacity_policies.get(name))
+            )
             for name, amount in sorted(device.capacity.items())
             if amount >= 0
         },
@@ -91,7 +99,10 @@ def slice_device(device: Device) -> SliceDevice:
 
 
 def health_reason(device: SliceDevice, taint: Taint) -> str:
-    """Give the code of what is wrong with a device, where a taint says that something is; empty where its slice does not tell."""
+    """Give the code of what is wrong with a device, where a taint says that something is.
+
+    Empty where its slice does not tell.
+    """
     reason = device.attributes.get(HEALTH_REASON) if taint.key == HEALTH_TAINT else None
     return reason.string or "" if reason is not None else ""
 
@@ -100,7 +111,8 @@ def shared_counters(counter_sets: Iterable[CounterSet]) -> tuple[SharedCounters,
     """Show counter sets as slices do. Order: by name."""
     return tuple(
         SharedCounters(
-            name=counter_set.name, counters={name: Counter(value=_quantity(total)) for name, total in sorted(counter_set.counters.items())}
+            name=counter_set.name,
+            counters={name: Counter(value=_quantity(total)) for name, total in sorted(counter_set.counters.items())},
         )
         for counter_set in sorted(counter_sets, key=lambda counter_set: counter_set.name)
     )
@@ -111,7 +123,7 @@ def fault_of_shares(device: Device) -> str:
 
     >>> fault_of_shares(Device(name="nic-0", device_class="nic", capacity={"slots": 4}, capacity_policies={"slots": CapacityPolicy(default=9)}))
     'capacity.slots.requestPolicy: wanted none without allowMultipleAllocations: true'
-    """
+    """  # noqa: E501
     if not device.allows_multiple and not device.capacity_policies:
         return ""
     for name in sorted(device.capacity_policies):
@@ -123,12 +135,13 @@ def fault_of_shares(device: Device) -> str:
 def slice_order(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Order devices as slices list them: a scheduler takes the first that fit.
 
-    CPUs stand by socket, NUMA node, core and number, so that the first of them are those that kubelet's static policy takes on a node where nothing is held; what is
-    no single CPU stands first, in its own order.
+    CPUs stand by socket, NUMA node, core and number, so that the first of them are those that
+    kubelet's static policy takes on a node where nothing is held; what is no single CPU
+    stands first, in its own order.
 
     >>> [device.name for device in slice_order(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, core=cpu % 2) for cpu in (0, 1, 2, 3))]
     ['cpu-0', 'cpu-2', 'cpu-1', 'cpu-3']
-    """
+    """  # noqa: E501
     return tuple(sorted(devices, key=_place))
 
 
@@ -161,7 +174,8 @@ def _standard_attributes(device: Device) -> dict[str, Attribute]:
     if device.pcie_root:
         attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = Attribute(string=device.pcie_root)
     elif device.pcie_roots:
-        # A list where there are several (KEP-5491): a server that knows none gets the attribute left out by who publishes.
+        # A list where there are several (KEP-5491): a server that knows none gets the
+        # attribute left out by who publishes.
         is_single = len(device.pcie_roots) == 1
         attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = (
             Attribute(string=device.pcie_roots[0]) if is_single else Attribute(strings=device.pcie_roots[:_ROOTS])
@@ -176,7 +190,10 @@ def _standard_attributes(device: Device) -> dict[str, Attribute]:
 
 
 def _own_attributes(device: Device) -> dict[str, Attribute]:
-    """Collect the fields that a selector may want, then what the driver says; the driver's word wins over a field's."""
+    """Collect the fields that a selector may want, then what the driver says.
+
+    The driver's word wins over a field's.
+    """
     texts = {
         "vendor": device.vendor,
         "model": device.model,
@@ -190,7 +207,11 @@ def _own_attributes(device: Device) -> dict[str, Attribute]:
     fields: dict[str, AttributeValue] = {name: text for name, text in texts.items() if text}
     fields |= {name: number for name, number in numbers.items() if number is not None}
     fields |= {_identifier(name): value for name, value in sorted(device.attributes.items())}
-    return {name: _attribute(name, value) for name, value in fields.items() if not isinstance(value, int) or -_INT64 <= value < _INT64}
+    return {
+        name: _attribute(name, value)
+        for name, value in fields.items()
+        if not isinstance(value, int) or -_INT64 <= value < _INT64
+    }
 
 
 def _health_attributes(device: Device) -> dict[str, Attribute]:
@@ -199,7 +220,9 @@ def _health_attributes(device: Device) -> dict[str, Attribute]:
 
 
 def _attribute(name: str, value: AttributeValue) -> Attribute:
-    """Type an attribute: a text under a name that ends in `Version` is a version when it can be one, as DRA drivers publish it."""
+    """Type an attribute: a text under a name that ends in `Version` is a version when it can be
+    one, as DRA drivers publish it.
+    """
     if isinstance(value, bool):
         return Attribute(bool_=value)
     if isinstance(value, int):
@@ -211,14 +234,17 @@ def _attribute(name: str, value: AttributeValue) -> Attribute:
 
 
 def _identifier(name: str) -> str:
-    """Make a legal name: a C identifier of at most 32 characters, after a domain where there is one."""
+    """Make a legal name: a C identifier of at most 32 characters, after a domain where there is
+    one.
+    """
     domain, slash, last = name.rpartition("/")
     cleaned = _IDENTIFIER.sub("_", last)[:32]
     return domain + slash + (f"_{cleaned}"[:32] if not cleaned or cleaned[0].isdigit() else cleaned)
 
 
 def _quantity(amount: int) -> str:
-    # Read and written once more, it stands as the API server would give it back: another form would look like a change for ever.
+    # Read and written once more, it stands as the API server would give it back: another form
+    # would look like a change for ever.
     return str(Quantity.parse(str(Quantity.of(amount, QuantityForm.BINARY))))
 
 
@@ -230,7 +256,9 @@ def _policy(policy: CapacityPolicy | None) -> RequestPolicy | None:
     return RequestPolicy(
         default=_quantity(policy.default) if policy.default is not None else None,
         valid_values=tuple(map(_quantity, policy.valid_values)),
-        valid_range=ValidRange(min=amounts["minimum"], max=amounts["maximum"], step=amounts["step"]) if any(amounts.values()) else None,
+        valid_range=ValidRange(min=amounts["minimum"], max=amounts["maximum"], step=amounts["step"])
+        if any(amounts.values())
+        else None,
     )
 
 
@@ -238,11 +266,17 @@ def _consumption(uses: Iterable[CounterUse]) -> tuple[CounterConsumption, ...]:
     by_set: dict[str, dict[str, Counter]] = {}
     for use in uses:
         by_set.setdefault(use.counter_set, {})[use.counter] = Counter(value=_quantity(use.amount))
-    return tuple(CounterConsumption(counter_set=name, counters=dict(sorted(counters.items()))) for name, counters in sorted(by_set.items()))
+    return tuple(
+        CounterConsumption(counter_set=name, counters=dict(sorted(counters.items())))
+        for name, counters in sorted(by_set.items())
+    )
 
 
 def _taints(device: Device) -> tuple[Taint, ...]:
-    """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not; an operator says which of the two."""
+    """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not.
+
+    An operator says which of the two.
+    """
     return (*_taints_of_health(device), *_taints_of_maintenance(device))
 
 
@@ -251,7 +285,14 @@ def _taints_of_maintenance(device: Device) -> tuple[Taint, ...]:
     if maintenance is None:
         return ()
     effect = "NoExecute" if maintenance.is_draining else "NoSchedule"
-    return (Taint(key=MAINTENANCE_TAINT, value=str(maintenance.verb), effect=effect, time_added=in_seconds(maintenance.since) or None),)
+    return (
+        Taint(
+            key=MAINTENANCE_TAINT,
+            value=str(maintenance.verb),
+            effect=effect,
+            time_added=in_seconds(maintenance.since) or None,
+        ),
+    )
 
 
 def _taints_of_health(device: Device) -> tuple[Taint, ...]:

@@ -1,6 +1,7 @@
 """Decides whether a claim tolerates a taint. Pure.
 
-Flows in: a toleration as a claim's request or its allocation has it, a taint as a slice has it. Flows out: whether the toleration covers the taint.
+Flows in: a toleration as a claim's request or its allocation has it, a taint as a slice has it.
+Flows out: whether the toleration covers the taint.
 Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceclaim, ToleratesTaint, 1.36.
 """
 

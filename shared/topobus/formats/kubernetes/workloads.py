@@ -1,6 +1,8 @@
-"""Kinds of Kubernetes that stand in manifests beside ours: workloads, of which a plan takes the pods, and others, which are left out.
+"""Kinds of Kubernetes that stand in manifests beside ours: workloads, of which a plan takes the
+pods, and others, which are left out.
 
-Flows in: an object as written. Flows out: its pod template as a pod with how many of it run at once; or whether it is nobody's business here. Pure.
+Flows in: an object as written. Flows out: its pod template as a pod with how many of it run at
+once; or whether it is nobody's business here. Pure.
 Source: k8s.io/api/apps/v1 and batch/v1 types.go, 1.36.
 """
 
@@ -24,7 +26,8 @@ _WORKLOADS = {
 }
 WORKLOAD_KINDS = frozenset(kind for kinds in _WORKLOADS.values() for kind in kinds)
 """Kinds that have a pod template."""
-# Kinds of the core group that have nothing to do with devices. Others of it may be typing errors. Source: k8s.io/api/core/v1/register.go, 1.36.
+# Kinds of the core group that have nothing to do with devices. Others of it may be typing errors.
+# Source: k8s.io/api/core/v1/register.go, 1.36.
 _CORE_KINDS = frozenset(
     [
         "ConfigMap",
@@ -41,16 +44,20 @@ _CORE_KINDS = frozenset(
         "ServiceAccount",
     ]
 )
-# What stands beside the template in a workload's spec: a name that is like one that is looked at, and is none of these, is misspelt.
+# What stands beside the template in a workload's spec: a name that is like one that is looked at,
+# and is none of these, is misspelt.
 _BESIDE = {
-    "CronJob": "concurrencyPolicy failedJobsHistoryLimit schedule startingDeadlineSeconds successfulJobsHistoryLimit suspend timeZone",
+    "CronJob": "concurrencyPolicy failedJobsHistoryLimit schedule startingDeadlineSeconds successfulJobsHistoryLimit "
+    "suspend timeZone",
     "DaemonSet": "minReadySeconds revisionHistoryLimit selector updateStrategy",
     "Deployment": "minReadySeconds paused progressDeadlineSeconds replicas revisionHistoryLimit selector strategy",
-    "Job": "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy manualSelector maxFailedIndexes parallelism "
+    "Job": "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy "
+    "manualSelector maxFailedIndexes parallelism "
     "podFailurePolicy podReplacementPolicy selector successPolicy suspend ttlSecondsAfterFinished",
     "ReplicaSet": "minReadySeconds replicas selector",
     "ReplicationController": "minReadySeconds replicas selector",
-    "StatefulSet": "minReadySeconds ordinals persistentVolumeClaimRetentionPolicy podManagementPolicy replicas revisionHistoryLimit selector serviceName "
+    "StatefulSet": "minReadySeconds ordinals persistentVolumeClaimRetentionPolicy podManagementPolicy replicas "
+    "revisionHistoryLimit selector serviceName "
     "updateStrategy volumeClaimTemplates",
 }
 _TOP = ("apiVersion", "kind", "metadata", "status")
@@ -78,13 +85,14 @@ class Workload(NamedTuple):
 
 
 def workload_of(value: Mapping[str, Any]) -> Workload | None:
-    """Read a workload; None for other kinds. Whether the template is a good pod is for the reader of pods to say.
+    """Read a workload; None for other kinds.
 
-    A kind that is misspelt, or stands in a version that does not have it, is a workload with that problem.
+    Whether the template is a good pod is for the reader of pods to say. A kind that is misspelt, or
+    stands in a version that does not have it, is a workload with that problem.
 
     >>> workload_of({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {"replicas": 2, "template": {}}}).pods
     2
-    """
+    """  # noqa: E501
     kind, version = str(value.get("kind")), str(value.get("apiVersion"))
     problems = _kind_problems(kind, version)
     if kind not in _WORKLOADS.get(version, ()) and not problems:
@@ -112,11 +120,12 @@ def workload_of(value: Mapping[str, Any]) -> Workload | None:
 
 
 def is_of_others(value: Mapping[str, Any]) -> bool:
-    """Say whether an object is of a kind that is none of ours and no misspelling of one: another group's, or a known one of the core group.
+    """Say whether an object is of a kind that is none of ours and no misspelling of one: another
+    group's, or a known one of the core group.
 
     >>> is_of_others({"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"}), is_of_others({"apiVersion": "v1", "kind": "Pods"})
     (True, False)
-    """
+    """  # noqa: E501
     version, kind = value.get("apiVersion"), value.get("kind")
     if not isinstance(version, str) or not isinstance(kind, str):
         return False
@@ -127,7 +136,10 @@ def is_of_others(value: Mapping[str, Any]) -> bool:
 
 
 def _kind_problems(kind: str, version: str) -> list[Problem]:
-    """Say what is wrong with a kind that looks like a workload's, in a group of Kubernetes itself; another group's kinds are not ours to judge."""
+    """Say what is wrong with a kind that looks like a workload's, in a group of Kubernetes itself.
+
+    Another group's kinds are not ours to judge.
+    """
     group = version.rpartition("/")[0]
     if kind in _WORKLOADS.get(version, ()) or group not in ("", "apps", "batch", "extensions"):
         return []
@@ -142,7 +154,10 @@ def _kind_problems(kind: str, version: str) -> list[Problem]:
 def _inside(
     here: Mapping[str, Any], prefix: str, name: str, beside: Sequence[str], problems: list[Problem]
 ) -> tuple[Mapping[str, Any], str]:
-    """Go to a field; one that is misspelt, or not there, is a problem, unless one further out is."""
+    """Go to a field.
+
+    One that is misspelt, or not there, is a problem, unless one further out is.
+    """
     if not problems:
         legal = (name, *beside)
         misspelt = {key: meant for key in here if key not in legal and (meant := did_you_mean(str(key), legal))}
@@ -164,7 +179,9 @@ def _count(kind: str, spec: Mapping[str, Any], prefix: str, problems: list[Probl
             if key != "completions":
                 numbers.append(1)
         elif isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_PODS:
-            problems.append(Problem(f"{prefix}{key}", f"got {number!r}, wanted a number from 0 to {MOST_PODS} for a plan"))
+            problems.append(
+                Problem(f"{prefix}{key}", f"got {number!r}, wanted a number from 0 to {MOST_PODS} for a plan")
+            )
             return 0
         else:
             numbers.append(number)

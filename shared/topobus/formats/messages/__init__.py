@@ -1,1 +1,3 @@
-"""Everything that crosses NATS: the messages, their bounds, and the catalogue of subjects, streams and buckets."""
+"""Everything that crosses NATS: the messages, their bounds, and the catalogue of subjects, streams
+and buckets.
+"""

@@ -1,4 +1,6 @@
-"""The messages between the gateway and a device service about one container that is about to be made: what it gets beyond the edits of `prepare`."""
+"""The messages between the gateway and a device service about one container that is about to be
+made: what it gets beyond the edits of `prepare`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ __all__ = ["AdjustReply", "AdjustRequest", "Adjusted"]
 
 
 class AdjustRequest(Struct, frozen=True, kw_only=True):
-    """Say what a container with these prepared devices gets; nothing is changed outside the container. Asked again, it is the same answer."""
+    """Say what a container with these prepared devices gets.
+
+    Nothing is changed outside the container. Asked again, it is the same answer.
+    """
 
     op_id: str
     owner: Owner

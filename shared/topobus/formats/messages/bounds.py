@@ -1,9 +1,12 @@
 """Limits the size of every part of a message that crosses NATS.
 
-Flows in: the message types of the catalogue. Flows out: for each a twin type of the same shape with limits on every text, list, map and number. The codec decodes into
-the twin first, so msgspec refuses a message out of bounds in C, with the JSON path, before any object is made. Without limits a few hundred bytes cost a reader
-gigabytes or minutes (memory blocks by the thousand, CPU lists of a million). The limits follow what Linux, kubelet and Kubernetes can have, so no honest message
-comes near them. Fields of type Any (Kubernetes' own objects, opaque configuration) are bounded by the size of the whole message, and checked where they are read.
+Flows in: the message types of the catalogue. Flows out: for each a twin type of the same shape with
+limits on every text, list, map and number. The codec decodes into the twin first, so msgspec
+refuses a message out of bounds in C, with the JSON path, before any object is made. Without limits
+a few hundred bytes cost a reader gigabytes or minutes (memory blocks by the thousand, CPU lists of
+a million). The limits follow what Linux, kubelet and Kubernetes can have, so no honest message
+comes near them. Fields of type Any (Kubernetes' own objects, opaque configuration) are bounded by
+the size of the whole message, and checked where they are read.
 """
 
 from __future__ import annotations
@@ -40,15 +43,19 @@ __all__ = [
 ]
 
 MAX_NAME = 1024
-"""Characters of a name, an id or an owner's key. Kubernetes' names end at 253; an owner's key has three of them and a kind."""
+"""Characters of a name, an id or an owner's key. Kubernetes' names end at 253; an owner's key has
+three of them and a kind."""
 MAX_TEXT = 64 * 1024
-"""Characters of a sentence, a path or a variable's value. A condition ends at 32 KiB (metav1.Condition); a refusal may name some thousand nodes."""
+"""Characters of a sentence, a path or a variable's value. A condition ends at 32 KiB
+(metav1.Condition); a refusal may name some thousand nodes."""
 MAX_ID_TEXT = 64 * 1024
 """Characters of a list of ids: every second CPU of the largest machine takes 20 kB."""
 MAX_ENTRIES = 8192
-"""Entries of a list or a map. As many as a machine may have CPUs (NR_CPUS), each of which is a device; pods a node end at some hundreds."""
+"""Entries of a list or a map. As many as a machine may have CPUs (NR_CPUS), each of which is a
+device; pods a node end at some hundreds."""
 MAX_MEMORY_BLOCKS = 64
-"""Memory blocks of one container: one for plain memory and one for each size of huge pages; arm64 has four of these, ppc64 five."""
+"""Memory blocks of one container: one for plain memory and one for each size of huge pages; arm64
+has four of these, ppc64 five."""
 MAX_SHARES = 1024
 """Shares of a memory block: one a NUMA node at most (MAX_NUMNODES)."""
 MAX_COUNTERS = 32
@@ -60,7 +67,8 @@ MAX_VALID_VALUES = 10
 MAX_INTEGER = 2**63 - 1
 """As far as every reader of Kubernetes' numbers goes (int64); downwards the same."""
 
-# What is written for people or taken over from a machine, by the field's name; all other texts are names.
+# What is written for people or taken over from a machine, by the field's
+# name; all other texts are names.
 _TEXTS = frozenset(
     {
         "annotations",
@@ -101,7 +109,8 @@ _PLAIN = (float, bool, type(None), Any, Raw)
 def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
     """Make a message type's twin with limits; it is only ever decoded into, and thrown away.
 
-    Shapes: unread — the field of a map whose values stay bytes (`Raw`), for a reader who looks which of them are new; keys and number of entries have their limits.
+    Shapes: unread — the field of a map whose values stay bytes (`Raw`), for a reader who looks
+    which of them are new; keys and number of entries have their limits.
     Errors: raises TypeError for a field of a type that nobody gave limits to.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -125,8 +134,13 @@ def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
 
 
 def _field(field: msgspec.structs.FieldInfo) -> Any:
-    """Keep the name on the wire, and whether the field may be left out; what it is then does not matter here."""
-    return msgspec.field(name=field.encode_name) if field.required else msgspec.field(default=None, name=field.encode_name)
+    """Keep the name on the wire, and whether the field may be left out.
+
+    What it is then does not matter here.
+    """
+    return (
+        msgspec.field(name=field.encode_name) if field.required else msgspec.field(default=None, name=field.encode_name)
+    )
 
 
 def _limited(hint: Any, name: str, integer: Any = _INTEGER) -> Any:
@@ -156,7 +170,11 @@ def _limited_scalar(hint: Any, name: str) -> Any:
         return Annotated[str, Meta(max_length=MAX_NAME)]
     if isinstance(hint, type) and issubclass(hint, IdSet):
         return Annotated[str, Meta(max_length=MAX_ID_TEXT)]
-    if hint in _PLAIN or typing.get_origin(hint) is typing.Literal or (isinstance(hint, type) and issubclass(hint, enum.Enum)):
+    if (
+        hint in _PLAIN
+        or typing.get_origin(hint) is typing.Literal
+        or (isinstance(hint, type) and issubclass(hint, enum.Enum))
+    ):
         return hint
     raise TypeError(f"field {name}: no limits are known for {hint!r}: teach topobus.formats.messages.bounds")
 

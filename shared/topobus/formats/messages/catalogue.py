@@ -1,14 +1,22 @@
-"""Everything that crosses NATS: subject, message, stream or bucket, writer, readers. The one place where a noun is declared.
+"""Everything that crosses NATS: subject, message, stream or bucket, writer, readers.
 
-How a noun becomes a subject or a key is the grammar's matter (`topobus.formats.messages.nouns`).
-The reference page, the AsyncAPI document and the NATS permissions are generated from here.
+The one place where a noun is declared. How a noun becomes a subject or a key is the grammar's
+matter (`topobus.formats.messages.nouns`). The reference page, the AsyncAPI document and the NATS
+permissions are generated from here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from topobus.formats.messages import adjust_messages, forget_messages, operation_messages, plan_messages, relay_messages, sandbox_messages
+from topobus.formats.messages import (
+    adjust_messages,
+    forget_messages,
+    operation_messages,
+    plan_messages,
+    relay_messages,
+    sandbox_messages,
+)
 from topobus.formats.messages import messages as m
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.formats.messages.nouns import Ask, Event, Notice, Noun, State
@@ -56,14 +64,17 @@ __all__ = [
     "UNPREPARE",
 ]
 
-# The one process that makes streams, where each process is a NATS user of its own. It runs in every installation.
-# A node's own server has no controller: there it is another (setting nats.provisioner).
+# The one process that makes streams, where each process is a NATS user of its own. It
+# runs in every installation. A node's own server has no controller: there it is
+# another (setting nats.provisioner).
 PROVISIONER = "controller"
-# The one process that removes what stands of a node that is gone; no process of the node is left to do it.
+# The one process that removes what stands of a node that is gone; no
+# process of the node is left to do it.
 FORGETTER = "controller"
 # Reads all that its node's server stores, to say it to the hub.
 _RELAY = "relay"
-# Who serves a class: its own service, and the gateway for classes of device plugins that are somebody else's.
+# Who serves a class: its own service, and the gateway for classes of device
+# plugins that are somebody else's.
 _CLASS_SERVERS = (*DEVICE_SERVICES, "gateway")
 
 MACHINE = State(
@@ -104,7 +115,8 @@ LEDGER = State(
     description="Who holds what on one node, with the answers of the newest operations.",
     history=16,
     max_value_bytes=900 * 1024,
-    # The most of all: sixteen revisions a node, each with its newest answers, and without room for them nothing can be placed.
+    # The most of all: sixteen revisions a node, each with its newest answers, and without room
+    # for them nothing can be placed.
     max_bucket_bytes=768 * 1024 * 1024,
     entries="allocations",
 )
@@ -115,7 +127,8 @@ ALIGNMENT = State(
     message=NodeAlignment,
     writer=("topology",),
     readers=("topology", "controller", _RELAY, "console", "cli"),
-    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them; and which of its device services are silent.",
+    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them; and which "  # noqa: E501
+    "of its device services are silent.",
     max_bucket_bytes=32 * 1024 * 1024,
 )
 RELAY = State(
@@ -125,7 +138,7 @@ RELAY = State(
     message=relay_messages.NodeRelay,
     writer=(_RELAY,),
     readers=("cli",),
-    description="How far the hub's copies of one node's events are; written only where nodes have servers of their own.",
+    description="How far the hub's copies of one node's events are; written only where nodes have servers of their own.",  # noqa: E501
     history=4,
     max_value_bytes=64 * 1024,
     max_bucket_bytes=32 * 1024 * 1024,
@@ -138,9 +151,11 @@ MAINTENANCE = State(
     message=operation_messages.ClassMaintenance,
     writer=DEVICE_SERVICES,
     readers=(_RELAY, "cli"),
-    description="Which devices of one class on one node an operator keeps back, who and why, and what was done to single devices lately.",
+    description="Which devices of one class on one node an operator keeps back, who and why, and what was done to single "  # noqa: E501
+    "devices lately.",
     max_value_bytes=256 * 1024,
-    # Full it refuses, and drops nothing: what is kept back must be known to a service that starts after somebody has filled it.
+    # Full it refuses, and drops nothing: what is kept back must be known to a service that
+    # starts after somebody has filled it.
     max_bucket_bytes=32 * 1024 * 1024,
     classes_apart=DEVICE_SERVICES,
     max_class_bytes=16 * 1024 * 1024,
@@ -152,8 +167,10 @@ OBJECT = State(
     message=m.ApiObject,
     writer=("cli", "controller"),
     readers=("controller", "gateway", "console", "cli"),
-    description="The stand-alone API: DeviceClasses, ResourceClaims and Pods in Kubernetes' wire shape. CLI writes spec, controller status.",
-    # A claim may have 32 configurations of 10 KiB, and its allocation has them once more (resource.k8s.io/v1): 640 KiB.
+    description="The stand-alone API: DeviceClasses, ResourceClaims and Pods in Kubernetes' wire shape. CLI writes spec, "  # noqa: E501
+    "controller status.",
+    # A claim may have 32 configurations of 10 KiB, and its allocation has them once more
+    # (resource.k8s.io/v1): 640 KiB.
     max_value_bytes=900 * 1024,
     max_bucket_bytes=256 * 1024 * 1024,
 )
@@ -180,7 +197,8 @@ DECISION = Event(
     description="Every decision with its inputs, enough to replay it offline.",
     max_per_subject=4096,
     max_stream_bytes=512 * 1024 * 1024,
-    # A decision carries the node as it was seen: as large as a message may be (render_nats.render_server).
+    # A decision carries the node as it was seen: as large as a message may
+    # be (render_nats.render_server).
     max_event_bytes=1020 * 1024,
 )
 DISAGREEMENT = Event(
@@ -191,7 +209,8 @@ DISAGREEMENT = Event(
     event_type="dev.topobus.disagreement.v1",
     writer=("gateway",),
     readers=("users", "gateway", _RELAY, "cli"),
-    description="A device that kubelet gives to one and the ledger to another, with both sides; the newest of a subject is the present state.",
+    description="A device that kubelet gives to one and the ledger to another, with both sides; the newest of a subject "  # noqa: E501
+    "is the present state.",
     max_per_subject=16,
     max_stream_bytes=64 * 1024 * 1024,
 )
@@ -259,7 +278,8 @@ HINT = Ask(
     parts=("node", "device_class"),
     request=m.HintsRequest,
     reply=m.HintsReply,
-    # The architecture's budget for a provider with custom hints; later it counts as "no opinion, said so".
+    # The architecture's budget for a provider with custom hints; later it
+    # counts as "no opinion, said so".
     timeout_s=0.02,
     writer=_CLASS_SERVERS,
     # The controller asks for no hints: it only looks whether anybody would answer.
@@ -339,7 +359,7 @@ FORGET = Ask(
     queue_group="controller",
     writer=(FORGETTER,),
     readers=("cli",),
-    description="Remove all that stands of a node that is gone, from every bucket; the node in the subject is always `_`.",
+    description="Remove all that stands of a node that is gone, from every bucket; the node in the subject is always `_`.",  # noqa: E501
 )
 OPERATE = Ask(
     name="operate",
@@ -389,7 +409,11 @@ PODS = Ask(
 STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT)
 BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in state.buckets())
 """Each state once for each of its buckets."""
-EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
+EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (
+    HEALTH,
+    DECISION,
+    DISAGREEMENT,
+)
 NOTICES = (HINTS,)
 ASKS = (
     PLACE,

@@ -1,7 +1,7 @@
 """Bytes to values and back: JSON by msgspec, with the domain's own types as text.
 
-Unknown fields are ignored, missing ones take their default; anything else that does not fit is a ContractError that names the place. Messages of the catalogue
-have limits (`bounds`) as well.
+Unknown fields are ignored, missing ones take their default; anything else that does not fit is a
+ContractError that names the place. Messages of the catalogue have limits (`bounds`) as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _decode_custom(wanted: type, raw: object) -> object:
 def encode(value: object) -> bytes:
     """Encode a contract message as JSON.
 
-    Order: struct fields keep their order, dicts are sorted by key, so equal values give equal bytes.
+    Order: struct fields keep their order, dicts are sorted by key, so
+    equal values give equal bytes.
     Errors: raises NotImplementedError for a value of a type that has no wire form.
 
     >>> encode({"b": 1, "a": [True, None]})
@@ -56,9 +57,12 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
-    """Decode and validate JSON into `wanted`; a message of the catalogue is held to its limits first.
+    """Decode and validate JSON into `wanted`.
 
-    Errors: raises ContractError with the JSON path of the first misfit and a sample of the bytes; `where` names the subject, key or file.
+    A message of the catalogue is held to its limits first.
+
+    Errors: raises ContractError with the JSON path of the first misfit and a sample of the bytes;
+    `where` names the subject, key or file.
     """
     try:
         message = _messages().get(wanted)
@@ -68,14 +72,17 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
         raw = data.encode() if isinstance(data, str) else bytes(data)
         sample = raw[:_SAMPLE_BYTES].decode("utf-8", "replace")
         raise ContractError(
-            f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}", sample=sample, size_bytes=len(raw)
+            f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}",
+            sample=sample,
+            size_bytes=len(raw),
         ) from err
 
 
 def decode_within(data: bytes | str | msgspec.Raw, wanted: type[T], limits: type[Struct] | None) -> T:
     """Hold JSON to the limits of a twin (`bounds.bounded`), then read it.
 
-    Errors: raises msgspec's own errors, ValueError, UnicodeDecodeError and RecursionError, which name no message.
+    Errors: raises msgspec's own errors, ValueError, UnicodeDecodeError and
+    RecursionError, which name no message.
     """
     if limits is not None:
         msgspec.json.decode(data, type=limits)
@@ -98,7 +105,8 @@ def _messages() -> dict[type, type[Struct]]:
 def to_builtins(value: object) -> Any:
     """Turn a message into dicts, lists and scalars, for YAML and for people.
 
-    Shapes: result — keys are the fields' names on the wire; sets of ids are written as in JSON. Order and errors: as in `encode`.
+    Shapes: result — keys are the fields' names on the wire; sets of ids are written as in JSON.
+    Order and errors: as in `encode`.
     """
     return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
 

@@ -1,8 +1,10 @@
-"""Device classes: those with a service of their own, those that `topobus-device --class NAME` serves, and those of somebody else's device plugins.
+"""Device classes: those with a service of their own, those that `topobus-device --class NAME`
+serves, and those of somebody else's device plugins.
 
-Flows in: a class's name. Flows out: who answers for it on the bus. The name alone decides, so that asker, answerer and the NATS server's permissions agree without a message:
-a name with a hyphen (`gpu-nvidia`) is a class that the gateway made of another vendor's resource, and every other class has a service that connects under the
-class's own name (docs/adr/0029).
+Flows in: a class's name. Flows out: who answers for it on the bus. The name alone decides, so that
+asker, answerer and the NATS server's permissions agree without a message: a name with a hyphen
+(`gpu-nvidia`) is a class that the gateway made of another vendor's resource, and every other class
+has a service that connects under the class's own name (docs/adr/0029).
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ DEVICE_SERVICES = ("gpu", "nic", "fpga", "cpu")
 FOREIGN_SERVER = "gateway"
 """Who serves classes of somebody else's device plugins."""
 
-# The name is a NATS user, a token of subjects, a part of variables (TOPOBUS_NPU__…) and of an account's name; 20 characters leave room in a socket's path.
+# The name is a NATS user, a token of subjects, a part of variables (TOPOBUS_NPU__…) and of an
+# account's name; 20 characters leave room in a socket's path.
 _NAME = re.compile(r"[a-z][a-z0-9]{0,19}")
-# Who connects under these names is somebody else: other processes, the server itself, NATS' users that are no process, and variables that count for every service.
+# Who connects under these names is somebody else: other processes, the server itself, NATS' users
+# that are no process, and variables that count for every service.
 _TAKEN = frozenset(
     {
         "all",
@@ -41,19 +45,25 @@ _TAKEN = frozenset(
 
 
 def class_complaint(device_class: str) -> str:
-    """Say why `topobus-device` cannot serve a class of this name; empty when it can, or when the class has a service of its own.
+    """Say why `topobus-device` cannot serve a class of this name.
+
+    Empty when it can, or when the class has a service of its own.
 
     >>> class_complaint("npu"), class_complaint("gpu")
     ('', '')
     >>> class_complaint("smart-card")
     "device class 'smart-card': wanted 1 to 20 lowercase letters and digits, a letter first (a hyphen marks classes of other vendors' device plugins)"
-    """
+    """  # noqa: E501
     if not _NAME.fullmatch(device_class):
         return (
             f"device class {device_class!r}: wanted 1 to 20 lowercase letters and digits, a letter first "
             "(a hyphen marks classes of other vendors' device plugins)"
         )
-    return f"device class {device_class!r}: the name belongs to another process of Topobus" if device_class in _TAKEN else ""
+    return (
+        f"device class {device_class!r}: the name belongs to another process of Topobus"
+        if device_class in _TAKEN
+        else ""
+    )
 
 
 def has_own_service(device_class: str) -> bool:
@@ -75,7 +85,8 @@ def class_server(device_class: str) -> str:
 
 
 def principal_role(principal: str) -> str:
-    """Name the principal that stands for this one in the catalogue: all device services have the rights of the first, each for its own class.
+    """Name the principal that stands for this one in the catalogue: all device services have the
+    rights of the first, each for its own class.
 
     >>> principal_role("npu"), principal_role("nic"), principal_role("gateway")
     ('gpu', 'gpu', 'gateway')

@@ -1,9 +1,12 @@
 """Decodes and encodes the values of one key one after the other, and of each only what is new.
 
-A ledger is one value, is written with every decision, and each decision changes one or two of its allocations. The decoder keeps the bytes of each entry of the value before: an
-entry with the same bytes is taken over as it was decoded then, so it was held to its limits, too. Unchanged entries are the same objects as in the value before, so a reader finds
-the changed ones by identity. The encoder keeps the bytes that it made of each entry, and makes them anew for another object. Flows in: JSON bytes, or values. Flows out: the value
-that `codec.decode` gives for the bytes, or the bytes that `codec.encode` gives for the value.
+A ledger is one value, is written with every decision, and each decision changes one or two of its
+allocations. The decoder keeps the bytes of each entry of the value before: an entry with the same
+bytes is taken over as it was decoded then, so it was held to its limits, too. Unchanged entries are
+the same objects as in the value before, so a reader finds the changed ones by identity. The encoder
+keeps the bytes that it made of each entry, and makes them anew for another object. Flows in: JSON
+bytes, or values. Flows out: the value that `codec.decode` gives for the bytes, or the bytes that
+`codec.encode` gives for the value.
 """
 
 from __future__ import annotations
@@ -40,21 +43,26 @@ class EntryDecoder(Generic[M]):
     def decode(self, data: bytes, *, where: str) -> M:
         """Decode and validate JSON.
 
-        Errors: raises ContractError as `codec.decode` does, in its words; what was known stays known. Of an entry that is written twice the last one counts, and the first is
-                not looked at.
-        Cost: one pass over the bytes, and the decoding of the entries that are new. The bytes are kept until the next value is decoded.
+        Errors: raises ContractError as `codec.decode` does, in its words; what was
+        known stays known. Of an entry that is written twice the last one counts,
+        and the first is not looked at.
+        Cost: one pass over the bytes, and the decoding of the entries that are new. The bytes are
+        kept until the next value is decoded.
         """
         try:
             raw_entries: dict[str, Raw] = getattr(msgspec.json.decode(data, type=self._limits), self._field) or {}
             rest = decode_within(data, self._rest, None)
             entries = {
-                key: self._entries[key] if self._raw_entries.get(key) == raw else decode_within(raw, self._entry, self._entry_limits)
+                key: self._entries[key]
+                if self._raw_entries.get(key) == raw
+                else decode_within(raw, self._entry, self._entry_limits)
                 for key, raw in raw_entries.items()
             }
         except (msgspec.MsgspecError, ValueError, RecursionError):
             # Which entry it is, and where in it, the ordinary way says.
             return decode(data, self._wanted, where=where)
-        # The new bytes stand for those that are equal to them: else each entry would keep the whole value alive that it once came with.
+        # The new bytes stand for those that are equal to them: else each entry would keep the whole
+        # value alive that it once came with.
         self._raw_entries, self._entries = raw_entries, entries
         return self._wanted(**msgspec.structs.asdict(rest), **{self._field: dict(entries)})
 
@@ -63,7 +71,9 @@ class EntryEncoder:
     """Remembers one value: that of the last call."""
 
     def __init__(self, field: str) -> None:
-        """Make an encoder of a message whose `field` is a map from names to structs, none of which is ever changed."""
+        """Make an encoder of a message whose `field` is a map from names to structs, none of which
+        is ever changed.
+        """
         self._field = field
         self._raw_entries: dict[str, Raw] = {}
         self._entries: dict[str, Struct] = {}
@@ -72,11 +82,13 @@ class EntryEncoder:
         """Encode a value.
 
         Errors: raises NotImplementedError as `codec.encode` does.
-        Cost:   a copy of all bytes, and the encoding of the entries that are other objects than in the value before.
+        Cost: a copy of all bytes, and the encoding of the entries that are other
+        objects than in the value before.
         """
         entries: dict[str, Struct] = getattr(value, self._field)
         raw_entries = {
-            key: self._raw_entries[key] if self._entries.get(key) is entry else Raw(encode(entry)) for key, entry in entries.items()
+            key: self._raw_entries[key] if self._entries.get(key) is entry else Raw(encode(entry))
+            for key, entry in entries.items()
         }
         self._raw_entries, self._entries = raw_entries, dict(entries)
         return encode(msgspec.structs.replace(value, **{self._field: raw_entries}))
@@ -85,7 +97,9 @@ class EntryEncoder:
 def _without(kind: type[Struct], field: str) -> type[Struct]:
     """Make a type with all fields but one, as they are."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [(each.name, hints[each.name], _optional(each)) for each in msgspec.structs.fields(kind) if each.name != field]
+    fields = [
+        (each.name, hints[each.name], _optional(each)) for each in msgspec.structs.fields(kind) if each.name != field
+    ]
     return msgspec.defstruct(f"{kind.__name__}Without{field.title()}", fields, kw_only=True)
 
 

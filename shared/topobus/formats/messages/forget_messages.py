@@ -17,7 +17,8 @@ class ForgetRequest(Struct, frozen=True, kw_only=True):
     node: str
     is_dry_run: bool = False
     is_forced: bool = False
-    """Also where the node's ledger gives something to somebody, or an operator keeps a device of it back."""
+    """Also where the node's ledger gives something to somebody, or an operator keeps a device of it
+    back."""
 
 
 class KeyOutcome(StrEnum):
@@ -49,6 +50,7 @@ class ForgetReply(Struct, frozen=True, kw_only=True):
     keys: tuple[ForgottenKey, ...] = ()
     """In the order in which they are removed; empty: no bucket has anything of the node."""
     events: dict[str, int] = {}
-    """By stream: of how many devices a present state was ended, or would be. Events of the past stay until their stream drops them."""
+    """By stream: of how many devices a present state was ended, or would be. Events of the past
+    stay until their stream drops them."""
     refusal: Refusal | None = None
     """Why nothing was removed; in a dry run, why nothing would be."""

@@ -1,6 +1,8 @@
-"""The messages that cross NATS and are not domain values already (machine, inventory and ledger are).
+"""The messages that cross NATS and are not domain values already (machine, inventory and ledger
+are).
 
-Every field that came after the first version has a default; unknown fields are ignored; a golden file guards each message.
+Every field that came after the first version has a default; unknown fields are ignored; a
+golden file guards each message.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ OUTCOME = ":outcome"
 
 
 class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
-    """A Kubernetes object of the stand-alone API, in Kubernetes' own wire shape; all inner fields are kept as they are."""
+    """A Kubernetes object of the stand-alone API, in Kubernetes' own wire shape.
+
+    All inner fields are kept as they are.
+    """
 
     api_version: str
     kind: str
@@ -72,7 +77,10 @@ class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVe
 
 
 class HealthEvent(Struct, frozen=True, kw_only=True):
-    """One device's present health. Each event is complete: the newest of a subject is the present state of that device."""
+    """One device's present health.
+
+    Each event is complete: the newest of a subject is the present state of that device.
+    """
 
     node: str
     device_class: str
@@ -86,9 +94,11 @@ class HealthEvent(Struct, frozen=True, kw_only=True):
     is_removed: bool = False
     """True when the device left the inventory for good."""
     affected: tuple[Owner, ...] = ()
-    """Who holds the device, from the ledger: of what kubelet's device plugin allocations hold the pod (without a uid) as soon as kubelet has told it."""
+    """Who holds the device, from the ledger: of what kubelet's device plugin allocations hold the
+    pod (without a uid) as soon as kubelet has told it."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use the device, by whichever door, sorted; one that kubelet alone has named has no uid."""
+    """The pods that use the device, by whichever door, sorted; one that kubelet alone has named has
+    no uid."""
     time: str
     """RFC 3339, UTC."""
 
@@ -98,7 +108,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
 
     id: str
     verb: str
-    """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict`, `quarantine`, or what an operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`."""
+    """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict`, `quarantine`, or what an
+    operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`."""
     node: str
     op_id: str
     time: str
@@ -112,7 +123,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     """The ledger's sequence after the decision."""
     is_dry_run: bool = False
     user: Owner | None = None
-    """The pod that used what a `release` let go, where the owner does not say it (an allocation of kubelet's)."""
+    """The pod that used what a `release` let go, where the owner does not say it (an allocation of
+    kubelet's)."""
     operation: DeviceOperation | None = None
     """What an operator wants of one device, for the verbs of `topobus device`."""
     health: DeviceHealth | None = None
@@ -120,7 +132,9 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
 
     @property
     def is_begun(self) -> bool:
-        """Say whether this allows an operator's wish, which the device service is then asked to perform: its outcome is a decision of its own."""
+        """Say whether this allows an operator's wish, which the device service is then asked to
+        perform: its outcome is a decision of its own.
+        """
         return self.operation is not None and self.outcome is None and not self.op_id.endswith(OUTCOME)
 
     @property
@@ -136,9 +150,11 @@ class PlaceRequest(Struct, frozen=True, kw_only=True):
     pod: PodRequest
     is_dry_run: bool = False
     is_reservation: bool = False
-    """True: hold it for now; without a `commit` in time it is let go again, `release` lets it go at once."""
+    """True: hold it for now; without a `commit` in time it is let go again, `release` lets it go at
+    once."""
     besides: dict[str, tuple[str, ...]] = {}
-    """For a dry run: count these devices as held, too, class to names (CPUs by device name): the pod's claims are about to take them."""
+    """For a dry run: count these devices as held, too, class to names (CPUs by device name): the
+    pod's claims are about to take them."""
 
 
 class PlaceReply(Struct, frozen=True, kw_only=True):
@@ -161,11 +177,14 @@ class PreferRequest(Struct, frozen=True, kw_only=True):
     withheld: tuple[str, ...] = ()
     """Free devices that are about to be a claim's: they are chosen when nothing else is left."""
     is_from_end: bool = False
-    """Among what is equally aligned prefer the largest names: the scheduler gives claims the smallest."""
+    """Among what is equally aligned prefer the largest names: the scheduler gives claims the
+    smallest."""
 
 
 class PreferReply(Struct, frozen=True, kw_only=True):
-    """The choice: keeps what must be included, has `size` names when so many are available, never an error."""
+    """The choice: keeps what must be included, has `size` names when so many are available, never
+    an error.
+    """
 
     devices: tuple[str, ...]
     reason: str = ""
@@ -202,7 +221,8 @@ class ContainerDevices(Struct, frozen=True, kw_only=True):
     """Namespace and name; empty for a resource's devices."""
     devices: tuple[HeldDevice, ...]
     memory: tuple[MemoryBlock, ...] = ()
-    """Memory that kubelet's memory manager gave it, by NUMA node; stands beside its exclusive CPUs (class `cpu`)."""
+    """Memory that kubelet's memory manager gave it, by NUMA node; stands beside its exclusive CPUs
+    (class `cpu`)."""
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
@@ -217,7 +237,9 @@ class Disagreement(Struct, frozen=True, kw_only=True):
 
 
 class DisagreementEvent(Struct, frozen=True, kw_only=True):
-    """kubelet and the ledger say different things of a device: published once when it was seen twice, and once when it is over."""
+    """kubelet and the ledger say different things of a device: published once when it was seen
+    twice, and once when it is over.
+    """
 
     node: str
     device_class: str
@@ -233,7 +255,9 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
-    """The gateway's connection to the container runtime (NRI): it tells which containers there are, and by it claims get CPUs for themselves and devices go into pods."""
+    """The gateway's connection to the container runtime (NRI): it tells which containers there are,
+    and by it claims get CPUs for themselves and devices go into pods.
+    """
 
     socket: str
     why_not: str = ""
@@ -241,11 +265,14 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     pins_cpus: bool = False
     """Claims get CPUs for themselves by it."""
     cpusets_unseen: str = ""
-    """Why the gateway cannot see what the kernel's cpusets say of containers; empty: it can, or need not."""
+    """Why the gateway cannot see what the kernel's cpusets say of containers; empty: it can, or
+    need not."""
 
 
 class KubeletRegistrations(Struct, frozen=True, kw_only=True):
-    """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the reason in words."""
+    """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the
+    reason in words.
+    """
 
     folder: str = ""
     """Where the gateway looks for kubelet's socket, as it sees its own files."""
@@ -267,12 +294,15 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     runtime: RuntimeConnection | None = None
     """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none."""
     dropped_slice_fields: tuple[str, ...] = ()
-    """What the API server does not keep of this node's ResourceSlices, sorted: `spec.devices.*.consumesCounters`."""
+    """What the API server does not keep of this node's ResourceSlices, sorted:
+    `spec.devices.*.consumesCounters`."""
     resource_rivals: dict[str, str] = {}
-    """Resources of vendors' profiles that the gateway does not register, with the device plugin of somebody else that has them."""
+    """Resources of vendors' profiles that the gateway does not register, with the device plugin of
+    somebody else that has them."""
     registrations: KubeletRegistrations = KubeletRegistrations()
     plugin_failures: dict[str, str] = {}
-    """Resources of others' device plugins that have registered here and are not served now, and why."""
+    """Resources of others' device plugins that have registered here and are not served now, and
+    why."""
     profiles: tuple[VendorProfile, ...] = ()
     """Whose device plugins the gateway stands in for: pods ask by their names, too."""
 
@@ -282,13 +312,17 @@ class AdoptRequest(Adoption, frozen=True, kw_only=True):
 
     op_id: str
     names_pods_of: str = ""
-    """A decision: nothing is adopted; what the owner holds by it is used by `pods` from now on, and a later holding stays as it is. Empty: adopt."""
+    """A decision: nothing is adopted; what the owner holds by it is used by `pods` from now on, and
+    a later holding stays as it is. Empty: adopt."""
     owned_cpus: CpuSet | None = None
     """CPUs that may be chosen of groups; None: all."""
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
-    """Done: the ledger says so now. `displaced` lists owners whose stale device-plugin holding gave way."""
+    """Done: the ledger says so now.
+
+    `displaced` lists owners whose stale device-plugin holding gave way.
+    """
 
     decision_id: str
     ledger_sequence: int = 0
@@ -298,7 +332,10 @@ class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outco
 
 
 class AdoptReply(Struct, frozen=True, kw_only=True):
-    """The answer of `adopt`; refused when another live owner holds a device, or a device does not exist."""
+    """The answer of `adopt`.
+
+    Refused when another live owner holds a device, or a device does not exist.
+    """
 
     result: Adopted | Refusal
 
@@ -312,20 +349,25 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     config: tuple[dict[str, Any], ...] = ()
     """Opaque configuration for this driver, class configs before claim configs."""
     device_config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """Configuration by device, in place of `config`, where it is not the same for all: a claim configures single requests."""
+    """Configuration by device, in place of `config`, where it is not the same for all: a claim
+    configures single requests."""
     looked_at: tuple[str, ...] = ()
     """Those of `devices` to which the owner has admin access: it may look at a sick one, too."""
     tolerated: tuple[str, ...] = ()
-    """Those of `devices` that the owner takes also when they are sick: its allocation tolerates their taint."""
+    """Those of `devices` that the owner takes also when they are sick: its allocation tolerates
+    their taint."""
     cpus: dict[str, CpuSet] = {}
     """Which CPUs the owner has of those of `devices` that are groups of CPUs."""
     is_again: bool = False
-    """True: the owner has had them prepared before, and uses them: they are its own also when an operator keeps them back."""
+    """True: the owner has had them prepared before, and uses them: they are its own also when an
+    operator keeps them back."""
     shares: dict[str, dict[str, int]] = {}
-    """How much the owner has of those of `devices` that it shares with others: device to capacity to amount."""
+    """How much the owner has of those of `devices` that it shares with others: device to capacity
+    to amount."""
     is_ahead: bool = False
-    """True: the owner does not hold them yet, and may never. Answered only when nothing is changed by it, else refused as `not-ahead`; asked only of services
-    whose inventory names the devices' drivers in `reading_drivers`."""
+    """True: the owner does not hold them yet, and may never. Answered only when nothing is changed
+    by it, else refused as `not-ahead`; asked only of services whose inventory names the devices'
+    drivers in `reading_drivers`."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):
@@ -375,7 +417,8 @@ class HintsEvent(Struct, frozen=True, kw_only=True):
     device_class: str
     """Also `memory`, for memory and hugepages of all sizes."""
     op_id: str
-    """The operation for which they were given, as in the decision that followed; empty when the asker named none."""
+    """The operation for which they were given, as in the decision that followed; empty when the
+    asker named none."""
     by: str
     """Who gave them: `topology` by kubelet's rules, or the class's own `device-service`."""
     owner: Owner | None = None

@@ -1,8 +1,12 @@
-"""The kinds of nouns that cross NATS (state, event, notice, ask) and the one grammar of their subjects and keys.
+"""The kinds of nouns that cross NATS (state, event, notice, ask) and the one grammar of their
+subjects and keys.
 
-The grammar is `topobus.v1.<noun>.<node>[.<class>[.<device>]]`: the node stands at one fixed place, so one wildcard is one node's rights.
-Flows in: names of nodes, classes and devices. Flows out: subjects, keys, buckets' and streams' patterns, and the parts of a key again. A name that could change
-the shape of a subject (a dot, a wildcard, a separator) never gets into one. Which nouns there are stands in `topobus.formats.messages.catalogue`.
+The grammar is `topobus.v1.<noun>.<node>[.<class>[.<device>]]`: the node stands at one fixed place,
+so one wildcard is one node's rights.
+Flows in: names of nodes, classes and devices. Flows out: subjects, keys, buckets' and streams'
+patterns, and the parts of a key again. A name that could change the shape of a subject (a dot, a
+wildcard, a separator) never gets into one. Which nouns there are stands in
+`topobus.formats.messages.catalogue`.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from topobus.values.errors import ContractError
 __all__ = ["CLUSTER", "PREFIX", "Ask", "Event", "Notice", "Noun", "State", "from_token", "stored_subject", "to_token"]
 
 PREFIX = "topobus.v1"
-# Stands where a node's name would, for what belongs to no node; `_` is illegal in node names, so it cannot collide.
+# Stands where a node's name would, for what belongs to no node; `_` is illegal in
+# node names, so it cannot collide.
 CLUSTER = "_"
 
 M = TypeVar("M")
@@ -25,12 +30,14 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
-# The longest DNS name. nats-server ends the connection of a client whose subject and reply do not fit into 4096 bytes.
+# The longest DNS name. nats-server ends the connection of a client whose subject and
+# reply do not fit into 4096 bytes.
 _LONGEST_NAME = 253
 
 
 def to_token(name: str) -> str:
-    """Turn a name into one subject token or key part: `.` becomes `_` (reversible, since `_` is illegal in DNS names).
+    """Turn a name into one subject token or key part: `.` becomes `_` (reversible, since `_` is
+    illegal in DNS names).
 
     Errors: raises ContractError for a name that no token can hold.
 
@@ -40,12 +47,16 @@ def to_token(name: str) -> str:
     token = name.replace(".", "_")
     if (_TOKEN.fullmatch(token) is None or "_" in name or len(name) > _LONGEST_NAME) and name != CLUSTER:
         shown = f"{name[:60]!r} and {len(name) - 60} more" if len(name) > _LONGEST_NAME else repr(name)
-        raise ContractError(f"cannot put {shown} into a subject: wanted a DNS name (lower-case letters, digits, '-' and '.')")
+        raise ContractError(
+            f"cannot put {shown} into a subject: wanted a DNS name (lower-case letters, digits, '-' and '.')"
+        )
     return token
 
 
 def from_token(token: str) -> str:
-    """Turn a subject's token back into the name, the inverse of `to_token`; the token that stands for the whole cluster stays as it is.
+    """Turn a subject's token back into the name, the inverse of `to_token`.
+
+    The token that stands for the whole cluster stays as it is.
 
     >>> from_token("node-1_example_com")
     'node-1.example.com'
@@ -74,11 +85,17 @@ class Noun:
     description: str
 
     def is_whole(self, values: Iterable[str]) -> bool:
-        """Say whether these are all of the parts: then they name one key or one subject, and not a pattern of them."""
+        """Say whether these are all of the parts: then they name one key or one subject, and not a
+        pattern of them.
+        """
         return set(values) == set(self.parts)
 
     def subject(self, **values: str) -> str:
-        """Build the subject of one; of a state where the server says that a key was written (the bucket's republish): only that, never the value."""
+        """Build the subject of one.
+
+        Of a state where the server says that a key was written (the bucket's
+        republish): only that, never the value.
+        """
         return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))
 
     def pattern(self, **values: str) -> str:
@@ -105,26 +122,35 @@ class State(Noun, Generic[M]):
     history: int = 8
     max_value_bytes: int = 512 * 1024
     max_bucket_bytes: int
-    """What all keys with their history may take on the disk together, so that one bucket's writers cannot starve another's."""
+    """What all keys with their history may take on the disk together, so that one bucket's writers
+    cannot starve another's."""
     may_be_compressed: bool = False
-    """True when a value larger than the bucket takes is stored as gzip (ADR 16); one that fits is always plain JSON."""
+    """True when a value larger than the bucket takes is stored as gzip (ADR 16); one that fits is
+    always plain JSON."""
     is_rewritten: bool = False
-    """True when each writer compares its keys with what it knows and writes again what is gone: then a full bucket may drop its oldest values."""
+    """True when each writer compares its keys with what it knows and writes again what is gone:
+    then a full bucket may drop its oldest values."""
     classes_apart: tuple[str, ...] = ()
-    """Device classes whose keys have a bucket each, so that who fills one starves no other class (ADR 16); keys of all other classes share `bucket`."""
+    """Device classes whose keys have a bucket each, so that who fills one starves no other class
+    (ADR 16); keys of all other classes share `bucket`."""
     max_class_bytes: int = 0
     """As `max_bucket_bytes`, of each bucket of one class."""
     entries: str = ""
-    """The field of a map of which a write changes few entries: who follows one key decodes only those (`topobus.formats.messages.entry_codec`). Empty: the value is one."""
+    """The field of a map of which a write changes few entries: who follows one key decodes only
+    those (`topobus.formats.messages.entry_codec`). Empty: the value is one."""
 
     def buckets(self) -> tuple[State[M], ...]:
-        """Give the state once for each of its buckets: the common one first, then those of single classes."""
+        """Give the state once for each of its buckets: the common one first, then those of single
+        classes.
+        """
         return (self, *(self.home(device_class=device_class) for device_class in self.classes_apart))
 
     def home(self, **values: str) -> State[M]:
-        """Give the state with the one bucket that an entry is written to: its class's own, or the common one. Parts other than the class may be left out.
+        """Give the state with the one bucket that an entry is written to: its class's own, or the
+        common one.
 
-        At a hub an entry stands in the common one, for relays write all classes there (`topobus.bus.feeds.bucket_feed`).
+        Parts other than the class may be left out. At a hub an entry stands in the common one, for
+        relays write all classes there (`topobus.bus.feeds.bucket_feed`).
         """
         device_class = values.get("device_class", "")
         if device_class not in self.classes_apart:
@@ -151,7 +177,10 @@ class State(Noun, Generic[M]):
         return ".".join(self._tokens(values, is_pattern=True))
 
     def parse_key(self, key: str) -> dict[str, str]:
-        """Split a key into its parts; ContractError when it has not that shape, or is none that `key` makes."""
+        """Split a key into its parts.
+
+        ContractError when it has not that shape, or is none that `key` makes.
+        """
         tokens = key.split(".")
         if len(tokens) != len(self.parts):
             raise ContractError(f"bucket {self.bucket}: key {key!r} has {len(tokens)} parts, wanted {list(self.parts)}")
@@ -161,11 +190,14 @@ class State(Noun, Generic[M]):
         return parts
 
     def read_as(self, message: type[Q]) -> State[Q]:
-        """The same bucket for a reader that needs only some of the fields: what it does not name is skipped, not decoded."""
+        """The same bucket for a reader that needs only some of the fields: what it does not name is
+        skipped, not decoded.
+        """
         return State(**{**vars(self), "message": message})
 
     def check_place(self, value: object, parts: dict[str, str]) -> None:
-        """Refuse a value that says of itself that it belongs elsewhere: readers keep values by the names inside, and would mix up two nodes.
+        """Refuse a value that says of itself that it belongs elsewhere: readers keep values by the
+        names inside, and would mix up two nodes.
 
         Errors: raises ContractError.
         """
@@ -173,7 +205,10 @@ class State(Noun, Generic[M]):
             content = getattr(value, part, None)
             # A kind stands in lower case in the key.
             if isinstance(content, str) and content != wanted and content.lower() != wanted:
-                raise ContractError(f"{self.bucket}/{self.key(**parts)}: the value says {part} {content[:60]!r}, its key says {wanted!r}")
+                raise ContractError(
+                    f"{self.bucket}/{self.key(**parts)}: the value says {part} {content[:60]!r}, its key says "
+                    f"{wanted!r}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +219,8 @@ class Event(Noun, Generic[M]):
     message: type[M]
     event_type: str
     max_per_subject: int
-    """How many events of one subject are kept. There is no age limit: the newest of each subject is the present state and must stay."""
+    """How many events of one subject are kept. There is no age limit: the newest of each subject is
+    the present state and must stay."""
     max_stream_bytes: int
     max_event_bytes: int = 64 * 1024
     """The largest event that the stream takes."""
@@ -192,7 +228,9 @@ class Event(Noun, Generic[M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(Noun, Generic[M]):
-    """A CloudEvent that goes to whoever listens, and is stored nowhere: what nobody hears is gone, and nobody waits for it."""
+    """A CloudEvent that goes to whoever listens, and is stored nowhere: what nobody hears is gone,
+    and nobody waits for it.
+    """
 
     message: type[M]
     event_type: str

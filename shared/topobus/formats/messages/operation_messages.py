@@ -1,4 +1,6 @@
-"""The messages by which an operator works on single devices: asked of a node's topology, performed by the class's device service, and what stands of it."""
+"""The messages by which an operator works on single devices: asked of a node's topology, performed
+by the class's device service, and what stands of it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class OperateReply(Struct, frozen=True, kw_only=True):
 
 
 class PerformRequest(Struct, frozen=True, kw_only=True):
-    """Perform what an operator wants: it is decided, and its decision event cannot be lost any more."""
+    """Perform what an operator wants: it is decided, and its decision event cannot be lost any
+    more.
+    """
 
     op_id: str
     operation: DeviceOperation
@@ -55,7 +59,10 @@ class PerformRequest(Struct, frozen=True, kw_only=True):
 
 
 class PerformReply(Struct, frozen=True, kw_only=True):
-    """The answer, the same for the same op_id once it is done; a refusal changes nothing and is not kept."""
+    """The answer, the same for the same op_id once it is done.
+
+    A refusal changes nothing and is not kept.
+    """
 
     result: Operated | Refusal
 
@@ -70,7 +77,10 @@ class PerformedOperation(Struct, frozen=True, kw_only=True):
 
 
 class ClassMaintenance(Struct, frozen=True, kw_only=True):
-    """What an operator wants of the devices of one class on one node. It outlives the device service, and devices that leave."""
+    """What an operator wants of the devices of one class on one node.
+
+    It outlives the device service, and devices that leave.
+    """
 
     node: str
     device_class: str

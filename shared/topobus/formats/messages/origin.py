@@ -1,6 +1,8 @@
-"""Who wrote what is stored, by its own word: the release and the time of sending, which each write says in headers.
+"""Who wrote what is stored, by its own word: the release and the time of sending, which each write
+says in headers.
 
-The time is compared with the moment at which the server stored the message, so that no reader's clock matters.
+The time is compared with the moment at which the server stored the message, so
+that no reader's clock matters.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from msgspec import Struct
 __all__ = ["CLOCK_LIMIT_S", "NO_ORIGIN", "Origin"]
 
 CLOCK_LIMIT_S = 3.0
-"""A clock that differs from the server's by more is named. Asks are refused as stale by a clock that is two seconds further ahead than their asker waits."""
+"""A clock that differs from the server's by more is named. Asks are refused as stale by a clock
+that is two seconds further ahead than their asker waits."""
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -19,7 +22,8 @@ class Origin(Struct, frozen=True, kw_only=True):
     release: str = ""
     """Empty: it does not say."""
     ahead_s: float | None = None
-    """By how much the writer's clock was ahead of the server's when it sent; None: it does not say. Below zero also by the time that the message took."""
+    """By how much the writer's clock was ahead of the server's when it sent; None: it does not say.
+    Below zero also by the time that the message took."""
     stored_at: str = ""
     """RFC 3339, UTC, by the server's clock."""
     time_ns: int = 0
@@ -31,7 +35,10 @@ class Origin(Struct, frozen=True, kw_only=True):
         if self.ahead_s is None or abs(self.ahead_s) <= CLOCK_LIMIT_S:
             return ""
         direction = "ahead of" if self.ahead_s > 0 else "behind"
-        return f"its clock was {abs(self.ahead_s):.1f} s {direction} the NATS server's at {self.stored_at}: set both by the same time service (chrony, ntp)"
+        return (
+            f"its clock was {abs(self.ahead_s):.1f} s {direction} the NATS server's at {self.stored_at}: set both "
+            "by the same time service (chrony, ntp)"
+        )
 
 
 NO_ORIGIN = Origin()

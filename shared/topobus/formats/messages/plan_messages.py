@@ -38,4 +38,5 @@ class PlanReply(Struct, frozen=True, kw_only=True):
     silent_nodes: tuple[str, ...] = ()
     """Nodes that did not answer in time: unknown, not refused."""
     retry_after_s: float = 0.0
-    """Above 0: the controller has too many plans before it, and has asked nobody; ask again in so many seconds."""
+    """Above 0: the controller has too many plans before it, and has asked nobody; ask again in so
+    many seconds."""

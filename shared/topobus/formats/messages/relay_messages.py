@@ -1,4 +1,6 @@
-"""What a node's relay notes at the hub: how far the hub's copies of the node's events are, and which of its keys the hub may have."""
+"""What a node's relay notes at the hub: how far the hub's copies of the node's events are, and
+which of its keys the hub may have.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,21 @@ class EventPosition(Struct, frozen=True, kw_only=True):
 
 
 class NodeRelay(Struct, frozen=True, kw_only=True):
-    """How far a node's relay is. It is written only after the hub has acknowledged what it says, or before a key that it names is written."""
+    """How far a node's relay is.
+
+    It is written only after the hub has acknowledged what it says, or before
+    a key that it names is written.
+    """
 
     node: str
     events: dict[str, EventPosition] = {}
     """By the event's noun."""
     keys: tuple[str, ...] = ()
-    """`<noun>/<key>` of what a node may have several of; sorted. The hub has no others of this node."""
+    """`<noun>/<key>` of what a node may have several of; sorted. The hub has no others of this
+    node."""
     id_ending: str = ""
-    """With what the ids of this node's events (`Nats-Msg-Id`) end at the hub: random, and known to nobody else, for who could guess an id would use it before. Empty: none yet."""
+    """With what the ids of this node's events (`Nats-Msg-Id`) end at the hub: random, and known to
+    nobody else, for who could guess an id would use it before. Empty: none yet."""
 
 
 class LinkRequest(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,10 @@ class CommitRequest(Struct, frozen=True, kw_only=True):
 
 
 class CommitReply(Struct, frozen=True, kw_only=True):
-    """None: it is kept from now on, or was already; refused when the owner has no reservation (it ran out, or never was)."""
+    """None: it is kept from now on, or was already.
+
+    Refused when the owner has no reservation (it ran out, or never was).
+    """
 
     refusal: Refusal | None = None
     ledger_sequence: int = 0
@@ -30,15 +33,20 @@ class ReleaseRequest(Struct, frozen=True, kw_only=True):
     op_id: str
     owner: Owner
     is_undone: bool = False
-    """True: the asker has undone what was prepared. Without it devices that are prepared stay held, and the answer refuses."""
+    """True: the asker has undone what was prepared. Without it devices that are prepared stay held,
+    and the answer refuses."""
     keeps_devices: bool = False
     """True: they are not prepared any more, and stay held (a claim that is still allocated)."""
     decision_id: str = ""
-    """Let go only of what this decision gave: what the owner was given since stays. Empty: of whatever it holds."""
+    """Let go only of what this decision gave: what the owner was given since stays. Empty: of
+    whatever it holds."""
 
 
 class ReleaseReply(Struct, frozen=True, kw_only=True):
-    """What was let go, by class (CPUs by device name); empty when the owner held nothing: that is no error."""
+    """What was let go, by class (CPUs by device name).
+
+    Empty when the owner held nothing: that is no error.
+    """
 
     refusal: Refusal | None = None
     """Why nothing was let go: the devices are prepared."""

@@ -1,7 +1,9 @@
 """Compares the release that somebody says it runs with our own.
 
-Flows in: what writers and peers say of themselves in the header `Topobus-Release`. Flows out: how it stands to ours, and a sentence for people. Messages of one major version can
-be read by all its releases: unknown fields are ignored, new ones have defaults. So another release is named, and refused nothing; what cannot be read is refused by its contract.
+Flows in: what writers and peers say of themselves in the header `Topobus-Release`. Flows out: how
+it stands to ours, and a sentence for people. Messages of one major version can be read by all its
+releases: unknown fields are ignored, new ones have defaults. So another release is named, and
+refused nothing; what cannot be read is refused by its contract.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from enum import StrEnum
 __all__ = ["RELEASE", "Standing", "release_remark", "shown_release", "standing"]
 
 RELEASE = "Topobus-Release"
-"""The header in which each write, request and answer says the release of who sent it. A header and no field: it is readable where the message is not."""
+"""The header in which each write, request and answer says the release of who sent it. A header and
+no field: it is readable where the message is not."""
 
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(\.\S*)?")
 # As much of a stranger's word as a line of a log or a table carries.
@@ -48,7 +51,8 @@ def standing(release: str, own_release: str) -> Standing:
 
 
 def shown_release(release: str) -> str:
-    r"""Give what somebody says of its release as a person may read it: printable, and not without end.
+    r"""Give what somebody says of its release as a person may read it: printable, and not without
+    end.
 
     >>> shown_release("0.2.1"), shown_release("a\x1b[31m" + "b" * 99)
     ('0.2.1', 'a?[31mbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb')
@@ -57,7 +61,9 @@ def shown_release(release: str) -> str:
 
 
 def release_remark(who: str, release: str, own_release: str) -> str:
-    """Say that somebody runs another release, and what to do; empty when the two are the same. `who`: one name, or several with commas.
+    """Say that somebody runs another release, and what to do; empty when the two are the same.
+
+    `who`: one name, or several with commas.
 
     >>> release_remark("gpu", "0.1.0", "0.2.0")
     'gpu runs release 0.1.0, older than 0.2.0 here: upgrade it'
@@ -69,7 +75,10 @@ def release_remark(who: str, release: str, own_release: str) -> str:
         case Standing.OLDER:
             return f"{who} {run} release {shown_release(release)}, older than {own_release} here: upgrade {it}"
         case Standing.NEWER:
-            return f"{who} {run} release {shown_release(release)}, newer than {own_release} here: what is new in that is not understood here; upgrade this one"
+            return (
+                f"{who} {run} release {shown_release(release)}, newer than {own_release} here: what is new in "
+                "that is not understood here; upgrade this one"
+            )
         case Standing.UNSAID:
             return f"{who} {does} not say a release: see what runs there"
         case Standing.UNREADABLE:

@@ -1,4 +1,6 @@
-"""The messages between the gateway and a device service about a pod's sandbox: attach a device to it, detach it, and long work that goes on."""
+"""The messages between the gateway and a device service about a pod's sandbox: attach a device to
+it, detach it, and long work that goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ _Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
 
 class Accepted(Struct, frozen=True, kw_only=True, tag="accepted", tag_field="outcome"):
-    """The work has begun and goes on: ask the same again. Over its limit the same question is refused."""
+    """The work has begun and goes on: ask the same again.
+
+    Over its limit the same question is refused.
+    """
 
     retry_after_s: _Seconds
     """Seconds until it is worth to ask again."""
@@ -53,7 +58,10 @@ class AttachReply(Struct, frozen=True, kw_only=True):
 
 
 class DetachRequest(Struct, frozen=True, kw_only=True):
-    """Undo `attach`; devices that are not attached are no error. The sandbox's namespaces may be gone by now."""
+    """Undo `attach`; devices that are not attached are no error.
+
+    The sandbox's namespaces may be gone by now.
+    """
 
     op_id: str
     owner: Owner

@@ -1,7 +1,9 @@
-"""Encodes values of a bucket as JSON, or as gzip where the JSON is larger than the bucket takes, and decodes both.
+"""Encodes values of a bucket as JSON, or as gzip where the JSON is larger than the bucket takes,
+and decodes both.
 
-Flows in: a state of the catalogue and its value, or stored bytes. Flows out: bytes, or the value. The first byte distinguishes them: JSON begins with `{`, gzip with
-0x1f. A value that fits is stored uncompressed, so that people with NATS' own tools can read it.
+Flows in: a state of the catalogue and its value, or stored bytes. Flows out: bytes, or the value.
+The first byte distinguishes them: JSON begins with `{`, gzip with 0x1f. A value that fits is stored
+uncompressed, so that people with NATS' own tools can read it.
 """
 
 from __future__ import annotations
@@ -21,17 +23,21 @@ __all__ = ["MAX_UNPACKED_BYTES", "StoredReader", "StoredWriter", "from_stored", 
 M = TypeVar("M")
 
 MAX_UNPACKED_BYTES = 16 * 1024 * 1024
-"""The largest value, unpacked: 8,192 devices (bounds.MAX_ENTRIES) of 2 kB. A few kilobytes of gzip could otherwise become gigabytes in each reader."""
+"""The largest value, unpacked: 8,192 devices (bounds.MAX_ENTRIES) of 2 kB. A few kilobytes of gzip
+could otherwise become gigabytes in each reader."""
 _MAGIC = b"\x1f\x8b"
-# zlib's window with a gzip header around it. Made so, the header has neither a time nor a name: the same value gives the same bytes.
+# zlib's window with a gzip header around it. Made so, the header has neither a time nor a name: the
+# same value gives the same bytes.
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 
 def to_stored(state: State[M], value: M, *, where: str) -> bytes:
     """Encode a value for its bucket.
 
-    Errors: raises ContractError when it is larger than the bucket takes, also compressed where the state allows that.
-    Cost: linear; 4 MB of JSON take some 50 ms to compress, which only values beyond the bucket's limit need.
+    Errors: raises ContractError when it is larger than the bucket takes, also
+    compressed where the state allows that.
+    Cost: linear; 4 MB of JSON take some 50 ms to compress, which only values
+    beyond the bucket's limit need.
     """
     return _fitting(state, encode(value), where)
 
@@ -46,7 +52,8 @@ def _fitting(state: State[Any], plain: bytes, where: str) -> bytes:
     if len(packed) > state.max_value_bytes:
         compressed = f", {len(packed)} compressed" if packed is not plain else ""
         raise ContractError(
-            f"{where}: the value has {len(plain)} bytes{compressed}, the bucket takes {state.max_value_bytes}", size_bytes=len(plain)
+            f"{where}: the value has {len(plain)} bytes{compressed}, the bucket takes {state.max_value_bytes}",
+            size_bytes=len(plain),
         )
     return packed
 
@@ -54,13 +61,17 @@ def _fitting(state: State[Any], plain: bytes, where: str) -> bytes:
 def from_stored(state: State[M], data: bytes, *, where: str) -> M:
     """Read a stored value, compressed or not.
 
-    Errors: raises ContractError when no contract accepts it, or when it unpacks to more than 16 MiB (found while unpacking).
+    Errors: raises ContractError when no contract accepts it, or when it unpacks to more than
+    16 MiB (found while unpacking).
     """
     return decode(_plain(state, data, where), state.message, where=where)
 
 
 class StoredReader(Generic[M]):
-    """Reads the stored values of one key, one after the other; what an entry's bytes said before is not decoded again."""
+    """Reads the stored values of one key, one after the other.
+
+    What an entry's bytes said before is not decoded again.
+    """
 
     def __init__(self, state: State[M]) -> None:
         """Make a reader for a state that has `entries`."""
@@ -76,7 +87,8 @@ class StoredReader(Generic[M]):
 
 
 def is_packed(state: State[Any], data: bytes) -> bool:
-    """Say whether stored bytes are compressed, so that a reader who adds up sizes counts what they unpack to.
+    """Say whether stored bytes are compressed, so that a reader who adds up sizes counts what they
+    unpack to.
 
     Cost: O(1); nothing is unpacked.
     """
@@ -97,7 +109,10 @@ def objection(state: State[Any], value: Any) -> str:
 
 
 class StoredWriter(Generic[M]):
-    """Encodes the values of one key, one after the other; an entry that is the same object as before is not encoded again."""
+    """Encodes the values of one key, one after the other.
+
+    An entry that is the same object as before is not encoded again.
+    """
 
     def __init__(self, state: State[M]) -> None:
         """Make a writer for a state that has `entries`."""

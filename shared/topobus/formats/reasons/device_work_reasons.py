@@ -8,7 +8,8 @@ __all__ = ["DEVICE_WORK_SECTION"]
 
 DEVICE_WORK_SECTION = ReasonSection(
     title="Work on single devices",
-    before="By topology and the device services, to an operator (`topobus device`); [operate a device](../how-to/operate-a-device.md).",
+    before="By topology and the device services, to an operator (`topobus device`); [operate a "
+    "device](../how-to/operate-a-device.md).",
     groups=(
         ReasonGroup(
             ("device-held",),
@@ -16,7 +17,9 @@ DEVICE_WORK_SECTION = ReasonSection(
             ("device", "owners"),
         ),
         ReasonGroup(("not-ours",), "the class is served by somebody else's device plugin", ("resource",)),
-        ReasonGroup(("reset-unsupported",), "neither the device's driver nor the kernel can reset it", ("device", "driver")),
+        ReasonGroup(
+            ("reset-unsupported",), "neither the device's driver nor the kernel can reset it", ("device", "driver")
+        ),
         ReasonGroup(("reset-failed",), "the kernel refused to reset the PCI function", ("device", "error")),
     ),
 )

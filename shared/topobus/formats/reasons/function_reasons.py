@@ -8,7 +8,8 @@ __all__ = ["FUNCTION_SECTION"]
 
 FUNCTION_SECTION = ReasonSection(
     title="Functions of FPGAs",
-    before="By the fpga service, when a claim asks for a function; [what becomes of the card](../how-to/fpga-functions.md#what-is-refused-and-what-becomes-of-the-card).",
+    before="By the fpga service, when a claim asks for a function; [what becomes of the "
+    "card](../how-to/fpga-functions.md#what-is-refused-and-what-becomes-of-the-card).",
     groups=(
         ReasonGroup(
             ("function-config-invalid",),
@@ -20,7 +21,11 @@ FUNCTION_SECTION = ReasonSection(
             "an FPGA has not the function that is asked for, and the node's store has none of that name or id",
             ("device", "function"),
         ),
-        ReasonGroup(("function-forbidden",), "the function is not for claims of this namespace", ("device", "function", "namespace")),
+        ReasonGroup(
+            ("function-forbidden",),
+            "the function is not for claims of this namespace",
+            ("device", "function", "namespace"),
+        ),
         ReasonGroup(
             ("function-misfit",),
             "the function is for another interface id or shell than the region's; the message has both",
@@ -38,17 +43,20 @@ FUNCTION_SECTION = ReasonSection(
         ),
         ReasonGroup(
             ("programming-off", "region-not-programmable"),
-            "the region has another function, and cannot be programmed: by the operator's setting, or for what the message says",
+            "the region has another function, and cannot be programmed: by the operator's setting, or for "
+            "what the message says",
             ("device", "function"),
         ),
         ReasonGroup(
             ("bitstream-missing", "bitstream-changed", "bitstream-unreadable", "bitstream-refused"),
-            "the store's file cannot be read, has another sha256 than when it was added, or is no bitstream; or it is not taken into the store. Nothing was programmed",
+            "the store's file cannot be read, has another sha256 than when it was added, or is no bitstream; "
+            "or it is not taken into the store. Nothing was programmed",
             ("digest", "function"),
         ),
         ReasonGroup(
             ("programming-failed",),
-            "the card has refused the bitstream, or does not show the function; it is out of use until it is programmed or found well",
+            "the card has refused the bitstream, or does not show the function; it is out of use until it is "
+            "programmed or found well",
             ("device", "function", "digest"),
         ),
         ReasonGroup(

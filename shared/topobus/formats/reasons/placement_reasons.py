@@ -1,4 +1,6 @@
-"""Reason codes of a node's placements and of what it cannot place; the first sections of the catalogue (`reasons`).
+"""Reason codes of a node's placements and of what it cannot place.
+
+The first sections of the catalogue (`reasons`).
 
 Flows in: nothing. Flows out: sections in the order of the page.
 """
@@ -14,15 +16,23 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
         title="Placements",
         groups=(
             ReasonGroup(
-                ("aligned",), "every resource prefers this set of NUMA nodes", ("policy", "nodes", "decided_by", "tied", "tie_break")
+                ("aligned",),
+                "every resource prefers this set of NUMA nodes",
+                ("policy", "nodes", "decided_by", "tied", "tie_break"),
             ),
             ReasonGroup(
-                ("aligned-not-preferred",), "the best common set, not preferred by all (best-effort)", ("policy", "nodes", "decided_by")
+                ("aligned-not-preferred",),
+                "the best common set, not preferred by all (best-effort)",
+                ("policy", "nodes", "decided_by"),
             ),
             ReasonGroup(("no-affinity",), "no resource has an opinion", ("policy",)),
             ReasonGroup(("no-alignment",), "policy none", ("policy",)),
             ReasonGroup(("cpus-taken",), "the CPUs, and how many whole cores", ("cpus", "whole_cores", "numa_nodes")),
-            ReasonGroup(("memory-taken",), "the memory or huge pages, and from which NUMA nodes", ("resource", "numa_nodes", "size_bytes")),
+            ReasonGroup(
+                ("memory-taken",),
+                "the memory or huge pages, and from which NUMA nodes",
+                ("resource", "numa_nodes", "size_bytes"),
+            ),
             ReasonGroup(
                 ("devices-chosen",),
                 "the devices of a class and what decided",
@@ -43,14 +53,24 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
         title="Refusals",
         groups=(
             ReasonGroup(
-                ("count-zero", "count-mismatch", "duplicate-device", "duplicate-container", "no-containers", "shared-needs-names"),
+                (
+                    "count-zero",
+                    "count-mismatch",
+                    "duplicate-device",
+                    "duplicate-container",
+                    "no-containers",
+                    "shared-needs-names",
+                ),
                 "the request contradicts itself",
                 ("container", "resource", "wanted"),
             ),
-            ReasonGroup(("unknown-class", "unknown-device"), "nothing on this node has that name", ("resource", "device")),
+            ReasonGroup(
+                ("unknown-class", "unknown-device"), "nothing on this node has that name", ("resource", "device")
+            ),
             ReasonGroup(
                 ("unknown-resource",),
-                "nobody on this node offers a resource of that name, such as `nvidia.com/gpu`; the message says who has something like it",
+                "nobody on this node offers a resource of that name, such as `nvidia.com/gpu`; the message "
+                "says who has something like it",
                 ("resource",),
             ),
             ReasonGroup(
@@ -65,7 +85,8 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("counter-short",),
-                "what is held leaves too little of a counter: a part beside its whole, or parts that do not fit together",
+                "what is held leaves too little of a counter: a part beside its whole, or parts that do not "
+                "fit together",
                 ("resource", "counter", "total", "in_use", "wanted", "devices"),
             ),
             ReasonGroup(
@@ -73,7 +94,9 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
                 "others have so much of a shared device that what is wanted is not left",
                 ("resource", "device", "capacity", "wanted", "left", "total", "owners"),
             ),
-            ReasonGroup(("not-shared",), "a share is wanted of a device that is given whole only", ("resource", "device")),
+            ReasonGroup(
+                ("not-shared",), "a share is wanted of a device that is given whole only", ("resource", "device")
+            ),
             ReasonGroup(
                 ("claims-only",),
                 "devices of the class are shared or exclude each other: they can be had by a claim, not by count",
@@ -84,29 +107,46 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
                 "too few can be had at all",
                 ("wanted", "free", "exists", "held", "unhealthy", "reserved"),
             ),
-            ReasonGroup(("not-enough-memory",), "no set of NUMA nodes around the alignment has enough memory", ("wanted", "nodes")),
+            ReasonGroup(
+                ("not-enough-memory",),
+                "no set of NUMA nodes around the alignment has enough memory",
+                ("wanted", "nodes"),
+            ),
             ReasonGroup(("memory-group",), "the NUMA nodes serve other groups of nodes already", ("nodes",)),
             ReasonGroup(("smt-alignment",), "full-pcpus-only wants whole cores", ("wanted", "threads", "free")),
             ReasonGroup(("no-numa-node",), "no set of NUMA nodes has enough of a resource", ("resources",)),
             ReasonGroup(("no-common-numa-node",), "the resources have no NUMA node in common", ("resources",)),
             ReasonGroup(("policy-not-met",), "the policy does not admit the best common set", ("policy", "nodes")),
-            ReasonGroup(("resource-nodes",), "where a resource is, and where it is offered", ("wanted", "nodes", "free")),
+            ReasonGroup(
+                ("resource-nodes",), "where a resource is, and where it is offered", ("wanted", "nodes", "free")
+            ),
             ReasonGroup(
                 ("numa-node-unknown",),
-                "enough is free, but not enough of it tells its NUMA node: no policy but none and best-effort places it",
+                "enough is free, but not enough of it tells its NUMA node: no policy but none and "
+                "best-effort places it",
                 ("resource", "wanted", "policy", "devices"),
             ),
-            ReasonGroup(("locality-not-met",), "no domain of a hard locality has it all; names the closest", ("locality",)),
+            ReasonGroup(
+                ("locality-not-met",), "no domain of a hard locality has it all; names the closest", ("locality",)
+            ),
             ReasonGroup(
                 ("policy-forbidden",),
                 "the pod asks for a policy, scope or locality that this node does not let it choose",
                 ("what", "wanted", "node"),
             ),
             ReasonGroup(("no-other-way",), "mode corrected searched all ways, and none fits", ("steps",)),
-            ReasonGroup(("gave-up",), "mode corrected stopped at its budget: whether there is a way is not known", ("steps", "budget")),
+            ReasonGroup(
+                ("gave-up",),
+                "mode corrected stopped at its budget: whether there is a way is not known",
+                ("steps", "budget"),
+            ),
             ReasonGroup(("fits-in-corrected-mode",), "mode corrected would place this pod"),
-            ReasonGroup(("relax",), "the smallest set of resources without which the rest would be admitted", ("resources",)),
-            ReasonGroup(("too-many-numa-nodes",), "the machine has more NUMA nodes than the operator allows", ("nodes", "limit")),
+            ReasonGroup(
+                ("relax",), "the smallest set of resources without which the rest would be admitted", ("resources",)
+            ),
+            ReasonGroup(
+                ("too-many-numa-nodes",), "the machine has more NUMA nodes than the operator allows", ("nodes", "limit")
+            ),
             ReasonGroup(("already-placed",), "the owner is placed already", ("owner",)),
             ReasonGroup(("operation-reused",), "the operation id belongs to another verb", ("op_id", "verb")),
             ReasonGroup(("released-since",), "an operation asked again whose devices were let go since", ("decision",)),
@@ -121,7 +161,8 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("wait", "return", "repair"),
-                "a device that nobody new gets now and with which it would fit, where nobody's going would help: it recovers by itself, an operator keeps it back, or it is sick",
+                "a device that nobody new gets now and with which it would fit, where nobody's going would "
+                "help: it recovers by itself, an operator keeps it back, or it is sick",
                 ("device", "device_class", "until"),
                 codes_note="`wait`, `return`, `repair` (in `to_free`)",
             ),

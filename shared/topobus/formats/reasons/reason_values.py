@@ -1,4 +1,5 @@
-"""What the catalogue of reason codes is made of: groups of codes that say the same, in sections of one stage each.
+"""What the catalogue of reason codes is made of: groups of codes that say the same, in sections of
+one stage each.
 
 Flows in: nothing. Flows out: the values of `reasons` and `placement_reasons`.
 """
@@ -11,7 +12,10 @@ __all__ = ["ReasonGroup", "ReasonSection"]
 
 
 class ReasonGroup(Struct, frozen=True):
-    """Codes that say the same of different things. A `*` in a code stands for one of a few words, which `says` lists."""
+    """Codes that say the same of different things.
+
+    A `*` in a code stands for one of a few words, which `says` lists.
+    """
 
     codes: tuple[str, ...]
     says: str
@@ -24,7 +28,9 @@ class ReasonGroup(Struct, frozen=True):
 
 
 class ReasonSection(Struct, frozen=True, kw_only=True):
-    """Codes of one stage, in the order of the page; `before` and `after` are paragraphs around the table, as Markdown."""
+    """Codes of one stage, in the order of the page; `before` and `after` are paragraphs around the
+    table, as Markdown.
+    """
 
     title: str
     groups: tuple[ReasonGroup, ...]

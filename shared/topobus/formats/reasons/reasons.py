@@ -1,7 +1,10 @@
-"""Every reason code that a Placement or a Refusal can carry: what it says and which facts come with it.
+"""Every reason code that a Placement or a Refusal can carry: what it says and which facts come with
+it.
 
-Codes are stable: programs act on them, and a code that was given once keeps its meaning. docs/reference/reasons.md is generated from here, and
-tests/contract/test_reason_codes.py holds the source to it: whoever makes a Reason of a code that is not listed, or lists one that nobody gives, is told.
+Codes are stable: programs act on them, and a code that was given once keeps its
+meaning. docs/reference/reasons.md is generated from here, and
+tests/contract/test_reason_codes.py holds the source to it: whoever makes a Reason of a
+code that is not listed, or lists one that nobody gives, is told.
 """
 
 from __future__ import annotations
@@ -28,18 +31,23 @@ SECTIONS: tuple[ReasonSection, ...] = (
         groups=(
             ReasonGroup(
                 ("too-few-devices",),
-                "a node has not enough devices that fit the request: `found` is the most that it can have at once, beside what the requests before it have; with `found_at_least` it was not measured to the end",
+                "a node has not enough devices that fit the request: `found` is the most that it can have at "
+                "once, beside what the requests before it have; with `found_at_least` it was not measured to "
+                "the end",
                 ("node", "request", "found", "wanted"),
             ),
             ReasonGroup(("claim-too-large", "result-too-large"), "more than a claim or its result may hold", ("node",)),
             ReasonGroup(
                 ("device-*",),
-                "why devices of a node are out: `device-` and `capacity`, `constraint`, `counters`, `excluded`, `gate`, `in-use`, `limit`, `node`, `outside`, `selector`, `service-silent` or `tainted`",
+                "why devices of a node are out: `device-` and `capacity`, `constraint`, `counters`, "
+                "`excluded`, `gate`, `in-use`, `limit`, `node`, `outside`, `selector`, `service-silent` or "
+                "`tainted`",
                 ("node", "count"),
             ),
             ReasonGroup(
                 ("evicted",),
-                "a device of an allocated claim carries a taint that the claim does not tolerate (any longer): its allocation is taken back, its pods are deleted",
+                "a device of an allocated claim carries a taint that the claim does not tolerate (any "
+                "longer): its allocation is taken back, its pods are deleted",
                 ("claim", "device", "taint", "rule", "pods"),
             ),
             ReasonGroup(
@@ -47,8 +55,14 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "no place of the node has it all by what the claim wishes; names the places tried",
                 ("node", "wished", "tried", "domains"),
             ),
-            ReasonGroup(("domain-misses", "more-domains"), "what one place lacks; how many more were tried", ("node", "domain", "count")),
-            ReasonGroup(("locality-unknown",), "what lies where is not known: the node has published no machine", ("node",)),
+            ReasonGroup(
+                ("domain-misses", "more-domains"),
+                "what one place lacks; how many more were tried",
+                ("node", "domain", "count"),
+            ),
+            ReasonGroup(
+                ("locality-unknown",), "what lies where is not known: the node has published no machine", ("node",)
+            ),
             ReasonGroup(
                 ("pool-*", "pool-invalid"),
                 "a pool of devices cannot be used: it is incomplete, contradicts itself (invalid), or is obsolete",
@@ -77,7 +91,9 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("node", "known", "count"),
             ),
             ReasonGroup(
-                ("waits-for-binding",), "devices of a claim are not attached yet, or are being given back", ("claim", "conditions")
+                ("waits-for-binding",),
+                "devices of a claim are not attached yet, or are being given back",
+                ("claim", "conditions"),
             ),
             ReasonGroup(("waits-for-claims",), "other claims of the same pod are not there yet", ("claims",)),
             ReasonGroup(("waits-for-pod",), "the claim is allocated with a pod, and no stored pod waits for it"),
@@ -88,39 +104,58 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("would-fit",),
-                "what would fit there instead, found by a search: another owner lets go (`free`), fewer devices (`count`), taints borne (`tolerations`), a `constraint` or `selector` less",
+                "what would fit there instead, found by a search: another owner lets go (`free`), fewer "
+                "devices (`count`), taints borne (`tolerations`), a `constraint` or `selector` less",
                 ("node", "change", "holders", "request", "count", "constraint", "attribute", "selector"),
             ),
-            ReasonGroup(("condition",), "(`topobus describe`) the words of the object's condition, where no event tells more", ("reason",)),
+            ReasonGroup(
+                ("condition",),
+                "(`topobus describe`) the words of the object's condition, where no event tells more",
+                ("reason",),
+            ),
         ),
     ),
     ReasonSection(
         title="Pods with claims",
         before="By the controller, when it schedules a pod; [scheduling](../explanation/scheduling.md).",
-        after="A deleted claim or pod whose devices are in quarantine has a decision `quarantine` with `prepared` (a container may be using them) or `node-silent`.",
+        after="A deleted claim or pod whose devices are in quarantine has a decision `quarantine` with `prepared` "
+        "(a container may be using them) or `node-silent`.",
         groups=(
             ReasonGroup(
                 ("claim-missing", "claim-not-made"),
                 "a claim that the pod names is not stored, or not made from its template yet",
                 ("entry", "claim", "template"),
             ),
-            ReasonGroup(("claim-of-another",), "a claim of the generated name exists that was made for somebody else", ("claim",)),
+            ReasonGroup(
+                ("claim-of-another",),
+                "a claim of the generated name exists that was made for somebody else",
+                ("claim",),
+            ),
             ReasonGroup(
                 ("claim-deleting", "claim-in-flight", "claim-taken-back"),
                 "the claim is being deleted, allocated, or its allocation is being taken back",
                 ("claim",),
             ),
-            ReasonGroup(("claim-immediate",), "the claim is to be allocated at once, without its pod, and is not yet", ("claim",)),
+            ReasonGroup(
+                ("claim-immediate",),
+                "the claim is to be allocated at once, without its pod, and is not yet",
+                ("claim",),
+            ),
             ReasonGroup(
                 ("claim-reserved", "claim-full"),
                 "the claim is reserved though not allocated, or has its 256 users",
                 ("claim", "reserved_for"),
             ),
             ReasonGroup(("claim-elsewhere",), "an allocated claim cannot be used on this node", ("node", "claim")),
-            ReasonGroup(("refused-by-node", "node-silent"), "the node refused the pod a moment ago, or does not answer", ("node",)),
+            ReasonGroup(
+                ("refused-by-node", "node-silent"),
+                "the node refused the pod a moment ago, or does not answer",
+                ("node",),
+            ),
             ReasonGroup(
                 ("node-failed",),
-                "the node's service answered with an error or with what is no answer, or what the node says of itself cannot be worked with; other nodes are tried",
+                "the node's service answered with an error or with what is no answer, or what the node says "
+                "of itself cannot be worked with; other nodes are tried",
                 ("node",),
             ),
             ReasonGroup(
@@ -135,17 +170,20 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("pod-affinity", "pod-anti-affinity", "anti-affinity-of-others"),
-                "(in a cluster) no pod is near that the pod has to be near to; or pods are near that it does not bear, or that do not bear it",
+                "(in a cluster) no pod is near that the pod has to be near to; or pods are near that it does "
+                "not bear, or that do not bear it",
                 ("node", "topology_key", "pods"),
             ),
             ReasonGroup(
                 ("topology-spread",),
-                "(in a cluster) the pod would make its kind lie more unevenly over the domains than its constraint allows",
+                "(in a cluster) the pod would make its kind lie more unevenly over the domains than its "
+                "constraint allows",
                 ("node", "topology_key", "pods", "least", "skew", "max_skew", "domains"),
             ),
             ReasonGroup(
                 ("no-room",),
-                "(in a cluster) the node has too little left of what the pod requests, also without the pods of lower priority",
+                "(in a cluster) the node has too little left of what the pod requests, also without the pods "
+                "of lower priority",
                 ("node", "resources", "wanted", "free", "allocatable", "permanent"),
             ),
             ReasonGroup(
@@ -157,18 +195,25 @@ SECTIONS: tuple[ReasonSection, ...] = (
                     "volume-claim-unbound",
                     "volume-missing",
                 ),
-                "(in a cluster) a PersistentVolumeClaim of the pod is not there, on its way out, another's, or not bound; or its PersistentVolume is not there",
+                "(in a cluster) a PersistentVolumeClaim of the pod is not there, on its way out, another's, "
+                "or not bound; or its PersistentVolume is not there",
                 ("volume", "claim"),
             ),
-            ReasonGroup(("volume-in-use",), "(in a cluster) another pod has the pod's `ReadWriteOncePod` volume", ("volume", "claim")),
+            ReasonGroup(
+                ("volume-in-use",),
+                "(in a cluster) another pod has the pod's `ReadWriteOncePod` volume",
+                ("volume", "claim"),
+            ),
             ReasonGroup(
                 ("volume-elsewhere", "volume-zone"),
-                "(in a cluster) a PersistentVolume of the pod can be used on other nodes only, or is in another zone or region",
+                "(in a cluster) a PersistentVolume of the pod can be used on other nodes only, or is in "
+                "another zone or region",
                 ("node", "volume", "claim", "label"),
             ),
             ReasonGroup(
                 ("volume-unavailable",),
-                "(in a cluster) a PersistentVolumeClaim that waits for the pod would get no volume here, neither a free one nor a new one",
+                "(in a cluster) a PersistentVolumeClaim that waits for the pod would get no volume here, "
+                "neither a free one nor a new one",
                 ("node", "claim", "storage_class"),
             ),
             ReasonGroup(
@@ -176,13 +221,18 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "(in a cluster) the CSI driver may attach no more volumes to the node",
                 ("node", "driver", "wanted", "attached", "limit"),
             ),
-            ReasonGroup(("unschedulable",), "(in a cluster) kube-scheduler could not place the pod on this node a moment ago", ("node",)),
+            ReasonGroup(
+                ("unschedulable",),
+                "(in a cluster) kube-scheduler could not place the pod on this node a moment ago",
+                ("node",),
+            ),
             ReasonGroup(("gated",), "the pod waits behind scheduling gates"),
         ),
     ),
     ReasonSection(
         title="Classic claims",
-        before="By the classic drivers of Topobus and the scheduler's part of their negotiation; [classic DRA](classic.md).",
+        before="By the classic drivers of Topobus and the scheduler's part of their negotiation; [classic "
+        "DRA](classic.md).",
         groups=(
             ReasonGroup(
                 ("claims-compete",),
@@ -193,17 +243,28 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("node-not-ready",), "the node has no ledger yet", ("node",)),
             ReasonGroup(("negotiating",), "a pod waits while drivers are asked, or its claims are allocated"),
             ReasonGroup(("waits-for-allocation",), "a claim of mode Immediate is not allocated yet"),
-            ReasonGroup(("claim-in-use",), "a claim that is not shareable is reserved for another pod, or is being taken back"),
-            ReasonGroup(("claim-of-another", "context-of-another"), "the claim, or the PodSchedulingContext, was made for another pod"),
+            ReasonGroup(
+                ("claim-in-use",), "a claim that is not shareable is reserved for another pod, or is being taken back"
+            ),
+            ReasonGroup(
+                ("claim-of-another", "context-of-another"),
+                "the claim, or the PodSchedulingContext, was made for another pod",
+            ),
         ),
     ),
     ReasonSection(
         title="Nodes that are not forgotten",
         before="By the controller, when an operator has what stands of a node removed (`topobus forget node`).",
         groups=(
-            ReasonGroup(("node-alive",), "services of the node answer, or listen and say nothing", ("node", "services")),
-            ReasonGroup(("node-holds",), "by the node's ledger somebody holds something there", ("node", "owners", "count")),
-            ReasonGroup(("node-keeps-back",), "an operator keeps devices of the node back", ("node", "devices", "count")),
+            ReasonGroup(
+                ("node-alive",), "services of the node answer, or listen and say nothing", ("node", "services")
+            ),
+            ReasonGroup(
+                ("node-holds",), "by the node's ledger somebody holds something there", ("node", "owners", "count")
+            ),
+            ReasonGroup(
+                ("node-keeps-back",), "an operator keeps devices of the node back", ("node", "devices", "count")
+            ),
         ),
     ),
     ReasonSection(
@@ -215,15 +276,21 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "kubelet asks for a claim that is not so",
                 ("wanted", "got", "pool", "node"),
             ),
-            ReasonGroup(("no-devices", "device-unknown", "device-gone"), "the device service does not know what is asked for", ("device",)),
+            ReasonGroup(
+                ("no-devices", "device-unknown", "device-gone"),
+                "the device service does not know what is asked for",
+                ("device",),
+            ),
             ReasonGroup(
                 ("device-not-offered",),
-                "a passthrough driver holds the device by now, or its virtual functions are on: no container can use it as what it was",
+                "a passthrough driver holds the device by now, or its virtual functions are on: no container "
+                "can use it as what it was",
                 ("devices",),
             ),
             ReasonGroup(
                 ("card-in-use",),
-                "a card is to be cut otherwise, and somebody has a part of it, or a process has it open; it is tried again when kubelet asks again",
+                "a card is to be cut otherwise, and somebody has a part of it, or a process has it open; it "
+                "is tried again when kubelet asks again",
                 ("address", "devices", "pids", "users"),
             ),
             ReasonGroup(
@@ -243,24 +310,33 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("not-ahead",),
-                "preparing a device changes something, so it waits until the ledger has its owner; the gateway asks again then",
+                "preparing a device changes something, so it waits until the ledger has its owner; the "
+                "gateway asks again then",
                 ("devices",),
             ),
             ReasonGroup(
-                ("attach-unsupported",), "a device is to be attached to a sandbox, and its driver attaches none", ("driver", "device")
+                ("attach-unsupported",),
+                "a device is to be attached to a sandbox, and its driver attaches none",
+                ("driver", "device"),
             ),
             ReasonGroup(
-                ("device-dirty",), "the last owner's traces on the device could not be removed; it is tried again", ("device", "owner")
+                ("device-dirty",),
+                "the last owner's traces on the device could not be removed; it is tried again",
+                ("device", "owner"),
             ),
             ReasonGroup(
                 ("leftovers",),
-                "a GPU is not clean: processes of its last tenant are on it, or its memory is not back; it stands in the device's health",
+                "a GPU is not clean: processes of its last tenant are on it, or its memory is not back; it "
+                "stands in the device's health",
                 ("pids", "pods", "used_bytes"),
             ),
-            ReasonGroup(("device-busy",), "another request works on the device for longer than a request waits", ("device",)),
+            ReasonGroup(
+                ("device-busy",), "another request works on the device for longer than a request waits", ("device",)
+            ),
             ReasonGroup(
                 ("device-kept-back",),
-                "an operator keeps the device back (`topobus device maintain` or `exclude`); the message says who and why",
+                "an operator keeps the device back (`topobus device maintain` or `exclude`); the message "
+                "says who and why",
                 ("device",),
             ),
             ReasonGroup(
@@ -270,29 +346,37 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(("undo-failed",), "what a crash or a failure left half done cannot be undone yet", ("device",)),
             ReasonGroup(("work-overdue",), "a driver's long work takes longer than it said it would", ("driver",)),
-            ReasonGroup(("work-under-way",), "long work for the owner has not ended, so nothing can be undone yet", ("device",)),
+            ReasonGroup(
+                ("work-under-way",), "long work for the owner has not ended, so nothing can be undone yet", ("device",)
+            ),
             ReasonGroup(("cpu-offline",), "a CPU that was allocated went offline", ("cpus", "online")),
             ReasonGroup(
-                ("cpu-parameters-invalid",), "a claim's CpuParameters have a field or a value that is none", ("field", "got", "wanted")
+                ("cpu-parameters-invalid",),
+                "a claim's CpuParameters have a field or a value that is none",
+                ("field", "got", "wanted"),
             ),
             ReasonGroup(
                 ("cpus-not-chosen",),
-                "nobody chose which CPUs of a group the owner has: only a claim may have some, through a gateway that is as new",
+                "nobody chose which CPUs of a group the owner has: only a claim may have some, through a "
+                "gateway that is as new",
                 ("devices",),
             ),
             ReasonGroup(
                 ("cpu-not-ours", "cpu-of-kubelet"),
-                "a claim is to have a CPU for itself that the gateway's setting `cpus.owned` does not name, or that kubelet's CPU manager gave to a container",
+                "a claim is to have a CPU for itself that the gateway's setting `cpus.owned` does not name, "
+                "or that kubelet's CPU manager gave to a container",
                 ("cpus", "owned"),
             ),
             ReasonGroup(
                 ("cpu-of-claim",),
-                "a claim is to have a CPU for itself that another prepared claim has by the gateway's checkpoint, though the ledger (lost, or older) says otherwise",
+                "a claim is to have a CPU for itself that another prepared claim has by the gateway's "
+                "checkpoint, though the ledger (lost, or older) says otherwise",
                 ("cpus",),
             ),
             ReasonGroup(
                 ("claim-not-prepared",),
-                "a container names devices of a claim that is not prepared on this node; the gateway does not let it start",
+                "a container names devices of a claim that is not prepared on this node; the gateway does "
+                "not let it start",
                 ("claim_uid", "device_class"),
             ),
             ReasonGroup(
@@ -302,25 +386,35 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("attach-failed", "attach-unanswered", "attach-pending", "attach-malformed"),
-                "a claim's devices are not in the pod's sandbox: the device service failed, is away, is still at work, or answers what cannot be true",
+                "a claim's devices are not in the pod's sandbox: the device service failed, is away, is "
+                "still at work, or answers what cannot be true",
                 ("claim", "devices"),
             ),
             ReasonGroup(
                 ("adjust-unanswered", "adjust-malformed", "adjust-unsupported"),
-                "a container cannot be made yet: its device service did not say in time what it gets, or said what cannot be true or be done then",
+                "a container cannot be made yet: its device service did not say in time what it gets, or "
+                "said what cannot be true or be done then",
                 ("claim", "devices"),
             ),
-            ReasonGroup(("shared-pool-empty",), "a claim would take the last CPU of all other containers", ("cpus", "shared")),
-            ReasonGroup(("edits-conflict",), "two parts of a container's settings contradict each other", ("variable",)),
+            ReasonGroup(
+                ("shared-pool-empty",), "a claim would take the last CPU of all other containers", ("cpus", "shared")
+            ),
+            ReasonGroup(
+                ("edits-conflict",), "two parts of a container's settings contradict each other", ("variable",)
+            ),
             ReasonGroup(
                 ("edits-forbidden",),
-                "a device service wants to give a container what its class [may not bring](dra-on-the-node.md#what-a-device-may-bring-into-a-container)",
+                "a device service wants to give a container what its class [may not "
+                "bring](dra-on-the-node.md#what-a-device-may-bring-into-a-container)",
                 ("class", "device", "edit", "wanted", "count"),
             ),
-            ReasonGroup(("cdi-unresolved", "cdi-ambiguous"), "no CDI file, or several, define a device", ("device", "files")),
+            ReasonGroup(
+                ("cdi-unresolved", "cdi-ambiguous"), "no CDI file, or several, define a device", ("device", "files")
+            ),
             ReasonGroup(
                 ("plugin-gone", "plugin-unknown-device", "plugin-refused", "plugin-cdi-unresolved"),
-                "another vendor's device plugin is gone, does not list the device, refused it, or names a CDI device that no file defines",
+                "another vendor's device plugin is gone, does not list the device, refused it, or names a "
+                "CDI device that no file defines",
             ),
             ReasonGroup(
                 ("sharing-malformed", "sharing-differs"),
@@ -328,12 +422,14 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("passthrough-malformed", "passthrough-forbidden"),
-                "PassthroughParameters that cannot be read or stand beside what contradicts them, or a device that no rule of `passthrough.allow` is true of",
+                "PassthroughParameters that cannot be read or stand beside what contradicts them, or a "
+                "device that no rule of `passthrough.allow` is true of",
                 ("device",),
             ),
             ReasonGroup(
                 ("passthrough-unsupported",),
-                "the device cannot go to a virtual machine here: it is a part of a function, or the node lacks IOMMU, iommufd or the kernel driver",
+                "the device cannot go to a virtual machine here: it is a part of a function, or the node "
+                "lacks IOMMU, iommufd or the kernel driver",
                 ("device", "what"),
             ),
             ReasonGroup(
@@ -346,20 +442,28 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 "the function is in use, or nobody may see whether it is; its own driver has it",
                 ("devices", "processes"),
             ),
-            ReasonGroup(("passthrough-failed",), "the kernel does not switch the function; its own driver has it again", ("error",)),
+            ReasonGroup(
+                ("passthrough-failed",),
+                "the kernel does not switch the function; its own driver has it again",
+                ("error",),
+            ),
             ReasonGroup(
                 ("device-passed-through",),
                 "a virtual machine of another owner has the device, or another owner has it at all",
                 ("device", "owner"),
             ),
-            ReasonGroup(("sharing-unsupported",), "the devices' driver does not know the strategy", ("driver", "strategy")),
+            ReasonGroup(
+                ("sharing-unsupported",), "the devices' driver does not know the strategy", ("driver", "strategy")
+            ),
             ReasonGroup(
                 ("time-slice-unsupported",),
                 "a time slice other than the default, which cannot be set here: no nvidia-smi, or a part of a GPU",
                 ("interval", "missing"),
             ),
             ReasonGroup(
-                ("time-slice-differs",), "somebody else has a share of the GPU with another time slice", ("device", "interval", "present")
+                ("time-slice-differs",),
+                "somebody else has a share of the GPU with another time slice",
+                ("device", "interval", "present"),
             ),
             ReasonGroup(
                 ("time-slice-failed",),
@@ -369,25 +473,43 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),
             ReasonGroup(
                 ("mps-start-failed",),
-                "the gpu service owns the MPS control daemons (`mps.owned`), and this one does not start; its log is kept",
+                "the gpu service owns the MPS control daemons (`mps.owned`), and this one does not start; "
+                "its log is kept",
                 ("device", "log"),
             ),
             ReasonGroup(("mps-program-missing",), "a program of MPS is not in the driver root", ("missing", "roots")),
-            ReasonGroup(("mps-partition",), "MPS is asked for on a MIG instance, or on a GPU that is cut into instances"),
+            ReasonGroup(
+                ("mps-partition",), "MPS is asked for on a MIG instance, or on a GPU that is cut into instances"
+            ),
             ReasonGroup(("mps-uuid-unknown",), "a daemon is told its GPUs by UUID, and one has none that is known"),
-            ReasonGroup(("mps-several-daemons",), "a part of a GPU under MPS is asked for beside other GPUs: a process has one daemon"),
-            ReasonGroup(("mps-mixed",), "others have a part of the GPU by MPS and this one would not, or the other way round", ("device",)),
+            ReasonGroup(
+                ("mps-several-daemons",),
+                "a part of a GPU under MPS is asked for beside other GPUs: a process has one daemon",
+            ),
+            ReasonGroup(
+                ("mps-mixed",),
+                "others have a part of the GPU by MPS and this one would not, or the other way round",
+                ("device",),
+            ),
             ReasonGroup(
                 ("driver-files-incomplete",),
-                "the files of the loaded NVIDIA driver are not all on the host, and `hardware.driver_files.bring` is `always`",
+                "the files of the loaded NVIDIA driver are not all on the host, and "
+                "`hardware.driver_files.bring` is `always`",
                 ("root", "wanted", "got"),
             ),
             ReasonGroup(
-                ("loader-hook-missing",), "`hardware.driver_files.loader` is `hook`, and the program is not where it is looked for"
+                ("loader-hook-missing",),
+                "`hardware.driver_files.loader` is `hook`, and the program is not where it is looked for",
             ),
             ReasonGroup(("access-malformed",), "the configuration `Access` of a claim for GPUs cannot be read"),
-            ReasonGroup(("access-unavailable",), "a claim asks for a device node that the host does not have", ("missing",)),
-            ReasonGroup(("mig-unreadable",), "NVML does not tell now which MIG instances a GPU has; kubelet asks again", ("devices",)),
+            ReasonGroup(
+                ("access-unavailable",), "a claim asks for a device node that the host does not have", ("missing",)
+            ),
+            ReasonGroup(
+                ("mig-unreadable",),
+                "NVML does not tell now which MIG instances a GPU has; kubelet asks again",
+                ("devices",),
+            ),
             ReasonGroup(
                 ("mig-occupied",),
                 "a MIG instance cannot be made for a claim, since somebody else has made one that takes what it needs",
@@ -395,7 +517,8 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("mig-capability-missing",),
-                "the kernel module names no capability for a MIG instance, or the host lacks its node; the container would see no device",
+                "the kernel module names no capability for a MIG instance, or the host lacks its node; the "
+                "container would see no device",
                 ("capability",),
             ),
             ReasonGroup(("prepare-incomplete",), "a device service prepared less than it was asked for", ("devices",)),

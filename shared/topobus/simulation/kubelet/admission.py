@@ -1,9 +1,12 @@
-"""kubelet's admission: aligns a pod by policy, takes devices, calls the plugins, merges their edits, prepares claims, starts containers.
+"""kubelet's admission: aligns a pod by policy, takes devices, calls the plugins, merges their
+edits, prepares claims, starts containers.
 
-Flows in: a pod. Flows out: an Admission or a Rejection, never an exception for what kubelet would answer with a reason. As in kubelet 1.36
-(cm/topologymanager/scope*.go, cm/devicemanager/manager.go): containers one after another without rollback, resources of a container one after
-another, GetPreferredAllocation only when there is a choice, the plugin's answer intersected with the free devices. Unlike kubelet, which takes
-devices of a set at random, this takes them in the order of ids.
+Flows in: a pod. Flows out: an Admission or a Rejection, never an exception for what kubelet would
+answer with a reason. As in kubelet 1.36 (cm/topologymanager/scope*.go,
+cm/devicemanager/manager.go): containers one after another without rollback, resources of a
+container one after another, GetPreferredAllocation only when there is a choice, the plugin's answer
+intersected with the free devices. Unlike kubelet, which takes devices of a set at random, this
+takes them in the order of ids.
 """
 
 from __future__ import annotations
@@ -89,7 +92,9 @@ class Admitter:
         return self._claims.get(pod_uid, ()) if pod_uid in self._active else ()
 
     def load(self) -> None:
-        """Go on from the checkpoint of an earlier kubelet, if there is one: its pods hold their devices until `sources_ready`."""
+        """Go on from the checkpoint of an earlier kubelet, if there is one: its pods hold their
+        devices until `sources_ready`.
+        """
         if not self._is_loaded and self._checkpoint is not None and self._checkpoint.exists():
             self._awaited = self._store.load(self._checkpoint.read_bytes())
         self._is_loaded = True
@@ -99,7 +104,9 @@ class Admitter:
         self._awaited = frozenset()
 
     def forget_started(self) -> None:
-        """Begin after a boot: what the checkpoint gives to pods stays theirs, and no claim of theirs is prepared."""
+        """Begin after a boot: what the checkpoint gives to pods stays theirs, and no claim of
+        theirs is prepared.
+        """
         self._claims.clear()
         self._grants.clear()
         self._awaited |= self._active.keys()
@@ -112,10 +119,11 @@ class Admitter:
         self._grants = {key: grant for key, grant in self._grants.items() if key[0] in self._active}
 
     async def admit(self, *pods: Pod) -> list[Admission | Rejection]:
-        """Run the whole way from bound pods to started containers. Asked again for the same pod, it goes on where it stopped.
+        """Run the whole way from bound pods to started containers.
 
-        All pods are admitted, then all claims prepared, then all containers started: kubelet admits one after another in its sync loop, and what follows is
-        slower than the next admission.
+        Asked again for the same pod, it goes on where it stopped. All pods are admitted, then all
+        claims prepared, then all containers started: kubelet admits one after another in its sync
+        loop, and what follows is slower than the next admission.
         """
         answers: dict[str, Admission | Rejection] = {}
         for pod in pods:
@@ -134,7 +142,9 @@ class Admitter:
             self._claims[pod.uid] = claims
             failed = [f"{claim.uid}: {claim.error}" for claim in claims if claim.error]
             if failed:
-                answers[pod.uid] = Rejection(pod=pod, reason="FailedPrepareDynamicResources", message="; ".join(failed), is_final=False)
+                answers[pod.uid] = Rejection(
+                    pod=pod, reason="FailedPrepareDynamicResources", message="; ".join(failed), is_final=False
+                )
         for pod in pods:
             if pod.uid not in answers:
                 answers[pod.uid] = await self._start_all(pod)
@@ -153,7 +163,10 @@ class Admitter:
             self._checkpoint.write_bytes(self._store.checkpoint())
 
     async def start(self, pod_uid: str, container: str) -> str:
-        """Start (or restart) a container: PreStartContainer at each plugin that asked for it; an empty text is success."""
+        """Start (or restart) a container: PreStartContainer at each plugin that asked for it.
+
+        An empty text is success.
+        """
         if self.grant(pod_uid, container) is None:
             return f"no admitted pod of uid {pod_uid} has a container {container}: there is nothing to start"
         for resource, ids in self._store.held_by(pod_uid, container).items():
@@ -167,7 +180,10 @@ class Admitter:
         return ""
 
     async def remove(self, pod_uid: str) -> dict[str, str]:
-        """Pod deleted: claims that no other pod uses are unprepared; devices are freed lazily. Claim uid to error text."""
+        """Pod deleted: claims that no other pod uses are unprepared; devices are freed lazily.
+
+        Claim uid to error text.
+        """
         return await self._drivers.unprepare(self.forget(pod_uid))
 
     def forget(self, pod_uid: str) -> tuple[ClaimReference, ...]:
@@ -182,7 +198,9 @@ class Admitter:
         pod_hint: Hint | None = None
         if self._options.scope is Scope.POD and self._options.policy is not Policy.NONE:
             total = _pod_total(pod)
-            merged = merge_hints(self._hint_lists(pod, total, {}), self._nodes, self._options.policy, **self._merge_options())
+            merged = merge_hints(
+                self._hint_lists(pod, total, {}), self._nodes, self._options.policy, **self._merge_options()
+            )
             if not merged.is_admitted:
                 return Rejection(pod=pod, reason="TopologyAffinityError", message=_NO_LOCALITY)
             pod_hint = merged.hint
@@ -191,14 +209,23 @@ class Admitter:
                 continue
             hint = pod_hint
             if hint is None:
-                merged = merge_hints(self._hint_lists(pod, container, reusable), self._nodes, self._options.policy, **self._merge_options())
+                merged = merge_hints(
+                    self._hint_lists(pod, container, reusable),
+                    self._nodes,
+                    self._options.policy,
+                    **self._merge_options(),
+                )
                 if not merged.is_admitted:
                     return Rejection(pod=pod, reason="TopologyAffinityError", message=_NO_LOCALITY)
                 hint = merged.hint
             try:
                 grant = await self._allocate_container(pod, container, hint, reusable)
             except CallFailed as err:
-                return Rejection(pod=pod, reason="UnexpectedAdmissionError", message=f"Allocate failed due to {err}, which is unexpected")
+                return Rejection(
+                    pod=pod,
+                    reason="UnexpectedAdmissionError",
+                    message=f"Allocate failed due to {err}, which is unexpected",
+                )
             self._grants[(pod.uid, container.name)] = grant
             for resource, ids in grant.devices.items():
                 if container.kind is ContainerKind.INIT:
@@ -210,12 +237,18 @@ class Admitter:
     def _merge_options(self) -> _MergeOptions:
         return {"distances": self._distances, "prefer_closest": self._options.prefer_closest_numa_nodes}
 
-    def _hint_lists(self, pod: Pod, container: Container, reusable: Mapping[str, set[str]]) -> list[tuple[Hint, ...] | None]:
+    def _hint_lists(
+        self, pod: Pod, container: Container, reusable: Mapping[str, set[str]]
+    ) -> list[tuple[Hint, ...] | None]:
         if self._options.policy is Policy.NONE:
             return []
         lists: list[tuple[Hint, ...] | None] = [
             self._store.hints(
-                resource, count, self._nodes, reusable.get(resource, ()), held=self._store.held(pod.uid, container.name, resource)
+                resource,
+                count,
+                self._nodes,
+                reusable.get(resource, ()),
+                held=self._store.held(pod.uid, container.name, resource),
             )
             for resource, count in container.resources.items()
             if self._store.knows(resource)
@@ -224,7 +257,9 @@ class Admitter:
             lists.append(cpu_hints(self._cpus, self._free_cpus(), container.cpus))
         return lists
 
-    async def _allocate_container(self, pod: Pod, container: Container, hint: Hint, reusable: Mapping[str, set[str]]) -> ContainerGrant:
+    async def _allocate_container(
+        self, pod: Pod, container: Container, hint: Hint, reusable: Mapping[str, set[str]]
+    ) -> ContainerGrant:
         responses: list[tuple[str, pb.ContainerAllocateResponse]] = []
         for resource, count in container.resources.items():
             if count == 0:
@@ -233,7 +268,8 @@ class Admitter:
             earlier = self._store.answer(pod.uid, container.name, resource)
             self._check_held(pod.uid, container.name, resource, count, held)
             if held and earlier is not None:
-                # From the checkpoint: the answer of then is used, and the plugin is not asked again.
+                # From the checkpoint: the answer of then is used, and
+                # the plugin is not asked again.
                 responses.append((resource, pb.ContainerAllocateResponse.FromString(earlier)))
                 continue
             if held:
@@ -247,7 +283,8 @@ class Admitter:
                 self._store.keep_answer(pod.uid, container.name, resource, answer.SerializeToString())
                 responses.append((resource, answer))
             except CallFailed:
-                # The reservation of this resource is undone; what earlier resources of the pod hold stays until the pod is collected.
+                # The reservation of this resource is undone; what earlier resources of the pod hold
+                # stays until the pod is collected.
                 self._store.drop(pod.uid, container.name, resource)
                 raise
         edits, cdi_devices, conflicts = merge_responses(responses)
@@ -262,7 +299,8 @@ class Admitter:
         )
 
     def _check_held(self, pod_uid: str, container: str, resource: str, count: int, held: Iterable[str]) -> None:
-        """Refuse a pod that is admitted again, as after a reboot, when what it holds by the checkpoint is not there (yet).
+        """Refuse a pod that is admitted again, as after a reboot, when what it holds by the
+        checkpoint is not there (yet).
 
         After kubelet's restart alone its containers run, and nothing is asked.
         """
@@ -271,16 +309,23 @@ class Admitter:
             return
         if len(own) != count:
             raise CallFailed(
-                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" from {len(own)} to {count}'
+                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" from '
+                f"{len(own)} to {count}"
             )
         healthy = self._store.healthy(resource)
         if not healthy:
             raise CallFailed(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
         if not own <= healthy:
-            raise CallFailed(f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}")
+            raise CallFailed(
+                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            )
 
-    async def _choose(self, resource: str, count: int, affinity: NodeSet | None, reusable: Iterable[str]) -> tuple[set[str], Endpoint]:
-        """Pick device ids by kubelet's order: reusable, preferred within the aligned, aligned, preferred, unaligned, without topology."""
+    async def _choose(
+        self, resource: str, count: int, affinity: NodeSet | None, reusable: Iterable[str]
+    ) -> tuple[set[str], Endpoint]:
+        """Pick device ids by kubelet's order: reusable, preferred within the aligned, aligned,
+        preferred, unaligned, without topology.
+        """
         store = self._store
         if not store.knows(resource):
             raise CallFailed(f"cannot allocate unregistered device {resource}")
@@ -298,7 +343,10 @@ class Admitter:
         available = store.available(resource) - taken
         missing = count - len(taken)
         if len(available) < missing:
-            raise CallFailed(f"requested number of devices unavailable for {resource}. Requested: {missing}, Available: {len(available)}")
+            raise CallFailed(
+                f"requested number of devices unavailable for {resource}. Requested: {missing}, Available: "
+                f"{len(available)}"
+            )
         split = split_by_affinity(store.devices(resource), available, affinity)
         aligned = set(split.aligned)
         if missing < len(aligned):
@@ -325,7 +373,9 @@ class Admitter:
         return online
 
     def _choose_cpus(self, count: int, affinity: NodeSet | None) -> CpuSet:
-        """Pick exclusive CPUs: aligned ones first, by id. kubelet's packing by core and socket is not simulated."""
+        """Pick exclusive CPUs: aligned ones first, by id. kubelet's packing by core and socket is
+        not simulated.
+        """
         if not count:
             return CpuSet()
         free = self._free_cpus()
@@ -341,7 +391,9 @@ class Admitter:
 def merge_responses(
     responses: Iterable[tuple[str, pb.ContainerAllocateResponse]],
 ) -> tuple[ContainerEdits, tuple[str, ...], tuple[str, ...]]:
-    """Merge the answers of several resources as kubelet does: by key, the first wins, a different second value is only reported."""
+    """Merge the answers of several resources as kubelet does: by key, the first wins, a different
+    second value is only reported.
+    """
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}
     nodes: dict[str, DeviceNode] = {}
@@ -376,7 +428,9 @@ def merge_responses(
 
 
 def _pod_total(pod: Pod) -> Container:
-    """What the pod needs at its peak: app containers and sidecars together, or one init container beside the sidecars before it."""
+    """What the pod needs at its peak: app containers and sidecars together, or one init container
+    beside the sidecars before it.
+    """
     steady: dict[str, int] = {}
     peak: dict[str, int] = {}
     cpus_steady = cpus_peak = 0

@@ -1,8 +1,10 @@
-"""The simulator's kubelet_internal_checkpoint in kubelet's format: the holders of devices and the plugins' Allocate answers.
+"""The simulator's kubelet_internal_checkpoint in kubelet's format: the holders of devices and the
+plugins' Allocate answers.
 
-Pure. Flows in: holdings with their Allocate answers. Flows out: JSON bytes, and back. A restarted kubelet continues from the file: a container that
-holds devices gets the stored answer, and Allocate is not called again. The checksum is 0 here, unlike kubelet's. Source: kubelet 1.36
-cm/devicemanager/checkpoint.
+Pure. Flows in: holdings with their Allocate answers. Flows out: JSON bytes, and back. A
+restarted kubelet continues from the file: a container that holds devices gets the stored
+answer, and Allocate is not called again. The checksum is 0 here, unlike kubelet's. Source:
+kubelet 1.36 cm/devicemanager/checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def write_checkpoint(holdings: tuple[Holding, ...], registered: Mapping[str, tup
 
     >>> read_checkpoint(write_checkpoint((Holding(pod_uid="u", container="c", resource="r/x", ids=("a",)),), {})).holdings[0].ids
     ('a',)
-    """
+    """  # noqa: E501
     entries = [
         {
             "PodUID": holding.pod_uid,
@@ -55,7 +57,10 @@ def write_checkpoint(holdings: tuple[Holding, ...], registered: Mapping[str, tup
         }
         for holding in holdings
     ]
-    data = {"PodDeviceEntries": entries, "RegisteredDevices": {name: list(ids) for name, ids in sorted(registered.items())}}
+    data = {
+        "PodDeviceEntries": entries,
+        "RegisteredDevices": {name: list(ids) for name, ids in sorted(registered.items())},
+    }
     return json.dumps({"Data": data, "Checksum": 0}).encode()
 
 
@@ -79,5 +84,7 @@ def read_checkpoint(data: bytes) -> Remembered:
         )
         registered = {name: tuple(ids or ()) for name, ids in (body.get("RegisteredDevices") or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ValueError(f"{CHECKPOINT_FILE} cannot be read: {type(err).__name__}: {err}; remove it to start without it") from err
+        raise ValueError(
+            f"{CHECKPOINT_FILE} cannot be read: {type(err).__name__}: {err}; remove it to start without it"
+        ) from err
     return Remembered(holdings=holdings, registered=registered)

@@ -1,7 +1,11 @@
-"""kubelet's device manager as a value store: which devices exist, who holds them, and which would be taken. No sockets, no calls.
+"""kubelet's device manager as a value store: which devices exist, who holds them, and which would
+be taken.
 
-Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free devices. Where kubelet takes devices of a set at
-random, this takes them in the order of ids, so a test gets the same answer every time.
+No sockets, no calls.
+
+Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free
+devices. Where kubelet takes devices of a set at random, this takes them in the order of ids, so a
+test gets the same answer every time.
 Source: kubelet 1.36 cm/devicemanager/{manager,topology_hints,pod_devices}.go.
 """
 
@@ -21,7 +25,8 @@ from topobus.values.idset import NodeSet
 __all__ = ["NO_SUCH_NODE", "AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
 
 NO_SUCH_NODE = 64
-"""Stands for a NUMA node that no machine has, as the -1 that some plugins send: kubelet's masks hold 0 to 63. Such a device fits no hint."""
+"""Stands for a NUMA node that no machine has, as the -1 that some plugins send: kubelet's masks
+hold 0 to 63. Such a device fits no hint."""
 
 
 class PluginDevice(Struct, frozen=True, kw_only=True):
@@ -40,8 +45,12 @@ class AffinitySplit(Struct, frozen=True, kw_only=True):
     no_topology: tuple[str, ...] = ()
 
 
-def split_by_affinity(devices: Mapping[str, PluginDevice], available: Iterable[str], affinity: NodeSet | None) -> AffinitySplit:
-    """Split free devices: aligned touch the affinity, unaligned do not, the rest have no topology. No affinity: all count as without topology.
+def split_by_affinity(
+    devices: Mapping[str, PluginDevice], available: Iterable[str], affinity: NodeSet | None
+) -> AffinitySplit:
+    """Split free devices: aligned touch the affinity, unaligned do not, the rest have no topology.
+
+    No affinity: all count as without topology.
 
     >>> gpu = PluginDevice(id="a", is_healthy=True, nodes=NodeSet(1))
     >>> split_by_affinity({"a": gpu}, ["a"], NodeSet(0)).unaligned
@@ -85,7 +94,8 @@ class DeviceStore:
         self._resources: dict[str, _Resource] = {}
         self._held: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._answers: dict[tuple[str, str, str], bytes] = {}
-        # What is taken for allocated: that of `_held`, and what is being allocated. kubelet's `allocatedDevices`, with its defect: see `keep_only`.
+        # What is taken for allocated: that of `_held`, and what is being allocated. kubelet's
+        # `allocatedDevices`, with its defect: see `keep_only`.
         self._taken: dict[str, set[str]] = {}
 
     def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
@@ -96,15 +106,22 @@ class DeviceStore:
         entry.note()
 
     def stop(self, resource: str, now: float) -> None:
-        """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace time."""
-        # kubelet knows the resource from now on, even when no list came: a stream that ended before its first one leaves a capacity of 0.
+        """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace
+        time.
+        """
+        # kubelet knows the resource from now on, even when no list came: a stream that ended before
+        # its first one leaves a capacity of 0.
         entry = self._resources.setdefault(resource, _Resource())
-        entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=device.nodes) for key, device in entry.devices.items()}
+        entry.devices = {
+            key: PluginDevice(id=key, is_healthy=False, nodes=device.nodes) for key, device in entry.devices.items()
+        }
         entry.stopped_at = now
         entry.note()
 
     def restart(self) -> None:
-        """Start over as a restarted kubelet: resources are known from its checkpoint, without devices until their plugins come back; holdings stay."""
+        """Start over as a restarted kubelet: resources are known from its checkpoint, without
+        devices until their plugins come back; holdings stay.
+        """
         for entry in self._resources.values():
             entry.devices = {}
             entry.stopped_at = None
@@ -143,13 +160,18 @@ class DeviceStore:
         return self.healthy(resource) - self._taken.get(resource, set())
 
     def take(self, resource: str, ids: Iterable[str]) -> None:
-        """Count devices as allocated while their plugin is asked; `hold` follows when it has answered, else `drop`."""
+        """Count devices as allocated while their plugin is asked; `hold` follows when it has
+        answered, else `drop`.
+        """
         self._taken.setdefault(resource, set()).update(ids)
 
     def hints(
         self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str], *, held: Iterable[str] = ()
     ) -> tuple[Hint, ...] | None:
-        """Give kubelet's hints for `count` devices of a resource; a container that holds some already can only have these again."""
+        """Give kubelet's hints for `count` devices of a resource.
+
+        A container that holds some already can only have these again.
+        """
         own = set(held)
         if own and len(own) != count:
             return ()
@@ -157,7 +179,9 @@ class DeviceStore:
             Device(name=device.id, device_class="plugin", numa_nodes=device.nodes or None)
             for device in sorted(self.devices(resource).values(), key=lambda device: device.id)
         ]
-        return device_hints(devices, own or self.available(resource), count, nodes, reusable=set() if own else set(reusable))
+        return device_hints(
+            devices, own or self.available(resource), count, nodes, reusable=set() if own else set(reusable)
+        )
 
     def hold(self, pod_uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
         """Write down who has what."""
@@ -206,9 +230,11 @@ class DeviceStore:
         self._count_anew()
 
     def keep_only(self, pod_uids: Iterable[str]) -> None:
-        """Free what pods that are no longer active hold: kubelet does this lazily, before an allocation or a PodResources call.
+        """Free what pods that are no longer active hold: kubelet does this lazily, before an
+        allocation or a PodResources call.
 
-        When there is any, what is being allocated is forgotten, and given to the next pod, too, if nothing is freed before: kubelet 1.36.2, UpdateAllocatedDevices.
+        When there is any, what is being allocated is forgotten, and given to the next pod, too, if
+        nothing is freed before: kubelet 1.36.2, UpdateAllocatedDevices.
         """
         active = set(pod_uids)
         if all(key[0] in active for key in self._held):
@@ -224,4 +250,8 @@ class DeviceStore:
 
     def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
         """Resource to ids of one container."""
-        return {name: ids for (uid, holder, name), ids in sorted(self._held.items()) if (uid, holder) == (pod_uid, container)}
+        return {
+            name: ids
+            for (uid, holder, name), ids in sorted(self._held.items())
+            if (uid, holder) == (pod_uid, container)
+        }

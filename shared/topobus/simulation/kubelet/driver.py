@@ -1,7 +1,9 @@
-"""One registered DRA driver in kubelet: its connection and the connection's state, its health stream, and the prepare and unprepare calls.
+"""One registered DRA driver in kubelet: its connection and the connection's state, its health
+stream, and the prepare and unprepare calls.
 
-Flows in: the driver's registration. Flows out: calls, health messages, changes of the connection. kubelet 1.36 watches the connection to the service
-socket, so it also detects a driver that died without removing its sockets.
+Flows in: the driver's registration. Flows out: calls, health messages, changes of the
+connection. kubelet 1.36 watches the connection to the service socket, so it also detects a
+driver that died without removing its sockets.
 """
 
 from __future__ import annotations
@@ -26,15 +28,25 @@ from topobus.simulation.kubelet.wire import (
 
 __all__ = ["PLUGIN_PACKAGES", "Driver"]
 
-# Label in supported_versions to wire package: they differ for the plugin itself and agree for health.
-PLUGIN_PACKAGES = {"v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1", "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1"}
+# Label in supported_versions to wire package: they differ for the
+# plugin itself and agree for health.
+PLUGIN_PACKAGES = {
+    "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1",
+    "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1",
+}
 
 
 class Driver:
     """A registered driver; several of one name may be there at once, as in a rolling update."""
 
     def __init__(
-        self, name: str, socket: Path, channel: grpc.aio.Channel, versions: tuple[str, ...], log: EventLog, timings: KubeletTimings
+        self,
+        name: str,
+        socket: Path,
+        channel: grpc.aio.Channel,
+        versions: tuple[str, ...],
+        log: EventLog,
+        timings: KubeletTimings,
     ) -> None:
         self.name = name
         self.socket = socket
@@ -92,7 +104,10 @@ class Driver:
         take: Callable[[str, health.NodeWatchResourcesResponse, dict[str, Any]], None],
         forget: Callable[[str], None],
     ) -> None:
-        """Hold the health stream, opened again after a pause whenever it ends; nothing to do for a driver that offers none."""
+        """Hold the health stream, opened again after a pause whenever it ends.
+
+        Nothing to do for a driver that offers none.
+        """
         offered = [api for api in (preferred_api, "v1alpha1", "v1") if f"{api}.DRAResourceHealth" in self._versions]
         if not offered:
             return

@@ -1,7 +1,9 @@
-"""kubelet's side of DRA: the plugin watcher, prepare and unprepare of claims, and the health stream.
+"""kubelet's side of DRA: the plugin watcher, prepare and unprepare of claims, and the health
+stream.
 
-Flows in: sockets under plugins_registry, claims. Flows out: calls to each driver, prepared claims, device health, events. Order and deadlines follow
-the recorded transcript of kubelet 1.36: GetInfo (1 s), NotifyRegistrationStatus (5 s), then the health stream; Node(Un)PrepareResources (45 s).
+Flows in: sockets under plugins_registry, claims. Flows out: calls to each driver, prepared claims,
+device health, events. Order and deadlines follow the recorded transcript of kubelet 1.36: GetInfo
+(1 s), NotifyRegistrationStatus (5 s), then the health stream; Node(Un)PrepareResources (45 s).
 """
 
 from __future__ import annotations
@@ -117,19 +119,30 @@ class Drivers:
     def _driver(self, name: str) -> Driver | None:
         """The instance to call: of those that are connected the newest, else the newest of all."""
         instances = self._drivers.get(name, [])
-        return next((instance for instance in reversed(instances) if instance.is_connected), instances[-1] if instances else None)
+        return next(
+            (instance for instance in reversed(instances) if instance.is_connected),
+            instances[-1] if instances else None,
+        )
 
     def device_health(self, driver: str, pool: str, device: str) -> DriverHealth:
-        """What pod status would show for a device; Unknown when nothing was said or it is too old."""
+        """What pod status would show for a device.
+
+        Unknown when nothing was said or it is too old.
+        """
         driver_health = self._health.get((driver, pool, device))
         if driver_health is None:
             return DriverHealth(state="Unknown")
         return (
-            driver_health if self._monotonic() <= driver_health.expires_at else DriverHealth(state="Unknown", message=driver_health.message)
+            driver_health
+            if self._monotonic() <= driver_health.expires_at
+            else DriverHealth(state="Unknown", message=driver_health.message)
         )
 
     async def prepare(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
-        """Prepare claims, one call a driver with all its claims; nothing is rolled back when another driver fails."""
+        """Prepare claims, one call a driver with all its claims.
+
+        Nothing is rolled back when another driver fails.
+        """
         wanted = tuple(claims)
         devices: dict[str, list[ClaimDevice]] = {claim_reference.uid: [] for claim_reference in wanted}
         errors: dict[str, str] = {}
@@ -148,12 +161,19 @@ class Drivers:
                     continue
                 devices[claim_reference.uid].extend(_claim_device(name, device) for device in answer.devices)
         return tuple(
-            PreparedClaim(uid=claim_reference.uid, devices=tuple(devices[claim_reference.uid]), error=errors.get(claim_reference.uid, ""))
+            PreparedClaim(
+                uid=claim_reference.uid,
+                devices=tuple(devices[claim_reference.uid]),
+                error=errors.get(claim_reference.uid, ""),
+            )
             for claim_reference in wanted
         )
 
     async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, str]:
-        """Unprepare claims; uid to error text. What fails is owed and repeated when its driver registers again."""
+        """Unprepare claims; uid to error text.
+
+        What fails is owed and repeated when its driver registers again.
+        """
         wanted = tuple(claims)
         errors: dict[str, str] = {}
         self.owe(wanted)
@@ -162,13 +182,18 @@ class Drivers:
         return errors
 
     def owe(self, claims: Iterable[ClaimReference]) -> None:
-        """Note claims that are to be unprepared at the next comparison, or when their driver registers again."""
+        """Note claims that are to be unprepared at the next comparison, or when their driver
+        registers again.
+        """
         for claim_reference in claims:
             for name in claim_reference.drivers:
                 self._owed[(name, claim_reference.uid)] = claim_reference
 
     async def compare(self) -> dict[str, str]:
-        """Unprepare all that is owed, when the calls that run already have ended; uid to error text."""
+        """Unprepare all that is owed, when the calls that run already have ended.
+
+        Uid to error text.
+        """
         while self._asked:
             await self._answered.wait()
         return await self.pay_all()
@@ -181,7 +206,9 @@ class Drivers:
                 errors |= await self._pay(name)
         return errors
 
-    async def _prepare_one(self, name: str, claims: list[ClaimReference]) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
+    async def _prepare_one(
+        self, name: str, claims: list[ClaimReference]
+    ) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
         driver = self._driver(name)
         if driver is None:
             return {}, f"DRA driver {name} is not registered"
@@ -189,7 +216,8 @@ class Drivers:
         return ({}, answer) if isinstance(answer, str) else (answer, "")
 
     async def _pay(self, name: str, uids: Collection[str] = ()) -> dict[str, str]:
-        """Call NodeUnprepareResources for all that is owed to one driver, but not for what a call runs already, save for `uids`.
+        """Call NodeUnprepareResources for all that is owed to one driver, but not for what a call
+        runs already, save for `uids`.
 
         One pod worker asks for a claim, and it waits for the answer before it asks again.
         """
@@ -232,11 +260,16 @@ class Drivers:
             await self.pay_all()
 
     async def _watch_folder(self, is_watching: asyncio.Event) -> None:
-        """Keep one task a socket: names that begin with a dot and files that are no sockets are none of ours."""
+        """Keep one task a socket: names that begin with a dot and files that are no sockets are
+        none of ours.
+        """
         self._scan_sockets()
         is_watching.set()
-        # yield_on_timeout: a socket made between the look above and the start of the watch is found at the next turn.
-        async for _ in awatch(self._folder, stop_event=self._stopping, debounce=100, step=20, rust_timeout=500, yield_on_timeout=True):
+        # yield_on_timeout: a socket made between the look above and the start of the
+        # watch is found at the next turn.
+        async for _ in awatch(
+            self._folder, stop_event=self._stopping, debounce=100, step=20, rust_timeout=500, yield_on_timeout=True
+        ):
             self._scan_sockets()
 
     def _scan_sockets(self) -> None:
@@ -247,7 +280,10 @@ class Drivers:
             self._watchers[path] = self._tasks.spawn(self._serve_socket(path))
 
     async def _serve_socket(self, path: Path) -> None:
-        """Register the plugin behind one socket, with back-off, then hold its connection; removal of the socket cancels this."""
+        """Register the plugin behind one socket, with back-off, then hold its connection.
+
+        Removal of the socket cancels this.
+        """
         pause_s = _RETRY_FIRST_S
         driver: Driver | None = None
         leave: Callable[[], object] | None = None
@@ -294,7 +330,9 @@ class Drivers:
             group.create_task(driver.follow_connection(self._watch_absence))
 
     def _watch_absence(self, driver: Driver) -> None:
-        """Begin to wait for a driver that has no connected instance any more, or stop waiting because it has one."""
+        """Begin to wait for a driver that has no connected instance any more, or stop waiting
+        because it has one.
+        """
         name = driver.name
         if any(each_driver.is_connected for each_driver in self._drivers.get(name, [])):
             if name in self._absent:
@@ -322,14 +360,19 @@ class Drivers:
             self._log.add("WipeSlices", driver)
 
     async def _register(self, path: Path) -> Driver | Callable[[], object] | None:
-        """Ask who is there, connect to its service, and tell it the outcome; None when it must be tried again.
+        """Ask who is there, connect to its service, and tell it the outcome.
 
-        A device plugin that comes this way is taken over by kubelet's device manager; the answer is how to let it go.
+        None when it must be tried again. A device plugin that comes this way is taken over by
+        kubelet's device manager; the answer is how to let it go.
         """
         try:
             channel = await dial(path, self._timings.dial_s)
         except DialError as err:
-            self._log.add("GetInfo.failed", path.name, {"error": f"RegisterPlugin error -- dial failed at socket {path}, err: {err}"})
+            self._log.add(
+                "GetInfo.failed",
+                path.name,
+                {"error": f"RegisterPlugin error -- dial failed at socket {path}, err: {err}"},
+            )
             return None
         taken: Driver | Callable[[], object] | None = None
         has_info = False
@@ -348,7 +391,9 @@ class Drivers:
             if isinstance(err, grpc.aio.AioRpcError):
                 asked = "NotifyRegistrationStatus" if has_info else "GetInfo"
                 self._log.add(
-                    f"{asked}.failed", path.name, {"error": f"RegisterPlugin error -- {asked} at socket {path}, err: {go_error(err)}"}
+                    f"{asked}.failed",
+                    path.name,
+                    {"error": f"RegisterPlugin error -- {asked} at socket {path}, err: {go_error(err)}"},
                 )
             if isinstance(taken, Driver):
                 await taken.channel.close()
@@ -373,7 +418,10 @@ class Drivers:
         if error:
             return error
         if any(driver.socket == socket for driver in self._drivers.get(info.name, [])):
-            return f"RegisterPlugin error -- plugin registration failed with err: endpoint {socket} already registered for DRA driver plugin {info.name}"
+            return (
+                f"RegisterPlugin error -- plugin registration failed with err: endpoint {socket} already "
+                f"registered for DRA driver plugin {info.name}"
+            )
         try:
             service = await dial(socket, self._timings.dial_s)
         except DialError as err:
@@ -383,7 +431,11 @@ class Drivers:
     def _take(self, driver: str, message: health.NodeWatchResourcesResponse, plain: dict[str, Any]) -> None:
         for device in message.devices:
             state = {health.HEALTHY: "Healthy", health.UNHEALTHY: "Unhealthy"}.get(device.health, "Unknown")
-            allowed_s = device.health_check_timeout_seconds if device.health_check_timeout_seconds > 0 else self._timings.health_timeout_s
+            allowed_s = (
+                device.health_check_timeout_seconds
+                if device.health_check_timeout_seconds > 0
+                else self._timings.health_timeout_s
+            )
             self._health[(driver, device.device.pool_name, device.device.device_name)] = DriverHealth(
                 state=state, message=device.message, expires_at=self._monotonic() + allowed_s
             )
@@ -395,7 +447,10 @@ def _validate(info: registration.PluginInfo) -> str:
         return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
     if not any(label in PLUGIN_PACKAGES for label in info.supported_versions):
         offered = " ".join(info.supported_versions)
-        return f"RegisterPlugin error -- plugin validation failed with err: none of the DRA gRPC services are supported: [{offered}]"
+        return (
+            "RegisterPlugin error -- plugin validation failed with err: none of the DRA gRPC services are "
+            f"supported: [{offered}]"
+        )
     return ""
 
 

@@ -1,7 +1,9 @@
-"""kubelet's side of the device plugin API: the Registration service, and one endpoint for each resource that registered.
+"""kubelet's side of the device plugin API: the Registration service, and one endpoint for each
+resource that registered.
 
-Flows in: Register calls on kubelet.sock. Flows out: lists in the device store, calls to the plugin's own socket, events. Order and texts follow the
-recorded transcript of kubelet 1.36: version, name, dial, options, and only then the answer; ListAndWatch runs in the background.
+Flows in: Register calls on kubelet.sock. Flows out: lists in the device store, calls to the
+plugin's own socket, events. Order and texts follow the recorded transcript of kubelet 1.36:
+version, name, dial, options, and only then the answer; ListAndWatch runs in the background.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -49,7 +51,12 @@ class Endpoint:
     """A connected plugin for one resource."""
 
     def __init__(
-        self, resource: str, channel: grpc.aio.Channel, options: pb.DevicePluginOptions, log: EventLog, pre_start_s: float
+        self,
+        resource: str,
+        channel: grpc.aio.Channel,
+        options: pb.DevicePluginOptions,
+        log: EventLog,
+        pre_start_s: float,
     ) -> None:
         self.resource = resource
         self.channel = channel
@@ -60,7 +67,10 @@ class Endpoint:
         self._pre_start_s = pre_start_s
 
     async def preferred(self, available: set[str], must_include: set[str], size: int) -> set[str]:
-        """Ask GetPreferredAllocation, which has no deadline; nothing when the plugin does not offer it."""
+        """Ask GetPreferredAllocation, which has no deadline.
+
+        Nothing when the plugin does not offer it.
+        """
         if not self.options.get_preferred_allocation_available:
             return set()
         wanted = pb.ContainerPreferredAllocationRequest(
@@ -125,7 +135,8 @@ class DevicePlugins(rpc.RegistrationServicer):
         """Delete every socket in the folder, as kubelet does, then serve kubelet.sock."""
         for path in sorted(self._folder.iterdir()):
             if is_socket(path):
-                # Its owner may be faster: the removal of one socket lets a plugin remove its others.
+                # Its owner may be faster: the removal of one socket
+                # lets a plugin remove its others.
                 path.unlink(missing_ok=True)
         self._server = grpc.aio.server()
         rpc.add_RegistrationServicer_to_server(self, self._server)
@@ -146,12 +157,16 @@ class DevicePlugins(rpc.RegistrationServicer):
         """The plugin that serves a resource now."""
         return self._endpoints.get(resource)
 
-    async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
+    async def Register(
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
+    ) -> pb.Empty:
         """Take a registration: the newest one of a resource wins."""
         name = request.resource_name
         refusal = await self._connect(request, deadline_of(context))
         if refusal:
-            self._log.add("Register.refused", name, {"req": to_plain(request), "code": "StatusCode.UNKNOWN", "details": refusal})
+            self._log.add(
+                "Register.refused", name, {"req": to_plain(request), "code": "StatusCode.UNKNOWN", "details": refusal}
+            )
             await context.abort(grpc.StatusCode.UNKNOWN, refusal)
         self._log.add("Register.ok", name, {"req": to_plain(request)})
         return pb.Empty()
@@ -159,21 +174,35 @@ class DevicePlugins(rpc.RegistrationServicer):
     async def _connect(self, request: pb.RegisterRequest, deadline_s: float | None) -> str:
         """Check, dial, ask for the options, start watching; an empty text is success."""
         if request.version != _VERSION:
-            return f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["{_VERSION}"]'
+            return (
+                f'requested API version "{request.version}" is not supported by kubelet. Supported version is '
+                f'["{_VERSION}"]'
+            )
         if not is_extended_resource_name(request.resource_name):
             return f'the ResourceName "{request.resource_name}" is invalid'
-        # The deadline is what is left of the plugin's own Register call: kubelet hands its context on.
-        # A file name: Go joins a whole path below the folder too, where no socket is.
+        # The deadline is what is left of the plugin's own Register call: kubelet hands its context
+        # on. A file name: Go joins a whole path below the folder too, where no socket is.
         answer = await self._open(request.resource_name, self._folder / request.endpoint.lstrip("/"), deadline_s)
         return answer if isinstance(answer, str) else ""
 
-    async def connect_watched(self, resource: str, socket: Path, versions: tuple[str, ...]) -> Callable[[], object] | str:
-        """Take a device plugin that the plugin watcher found; the answer lets it go again, a text says why it is refused."""
-        refusal = f"RegisterPlugin error -- plugin validation failed with err: manager version, {_VERSION}, is not among plugin supported versions"
+    async def connect_watched(
+        self, resource: str, socket: Path, versions: tuple[str, ...]
+    ) -> Callable[[], object] | str:
+        """Take a device plugin that the plugin watcher found.
+
+        The answer lets it go again, a text says why it is refused.
+        """
+        refusal = (
+            f"RegisterPlugin error -- plugin validation failed with err: manager version, {_VERSION}, is not "
+            "among plugin supported versions"
+        )
         if _VERSION not in versions:
             return f"{refusal} [{' '.join(versions)}]"
         if not is_extended_resource_name(resource):
-            return f'RegisterPlugin error -- plugin validation failed with err: invalid name of device plugin socket: the ResourceName "{resource}" is invalid'
+            return (
+                "RegisterPlugin error -- plugin validation failed with err: invalid name of device plugin "
+                f'socket: the ResourceName "{resource}" is invalid'
+            )
         answer = await self._open(resource, socket, None)
         if isinstance(answer, str):
             return f"RegisterPlugin error -- plugin registration failed with err: {answer}"
@@ -201,7 +230,10 @@ class DevicePlugins(rpc.RegistrationServicer):
         return endpoint.watch
 
     async def _watch(self, endpoint: Endpoint) -> None:
-        """Read lists until the stream ends; then all devices of the resource are unhealthy, unless a newer plugin serves it."""
+        """Read lists until the stream ends.
+
+        Then all devices of the resource are unhealthy, unless a newer plugin serves it.
+        """
         name = endpoint.resource
         self._log.add("ListAndWatch.open", name)
         ended: dict[str, str] = {}
@@ -217,7 +249,8 @@ class DevicePlugins(rpc.RegistrationServicer):
             ended = {"error": go_error(err)}
         finally:
             if self._endpoints.get(name) is endpoint or (self._has_race and name in self._endpoints):
-                # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the old stream cut off the new plugin, whose connection is closed.
+                # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the
+                # old stream cut off the new plugin, whose connection is closed.
                 cut_off = self._endpoints.pop(name)
                 self._store.stop(name, self._monotonic())
                 if cut_off is not endpoint:

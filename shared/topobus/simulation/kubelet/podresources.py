@@ -1,6 +1,8 @@
-"""kubelet's PodResources service: the devices of each active pod and the allocatable devices, with kubelet's rate limit.
+"""kubelet's PodResources service: the devices of each active pod and the allocatable devices, with
+kubelet's rate limit.
 
-Source: kubelet 1.36 apis/podresources/server_v1.go: 100 calls a second, bursts of 10, RESOURCE_EXHAUSTED beyond.
+Source: kubelet 1.36 apis/podresources/server_v1.go: 100 calls a second, bursts of
+10, RESOURCE_EXHAUSTED beyond.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -34,7 +36,13 @@ class PodResources(rpc.PodResourcesListerServicer):
     """List, Get and GetAllocatableResources on pod-resources/kubelet.sock."""
 
     def __init__(
-        self, folder: Path, store: DeviceStore, admitter: Admitter, log: EventLog, monotonic: Callable[[], float], cpus: CpuSet
+        self,
+        folder: Path,
+        store: DeviceStore,
+        admitter: Admitter,
+        log: EventLog,
+        monotonic: Callable[[], float],
+        cpus: CpuSet,
     ) -> None:
         self._folder = folder
         self._cpus = cpus
@@ -60,7 +68,9 @@ class PodResources(rpc.PodResourcesListerServicer):
             self._server = None
 
     async def List(
-        self, request: pb.ListPodResourcesRequest, context: Context[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse]
+        self,
+        request: pb.ListPodResourcesRequest,
+        context: Context[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
         """All active pods."""
         if not self._is_allowed():
@@ -71,7 +81,9 @@ class PodResources(rpc.PodResourcesListerServicer):
         return pb.ListPodResourcesResponse(pod_resources=[self._describe(pod) for pod in active])
 
     async def Get(
-        self, request: pb.GetPodResourcesRequest, context: Context[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse]
+        self,
+        request: pb.GetPodResourcesRequest,
+        context: Context[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
     ) -> pb.GetPodResourcesResponse:
         """One active pod by name."""
         if not self._is_allowed():
@@ -80,11 +92,15 @@ class PodResources(rpc.PodResourcesListerServicer):
         wanted = (request.pod_namespace, request.pod_name)
         active_pod = next((pod for pod in self._admitter.active() if (pod.namespace, pod.name) == wanted), None)
         if active_pod is None:
-            await context.abort(grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
+            await context.abort(
+                grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+            )
         return pb.GetPodResourcesResponse(pod_resources=self._describe(active_pod))
 
     async def GetAllocatableResources(
-        self, request: pb.AllocatableResourcesRequest, context: Context[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse]
+        self,
+        request: pb.AllocatableResourcesRequest,
+        context: Context[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse],
     ) -> pb.AllocatableResourcesResponse:
         """Healthy devices, held ones included, and the CPUs that the static policy may give."""
         if not self._is_allowed():
@@ -127,7 +143,10 @@ class PodResources(rpc.PodResourcesListerServicer):
             if not nodes:
                 entries.append(pb.ContainerDevices(resource_name=resource, device_ids=[identifier]))
                 continue
-            entries.extend(pb.ContainerDevices(resource_name=resource, device_ids=[identifier], topology=_on(node)) for node in nodes)
+            entries.extend(
+                pb.ContainerDevices(resource_name=resource, device_ids=[identifier], topology=_on(node))
+                for node in nodes
+            )
         return entries
 
     def _is_allowed(self) -> bool:

@@ -1,6 +1,8 @@
-"""A kubelet for tests of device plugins and DRA drivers: real gRPC on real unix sockets, kubelet 1.36's order, limits and wording. No cluster.
+"""A kubelet for tests of device plugins and DRA drivers: real gRPC on real unix sockets, kubelet
+1.36's order, limits and wording. No cluster.
 
-For plugin authors: start it over a temporary folder, point the plugin's kubelet directories there, and ask it what a node would ask.
+For plugin authors: start it over a temporary folder, point the plugin's kubelet directories there,
+and ask it what a node would ask.
 
     async with KubeletSimulator(root, numa_nodes=NodeSet(0, 1)) as kubelet:
         plugin = start_my_plugin(kubelet.device_plugin_dir)
@@ -9,11 +11,13 @@ For plugin authors: start it over a temporary folder, point the plugin's kubelet
         assert isinstance(answer, Admission), answer
         print(answer.container("c").edits)
 
-What it does: Registration on device-plugins/kubelet.sock, ListAndWatch, capacity, Topology Manager policies and scopes, GetPreferredAllocation,
-Allocate, PreStartContainer; the plugin watcher over plugins_registry, NodePrepareResources, NodeUnprepareResources, the DRA health stream;
-PodResources on pod-resources/kubelet.sock; restarts. `events` is the ordered log of every call, named as in kubelet's recorded transcript.
-What it does not: CPU packing (exclusive CPUs are taken by id), memory manager, the node object, container runtimes.
-"""
+What it does: Registration on device-plugins/kubelet.sock, ListAndWatch, capacity, Topology Manager
+policies and scopes, GetPreferredAllocation, Allocate, PreStartContainer; the plugin watcher over
+plugins_registry, NodePrepareResources, NodeUnprepareResources, the DRA health stream; PodResources
+on pod-resources/kubelet.sock; restarts. `events` is the ordered log of every call, named as in
+kubelet's recorded transcript. What it does not: CPU packing (exclusive CPUs are taken by id),
+memory manager, the node object, container runtimes.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ class KubeletSimulator:
         health_api: which DRA health version to open first; 1.36 opens v1alpha1 although v1 is offered.
         wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with "" at kubelet's start to delete all of them:
             `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator. None: a kubelet without an API server.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -163,11 +167,14 @@ class KubeletSimulator:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.stop()
 
     async def start(self, *, is_restart: bool = False) -> None:
-        """Start as kubelet starts: its checkpoint is read, sockets in the device plugin folder are deleted, then served anew.
+        """Start as kubelet starts: its checkpoint is read, sockets in the device plugin folder are
+        deleted, then served anew.
 
         Errors: raises ValueError for a checkpoint that cannot be read.
         """
@@ -185,33 +192,47 @@ class KubeletSimulator:
         await self._plugins.stop()
 
     async def restart(self) -> None:
-        """Stop and start: resources come back with capacity 0 until their plugins register again; running pods keep what they hold."""
+        """Stop and start: resources come back with capacity 0 until their plugins register again.
+
+        Running pods keep what they hold.
+        """
         await self.stop()
         await self.start(is_restart=True)
 
     async def reboot(self) -> None:
-        """Start on a machine that was booted: no container runs and no claim counts as prepared, so every pod must be admitted anew; holdings and claims stay.
+        """Start on a machine that was booted: no container runs and no claim counts as prepared, so
+        every pod must be admitted anew; holdings and claims stay.
 
-        kubelet comes before drivers that are pods themselves: a pod with claims fails with "DRA driver … is not registered", and is tried again after `pod_retry_s`.
+        kubelet comes before drivers that are pods themselves: a pod with claims fails with "DRA
+        driver … is not registered", and is tried again after `pod_retry_s`.
         """
         await self.stop()
         self._admitter.forget_started()
         await self.start(is_restart=True)
 
     def wipe_at_once(self) -> None:
-        """Delete the slices of drivers that are away now or go later without waiting `wipe_s`: for a test that has taken its drivers off the node for good."""
+        """Delete the slices of drivers that are away now or go later without waiting `wipe_s`: for
+        a test that has taken its drivers off the node for good.
+        """
         self._drivers.wipe_at_once()
 
     async def admit(self, pod: Pod) -> Admission | Rejection:
-        """Admit a pod, prepare its claims and start its containers. Asked again after a rejection that is not final, it goes on."""
+        """Admit a pod, prepare its claims and start its containers.
+
+        Asked again after a rejection that is not final, it goes on.
+        """
         return (await self._admitter.admit(pod))[0]
 
     async def admit_together(self, pods: Iterable[Pod]) -> list[Admission | Rejection]:
-        """Admit pods that were bound at once: first all are admitted, then all claims prepared, then all containers started."""
+        """Admit pods that were bound at once: first all are admitted, then all claims prepared,
+        then all containers started.
+        """
         return await self._admitter.admit(*pods)
 
     async def admit_with_retries(self, pod: Pod, *, attempts: int = 5) -> Admission | Rejection:
-        """Admit a pod and try again what can be tried again, as kubelet's pod workers do: each `pod_retry_s`, or when the pod has changed (`pod_changed`)."""
+        """Admit a pod and try again what can be tried again, as kubelet's pod workers do: each
+        `pod_retry_s`, or when the pod has changed (`pod_changed`).
+        """
         for _ in range(attempts - 1):
             changed = self._changed_pods.setdefault(pod.uid, asyncio.Event())
             changed.clear()
@@ -226,11 +247,15 @@ class KubeletSimulator:
         return await self.admit(pod)
 
     def pod_changed(self, pod_uid: str) -> None:
-        """Tell of a change of a pod at the API server, of its annotations, say: a pod worker that waits for its next try looks at once."""
+        """Tell of a change of a pod at the API server, of its annotations, say: a pod worker that
+        waits for its next try looks at once.
+        """
         self._changed_pods.setdefault(pod_uid, asyncio.Event()).set()
 
     def sources_ready(self) -> None:
-        """Say that all pods are known: what an earlier kubelet's checkpoint gives to others is free from the next look on."""
+        """Say that all pods are known: what an earlier kubelet's checkpoint gives to others is free
+        from the next look on.
+        """
         self._admitter.sources_ready()
 
     async def restart_container(self, pod: Pod, container: str) -> str:
@@ -238,18 +263,26 @@ class KubeletSimulator:
         return await self._admitter.start(pod.uid, container)
 
     async def remove(self, pod: Pod) -> dict[str, str]:
-        """Delete a pod: its claims are unprepared (claim uid to error text), its devices are free at the next look."""
+        """Delete a pod: its claims are unprepared (claim uid to error text), its devices are free
+        at the next look.
+        """
         return await self._admitter.remove(pod.uid)
 
     def remove_by_force(self, pod: Pod) -> None:
-        """Delete a pod by force (`--force --grace-period=0`): kubelet forgets it at once, whether its containers have ended or not.
+        """Delete a pod by force (`--force --grace-period=0`): kubelet forgets it at once, whether
+        its containers have ended or not.
 
-        Its devices of plugins are free at the next look; its claims are unprepared when the claims are compared with the pods next, each `reconcile_s` (`compare_claims`).
+        Its devices of plugins are free at the next look; its claims are unprepared when the claims
+        are compared with the pods next, each `reconcile_s` (`compare_claims`).
         """
         self._drivers.owe(self._admitter.forget(pod.uid))
 
     async def compare_claims(self) -> dict[str, str]:
-        """Compare claims with pods now rather than after `reconcile_s`: what no pod has was unprepared when this ends. Claim uid to error text."""
+        """Compare claims with pods now rather than after `reconcile_s`: what no pod has was
+        unprepared when this ends.
+
+        Claim uid to error text.
+        """
         return await self._drivers.compare()
 
     async def prepare_claims(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
@@ -265,7 +298,9 @@ class KubeletSimulator:
         return self._store.capacity(self._monotonic())
 
     def healthy_counts(self, resource: str) -> tuple[int, ...]:
-        """Tell how many devices of a resource were healthy after each list, each plugin's end and each restart: what flickered is in it, however shortly."""
+        """Tell how many devices of a resource were healthy after each list, each plugin's end and
+        each restart: what flickered is in it, however shortly.
+        """
         return self._store.healthy_counts(resource)
 
     def devices(self, resource: str) -> dict[str, PluginDevice]:
@@ -284,8 +319,13 @@ class KubeletSimulator:
         """Wait for as long as it takes until there are more events than `count`; all of them."""
         return await self._log.more_than(count)
 
-    async def wait_for_event(self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 60.0) -> KubeletEvent:
-        """Wait until an event of that name (and subject, when given) came `count` times; the last of them."""
+    async def wait_for_event(
+        self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 60.0
+    ) -> KubeletEvent:
+        """Wait until an event of that name (and subject, when given) came `count` times.
+
+        The last of them.
+        """
 
         def matching() -> list[KubeletEvent]:
             return [
@@ -294,7 +334,9 @@ class KubeletSimulator:
                 if kubelet_event.event == event and subject in ("", kubelet_event.subject)
             ]
 
-        await self._log.until(lambda: len(matching()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}")
+        await self._log.until(
+            lambda: len(matching()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}"
+        )
         return matching()[count - 1]
 
     async def wait_for_resource(self, resource: str, *, allocatable: int, timeout_s: float = 60.0) -> Capacity:
@@ -304,16 +346,22 @@ class KubeletSimulator:
             capacity = self.capacity().get(resource)
             return capacity is not None and capacity.allocatable == allocatable
 
-        await self._log.until(holds, timeout_s, f"{allocatable} allocatable {resource}, now {self.capacity().get(resource)}")
+        await self._log.until(
+            holds, timeout_s, f"{allocatable} allocatable {resource}, now {self.capacity().get(resource)}"
+        )
         return self.capacity()[resource]
 
     async def wait_for_driver(self, driver: str, *, timeout_s: float = 60.0) -> None:
         """Wait until a DRA driver is registered."""
         await self._log.until(lambda: driver in self.drivers(), timeout_s, f"driver {driver}")
 
-    async def wait_for_health(self, driver: str, pool: str, device: str, state: str, *, timeout_s: float = 60.0) -> DriverHealth:
+    async def wait_for_health(
+        self, driver: str, pool: str, device: str, state: str, *, timeout_s: float = 60.0
+    ) -> DriverHealth:
         """Wait until a DRA device's health is `Healthy`, `Unhealthy` or `Unknown`."""
         await self._log.until(
-            lambda: self.device_health(driver, pool, device).state == state, timeout_s, f"{driver}/{pool}/{device} to be {state}"
+            lambda: self.device_health(driver, pool, device).state == state,
+            timeout_s,
+            f"{driver}/{pool}/{device} to be {state}",
         )
         return self.device_health(driver, pool, device)

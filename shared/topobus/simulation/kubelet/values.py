@@ -1,6 +1,8 @@
-"""Inputs and outputs of the kubelet simulator: pods, claims, admissions, rejections, time limits, folders, the event log.
+"""Inputs and outputs of the kubelet simulator: pods, claims, admissions, rejections, time limits,
+folders, the event log.
 
-Flows in: a test's pods. Flows out: frozen values that a test can compare. Sockets and calls are in the other modules of this package.
+Flows in: a test's pods. Flows out: frozen values that a test can compare. Sockets and calls are in
+the other modules of this package.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ _SOCKET_PATH_LIMIT = 107
 
 
 class KubeletTimings(Struct, frozen=True, kw_only=True):
-    """kubelet's own time limits, in seconds. Shorten one in a test that waits for it; the defaults are kubelet 1.36's."""
+    """kubelet's own time limits, in seconds. Shorten one in a test that waits for it.
+
+    The defaults are kubelet 1.36's.
+    """
 
     dial_s: float = 10.0
     """How long a plugin's socket may take to accept (deviceplugin Register and the plugin watcher)."""
@@ -49,7 +54,8 @@ class KubeletTimings(Struct, frozen=True, kw_only=True):
     grace_s: float = 300.0
     """How long a stopped device plugin's devices stay in the node's capacity."""
     wipe_s: float = 30.0
-    """How long a DRA driver may stay away, or without its connection, until its ResourceSlices are deleted."""
+    """How long a DRA driver may stay away, or without its connection, until its ResourceSlices are
+    deleted."""
     reconcile_s: float = 60.0
     """How often unprepares are repeated that failed."""
     pod_retry_s: float = 90.0
@@ -75,16 +81,19 @@ class KubeletDirectories(Struct, frozen=True, kw_only=True):
         longest = max(len(str(root / name / "kubelet.sock")) for name in (self.device_plugins, self.pod_resources))
         if longest > _SOCKET_PATH_LIMIT:
             raise ValueError(
-                f"{root}: kubelet.sock below it would have a path of {longest} bytes, wanted {_SOCKET_PATH_LIMIT} or fewer; take a shorter folder"
+                f"{root}: kubelet.sock below it would have a path of {longest} bytes, wanted "
+                f"{_SOCKET_PATH_LIMIT} or fewer; take a shorter folder"
             )
         for name in (self.device_plugins, self.plugins_registry, self.plugins, self.pod_resources):
             (root / name).mkdir(parents=True, exist_ok=True)
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """One container: extended resources by name, allocated in the order given; `cpus` are exclusive ones (a static CPU manager's).
+    """One container: extended resources by name, allocated in the order given; `cpus` are exclusive
+    ones (a static CPU manager's).
 
-    `memory` is what a static memory manager pinned, NUMA node to bytes: told by PodResources as given, nothing is managed.
+    `memory` is what a static memory manager pinned, NUMA node to bytes: told by
+    PodResources as given, nothing is managed.
     """
 
     name: str
@@ -124,7 +133,9 @@ class Pod(Struct, frozen=True, kw_only=True):
 
 
 class ContainerGrant(Struct, frozen=True, kw_only=True):
-    """What one container gets: devices by resource, and the edits of all resources merged (the first wins, as in kubelet)."""
+    """What one container gets: devices by resource, and the edits of all resources merged (the
+    first wins, as in kubelet).
+    """
 
     name: str
     devices: dict[str, tuple[str, ...]] = {}
@@ -166,12 +177,18 @@ class Admission(Struct, frozen=True, kw_only=True):
         """Find a container's grant; KeyError when there is none of that name."""
         container_grant = next((container for container in self.containers if container.name == name), None)
         if container_grant is None:
-            raise KeyError(f"pod {self.pod.name} has no container {name!r}: it has {[container.name for container in self.containers]}")
+            raise KeyError(
+                f"pod {self.pod.name} has no container {name!r}: it has "
+                f"{[container.name for container in self.containers]}"
+            )
         return container_grant
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
-    """The pod does not run. `is_final` False: kubelet would try again (claims, container start); True: the pod is Failed for good."""
+    """The pod does not run. `is_final` False: kubelet would try again (claims, container start).
+
+    True: the pod is Failed for good.
+    """
 
     pod: Pod
     reason: str
@@ -209,10 +226,14 @@ class EventLog:
         self._grown = asyncio.Event()
         self._entries: list[KubeletEvent] = []
 
-    def add(self, event: str, subject: str, detail: dict[str, Any] | None = None, deadline_s: float | None = None) -> None:
+    def add(
+        self, event: str, subject: str, detail: dict[str, Any] | None = None, deadline_s: float | None = None
+    ) -> None:
         """Append one event and wake all who wait."""
         at = round(self._monotonic() - self._start, 3)
-        self._entries.append(KubeletEvent(t=at, event=event, subject=subject, detail=detail or {}, deadline_s=deadline_s))
+        self._entries.append(
+            KubeletEvent(t=at, event=event, subject=subject, detail=detail or {}, deadline_s=deadline_s)
+        )
         self.wake()
 
     def wake(self) -> None:
@@ -231,11 +252,19 @@ class EventLog:
         return self.all()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Wait until `holds()` is true; TimeoutError says what was awaited and which events came instead."""
+        """Wait until `holds()` is true.
+
+        TimeoutError says what was awaited and which events came instead.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
                     await self._grown.wait()
         except TimeoutError as err:
-            seen = ", ".join(f"{kubelet_event.event}({kubelet_event.subject})" for kubelet_event in self._entries[-12:]) or "nothing"
-            raise TimeoutError(f"kubelet simulator: waited {timeout_s} s for {what}; the last events were {seen}") from err
+            seen = (
+                ", ".join(f"{kubelet_event.event}({kubelet_event.subject})" for kubelet_event in self._entries[-12:])
+                or "nothing"
+            )
+            raise TimeoutError(
+                f"kubelet simulator: waited {timeout_s} s for {what}; the last events were {seen}"
+            ) from err

@@ -1,4 +1,6 @@
-"""gRPC helpers of the simulator: dials a unix socket as kubelet does, formats errors as grpc-go does, and owns tasks that end with their owner."""
+"""gRPC helpers of the simulator: dials a unix socket as kubelet does, formats errors as grpc-go
+does, and owns tasks that end with their owner.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class DialError(Exception):
 
 
 class Tasks:
-    """Background tasks of one owner: `close` cancels them all, waits, and raises what one of them died of."""
+    """Background tasks of one owner: `close` cancels them all, waits, and raises what one of them
+    died of.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -53,16 +57,19 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
     channel = grpc.aio.insecure_channel(
         f"unix:{path}",
         options=[
-            # gRPC shares connections between channels of one process; kubelet dials anew, and a removed socket must not answer.
+            # gRPC shares connections between channels of one process; kubelet dials anew, and a
+            # removed socket must not answer.
             ("grpc.use_local_subchannel_pool", 1),
-            # Without a limit, gRPC backs off up to two minutes between attempts and would miss a socket that appears late.
+            # Without a limit, gRPC backs off up to two minutes between attempts and would
+            # miss a socket that appears late.
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.min_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 200),
         ],
     )
     try:
-        # Not wait_for: until Python 3.12 it loses a cancellation that comes in the moment in which the wait is over, and `Tasks.close` would wait for ever.
+        # Not wait_for: until Python 3.12 it loses a cancellation that comes in the moment in which
+        # the wait is over, and `Tasks.close` would wait for ever.
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()
     except (TimeoutError, asyncio.CancelledError) as err:
@@ -74,9 +81,11 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
 
 
 async def outcome_of(call: Awaitable[T]) -> T:
-    """Await a call that somebody else may cut off by closing its channel, as kubelet closes a plugin that registers anew.
+    """Await a call that somebody else may cut off by closing its channel, as kubelet closes a
+    plugin that registers anew.
 
-    Errors: raises AioRpcError; grpc would raise the CancelledError that means the end of our own task.
+    Errors: raises AioRpcError; grpc would raise the CancelledError that
+    means the end of our own task.
     """
     try:
         return await call
@@ -85,7 +94,10 @@ async def outcome_of(call: Awaitable[T]) -> T:
         if task is not None and task.cancelling():
             raise
         closed = grpc.aio.AioRpcError(
-            grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata(), details="grpc: the client connection is closing"
+            grpc.StatusCode.CANCELLED,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(),
+            details="grpc: the client connection is closing",
         )
         raise closed from err
 
@@ -111,14 +123,18 @@ def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
 
 
 async def shown(message: Message) -> dict[str, Any]:
-    """Give `to_plain` of a message; a large one in a thread, for a list of thousands would stop whoever else runs in this loop."""
+    """Give `to_plain` of a message.
+
+    A large one in a thread, for a list of thousands would stop whoever else runs in this loop.
+    """
     return await asyncio.to_thread(to_plain, message) if message.ByteSize() > _LARGE_BYTES else to_plain(message)
 
 
 def to_plain(message: Message) -> dict[str, Any]:
     """Turn a protobuf message into dicts, lists and scalars.
 
-    Shapes: result — keys are the proto's field names (snake_case); fields at their default are left out. Units: 64-bit integers are text, as in protobuf's JSON.
+    Shapes: result — keys are the proto's field names (snake_case); fields at their default are left
+    out. Units: 64-bit integers are text, as in protobuf's JSON.
     """
     plain: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return plain

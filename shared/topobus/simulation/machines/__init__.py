@@ -1,4 +1,6 @@
-"""Recorded machines: sysfs and procfs trees on disk, built from readable profiles, with changes and faults on demand."""
+"""Recorded machines: sysfs and procfs trees on disk, built from readable profiles, with changes and
+faults on demand.
+"""
 
 from topobus.simulation.machines.memory_tree import MemoryTree
 from topobus.simulation.machines.profile import (

@@ -1,4 +1,6 @@
-"""`python -m topobus.simulation.machines`: builds, lists and plays recorded machines, and changes one by hand."""
+"""`python -m topobus.simulation.machines`: builds, lists and plays recorded machines, and changes
+one by hand.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,32 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb of the command line.
 
-    Shapes: argv — without the program's name; None takes the process's own. Result — the exit status: 0 done, 78 for a mistake of the caller, told on stderr.
+    Shapes: argv — without the program's name; None takes the process's own. Result — the exit
+    status: 0 done, 78 for a mistake of the caller, told on stderr.
     """
-    parser = argparse.ArgumentParser(prog="python -m topobus.simulation.machines", description="Recorded machines on disk.")
+    parser = argparse.ArgumentParser(
+        prog="python -m topobus.simulation.machines", description="Recorded machines on disk."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("list", help="name the profiles")
     argument_parser = verbs.add_parser("build", help="write a profile's machine into a folder")
     argument_parser.add_argument("profile", help=f"one of {', '.join(PROFILES)}, or a TOML file")
     argument_parser.add_argument("folder", type=Path)
-    argument_parser.add_argument("--if-absent", action="store_true", help="leave a machine that is there already as it is")
-    argument_parser.add_argument("--device-nodes", action="store_true", help="real device nodes below dev, for a container runtime (root)")
+    argument_parser.add_argument(
+        "--if-absent", action="store_true", help="leave a machine that is there already as it is"
+    )
+    argument_parser.add_argument(
+        "--device-nodes", action="store_true", help="real device nodes below dev, for a container runtime (root)"
+    )
     argument_parser = verbs.add_parser("play", help="play the faults that the profile scripts")
     argument_parser.add_argument("folder", type=Path)
     argument_parser.add_argument("--speed", type=float, default=1.0)
-    for verb, what in (("remove", "take a PCI function away"), ("restore", "bring it back"), ("offline", "a CPU"), ("online", "a CPU")):
+    for verb, what in (
+        ("remove", "take a PCI function away"),
+        ("restore", "bring it back"),
+        ("offline", "a CPU"),
+        ("online", "a CPU"),
+    ):
         argument_parser = verbs.add_parser(verb, help=what)
         argument_parser.add_argument("folder", type=Path)
         argument_parser.add_argument("target")

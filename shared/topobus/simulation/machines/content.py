@@ -1,6 +1,7 @@
 """The content of a tree before it is written: texts and links by path.
 
-Building is pure up to here, so two trees (before and after a CPU went offline) are compared as values and only the difference is written.
+Building is pure up to here, so two trees (before and after a CPU went offline) are compared as
+values and only the difference is written.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _SHAREABLE = re.compile(r"/cpu\d+/(topology|cache)/")
 
 @dataclass
 class Content:
-    """Texts by path and links by path; both paths and link targets are relative to the tree's root."""
+    """Texts by path and links by path.
+
+    Both paths and link targets are relative to the tree's root.
+    """
 
     texts: dict[str, str | bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -46,7 +50,10 @@ class Content:
 
 
 def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
-    """Write content below `root`. A file that may be read meanwhile is replaced in one step; `is_fresh` skips that for a new tree."""
+    """Write content below `root`.
+
+    A file that may be read meanwhile is replaced in one step; `is_fresh` skips that for a new tree.
+    """
     base = str(root)
     made: set[str] = set()
     shared: dict[tuple[str, bytes], str] = {}
@@ -59,7 +66,8 @@ def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
             _make_node(full)
             continue
         if is_fresh and _SHAREABLE.search(path):
-            # Thousands of equal files: a second name costs a fraction of a second file. Nobody writes these in place (`place` replaces).
+            # Thousands of equal files: a second name costs a fraction of a second file. Nobody
+            # writes these in place (`place` replaces).
             other = shared.setdefault((path.rpartition("/")[2], data), full)
             if other is not full:
                 os.link(other, full)
@@ -79,7 +87,8 @@ def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
 
 
 def _make_node(full: str) -> None:
-    """Make a character device that swallows what is written and has nothing to read: the kernel's null device under another name.
+    """Make a character device that swallows what is written and has nothing to read: the kernel's
+    null device under another name.
 
     Errors: raises PermissionError unless the caller may make device nodes.
     """
@@ -91,7 +100,10 @@ def _make_node(full: str) -> None:
 
 
 def unplace(root: Path, paths: list[str]) -> None:
-    """Remove files and links; folders that become empty go too, as they do in /sys. What is absent is no error."""
+    """Remove files and links; folders that become empty go too, as they do in /sys.
+
+    What is absent is no error.
+    """
     for path in paths:
         full = root / path
         full.unlink(missing_ok=True)

@@ -1,4 +1,7 @@
-"""Builds the files of PCI functions, and those of their network, RDMA, graphics and FPGA drivers. Pure."""
+"""Builds the files of PCI functions, and those of their network, RDMA, graphics and FPGA drivers.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,31 @@ from topobus.values.pci import PciAddress
 __all__ = ["function_contents", "locality_content"]
 
 _AER = {
-    "correctable": ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF", "TOTAL_ERR_COR"),
-    "fatal": ("Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt", "UnxCmplt", "RxOF", "MalfTLP", "ECRC", "TOTAL_ERR_FATAL"),
+    "correctable": (
+        "RxErr",
+        "BadTLP",
+        "BadDLLP",
+        "Rollover",
+        "Timeout",
+        "NonFatalErr",
+        "CorrIntErr",
+        "HeaderOF",
+        "TOTAL_ERR_COR",
+    ),
+    "fatal": (
+        "Undefined",
+        "DLP",
+        "SDES",
+        "TLP",
+        "FCP",
+        "CmpltTO",
+        "CmpltAbrt",
+        "UnxCmplt",
+        "RxOF",
+        "MalfTLP",
+        "ECRC",
+        "TOTAL_ERR_FATAL",
+    ),
     "nonfatal": (
         "Undefined",
         "DLP",
@@ -52,7 +78,11 @@ class _Counters:
 
 
 def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dict[PciAddress, Content]:
-    """Give the files of each function by address, those outside its folder (links, /proc, /dev) included; CPU lists are `locality_content`'s."""
+    """Give the files of each function by address, those outside its folder (links, /proc, /dev)
+    included.
+
+    CPU lists are `locality_content`'s.
+    """
     counters = _Counters()
     groups: dict[PciAddress, int] = {}
     contents: dict[PciAddress, Content] = {}
@@ -74,11 +104,15 @@ def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dic
 
 def locality_content(profile: Profile, placed: Iterable[PlacedFunction], online: CpuSet) -> dict[PciAddress, Content]:
     """Give the files that depend on which CPUs are online."""
-    near = {node: cpus_of_node(profile, node, online) for node in {placed_function.numa_node for placed_function in placed}}
+    near = {
+        node: cpus_of_node(profile, node, online) for node in {placed_function.numa_node for placed_function in placed}
+    }
     contents = {placed_function.address: Content() for placed_function in placed}
     for placed_function in placed:
         cpus = near[placed_function.numa_node]
-        contents[placed_function.address].attributes(placed_function.folder, {"local_cpulist": cpus, "local_cpus": mask(cpus)})
+        contents[placed_function.address].attributes(
+            placed_function.folder, {"local_cpulist": cpus, "local_cpus": mask(cpus)}
+        )
     return contents
 
 
@@ -128,7 +162,12 @@ def _add_pci(content: Content, placed_function: PlacedFunction, group: int) -> N
         content.link(f"{parent}/{placed_function.physfn}/virtfn{placed_function.vf_index}", folder)
     if function.nic is not None and function.nic.total_vfs:
         content.attributes(
-            folder, {"sriov_totalvfs": function.nic.total_vfs, "sriov_numvfs": function.nic.num_vfs, "sriov_drivers_autoprobe": 1}
+            folder,
+            {
+                "sriov_totalvfs": function.nic.total_vfs,
+                "sriov_numvfs": function.nic.num_vfs,
+                "sriov_drivers_autoprobe": 1,
+            },
         )
 
 
@@ -136,10 +175,15 @@ def _add_nic(content: Content, profile: Profile, placed_function: PlacedFunction
     nic = placed_function.function.nic
     assert nic is not None
     address = placed_function.address
-    # As systemd names them (predictable names): domain when not 0, bus, slot, function when there are several.
+    # As systemd names them (predictable names): domain when not 0, bus, slot,
+    # function when there are several.
     prefix = "wlp" if nic.is_wireless else "enp"
     domain = f"P{address.domain}" if address.domain else ""
-    name = prefix.replace("p", f"{domain}p") + f"{address.bus}s{address.device}" + (f"f{address.function}" if address.function else "")
+    name = (
+        prefix.replace("p", f"{domain}p")
+        + f"{address.bus}s{address.device}"
+        + (f"f{address.function}" if address.function else "")
+    )
     mac = _digest(profile, address)[:5]
     folder = f"{placed_function.folder}/net/{name}"
     content.attributes(
@@ -217,7 +261,8 @@ def _add_gpu(content: Content, profile: Profile, placed_function: PlacedFunction
         content.text(
             f"proc/driver/nvidia/gpus/{placed_function.address}/information",
             f"Model: \t\t {gpu.model}\nIRQ:   \t\t 18\nGPU UUID: \t GPU-{identity}\nVideo BIOS: \t 96.00.74.00.01\n"
-            f"Bus Type: \t PCIe\nDMA Size: \t 52 bits\nBus Location: \t {placed_function.address}\nDevice Minor: \t {minor}\n"
+            f"Bus Type: \t PCIe\nDMA Size: \t 52 bits\nBus Location: \t {placed_function.address}\nDevice "
+            f"Minor: \t {minor}\n"
             "GPU Firmware: \t 550.90.07\nGPU Excluded:\t No",
         )
         content.text(f"dev/nvidia{minor}", "")
@@ -236,17 +281,23 @@ def _add_gpu(content: Content, profile: Profile, placed_function: PlacedFunction
         )
         number = profile.cpu.sockets * profile.numa.nodes_per_socket + counters.take("kfd")
         node = f"sys/devices/virtual/kfd/kfd/topology/nodes/{number}"
-        location = placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
+        location = (
+            placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
+        )
         content.text(f"{node}/gpu_id", int(unique[:4], 16))
         content.text(f"{node}/name", "aldebaran")
         content.text(
             f"{node}/properties",
-            f"cpu_cores_count 0\nsimd_count 416\nmem_banks_count 1\nvendor_id {placed_function.function.vendor}\ndevice_id {placed_function.function.device}\n"
-            f"location_id {location}\ndomain {placed_function.address.domain}\ndrm_render_minor {render}\nunique_id {int(unique, 16)}",
+            "cpu_cores_count 0\nsimd_count 416\nmem_banks_count 1\nvendor_id "
+            f"{placed_function.function.vendor}\ndevice_id {placed_function.function.device}\n"
+            f"location_id {location}\ndomain {placed_function.address.domain}\ndrm_render_minor "
+            f"{render}\nunique_id {int(unique, 16)}",
         )
 
 
-def _add_drm(content: Content, placed_function: PlacedFunction, counters: _Counters, *, has_card: bool, has_render: bool) -> int:
+def _add_drm(
+    content: Content, placed_function: PlacedFunction, counters: _Counters, *, has_card: bool, has_render: bool
+) -> int:
     if has_card:
         card = counters.take("card")
         _add_drm_node(content, placed_function, f"card{card}", card)
@@ -270,18 +321,30 @@ def _add_fpga(content: Content, profile: Profile, placed_function: PlacedFunctio
     assert fpga is not None
     identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{placed_function.address}")
     if fpga.kind == "xilinx-management":
-        instance = placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
+        instance = (
+            placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
+        )
         content.attributes(
-            placed_function.folder, {"instance": instance, "mgmt_pf": "", "ready": "0x1", "dev_offline": 0, "interface_uuids": identity.hex}
+            placed_function.folder,
+            {"instance": instance, "mgmt_pf": "", "ready": "0x1", "dev_offline": 0, "interface_uuids": identity.hex},
         )
         content.attributes(f"{placed_function.folder}/rom.m.{instance}", {"VBNV": fpga.model, "uuid": identity.hex})
         content.text(f"{placed_function.folder}/xmc.m.{instance}/serial_num", f"XFL1{identity.int % 10**8:08d}")
         content.text(f"dev/xclmgmt{instance}", "")
     elif fpga.kind == "xilinx-user":
-        instance = placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
+        instance = (
+            placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
+        )
         content.attributes(
             placed_function.folder,
-            {"user_pf": "", "ready": "0x1", "dev_offline": 0, "logic_uuids": identity.hex, "xclbinuuid": "", "mig_calibration": 1},
+            {
+                "user_pf": "",
+                "ready": "0x1",
+                "dev_offline": 0,
+                "logic_uuids": identity.hex,
+                "xclbinuuid": "",
+                "mig_calibration": 1,
+            },
         )
         content.attributes(f"{placed_function.folder}/rom.u.{instance}", {"VBNV": fpga.model})
         _add_drm(content, placed_function, counters, has_card=False, has_render=True)
@@ -289,7 +352,9 @@ def _add_fpga(content: Content, profile: Profile, placed_function: PlacedFunctio
         _add_dfl(content, placed_function, fpga.model, identity, counters)
 
 
-def _add_dfl(content: Content, placed_function: PlacedFunction, model: str, identity: uuid.UUID, counters: _Counters) -> None:
+def _add_dfl(
+    content: Content, placed_function: PlacedFunction, model: str, identity: uuid.UUID, counters: _Counters
+) -> None:
     number = counters.take("dfl")
     region = f"{placed_function.folder}/fpga_region/region{number}"
     content.link(f"sys/class/fpga_region/region{number}", region)
@@ -305,7 +370,10 @@ def _add_dfl(content: Content, placed_function: PlacedFunction, model: str, iden
             "dev": f"238:{number}",
         },
     )
-    content.attributes(f"{fme}/errors", {"fme_errors": "0x0", "pcie0_errors": "0x0", "catfatal_errors": "0x0", "nonfatal_errors": "0x0"})
+    content.attributes(
+        f"{fme}/errors",
+        {"fme_errors": "0x0", "pcie0_errors": "0x0", "catfatal_errors": "0x0", "nonfatal_errors": "0x0"},
+    )
     manager = f"{fme}/dfl-fme-mgr.{number}/fpga_manager/fpga{number}"
     content.attributes(manager, {"name": "DFL FPGA FME Manager", "state": "operating", "status": ""})
     content.link(f"sys/class/fpga_manager/fpga{number}", manager)
@@ -328,7 +396,9 @@ def _add_own(content: Content, placed_function: PlacedFunction, counters: _Count
 
 
 def _config(placed_function: PlacedFunction) -> bytes:
-    """Build 256 bytes of configuration space: header, and a PCI Express capability that tells what kind of port this is."""
+    """Build 256 bytes of configuration space: header, and a PCI Express capability that tells what
+    kind of port this is.
+    """
     function = placed_function.function
     is_bridge = placed_function.secondary_bus > 0
     space = bytearray(256)

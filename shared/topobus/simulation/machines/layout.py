@@ -1,6 +1,7 @@
 """Places every PCI function of a profile: address, folder, port type. Pure and deterministic.
 
-Rule: a host bridge is `bus:00.0`; each slot or switch gets a root port `bus:01.0`, `bus:02.0` …; bus numbers grow depth first from the root's own.
+Rule: a host bridge is `bus:00.0`; each slot or switch gets a root port `bus:01.0`, `bus:02.0` …;
+bus numbers grow depth first from the root's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ __all__ = ["PlacedFunction", "PortKind", "lay_out"]
 
 
 class PortKind(Enum):
-    """PCI Express device/port types (PCIe base specification, PCI Express Capabilities register, bits 7:4)."""
+    """PCI Express device/port types (PCIe base specification, PCI Express Capabilities register,
+    bits 7:4).
+    """
 
     ENDPOINT = 0
     ROOT_PORT = 4
@@ -54,7 +57,11 @@ class PlacedFunction:
 
 
 # Ids of ports and host bridges, by processor vendor (pci.ids): vendor, root port, host bridge.
-_CHIPSETS = {"GenuineIntel": (0x8086, 0x352A, 0x09A2), "AuthenticAMD": (0x1022, 0x1483, 0x1480), "ARM": (0x10DE, 0x22B8, 0x22B0)}
+_CHIPSETS = {
+    "GenuineIntel": (0x8086, 0x352A, 0x09A2),
+    "AuthenticAMD": (0x1022, 0x1483, 0x1480),
+    "ARM": (0x10DE, 0x22B8, 0x22B0),
+}
 _BRIDGE = 0x060400
 _HOST_BRIDGE = 0x060000
 # Broadcom PEX890xx, the switch of many 8-GPU machines.
@@ -72,7 +79,8 @@ def lay_out(profile: Profile) -> tuple[PlacedFunction, ...]:
     for placed_function in placed:
         if placed_function.address in seen:
             raise ConfigError(
-                f"profile {profile.name}: two functions at {placed_function.address}", next_step="give the roots bus numbers further apart"
+                f"profile {profile.name}: two functions at {placed_function.address}",
+                next_step="give the roots bus numbers further apart",
             )
         seen.add(placed_function.address)
     placed = [_close(placed_function, placed) for placed_function in placed]
@@ -99,16 +107,29 @@ def _lay_out_root(profile: Profile, root: Root, cards: dict[str, Card]) -> Itera
     bus = first
 
     def port(address: PciAddress, parent: str, kind: PortKind, ids: tuple[int, int], below: int) -> PlacedFunction:
-        function = CardFunction(vendor=ids[0], device=ids[1], class_code=_BRIDGE, driver="pcieport", speed_gts=32.0, width=16)
+        function = CardFunction(
+            vendor=ids[0], device=ids[1], class_code=_BRIDGE, driver="pcieport", speed_gts=32.0, width=16
+        )
         folder = f"{parent}/{address}"
         return PlacedFunction(
-            address=address, folder=folder, numa_node=node, port=kind, function=function, secondary_bus=below, group=address
+            address=address,
+            folder=folder,
+            numa_node=node,
+            port=kind,
+            function=function,
+            secondary_bus=below,
+            group=address,
         )
 
     host = PciAddress(domain, first, 0, 0)
     host_function = CardFunction(vendor=vendor, device=host_device, class_code=_HOST_BRIDGE)
     yield PlacedFunction(
-        address=host, folder=f"{base}/{host}", numa_node=node, port=PortKind.INTEGRATED, function=host_function, group=host
+        address=host,
+        folder=f"{base}/{host}",
+        numa_node=node,
+        port=PortKind.INTEGRATED,
+        function=host_function,
+        group=host,
     )
     number = 0
     for slot in root.slots:
@@ -135,7 +156,9 @@ def _lay_out_root(profile: Profile, root: Root, cards: dict[str, Card]) -> Itera
             bus += 1
             down = port(PciAddress(domain, inner, index, 0), upstream.folder, PortKind.DOWNSTREAM, _SWITCH, bus)
             yield down
-            yield from _lay_out_card(name, _card(cards, name, profile), PciAddress(domain, bus, 0, 0), down.folder, node)
+            yield from _lay_out_card(
+                name, _card(cards, name, profile), PciAddress(domain, bus, 0, 0), down.folder, node
+            )
 
 
 def _lay_out_card(name: str, card: Card, at: PciAddress, parent: str, node: int) -> Iterator[PlacedFunction]:
@@ -181,5 +204,8 @@ def _lay_out_card(name: str, card: Card, at: PciAddress, parent: str, node: int)
 
 def _card(cards: dict[str, Card], name: str, profile: Profile) -> Card:
     if name not in cards:
-        raise ConfigError(f"profile {profile.name}: no card {name!r} in cards.toml", next_step=f"use one of {', '.join(sorted(cards))}")
+        raise ConfigError(
+            f"profile {profile.name}: no card {name!r} in cards.toml",
+            next_step=f"use one of {', '.join(sorted(cards))}",
+        )
     return cards[name]

@@ -1,7 +1,10 @@
-"""A recorded machine's tree in memory: what drivers and discovery read of a profile, without a file on disk.
+"""A recorded machine's tree in memory: what drivers and discovery read of a profile, without a file
+on disk.
 
-Flows in: the content of a tree (`content_of`). Flows out: the answers of `topobus.sysfs.tree.Tree` for the same content on disk; a test holds the two against each other for
-every profile. It cannot change, so it is for a single look: planning, not services. Device nodes are no files here: they have no group and no mode.
+Flows in: the content of a tree (`content_of`). Flows out: the answers of
+`topobus.sysfs.tree.Tree` for the same content on disk; a test holds the two against each other
+for every profile. It cannot change, so it is for a single look: planning, not services. Device
+nodes are no files here: they have no group and no mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Builds the files of CPUs and NUMA nodes, as a pure function of the profile and the set of online CPUs.
+"""Builds the files of CPUs and NUMA nodes, as a pure function of the profile and the set of online
+CPUs.
 
-As in the kernel, an offline CPU keeps its folder and its `online` file and loses topology, caches and node link; lists of other CPUs omit it.
+As in the kernel, an offline CPU keeps its folder and its `online` file and loses topology, caches
+and node link; lists of other CPUs omit it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _HYBRID_FOLDERS = {"performance": "cpu_core", "efficiency": "cpu_atom", "low-pow
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One logical CPU. `core`, `l2` and `l3` number their kind over the whole machine; `core_id` is the kernel's, unique in the socket."""
+    """One logical CPU. `core`, `l2` and `l3` number their kind over the whole machine; `core_id` is
+    the kernel's, unique in the socket.
+    """
 
     cpu: int
     core: int
@@ -47,12 +51,16 @@ def all_threads(profile: Profile) -> tuple[Thread, ...]:
             for index in range(group.count):
                 l2 += index % group.l2_cores == 0
                 width = part.l3_cores or cores_per_socket
-                node = socket * profile.numa.nodes_per_socket + core_id * profile.numa.nodes_per_socket // cores_per_socket
+                node = (
+                    socket * profile.numa.nodes_per_socket + core_id * profile.numa.nodes_per_socket // cores_per_socket
+                )
                 for thread in range(group.threads):
                     cpu = thread * total_cores + core if part.numbering == "split" else next_cpu
                     next_cpu += 1
                     l3 = socket * -(-cores_per_socket // width) + core_id // width
-                    threads.append(Thread(cpu=cpu, core=core, core_id=core_id, socket=socket, node=node, l2=l2, l3=l3, group=group))
+                    threads.append(
+                        Thread(cpu=cpu, core=core, core_id=core_id, socket=socket, node=node, l2=l2, l3=l3, group=group)
+                    )
                 core_id += 1
                 core += 1
     return tuple(sorted(threads, key=lambda thread: thread.cpu))
@@ -86,7 +94,12 @@ def cpu_content(profile: Profile, online: CpuSet) -> Content:
     sharing: dict[tuple[str, int], int] = defaultdict(int)
     for thread in threads:
         if thread.cpu in online:
-            for kind, number in (("core", thread.core), ("socket", thread.socket), ("l2", thread.l2), ("l3", thread.l3)):
+            for kind, number in (
+                ("core", thread.core),
+                ("socket", thread.socket),
+                ("l2", thread.l2),
+                ("l3", thread.l3),
+            ):
                 sharing[kind, number] |= 1 << thread.cpu
     for thread in threads:
         if thread.cpu != 0:
@@ -143,7 +156,8 @@ def numa_content(profile: Profile, online: CpuSet) -> Content:
     for size_kib, pages in profile.numa.hugepages.items():
         every = pages * profile.cpu.sockets * profile.numa.nodes_per_socket
         content.attributes(
-            f"sys/kernel/mm/hugepages/hugepages-{size_kib}kB", {"nr_hugepages": every, "free_hugepages": every, "resv_hugepages": 0}
+            f"sys/kernel/mm/hugepages/hugepages-{size_kib}kB",
+            {"nr_hugepages": every, "free_hugepages": every, "resv_hugepages": 0},
         )
     return content
 
@@ -174,7 +188,10 @@ def proc_content(profile: Profile, online: CpuSet, boot_id: str) -> Content:
     content.text("proc/cpuinfo", "\n".join(blocks))
     _, memory = _nodes(profile)
     total = sum(memory.values()) // 1024
-    content.text("proc/meminfo", f"MemTotal:       {total} kB\nMemFree:        {total * 9 // 10} kB\nMemAvailable:   {total * 9 // 10} kB")
+    content.text(
+        "proc/meminfo",
+        f"MemTotal:       {total} kB\nMemFree:        {total * 9 // 10} kB\nMemAvailable:   {total * 9 // 10} kB",
+    )
     stat = "".join(f"cpu{cpu} 0 0 0 0 0 0 0 0 0 0\n" for cpu in online)
     content.text("proc/stat", f"cpu  0 0 0 0 0 0 0 0 0 0\n{stat}btime 1760000000\nprocesses 1")
     content.text("proc/sys/kernel/random/boot_id", boot_id)
@@ -235,7 +252,14 @@ def _nodes(profile: Profile) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _distance(profile: Profile, near: dict[int, int], first: int, second: int) -> int:
-    rules = {"same_socket": 12, "other_socket": 20, "memory_near": 20, "memory_far": 30, "memory_other": 30, **profile.numa.distances}
+    rules = {
+        "same_socket": 12,
+        "other_socket": 20,
+        "memory_near": 20,
+        "memory_far": 30,
+        "memory_other": 30,
+        **profile.numa.distances,
+    }
     if first == second:
         return 10
     with_cpus = profile.cpu.sockets * profile.numa.nodes_per_socket

@@ -1,7 +1,8 @@
 """Profiles: the components of a recorded machine, read from TOML.
 
-A profile names sockets, NUMA nodes and root complexes with the cards below them. Addresses, numbers and files follow from it by rule, so two builds
-of one profile are equal. Cards are described once, in `cards.toml`. A profile with `base` is that profile with faults added.
+A profile names sockets, NUMA nodes and root complexes with the cards below them. Addresses, numbers
+and files follow from it by rule, so two builds of one profile are equal. Cards are described once,
+in `cards.toml`. A profile with `base` is that profile with faults added.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ FAULT_KINDS = ("remove-pci", "cpu-offline", "carrier-down", "link-narrow", "aer-
 
 
 class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a GPU shows. `kind` is nvidia, amd, intel or display (a display controller that computes nothing)."""
+    """What a GPU shows.
+
+    `kind` is nvidia, amd, intel or display (a display controller that computes nothing).
+    """
 
     kind: str
     model: str = ""
@@ -53,7 +57,10 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Nic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a network function shows. `rdma` is the prefix of its RDMA device (`mlx5` makes mlx5_0 …), empty for none."""
+    """What a network function shows.
+
+    `rdma` is the prefix of its RDMA device (`mlx5` makes mlx5_0 …), empty for none.
+    """
 
     speed_mbps: int = 0
     mtu: int = 1500
@@ -92,13 +99,17 @@ class CardFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nic: Nic | None = None
     fpga: Fpga | None = None
     files: dict[str, str] = {}
-    """What the card's own kernel driver shows in the function's folder: path to text; `{number}` counts the functions of that driver from 0."""
+    """What the card's own kernel driver shows in the function's folder: path to text; `{number}`
+    counts the functions of that driver from 0."""
     nodes: tuple[str, ...] = ()
     """Its device nodes, relative to dev; `{number}` as above."""
 
 
 class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A card: its functions in order. An integrated one sits on the root bus, with no port above it."""
+    """A card: its functions in order.
+
+    An integrated one sits on the root bus, with no port above it.
+    """
 
     title: str
     functions: tuple[CardFunction, ...]
@@ -118,7 +129,10 @@ class CoreGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CpuPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The processors. `numbering` split: all first threads, then all second ones; adjacent: siblings side by side."""
+    """The processors. `numbering` split: all first threads, then all second ones.
+
+    Adjacent: siblings side by side.
+    """
 
     model: str
     vendor: str
@@ -139,19 +153,25 @@ class MemoryOnly(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class NumaPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """NUMA nodes with CPUs, equal parts of each socket, and those without. `hugepages` is page size in KiB to pages a node."""
+    """NUMA nodes with CPUs, equal parts of each socket, and those without.
+
+    `hugepages` is page size in KiB to pages a node.
+    """
 
     nodes_per_socket: int = 1
     memory_gib: int = 16
     """Of each node with CPUs."""
     hugepages: dict[int, int] = {}
     distances: dict[str, int] = {}
-    """same_socket, other_socket, memory_near, memory_far, memory_other (between two memory-only nodes)."""
+    """same_socket, other_socket, memory_near, memory_far, memory_other (between two memory-only
+    nodes)."""
     memory_only: tuple[MemoryOnly, ...] = ()
 
 
 class Slot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A card below a root port, or on the root bus when it is integrated; `at` fixes device.function on the root bus."""
+    """A card below a root port, or on the root bus when it is integrated; `at` fixes
+    device.function on the root bus.
+    """
 
     card: str
     at: str = ""
@@ -173,7 +193,9 @@ class Root(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that goes wrong `at_s` seconds after the start and, with `for_s`, heals after so long."""
+    """Something that goes wrong `at_s` seconds after the start and, with `for_s`, heals after so
+    long.
+    """
 
     at_s: float
     what: str
@@ -196,7 +218,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     roots: tuple[Root, ...] = ()
     faults: tuple[Fault, ...] = ()
     cards: dict[str, Card] = {}
-    """Cards of this profile's own, beside those that ship (a vendor's test machine brings the vendor's card)."""
+    """Cards of this profile's own, beside those that ship (a vendor's test machine brings the
+    vendor's card)."""
 
 
 # Far more than any profile has.
@@ -217,7 +240,9 @@ def load_profile(name: str | Path) -> Profile:
     try:
         profile = msgspec.convert(data, Profile, str_keys=True)
     except msgspec.ValidationError as err:
-        raise ConfigError(f"{where}: {err}", next_step="compare with the profiles that ship in topobus/simulation/profiles") from err
+        raise ConfigError(
+            f"{where}: {err}", next_step="compare with the profiles that ship in topobus/simulation/profiles"
+        ) from err
     for fault in profile.faults:
         if fault.what not in FAULT_KINDS:
             raise ConfigError(f"{where}: faults: what is {fault.what!r}, wanted one of {', '.join(FAULT_KINDS)}")
@@ -232,12 +257,17 @@ def load_cards() -> dict[str, Card]:
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
     if name in PROFILES:
-        where, text = f"{name}.toml", files("topobus.simulation").joinpath("profiles", f"{name}.toml").read_text(encoding="utf-8")
+        where, text = (
+            f"{name}.toml",
+            files("topobus.simulation").joinpath("profiles", f"{name}.toml").read_text(encoding="utf-8"),
+        )
     else:
         try:
             where, text = name, read_regular(name, _LARGEST_PROFILE).decode("utf-8", "replace")
         except OSError as err:
-            raise ConfigError(f"no profile {name!r}", next_step=f"use one of {', '.join(PROFILES)}, or the path of a TOML file") from err
+            raise ConfigError(
+                f"no profile {name!r}", next_step=f"use one of {', '.join(PROFILES)}, or the path of a TOML file"
+            ) from err
     try:
         return where, tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:

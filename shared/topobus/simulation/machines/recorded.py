@@ -1,7 +1,9 @@
-"""A machine on disk that is read like a real one, and whose changes and faults look like a real kernel's.
+"""A machine on disk that is read like a real one, and whose changes and faults look like a real
+kernel's.
 
-Every change is what a kernel would do to /sys: a device folder is removed by one rename, files are replaced in one step, links that would dangle are
-removed. Changes may come from another process than the one that built the tree (`RecordedMachine.open`).
+Every change is what a kernel would do to /sys: a device folder is removed by one rename, files are
+replaced in one step, links that would dangle are removed. Changes may come from another process
+than the one that built the tree (`RecordedMachine.open`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["RecordedMachine", "build", "content_of"]
 
-# Beside the tree, in the same file system, so that a device folder leaves and returns by one rename.
+# Beside the tree, in the same file system, so that a device folder
+# leaves and returns by one rename.
 _STORE = ".topobus"
 # The name of a profile, or the path of one.
 _LARGEST_MARK = 64 * 1024
@@ -60,7 +63,9 @@ class RecordedMachine:
         try:
             name = read_regular(mark, _LARGEST_MARK).decode("utf-8", "replace").strip()
         except OSError as err:
-            raise ConfigError(f"{root} is not a recorded machine", next_step="make one: topobus profile build dgx DIR") from err
+            raise ConfigError(
+                f"{root} is not a recorded machine", next_step="make one: topobus profile build dgx DIR"
+            ) from err
         profile = load_profile(name)
         return cls(root, profile, lay_out(profile))
 
@@ -71,21 +76,29 @@ class RecordedMachine:
 
     def pci(self, card: str) -> tuple[str, ...]:
         """Addresses of a card's functions (`h100`), sorted: the physical ones, no VFs."""
-        return tuple(str(function.address) for function in self.functions if function.card == card and function.physfn is None)
+        return tuple(
+            str(function.address) for function in self.functions if function.card == card and function.physfn is None
+        )
 
     def folder(self, address: str) -> str:
         """The device folder of a function, relative to the tree."""
         return self._at(address).folder
 
     def remove_pci(self, address: str) -> None:
-        """Take a function and all below it away, as a surprise removal does; its VFs go with it. Twice is no error."""
+        """Take a function and all below it away, as a surprise removal does; its VFs go with it.
+
+        Twice is no error.
+        """
         top = self._at(address)
         gone = self._below(top)
         target = self.root / _STORE / "removed"
         target.mkdir(parents=True, exist_ok=True)
         for placed_function in gone:
-            # What sits below leaves inside its parent's folder; only VFs lie beside their physical function.
-            if (placed_function is top or placed_function.physfn == top.address) and (self.root / placed_function.folder).exists():
+            # What sits below leaves inside its parent's folder; only VFs lie
+            # beside their physical function.
+            if (placed_function is top or placed_function.physfn == top.address) and (
+                self.root / placed_function.folder
+            ).exists():
                 (self.root / placed_function.folder).rename(target / str(placed_function.address))
         contents = function_contents(self.profile, self.functions)
         inside = tuple(f"{placed_function.folder}/" for placed_function in gone)
@@ -100,7 +113,8 @@ class RecordedMachine:
     def restore_pci(self, address: str) -> None:
         """Bring a removed function and all below it back, as it was. Twice is no error.
 
-        Errors: raises ConfigError while the bridge above it (or a VF's physical function) is away itself.
+        Errors: raises ConfigError while the bridge above it (or a VF's
+        physical function) is away itself.
         """
         top = self._at(address)
         parent = (self.root / top.folder).parent
@@ -116,8 +130,16 @@ class RecordedMachine:
         for placed_function in back:
             content = contents[placed_function.address]
             outside = Content(
-                {path: text for path, text in content.texts.items() if not path.startswith(f"{placed_function.folder}/")},
-                {path: target for path, target in content.links.items() if not path.startswith(f"{placed_function.folder}/")},
+                {
+                    path: text
+                    for path, text in content.texts.items()
+                    if not path.startswith(f"{placed_function.folder}/")
+                },
+                {
+                    path: target
+                    for path, target in content.links.items()
+                    if not path.startswith(f"{placed_function.folder}/")
+                },
             )
             outside.add(local[placed_function.address])
             place(self.root, outside)
@@ -139,11 +161,15 @@ class RecordedMachine:
             {path: text for path, text in after.texts.items() if before.texts.get(path) != text},
             {path: target for path, target in after.links.items() if before.links.get(path) != target},
         )
-        # What the machine lacks at the moment (a removed device) must not come back as a folder with one file.
+        # What the machine lacks at the moment (a removed device) must not come
+        # back as a folder with one file.
         for path in [path for path in changed.texts if "/pci" in path and not (self.root / path).exists()]:
             del changed.texts[path]
         place(self.root, changed)
-        unplace(self.root, [path for path in (*before.texts, *before.links) if path not in after.texts and path not in after.links])
+        unplace(
+            self.root,
+            [path for path in (*before.texts, *before.links) if path not in after.texts and path not in after.links],
+        )
 
     def read(self, path: str) -> str:
         """Read a file of the tree, stripped."""
@@ -159,7 +185,13 @@ class RecordedMachine:
         changed = Content()
         for path, value in function_contents(self.profile, self.functions)[placed_function.address].texts.items():
             name = path.rpartition("/")[2]
-            down = {"carrier": "0", "operstate": "down", "speed": "-1", "state": "1: DOWN", "phys_state": "3: Disabled"}.get(name)
+            down = {
+                "carrier": "0",
+                "operstate": "down",
+                "speed": "-1",
+                "state": "1: DOWN",
+                "phys_state": "3: Disabled",
+            }.get(name)
             if down is not None and ("/net/" in path or "/ports/" in path):
                 changed.texts[path] = value if is_up else f"{down}\n"
         place(self.root, changed)
@@ -183,12 +215,21 @@ class RecordedMachine:
             path = f"{self.folder(target)}/aer_dev_{kind}"
             lines = [line.split() for line in self.read(path).splitlines()]
             count = 0 if is_undo else 1
-            # The last line is the total; the fault counts as one malformed TLP (fatal) or one receiver error (correctable).
+            # The last line is the total; the fault counts as one malformed TLP (fatal) or
+            # one receiver error (correctable).
             name = "MalfTLP" if kind == "fatal" else "RxErr"
-            self.write(path, "\n".join(f"{key} {count if key == name or key.startswith('TOTAL') else value}" for key, value in lines))
+            self.write(
+                path,
+                "\n".join(
+                    f"{key} {count if key == name or key.startswith('TOTAL') else value}" for key, value in lines
+                ),
+            )
 
     def advance(self, to_s: float) -> tuple[str, ...]:
-        """Apply all scripted faults due up to `to_s` seconds after the start; tell what was done, in order."""
+        """Apply all scripted faults due up to `to_s` seconds after the start.
+
+        Tell what was done, in order.
+        """
         done: list[str] = []
         for at_s, fault, is_undo in self._script():
             if self._played_to_s < at_s <= to_s:
@@ -198,9 +239,16 @@ class RecordedMachine:
         return tuple(done)
 
     async def play(
-        self, *, speed: float = 1.0, wait: Callable[[float], Awaitable[None]] = asyncio.sleep, say: Callable[[str], None] = lambda _: None
+        self,
+        *,
+        speed: float = 1.0,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        say: Callable[[str], None] = lambda _: None,
     ) -> tuple[str, ...]:
-        """Play the script in real time (`speed` 2: twice as fast); ends after the last step. Tests give a `wait` of their own; `say` hears of each step when it is done."""
+        """Play the script in real time (`speed` 2: twice as fast); ends after the last step.
+
+        Tests give a `wait` of their own; `say` hears of each step when it is done.
+        """
         done: list[str] = []
         now_s = 0.0
         for at_s, _, _ in self._script():
@@ -215,7 +263,9 @@ class RecordedMachine:
     async def play_again(
         self, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep, say: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Play the script once more in real time, without what it does not heal: that is done already."""
+        """Play the script once more in real time, without what it does not heal: that is done
+        already.
+        """
         self._played_to_s, self._is_again = -1.0, True
         await self.play(wait=wait, say=say)
 
@@ -242,7 +292,9 @@ class RecordedMachine:
         return content
 
     def _whole_content(self) -> Content:
-        """All files and links of the machine as it is at first: every CPU online, every function there."""
+        """All files and links of the machine as it is at first: every CPU online, every function
+        there.
+        """
         content = self._cpu_state(CpuSet.of(thread.cpu for thread in all_threads(self.profile)))
         for function_content in function_contents(self.profile, self.functions).values():
             content.add(function_content)
@@ -254,7 +306,9 @@ class RecordedMachine:
         for function in self.functions:
             if function.address == wanted:
                 return function
-        raise ConfigError(f"{self.profile.name} has no PCI function {address}", next_step=f"it has {', '.join(self.addresses)}")
+        raise ConfigError(
+            f"{self.profile.name} has no PCI function {address}", next_step=f"it has {', '.join(self.addresses)}"
+        )
 
     def _below(self, top: PlacedFunction) -> list[PlacedFunction]:
         functions = [
@@ -266,7 +320,9 @@ class RecordedMachine:
 
 
 def content_of(profile: str | Path) -> Content:
-    """Give all that `build` writes of a profile's machine, but what marks the folder as one; nothing is written.
+    """Give all that `build` writes of a profile's machine, but what marks the folder as one.
+
+    Nothing is written.
 
     Errors: raises ConfigError for a profile that is none.
     """
@@ -275,11 +331,13 @@ def content_of(profile: str | Path) -> Content:
 
 
 def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) -> RecordedMachine:
-    """Write a profile's machine below `into`, which must be empty or absent, or an older machine (it is replaced).
+    """Write a profile's machine below `into`, which must be empty or absent, or an older machine
+    (it is replaced).
 
-    `has_device_nodes` puts real character devices (of the null device's number) below `dev`, so that a container runtime can hand them out:
-    set `hardware.runtime_dev` to that folder.
-    Errors: raises ConfigError when `into` holds anything else, or may be written by others, and when nodes are wanted by somebody who may not make them.
+    `has_device_nodes` puts real character devices (of the null device's number) below `dev`, so
+    that a container runtime can hand them out: set `hardware.runtime_dev` to that folder.
+    Errors: raises ConfigError when `into` holds anything else, or may be written by others, and
+    when nodes are wanted by somebody who may not make them.
     """
     what = load_profile(profile)
     objection = objection_to_folder(into.stat()) if into.exists() else ""
@@ -298,7 +356,8 @@ def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) ->
         place(into, content, is_fresh=True)
     except PermissionError as err:
         raise ConfigError(
-            f"cannot write {err.filename or into}: {err.strerror}", next_step=_WHO_MAY if has_device_nodes else "give a folder of yours"
+            f"cannot write {err.filename or into}: {err.strerror}",
+            next_step=_WHO_MAY if has_device_nodes else "give a folder of yours",
         ) from err
     return machine
 

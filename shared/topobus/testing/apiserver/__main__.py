@@ -1,4 +1,7 @@
-"""`python -m topobus.testing.apiserver`: the API server simulator as a program; prints its address."""
+"""`python -m topobus.testing.apiserver`: the API server simulator as a program.
+
+Prints its address.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ async def _serve_until_told(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Serve as a process of its own; prints its address."""
-    parser = argparse.ArgumentParser(prog="python -m topobus.testing.apiserver", description="A Kubernetes API server without a cluster.")
+    parser = argparse.ArgumentParser(
+        prog="python -m topobus.testing.apiserver", description="A Kubernetes API server without a cluster."
+    )
     parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1; 0: any that is free")
     parser.add_argument("--token", default="", help="the bearer token that requests must carry; empty: none")
     parser.add_argument("--kubeconfig", type=Path, help="write a kubeconfig that leads here")
@@ -37,7 +42,8 @@ def main() -> None:
         default=[],
         type=_user,
         metavar="NAME=FILE",
-        help="write a kubeconfig of a user of this name that may do everything; /metrics counts requests by user; may be repeated",
+        help="write a kubeconfig of a user of this name that may do everything; /metrics counts requests by user; "
+        "may be repeated",
     )
     parser.add_argument("--node", action="append", default=[], help="make a node of this name; may be repeated")
     asyncio.run(_serve_until_told(parser.parse_args()))

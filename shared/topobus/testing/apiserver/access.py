@@ -1,8 +1,11 @@
-"""Access control of the API server simulator: users with tokens, and RBAC rules from the Role objects that the server stores.
+"""Access control of the API server simulator: users with tokens, and RBAC rules from the Role
+objects that the server stores.
 
-Flows in: requests as verb, resource, name. Flows out: nothing, or a 403 in Kubernetes' words; afterwards the granted rights that were used and those
-that were not, so that a test can compare a least-privilege manifest with the calls of a program.
-Source: k8s.io/kubernetes plugin/pkg/auth/authorizer/rbac, and registry/resource/resourceclaim (granular status authorization), 1.36.
+Flows in: requests as verb, resource, name. Flows out: nothing, or a 403 in Kubernetes' words;
+afterwards the granted rights that were used and those that were not, so that a test can compare a
+least-privilege manifest with the calls of a program.
+Source: k8s.io/kubernetes plugin/pkg/auth/authorizer/rbac, and registry/resource/resourceclaim
+(granular status authorization), 1.36.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 class Right(Struct, frozen=True, kw_only=True, order=True):
-    """One verb on one resource (with its part, as in `pods/status`), in one namespace; an empty namespace is all of them."""
+    """One verb on one resource (with its part, as in `pods/status`), in one namespace.
+
+    An empty namespace is all of them.
+    """
 
     verb: str
     group: str
@@ -49,7 +55,9 @@ class Access:
         self._used: dict[str, set[Right]] = {}
 
     def add_user(self, user: str, *, node: str = "", is_master: bool = False) -> str:
-        """Make a user and give its token; the same one when asked again. A service account's token names the node that its pod runs on.
+        """Make a user and give its token; the same one when asked again.
+
+        A service account's token names the node that its pod runs on.
 
         Shapes: is_master — may do everything, as one of group `system:masters`.
         """
@@ -76,12 +84,16 @@ class Access:
             return ADMIN
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
-    def check(self, user: str, verb: str, resource: Resource, *, namespace: str = "", name: str = "", part: str = "") -> None:
+    def check(
+        self, user: str, verb: str, resource: Resource, *, namespace: str = "", name: str = "", part: str = ""
+    ) -> None:
         """Let it pass, or raise ApiError 403."""
         if user in self._masters:
             return
         plural = f"{resource.plural}/{part}" if part else resource.plural
-        self._used.setdefault(user, set()).add(Right(verb=verb, group=resource.group, resource=plural, namespace=namespace))
+        self._used.setdefault(user, set()).add(
+            Right(verb=verb, group=resource.group, resource=plural, namespace=namespace)
+        )
         for rule, scope in self._rules(user):
             if scope in ("", namespace) and _grants(rule, verb, resource.group, plural, name):
                 return
@@ -89,10 +101,14 @@ class Access:
         why = f'User "{user}" cannot {verb} resource "{plural}" in API group "{resource.group}" {where}'
         raise forbidden(resource, name, why)
 
-    def check_claim_status(self, user: str, verb: str, resource: Resource, before: Object, after: Object, *, namespace: str) -> None:
-        """Judge a write of a claim's status by its parts: the allocation's right is `binding`, a driver's word on its devices `driver`.
+    def check_claim_status(
+        self, user: str, verb: str, resource: Resource, before: Object, after: Object, *, namespace: str
+    ) -> None:
+        """Judge a write of a claim's status by its parts: the allocation's right is `binding`, a
+        driver's word on its devices `driver`.
 
-        Errors: raises ApiError 422: a real server judges the parts when it validates, not at its door.
+        Errors: raises ApiError 422: a real server judges the parts when
+        it validates, not at its door.
         """
         old, new = before.get("status") or {}, after.get("status") or {}
         name = str(before["metadata"]["name"])
@@ -102,7 +118,8 @@ class Access:
                 self.check(user, verb, resource, part="binding")
             except ApiError as err:
                 text = (
-                    f'changing status.allocation or status.reservedFor requires resource="resourceclaims/binding", verb="{verb}" permission'
+                    "changing status.allocation or status.reservedFor requires "
+                    f'resource="resourceclaims/binding", verb="{verb}" permission'
                 )
                 problems.append(("status.allocation", f"Forbidden: {text}: {err}"))
         if new.get("allocation"):
@@ -111,7 +128,10 @@ class Access:
             for driver in _changed_drivers(old.get("devices") or (), new.get("devices") or ()):
                 why = self._why_not(user, verbs, resource, namespace=namespace, name=driver)
                 if why:
-                    text = f'changing status.devices requires resource="resourceclaims/driver", verb="[{" ".join(verbs)}]" permission'
+                    text = (
+                        'changing status.devices requires resource="resourceclaims/driver", '
+                        f'verb="[{" ".join(verbs)}]" permission'
+                    )
                     problems.append(("status.devices", f"Forbidden: {text}: {why}"))
         if problems:
             raise invalid(resource, name, problems)
@@ -145,14 +165,20 @@ class Access:
             rule
             for rule in granted
             if not any(
-                (used.verb, used.group, used.resource) == (rule.verb, rule.group, rule.resource) and rule.namespace in ("", used.namespace)
+                (used.verb, used.group, used.resource) == (rule.verb, rule.group, rule.resource)
+                and rule.namespace in ("", used.namespace)
                 for used in self._used.get(user, ())
             )
         )
 
     def _rules(self, user: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """Give each rule that binds a user, with the namespace in which it does; empty: everywhere."""
-        cluster_roles = {cluster_role["metadata"]["name"]: cluster_role for cluster_role in self._objects("ClusterRole")}
+        """Give each rule that binds a user, with the namespace in which it does.
+
+        Empty: everywhere.
+        """
+        cluster_roles = {
+            cluster_role["metadata"]["name"]: cluster_role for cluster_role in self._objects("ClusterRole")
+        }
         roles = {(role["metadata"]["namespace"], role["metadata"]["name"]): role for role in self._objects("Role")}
         for kind in ("ClusterRoleBinding", "RoleBinding"):
             for binding in self._objects(kind):
@@ -161,7 +187,9 @@ class Access:
                     continue
                 reference = binding.get("roleRef") or {}
                 granted_role = (
-                    roles.get((scope, reference["name"])) if reference.get("kind") == "Role" else cluster_roles.get(reference["name"])
+                    roles.get((scope, reference["name"]))
+                    if reference.get("kind") == "Role"
+                    else cluster_roles.get(reference["name"])
                 )
                 for rule in (granted_role or {}).get("rules") or ():
                     yield rule, scope
@@ -185,7 +213,12 @@ def _changed_drivers(before: Iterable[Mapping[str, Any]], after: Iterable[Mappin
 
 
 def _device_of(device: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return (str(device.get("driver")), str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or ""))
+    return (
+        str(device.get("driver")),
+        str(device.get("pool")),
+        str(device.get("device")),
+        str(device.get("shareID") or ""),
+    )
 
 
 def verb_of(method: str, name: str, *, is_watch: bool) -> str:

@@ -1,7 +1,8 @@
-"""kube-controller-manager's work for claims, in the API server simulator: creates a claim for each template that a pod names, and deletes it with the pod.
+"""kube-controller-manager's work for claims, in the API server simulator: creates a claim for each
+template that a pod names, and deletes it with the pod.
 
-Flows in: the store's pods, templates and claims. Flows out: new claims owned by their pods, the pods' status that names them, and claims without the
-reservations of deleted pods.
+Flows in: the store's pods, templates and claims. Flows out: new claims owned by their pods, the
+pods' status that names them, and claims without the reservations of deleted pods.
 Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 """
 
@@ -19,12 +20,18 @@ _FINISHED = ("Succeeded", "Failed")
 
 
 def serve_templates(store: Store, pods: Resource, templates: Resource, claims: Resource) -> list[str]:
-    """Make the claims that pods want of templates and do not have yet; their names. A template that is not there is waited for."""
+    """Make the claims that pods want of templates and do not have yet; their names.
+
+    A template that is not there is waited for.
+    """
     made: list[str] = []
     for pod in store.select(pods):
         metadata = pod["metadata"]
         namespace = metadata["namespace"]
-        names = {resource_claim_status["name"] for resource_claim_status in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+        names = {
+            resource_claim_status["name"]
+            for resource_claim_status in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+        }
         wanted = [
             (resource_claim["name"], resource_claim["resourceClaimTemplateName"])
             for resource_claim in (pod.get("spec") or {}).get("resourceClaims") or ()
@@ -47,9 +54,15 @@ def serve_templates(store: Store, pods: Resource, templates: Resource, claims: R
 
 
 def release_claims(store: Store, pods: Resource, claims: Resource) -> list[str]:
-    """Take reservations of pods that have ended or are gone off their claims, and the allocation with the last one; the names of these claims."""
+    """Take reservations of pods that have ended or are gone off their claims, and the allocation
+    with the last one.
+
+    The names of these claims.
+    """
     living = {
-        api_object["metadata"]["uid"] for api_object in store.select(pods) if (api_object.get("status") or {}).get("phase") not in _FINISHED
+        api_object["metadata"]["uid"]
+        for api_object in store.select(pods)
+        if (api_object.get("status") or {}).get("phase") not in _FINISHED
     }
     released: list[str] = []
     for claim in store.select(claims):

@@ -1,6 +1,8 @@
-"""The changes of the API server simulator's objects in order, and who is woken by the next one of a kind.
+"""The changes of the API server simulator's objects in order, and who is woken by the next one of a
+kind.
 
-Flows in: changes, each with the next version. Flows out: those after a version, and events that the next change of a kind sets.
+Flows in: changes, each with the next version. Flows out: those after a version, and events that
+the next change of a kind sets.
 """
 
 from __future__ import annotations

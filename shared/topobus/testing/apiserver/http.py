@@ -1,6 +1,8 @@
-"""HTTP/1.1 for the API server simulator: the subset that Kubernetes clients use, on asyncio streams.
+"""HTTP/1.1 for the API server simulator: the subset that Kubernetes clients use, on asyncio
+streams.
 
-Flows in: a connection. Flows out: requests one after another, answers with a body, or a stream of JSON lines in chunks.
+Flows in: a connection. Flows out: requests one after another, answers with a body, or a
+stream of JSON lines in chunks.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class HttpRequest(Struct, frozen=True, kw_only=True):
             return None
         if "protobuf" in self.headers.get("content-type", ""):
             raise ApiError(
-                415, "UnsupportedMediaType", "this simulator takes JSON alone; send objects by `kubectl apply -f`, or ask for JSON"
+                415,
+                "UnsupportedMediaType",
+                "this simulator takes JSON alone; send objects by `kubectl apply -f`, or ask for JSON",
             )
         try:
             return json.loads(self.body)
@@ -76,7 +80,9 @@ class Connection:
             return None
         first, *lines = head.decode("latin-1").split("\r\n")
         method, _, rest = first.partition(" ")
-        headers = {key.strip().lower(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+        headers = {
+            key.strip().lower(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon
+        }
         length = int(headers.get("content-length", "0"))
         if length > _BODY_LIMIT:
             raise ApiError(413, "RequestEntityTooLarge", f"limit is {_BODY_LIMIT}")
@@ -127,7 +133,8 @@ class Connection:
         try:
             await self._writer.wait_closed()
         except (ConnectionError, asyncio.CancelledError):
-            # The client was faster, or the loop ends: asyncio's stream callback would write a traceback for a connection that is over either way.
+            # The client was faster, or the loop ends: asyncio's stream callback would write a
+            # traceback for a connection that is over either way.
             return
 
     async def _read_chunks(self) -> bytes:

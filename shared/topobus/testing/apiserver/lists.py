@@ -1,7 +1,9 @@
-"""Lists that Kubernetes treats as maps or sets, for the API server simulator's patches: the key that identifies an element.
+"""Lists that Kubernetes treats as maps or sets, for the API server simulator's patches: the key
+that identifies an element.
 
-Pure. Sources: the patchMergeKey and listMapKey markers of k8s.io/api (core/v1, apps/v1, resource/v1) and k8s.io/apimachinery/meta/v1, 1.36; strategic
-merge's directives from apimachinery/pkg/util/strategicpatch.
+Pure. Sources: the patchMergeKey and listMapKey markers of k8s.io/api (core/v1, apps/v1,
+resource/v1) and k8s.io/apimachinery/meta/v1, 1.36; strategic merge's directives from
+apimachinery/pkg/util/strategicpatch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from topobus.testing.apiserver.values import bad_request
 
 __all__ = ["from_keyed", "strategic_merge", "to_keyed"]
 
-# By the field's name alone: within what is served here, no name means two different things, but for `devices`.
+# By the field's name alone: within what is served here, no name means two
+# different things, but for `devices`.
 _MERGE_KEYS = {
     "addresses": "type",
     "conditions": "type",
@@ -52,7 +55,11 @@ def to_keyed(value: Any, path: tuple[str, ...] = ()) -> Any:
     """
     if isinstance(value, dict):
         # None of a list's elements is nothing to merge, and must not stand for the whole list.
-        return {key: to_keyed(inner, (*path, key)) for key, inner in value.items() if inner != [] or (*path, key) != _DEVICES}
+        return {
+            key: to_keyed(inner, (*path, key))
+            for key, inner in value.items()
+            if inner != [] or (*path, key) != _DEVICES
+        }
     if not isinstance(value, list) or not value or not path:
         return value
     if path[-1] in _SETS:
@@ -82,13 +89,14 @@ def _is_element(key: str) -> bool:
 
 
 def strategic_merge(present: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch: maps are merged, map-like lists by their key, everything else is replaced.
+    """Apply a strategic merge patch: maps are merged, map-like lists by their key, everything else
+    is replaced.
 
     Shapes: directives `$patch`, `$retainKeys`, `$deleteFromPrimitiveList/…` and `$setElementOrder/…` as kubectl sends them.
     Errors: raises ApiError 400 for an element without its key.
     >>> strategic_merge({"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "B"}, {"name": "A", "$patch": "delete"}]})
     {'env': [{'name': 'B'}]}
-    """
+    """  # noqa: E501
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     wanted = {key: value for key, value in patch.items() if not key.startswith("$")}
@@ -144,7 +152,10 @@ def _merge_list(name: str, present: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def _ordered(name: str, present: list[Any], order: list[Any]) -> list[Any]:
-    """Sort what the directive names into its order; what it does not name stays behind them, in its own."""
+    """Sort what the directive names into its order.
+
+    What it does not name stays behind them, in its own.
+    """
     key = _MERGE_KEYS.get(name)
 
     def mark(item: Any) -> Any:

@@ -1,6 +1,8 @@
-"""The API server simulator's patches by content type: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge.
+"""The API server simulator's patches by content type: JSON patch (RFC 6902), merge patch (RFC
+7386), strategic merge.
 
-Pure. Flows in: the stored object and the patch. Flows out: the patched object, or an ApiError. Server-side apply is in `shapes`.
+Pure. Flows in: the stored object and the patch. Flows out: the patched object, or an ApiError.
+Server-side apply is in `shapes`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,19 @@ PATCH_TYPES = (_JSON, _MERGE, _STRATEGIC, *APPLY)
 def patched(content_type: str, present: Object, patch: Any) -> Object:
     """Give the object as a patch of this type makes it.
 
-    Errors: raises ApiError: 415 for another type, 400 for a patch of the wrong shape, 422 for one that does not fit the object.
+    Errors: raises ApiError: 415 for another type, 400 for a patch of the wrong shape, 422 for
+    one that does not fit the object.
     """
     if content_type == _JSON:
         if not isinstance(patch, list):
-            raise bad_request("error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch")
+            raise bad_request(
+                "error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch"
+            )
         return json_patch(present, patch)
     if content_type not in (_MERGE, _STRATEGIC):
-        text = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(PATCH_TYPES)
+        text = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(
+            PATCH_TYPES
+        )
         raise ApiError(415, "UnsupportedMediaType", text)
     if not isinstance(patch, dict):
         raise bad_request("error decoding patch: wanted a JSON object")
@@ -40,7 +47,8 @@ def patched(content_type: str, present: Object, patch: Any) -> Object:
 
 
 def reordered(api_object: Object) -> Object:
-    """Give an object with the keys of its claim's opaque parameters sorted, as all patches but JSON patches leave it: the server reads the whole object and writes it anew (seen on 1.36).
+    """Give an object with the keys of its claim's opaque parameters sorted, as all patches but JSON
+    patches leave it: the server reads the whole object and writes it anew (seen on 1.36).
 
     >>> reordered({"status": {"allocation": {"devices": {"config": [{"opaque": {"parameters": {"b": 1, "a": 2}}}]}}}})
     {'status': {'allocation': {'devices': {'config': [{'opaque': {'parameters': {'a': 2, 'b': 1}}}]}}}}
@@ -60,7 +68,7 @@ def json_patch(present: Object, operations: list[Any]) -> Object:
     Errors: raises ApiError 422 when a path is not there or a test fails.
     >>> json_patch({"a": [1, 3]}, [{"op": "test", "path": "/a/0", "value": 1}, {"op": "add", "path": "/a/1", "value": 2}])
     {'a': [1, 2, 3]}
-    """
+    """  # noqa: E501
     result: Any = copied(present)
     for operation in operations:
         try:

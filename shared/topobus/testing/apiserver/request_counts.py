@@ -1,7 +1,10 @@
-"""Counts the requests that the API server simulator was sent, by who asked for what: in Python, and as the metric of a real API server.
+"""Counts the requests that the API server simulator was sent, by who asked for what: in Python, and
+as the metric of a real API server.
 
-Flows in: the record of requests. Flows out: counts, and a page of the form that Prometheus reads. Pure.
-Source: k8s.io/apiserver pkg/endpoints/metrics (apiserver_request_total). The label `user` is ours: a test wants to know who asked.
+Flows in: the record of requests. Flows out: counts, and a page of the
+form that Prometheus reads. Pure.
+Source: k8s.io/apiserver pkg/endpoints/metrics (apiserver_request_total). The label `user` is ours:
+a test wants to know who asked.
 """
 
 from __future__ import annotations
@@ -34,13 +37,15 @@ class RequestKind(Struct, frozen=True, kw_only=True, order=True):
 
 
 def count_requests(requests: Iterable[ApiRequest]) -> dict[RequestKind, int]:
-    """Count the requests for resources; pages of one list count one by one, and discovery not at all.
+    """Count the requests for resources.
+
+    Pages of one list count one by one, and discovery not at all.
 
     >>> from topobus.testing.apiserver.values import ApiRequest
     >>> request = ApiRequest(method="PATCH", path="/api/v1/namespaces/a/pods/p/status", query={}, body={}, user="u", code=200)
     >>> [(kind.verb, kind.resource, count) for kind, count in count_requests([request, request]).items()]
     [('patch', 'pods/status', 2)]
-    """
+    """  # noqa: E501
     counts: Counter[RequestKind] = Counter()
     for request in requests:
         target = target_of(request.path)
@@ -49,7 +54,9 @@ def count_requests(requests: Iterable[ApiRequest]) -> dict[RequestKind, int]:
         is_watch = request.query.get("watch") in ("true", "1")
         part = f"/{target.subresource}" if target.subresource else ""
         verb = verb_of(request.method, target.name, is_watch=is_watch)
-        counts[RequestKind(user=request.user, verb=verb, resource=target.resource.plural + part, code=request.code)] += 1
+        counts[
+            RequestKind(user=request.user, verb=verb, resource=target.resource.plural + part, code=request.code)
+        ] += 1
     return dict(sorted(counts.items()))
 
 
@@ -58,7 +65,13 @@ def exposition(requests: Iterable[ApiRequest]) -> str:
     lines = [f"# HELP {_METRIC} Requests for resources, by who asked for what.", f"# TYPE {_METRIC} counter"]
     for kind, count in count_requests(requests).items():
         resource, _, part = kind.resource.partition("/")
-        labels = {"user": kind.user, "verb": kind.verb.upper(), "resource": resource, "subresource": part, "code": str(kind.code)}
+        labels = {
+            "user": kind.user,
+            "verb": kind.verb.upper(),
+            "resource": resource,
+            "subresource": part,
+            "code": str(kind.code),
+        }
         lines.append(f"{_METRIC}{{{','.join(f'{name}={_quoted(value)}' for name, value in labels.items())}}} {count}")
     return "\n".join((*lines, ""))
 

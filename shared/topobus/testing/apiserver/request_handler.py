@@ -1,8 +1,10 @@
-"""Answers the requests of the API server simulator: authenticates the user, resolves the path, calls the store and returns its result or an error.
+"""Answers the requests of the API server simulator: authenticates the user, resolves the path,
+calls the store and returns its result or an error.
 
-Flows in: parsed HTTP requests. Flows out: answers on their connections, and the record of all requests that tests read. Every request is recorded
-when it arrives, its code when it is answered. A refusal that a test has ordered is sent before the store is called. The simulator opens and closes
-the sockets.
+Flows in: parsed HTTP requests. Flows out: answers on their connections, and the record of
+all requests that tests read. Every request is recorded when it arrives, its code when it is
+answered. A refusal that a test has ordered is sent before the store is called. The
+simulator opens and closes the sockets.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class RequestHandler:
     def _act(self, target: Target, request: HttpRequest, body: Any, user: str) -> tuple[int, Object]:
         """Do one request that is no watch."""
         resource, namespace, name = target.resource, target.namespace, target.name
-        selector = Selector(request.query.get("fieldSelector", ""), request.query.get("labelSelector", ""), resource.fields)
+        selector = Selector(
+            request.query.get("fieldSelector", ""), request.query.get("labelSelector", ""), resource.fields
+        )
         match request.method, bool(name):
             case "GET", True:
                 return 200, self._store.get(resource, namespace, name)
@@ -102,7 +106,9 @@ class RequestHandler:
                 return 200, self._store.delete(resource, namespace, name, body)[0]
             case "DELETE", False:
                 gone = [
-                    self._store.delete(resource, api_object["metadata"].get("namespace", ""), api_object["metadata"]["name"], body)[0]
+                    self._store.delete(
+                        resource, api_object["metadata"].get("namespace", ""), api_object["metadata"]["name"], body
+                    )[0]
                     for api_object in self._store.select(resource, namespace, selector)
                 ]
                 return 200, as_list(resource, gone, self._store.version)
@@ -115,10 +121,14 @@ class RequestHandler:
             try:
                 self._store.check_version(version)
             except ApiError as err:
-                raise ApiError(410, "Expired", "The provided continue parameter is too old to display a consistent list result.") from err
+                raise ApiError(
+                    410, "Expired", "The provided continue parameter is too old to display a consistent list result."
+                ) from err
         elif query.get("resourceVersionMatch") == "Exact":
             self._store.check_version(version_of(query) or 0)
-        api_objects, left = self._store.page(target.resource, target.namespace, selector, after=after, limit=int(query.get("limit") or 0))
+        api_objects, left = self._store.page(
+            target.resource, target.namespace, selector, after=after, limit=int(query.get("limit") or 0)
+        )
         page = as_list(target.resource, api_objects, self._store.version)
         if left:
             token = json.dumps([self._store.version, place_of(api_objects[-1])]).encode()
@@ -131,20 +141,29 @@ class RequestHandler:
         if content_type in APPLY:
             manager = request.query.get("fieldManager", "")
             if not manager:
-                raise bad_request("PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch")
+                raise bad_request(
+                    "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
+                )
             is_forced = request.query.get("force") == "true"
             if target.subresource:
                 # What the server judges is what would stand there, not the patch.
                 with self._store.rehearsal():
                     wanted, _ = self._store.apply(
-                        resource, namespace, name, body, manager=manager, is_forced=is_forced, subresource=target.subresource
+                        resource,
+                        namespace,
+                        name,
+                        body,
+                        manager=manager,
+                        is_forced=is_forced,
+                        subresource=target.subresource,
                     )
                 self._check_status(target, user, "patch", wanted)
             applied, is_new = self._store.apply(
                 resource, namespace, name, body, manager=manager, is_forced=is_forced, subresource=target.subresource
             )
             return (201 if is_new else 200), applied
-        # Without a version in the patch nothing is compared: the patch is made on what there is now.
+        # Without a version in the patch nothing is compared: the patch
+        # is made on what there is now.
         wanted = patched(content_type, self._store.get(resource, namespace, name), body)
         self._check_status(target, user, "patch", wanted)
         return 200, self._store.update(resource, namespace, name, wanted, subresource=target.subresource)
@@ -178,7 +197,9 @@ class RequestHandler:
         verb = verb_of(request.method, target.name, is_watch=is_watch)
         if target.subresource == "binding":
             verb = "create"
-        self._access.check(user, verb, target.resource, namespace=target.namespace, name=target.name, part=target.subresource)
+        self._access.check(
+            user, verb, target.resource, namespace=target.namespace, name=target.name, part=target.subresource
+        )
 
     def _check_refusal(self, method: str, resource: Resource) -> None:
         for index, (wanted, plural, error) in enumerate(self._refusals):

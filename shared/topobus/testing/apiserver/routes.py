@@ -15,7 +15,9 @@ __all__ = ["Target", "as_list", "discovery", "of_kind", "place_of", "target_of",
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What a path means: a kind, perhaps within a namespace, perhaps one object of it, perhaps a part of that."""
+    """What a path means: a kind, perhaps within a namespace, perhaps one object of it, perhaps a
+    part of that.
+    """
 
     resource: Resource
     namespace: str = ""
@@ -102,7 +104,8 @@ def of_kind(kind: str) -> Resource:
     resource = next((each_resource for each_resource in RESOURCES if each_resource.kind == kind), None)
     if resource is None:
         raise KeyError(
-            f"the API server simulator has no kind {kind!r}: it has {sorted({each_resource.kind for each_resource in RESOURCES})}"
+            f"the API server simulator has no kind {kind!r}: it has "
+            f"{sorted({each_resource.kind for each_resource in RESOURCES})}"
         )
     return resource
 
@@ -141,15 +144,23 @@ def _root(resource: Resource) -> str:
 
 
 def _openapi(root: str) -> Object:
-    """Say no more than what kubectl looks for before it applies: that a server checks the fields itself (`fieldValidation`), and dry runs."""
+    """Say no more than what kubectl looks for before it applies: that a server checks the fields
+    itself (`fieldValidation`), and dry runs.
+    """
     paths: Object = {}
     for resource in RESOURCES:
         if _root(resource) == root:
             middle = "/namespaces/{namespace}" if resource.is_namespaced else ""
-            parameters = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in ("dryRun", "fieldValidation")]
+            parameters = [
+                {"name": name, "in": "query", "schema": {"type": "string"}} for name in ("dryRun", "fieldValidation")
+            ]
             kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
             paths[f"/{root}{middle}/{resource.plural}/{{name}}"] = {
-                "patch": {"parameters": parameters, "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": kind}
+                "patch": {
+                    "parameters": parameters,
+                    "x-kubernetes-action": "patch",
+                    "x-kubernetes-group-version-kind": kind,
+                }
             }
     return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.0-simulator"}, "paths": paths}
 
@@ -177,5 +188,7 @@ def _resources(group: str, version: str) -> Object:
         }
         entries.append({**entry, "verbs": verbs, "shortNames": list(resource.short_names)})
         if resource.has_status:
-            entries.append({**entry, "name": f"{resource.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]})
+            entries.append(
+                {**entry, "name": f"{resource.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]}
+            )
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": served[0].api_version, "resources": entries}

@@ -1,7 +1,8 @@
-"""The API server simulator's operations on objects as values: selectors, apply, dropped fields, normal forms, and the rules of each kind.
+"""The API server simulator's operations on objects as values: selectors, apply, dropped fields,
+normal forms, and the rules of each kind.
 
-Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side apply; lists are atomic but for those that
-`lists` names).
+Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555
+(server-side apply; lists are atomic but for those that `lists` names).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ T = TypeVar("T")
 Applied = dict[tuple[str, ...], Any]
 """What one field manager has applied: path of a leaf to its value."""
 
-# Fields of a pod's spec that may change after its creation; what may change in them is not looked at, but for gates.
+# Fields of a pod's spec that may change after its creation; what may change in them
+# is not looked at, but for gates.
 _POD_MAY_CHANGE = frozenset(
     {
         "activeDeadlineSeconds",
@@ -58,7 +60,9 @@ _POD_MAY_CHANGE = frozenset(
 _DEVICE_KEYS = ("driver", "pool", "device", "shareID")
 _IDENTITY = (("metadata", "name"), ("metadata", "namespace"), ("metadata", "uid"))
 
-_TERM = re.compile(r"\s*(?P<key>[^\s=!,()]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[^,()]*)|(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*")
+_TERM = re.compile(
+    r"\s*(?P<key>[^\s=!,()]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[^,()]*)|(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*"
+)
 
 
 class Selector:
@@ -80,13 +84,14 @@ class Selector:
     def matches(self, api_object: Object) -> bool:
         """Say whether an object is meant."""
         labels = find(api_object, "metadata.labels") or {}
-        return all(_holds(operator, values, _text(find(api_object, key))) for key, operator, values in self._fields) and all(
-            _holds(operator, values, labels.get(key)) for key, operator, values in self._labels
-        )
+        return all(
+            _holds(operator, values, _text(find(api_object, key))) for key, operator, values in self._fields
+        ) and all(_holds(operator, values, labels.get(key)) for key, operator, values in self._labels)
 
 
 def copied(value: T) -> T:
-    """Copy a JSON value, with all that it has; `copy.deepcopy` takes six times as long, for it looks out for what JSON cannot hold.
+    """Copy a JSON value, with all that it has; `copy.deepcopy` takes six times as long, for it
+    looks out for what JSON cannot hold.
 
     >>> before = {"a": [1, {"b": "c"}]}
     >>> after = copied(before)
@@ -126,10 +131,13 @@ def merge(target: Any, patch: Any) -> Any:
     return result
 
 
-def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Applied], *, is_forced: bool) -> tuple[Object, Applied]:
+def apply(
+    present: Object, wanted: Object, own: Applied, others: Mapping[str, Applied], *, is_forced: bool
+) -> tuple[Object, Applied]:
     """Apply server-side: set what is wanted, remove what this manager set before and wants no more.
 
-    Errors: raises ApiError 409 when another manager has applied another value there and `is_forced` is not set.
+    Errors: raises ApiError 409 when another manager has applied another value
+    there and `is_forced` is not set.
     """
     wanted, present = to_keyed(wanted), to_keyed(present)
     leaves = _leaves({key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")})
@@ -143,7 +151,10 @@ def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Ap
     if contested and not is_forced:
         causes = [{"reason": "FieldManagerConflict", "message": message} for message in contested]
         raise ApiError(
-            409, "Conflict", f"Apply failed with {len(contested)} conflict(s): {'; '.join(contested)}", details={"causes": causes}
+            409,
+            "Conflict",
+            f"Apply failed with {len(contested)} conflict(s): {'; '.join(contested)}",
+            details={"causes": causes},
         )
     result = copied(present)
     for path in own.keys() - leaves.keys():
@@ -153,7 +164,9 @@ def apply(present: Object, wanted: Object, own: Applied, others: Mapping[str, Ap
 
 
 def drop_deallocated(before: Object, after: Object) -> None:
-    """Remove what drivers say of devices that a claim no longer has, as a server does when a claim is deallocated (resourceclaim/strategy.go)."""
+    """Remove what drivers say of devices that a claim no longer has, as a server does when a claim
+    is deallocated (resourceclaim/strategy.go).
+    """
     status = after.get("status") or {}
     granted = [
         {
@@ -165,13 +178,16 @@ def drop_deallocated(before: Object, after: Object) -> None:
     ]
     gone = granted[0] - granted[1]
     if gone and status.get("devices"):
-        kept = [device for device in status["devices"] if tuple(device.get(key) or "" for key in _DEVICE_KEYS) not in gone]
+        kept = [
+            device for device in status["devices"] if tuple(device.get(key) or "" for key in _DEVICE_KEYS) not in gone
+        ]
         status.pop("devices")
         after["status"] = {**status, "devices": kept} if kept else status
 
 
 def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
-    """Remove fields as a server does that does not know them; `*` stands for every element of a list or map.
+    """Remove fields as a server does that does not know them; `*` stands for every element of a
+    list or map.
 
     >>> resource_slice = {"spec": {"devices": [{"name": "a", "taints": [1]}]}}
     >>> drop_fields(resource_slice, ["spec.devices.*.taints"]); resource_slice
@@ -182,7 +198,9 @@ def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
 
 
 def normalise(resource: Resource, api_object: Object, now: datetime) -> Object:
-    """Bring an object into the form in which a server would give it back: no nulls, no empty lists in spec, times in seconds, quantities in short."""
+    """Bring an object into the form in which a server would give it back: no nulls, no empty lists
+    in spec, times in seconds, quantities in short.
+    """
     result: Object = _without_nulls(api_object)
     if resource.kind == "ResourceSlice" and isinstance(result.get("spec"), dict):
         result["spec"] = {key: value for key, value in result["spec"].items() if value not in ([], {})}
@@ -204,39 +222,57 @@ def problems_of(resource: Resource, api_object: Object) -> list[tuple[str, str]]
 
 
 def problems_of_change(resource: Resource, before: Object, after: Object) -> list[tuple[str, str]]:
-    """List what validation refuses in a change although both objects are valid: an allocation that moves, a gate that is added.
+    """List what validation refuses in a change although both objects are valid: an allocation that
+    moves, a gate that is added.
 
     Source: k8s.io/kubernetes pkg/apis/resource/validation (ValidateResourceClaimStatusUpdate), pkg/apis/core/validation (ValidatePodUpdate), 1.36.
     >>> problems_of_change(Resource(version="v1", plural="pods", kind="Pod"), {"spec": {}}, {"spec": {"schedulingGates": [{"name": "g"}]}})
     [('spec.schedulingGates', "Forbidden: only deletion is allowed, but found new scheduling gate 'g'")]
-    """
+    """  # noqa: E501
     if resource.kind == "ResourceClaim":
         old, new = before.get("status") or {}, after.get("status") or {}
         if old.get("devices") != new.get("devices"):
             problems = [
-                problem for problem in check_status(read_as(new, ClaimStatus, where="status")) if problem.path.startswith("status.devices")
+                problem
+                for problem in check_status(read_as(new, ClaimStatus, where="status"))
+                if problem.path.startswith("status.devices")
             ]
             if problems:
                 return [(problem.path, problem.message) for problem in problems]
-        # Opaque parameters are bytes to the server: the same fields in another order are another value.
-        if old.get("allocation") and new.get("allocation") and json.dumps(old["allocation"]) != json.dumps(new["allocation"]):
+        # Opaque parameters are bytes to the server: the same fields in
+        # another order are another value.
+        if (
+            old.get("allocation")
+            and new.get("allocation")
+            and json.dumps(old["allocation"]) != json.dumps(new["allocation"])
+        ):
             return [("status.allocation", "Invalid value: field is immutable")]
         users = {user.get("uid") for user in new.get("reservedFor") or ()}
         if users and not new.get("allocation"):
             return [("status.reservedFor", "Forbidden: may not be specified when `allocated` is not set")]
-        if after.get("metadata", {}).get("deletionTimestamp") and users - {user.get("uid") for user in old.get("reservedFor") or ()}:
+        if after.get("metadata", {}).get("deletionTimestamp") and users - {
+            user.get("uid") for user in old.get("reservedFor") or ()
+        }:
             return [("status.reservedFor", "Forbidden: new entries may not be added while `deletionTimestamp` is set")]
     if resource.kind == "Pod":
-        gates = [{gate.get("name") for gate in (find(version, "spec.schedulingGates") or ())} for version in (before, after)]
+        gates = [
+            {gate.get("name") for gate in (find(version, "spec.schedulingGates") or ())} for version in (before, after)
+        ]
         if gates[1] - gates[0]:
             return [
-                ("spec.schedulingGates", f"Forbidden: only deletion is allowed, but found new scheduling gate '{min(gates[1] - gates[0])}'")
+                (
+                    "spec.schedulingGates",
+                    f"Forbidden: only deletion is allowed, but found new scheduling gate '{min(gates[1] - gates[0])}'",
+                )
             ]
         specs = [
-            {key: value for key, value in (version.get("spec") or {}).items() if key not in _POD_MAY_CHANGE} for version in (before, after)
+            {key: value for key, value in (version.get("spec") or {}).items() if key not in _POD_MAY_CHANGE}
+            for version in (before, after)
         ]
         if specs[0] != specs[1]:
-            return [("spec", "Forbidden: pod updates may not change fields other than some; see the validation of pods")]
+            return [
+                ("spec", "Forbidden: pod updates may not change fields other than some; see the validation of pods")
+            ]
     return []
 
 
@@ -276,7 +312,11 @@ def _text(value: Any) -> str:
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Applied:
     if isinstance(value, dict) and value:
-        return {leaf: found_leaf for key, inner in value.items() for leaf, found_leaf in _leaves(inner, (*path, key)).items()}
+        return {
+            leaf: found_leaf
+            for key, inner in value.items()
+            for leaf, found_leaf in _leaves(inner, (*path, key)).items()
+        }
     return {path: value}
 
 

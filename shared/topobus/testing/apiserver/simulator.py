@@ -1,4 +1,5 @@
-"""A Kubernetes API server for tests of controllers and DRA drivers: real HTTP on loopback, no cluster, no etcd, nothing to install.
+"""A Kubernetes API server for tests of controllers and DRA drivers: real HTTP on loopback, no
+cluster, no etcd, nothing to install.
 
     async with ApiServerSimulator() as server:
         server.put({"kind": "Node", "metadata": {"name": "n1"}})
@@ -9,15 +10,20 @@
         server.refuse("POST", "resourceslices", code=500, times=2)
         assert not [request for request in server.requests if request.is_write]
 
-As a process: `python -m topobus.testing.apiserver --kubeconfig FILE --node n1` serves until it is told to stop.
+As a process: `python -m topobus.testing.apiserver --kubeconfig FILE --node n1`
+serves until it is told to stop.
 
-What it does: resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass, DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node,
-with validation by the published limits; as plain objects what a deployment is made of (`RESOURCES`); get, list (with limit and continue), watch (from a version,
-from now, with initial events, bookmarks, 410), create with generateName, update, JSON patch, merge patch, strategic merge patch, server-side apply, delete
-with preconditions and finalizers, deletecollection, the status subresource, pods/binding, field and label selectors, Status bodies for every error, bearer
-tokens, users with the rights of the Role objects that it holds (403, and which rights were used), garbage collection by owner, claims from templates. `drops`
-makes it an older server that does not know some fields. kubectl 1.36 gets, applies, patches, watches and deletes there.
-What it does not: TLS, admission, scheduling, managedFields, protobuf, tables, and a continued list shows the present, not the state of its first page.
+What it does: resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass,
+DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node, with validation by the published limits;
+as plain objects what a deployment is made of (`RESOURCES`); get, list (with limit and continue),
+watch (from a version, from now, with initial events, bookmarks, 410), create with generateName,
+update, JSON patch, merge patch, strategic merge patch, server-side apply, delete with preconditions
+and finalizers, deletecollection, the status subresource, pods/binding, field and label selectors,
+Status bodies for every error, bearer tokens, users with the rights of the Role objects that it
+holds (403, and which rights were used), garbage collection by owner, claims from templates. `drops`
+makes it an older server that does not know some fields. kubectl 1.36 gets, applies, patches,
+watches and deletes there. What it does not: TLS, admission, scheduling, managedFields, protobuf,
+tables, and a continued list shows the present, not the state of its first page.
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ class ApiServerSimulator:
         port: where to listen; 0 takes any that is free.
         bookmark_s: how often a watch that asked for bookmarks gets one (a real server: about a minute).
         collects_garbage: delete what a deleted object owned at once; else `collect_garbage` does when called.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -88,7 +94,9 @@ class ApiServerSimulator:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -106,9 +114,11 @@ class ApiServerSimulator:
         self._server = None
 
     def write_kubeconfig(self, path: Path, *, user: str = ADMIN, node: str = "", is_master: bool = False) -> Path:
-        """Write a kubeconfig that leads here, as the administrator or as somebody whose rights are the server's Role objects.
+        """Write a kubeconfig that leads here, as the administrator or as somebody whose rights are
+        the server's Role objects.
 
-        A service account is user `system:serviceaccount:NAMESPACE:NAME`; `node` is where its pod runs, as its token says. One that `is_master` may do everything.
+        A service account is user `system:serviceaccount:NAMESPACE:NAME`; `node` is where its pod
+        runs, as its token says. One that `is_master` may do everything.
         """
         token = self._token if user == ADMIN else self._access.add_user(user, node=node, is_master=is_master)
         path.write_text(
@@ -119,7 +129,12 @@ class ApiServerSimulator:
                     "current-context": "simulator",
                     "clusters": [{"name": "simulator", "cluster": {"server": self.url}}],
                     "users": [{"name": "simulator", "user": {"token": token} if token else {}}],
-                    "contexts": [{"name": "simulator", "context": {"cluster": "simulator", "user": "simulator", "namespace": "default"}}],
+                    "contexts": [
+                        {
+                            "name": "simulator",
+                            "context": {"cluster": "simulator", "user": "simulator", "namespace": "default"},
+                        }
+                    ],
                 }
             ),
             encoding="utf-8",
@@ -127,7 +142,9 @@ class ApiServerSimulator:
         return path
 
     def put(self, api_object: Object, *, namespace: str = "default") -> Object:
-        """Create an object, or replace it together with its status, as somebody else in the cluster would."""
+        """Create an object, or replace it together with its status, as somebody else in the cluster
+        would.
+        """
         resource = of_kind(str(api_object.get("kind")))
         namespace = str(api_object.get("metadata", {}).get("namespace", namespace)) if resource.is_namespaced else ""
         name = str(api_object.get("metadata", {}).get("name", ""))
@@ -139,7 +156,9 @@ class ApiServerSimulator:
             stored = self._store.update(resource, namespace, name, api_object, is_trusted=True)
         if resource.has_status and "status" in api_object:
             status = {"status": api_object["status"]}
-            stored = self._store.update(resource, namespace, stored["metadata"]["name"], status, subresource="status", is_trusted=True)
+            stored = self._store.update(
+                resource, namespace, stored["metadata"]["name"], status, subresource="status", is_trusted=True
+            )
         return stored
 
     def objects(self, kind: str, *, fields: str = "") -> list[Object]:
@@ -148,7 +167,10 @@ class ApiServerSimulator:
         return self._store.select(resource, "", Selector(fields, "", resource.fields))
 
     def remove(self, kind: str, name: str, *, namespace: str = "default", grace_s: int | None = None) -> None:
-        """Delete an object, as somebody else in the cluster would; a bound pod without any grace as kubelet does at its end."""
+        """Delete an object, as somebody else in the cluster would.
+
+        A bound pod without any grace as kubelet does at its end.
+        """
         self._store.delete(of_kind(kind), namespace, name, {} if grace_s is None else {"gracePeriodSeconds": grace_s})
 
     def bind(self, pod: str, node: str, *, namespace: str = "default") -> None:
@@ -156,7 +178,11 @@ class ApiServerSimulator:
         self._store.bind(of_kind("Pod"), namespace, pod, node)
 
     def wipe_slices(self, node: str, driver: str = "") -> int:
-        """Delete a node's slices, or one driver's of them, as kubelet does at its start and when a driver stays away; how many there were."""
+        """Delete a node's slices, or one driver's of them, as kubelet does at its start and when a
+        driver stays away.
+
+        How many there were.
+        """
         resource = of_kind("ResourceSlice")
         fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
         names = [resource_slice["metadata"]["name"] for resource_slice in self.objects("ResourceSlice", fields=fields)]
@@ -169,15 +195,25 @@ class ApiServerSimulator:
         return self._store.collect_garbage(RESOURCES)
 
     def generate_claims(self) -> list[str]:
-        """Make the claims that pods want of templates, as kube-controller-manager does; their names."""
+        """Make the claims that pods want of templates, as kube-controller-manager does.
+
+        Their names.
+        """
         return serve_templates(self._store, of_kind("Pod"), of_kind("ResourceClaimTemplate"), of_kind("ResourceClaim"))
 
     def release_claims(self) -> list[str]:
-        """Take back reservations and allocations of pods that have ended or are gone, as kube-controller-manager does; the claims' names."""
+        """Take back reservations and allocations of pods that have ended or are gone, as
+        kube-controller-manager does.
+
+        The claims' names.
+        """
         return release_claims(self._store, of_kind("Pod"), of_kind("ResourceClaim"))
 
     def add_user(self, user: str, *, node: str = "") -> str:
-        """Make a user whose rights are the server's Role objects; its token, which names a node as that of a pod there does."""
+        """Make a user whose rights are the server's Role objects.
+
+        Its token, which names a node as that of a pod there does.
+        """
         return self._access.add_user(user, node=node)
 
     def rights_used(self, user: str) -> frozenset[Right]:
@@ -202,7 +238,14 @@ class ApiServerSimulator:
             task.cancel()
 
     def refuse(
-        self, method: str, plural: str, *, code: int, reason: str = "InternalError", times: int = 1, retry_after_s: int | None = None
+        self,
+        method: str,
+        plural: str,
+        *,
+        code: int,
+        reason: str = "InternalError",
+        times: int = 1,
+        retry_after_s: int | None = None,
     ) -> None:
         """Answer the next requests of a kind with an error."""
         error = ApiError(code, reason, "refused by the test", retry_after_s=retry_after_s)
@@ -224,7 +267,8 @@ class ApiServerSimulator:
         except ApiError as err:
             await connection.answer(err.code, err.status)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # The client left, or the test closes us: either way this connection is over, and asyncio's stream callback must not see it.
+            # The client left, or the test closes us: either way this connection is over, and
+            # asyncio's stream callback must not see it.
             return
         finally:
             self._tasks.discard(task)

@@ -1,7 +1,9 @@
-"""The API server simulator's objects: created, changed, deleted, listed and watched by etcd's rules, without HTTP.
+"""The API server simulator's objects: created, changed, deleted, listed and watched by etcd's
+rules, without HTTP.
 
-Flows in: objects as dicts. Flows out: objects, events, or an ApiError. Every change takes the next resource version of one counter for all kinds. An
-update that changes nothing takes no version and sends no event, as in a real server.
+Flows in: objects as dicts. Flows out: objects, events, or an ApiError. Every change takes the next
+resource version of one counter for all kinds. An update that changes nothing takes no version and
+sends no event, as in a real server.
 """
 
 from __future__ import annotations
@@ -31,11 +33,22 @@ from topobus.testing.apiserver.shapes import (
     problems_of,
     problems_of_change,
 )
-from topobus.testing.apiserver.values import RESOURCES, Object, Resource, already_exists, bad_request, conflict, expired, invalid, not_found
+from topobus.testing.apiserver.values import (
+    RESOURCES,
+    Object,
+    Resource,
+    already_exists,
+    bad_request,
+    conflict,
+    expired,
+    invalid,
+    not_found,
+)
 
 __all__ = ["Event", "Store"]
 
-# names.SimpleNameGenerator: five characters of chance behind at most 58 of ours, without vowels so that no words come out.
+# names.SimpleNameGenerator: five characters of chance behind at most 58 of ours, without
+# vowels so that no words come out.
 _NAME_LIMIT = 58
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -52,7 +65,11 @@ class Store:
     """All objects of one cluster."""
 
     def __init__(
-        self, drops: Mapping[str, Iterable[str]], clock: Callable[[], datetime] = lambda: datetime.now(UTC), *, is_collecting: bool = False
+        self,
+        drops: Mapping[str, Iterable[str]],
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        is_collecting: bool = False,
     ) -> None:
         self.drops = {kind: tuple(paths) for kind, paths in drops.items()}
         """Kind to paths of fields that this server does not know."""
@@ -86,7 +103,9 @@ class Store:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Let a block do what it does and take all of it back: a dry run, of which no watcher hears."""
+        """Let a block do what it does and take all of it back: a dry run, of which no watcher
+        hears.
+        """
         kept = (dict(self._objects), dict(self._applied), len(self._history), self._version)
         try:
             yield
@@ -95,7 +114,9 @@ class Store:
             self._history.forget_from(count)
 
     def compact(self) -> None:
-        """Forget the history, as etcd does every five minutes: a watch or a list that begins before now is answered with 410."""
+        """Forget the history, as etcd does every five minutes: a watch or a list that begins before
+        now is answered with 410.
+        """
         # The changes themselves stay: a watch that is open has them before it already.
         self._compacted = self._version
 
@@ -111,9 +132,18 @@ class Store:
         return self.page(resource, namespace, selector)[0]
 
     def page(
-        self, resource: Resource, namespace: str = "", selector: Selector | None = None, *, after: str = "", limit: int = 0
+        self,
+        resource: Resource,
+        namespace: str = "",
+        selector: Selector | None = None,
+        *,
+        after: str = "",
+        limit: int = 0,
     ) -> tuple[list[Object], int]:
-        """Read the objects of a kind that come after a place, `limit` of them at most (0: all); gives them and how many more there are."""
+        """Read the objects of a kind that come after a place, `limit` of them at most (0: all).
+
+        Gives them and how many more there are.
+        """
         keys = sorted(key for key in self._objects if _is_of(key, resource, namespace))
         stored = [self._objects[key] for key in keys]
         meant = [each for each in stored if place_of(each) > after and (selector is None or selector.matches(each))]
@@ -141,17 +171,28 @@ class Store:
         if resource.is_namespaced:
             metadata["namespace"] = namespace
         if resource.has_status and resource.group:
-            # What an author writes into status at creation is not believed; pods and nodes are created with theirs by kubelet's mirror and tests.
+            # What an author writes into status at creation is not believed; pods and nodes are
+            # created with theirs by kubelet's mirror and tests.
             admitted.pop("status", None)
         self._validate(resource, name, admitted)
         return self._store(resource, key, admitted)
 
     def update(
-        self, resource: Resource, namespace: str, name: str, wanted: Object, *, subresource: str = "", is_trusted: bool = False
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        wanted: Object,
+        *,
+        subresource: str = "",
+        is_trusted: bool = False,
     ) -> Object:
-        """Replace an object, or its status alone; an update that carries an older resource version is refused.
+        """Replace an object, or its status alone.
 
-        Shapes: is_trusted — leave out what a server allows only in small steps (`problems_of_change`), for tests that set a stage.
+        An update that carries an older resource version is refused.
+
+        Shapes: is_trusted — leave out what a server allows only in small steps
+        (`problems_of_change`), for tests that set a stage.
         """
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
@@ -160,13 +201,21 @@ class Store:
         admitted = self._admit(resource, wanted)
         metadata, present = admitted["metadata"], before["metadata"]
         if metadata.get("name", name) != name:
-            raise bad_request(f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})")
+            raise bad_request(
+                f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})"
+            )
         if metadata.get("uid", present["uid"]) != present["uid"]:
             raise conflict(
-                resource, name, f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {present['uid']}"
+                resource,
+                name,
+                f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {present['uid']}",
             )
         if metadata.get("resourceVersion", present["resourceVersion"]) != present["resourceVersion"]:
-            raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version and try again")
+            raise conflict(
+                resource,
+                name,
+                "the object has been modified; please apply your changes to the latest version and try again",
+            )
         after = self._merge_update(resource, before, admitted, subresource)
         if resource.kind == "ResourceClaim":
             drop_deallocated(before, after)
@@ -179,15 +228,27 @@ class Store:
             if changed:
                 raise invalid(resource, name, [(path, "Invalid value: field is immutable") for path in changed])
         is_ending = after["metadata"].get("deletionTimestamp") and not after["metadata"].get("finalizers")
-        # A pod in its grace period is kubelet's to end: no update, of an annotation say, removes it.
+        # A pod in its grace period is kubelet's to end: no update, of
+        # an annotation say, removes it.
         if is_ending and not after["metadata"].get("deletionGracePeriodSeconds") and not subresource:
             return self._remove(resource, key)
         return self._store(resource, key, after)
 
     def apply(
-        self, resource: Resource, namespace: str, name: str, wanted: Object, *, manager: str, is_forced: bool, subresource: str = ""
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        wanted: Object,
+        *,
+        manager: str,
+        is_forced: bool,
+        subresource: str = "",
     ) -> tuple[Object, bool]:
-        """Apply server-side; True when the object was made by this. Field managers are kept beside the object, not in managedFields."""
+        """Apply server-side; True when the object was made by this.
+
+        Field managers are kept beside the object, not in managedFields.
+        """
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
         managers = self._applied.get(key, {}) if before else {}
@@ -198,13 +259,17 @@ class Store:
         if is_forced:
             # Who has applied the same value goes on to own it, too.
             others = {
-                other: {path: value for path, value in leaves.items() if own.get(path, value) == value} for other, leaves in others.items()
+                other: {path: value for path, value in leaves.items() if own.get(path, value) == value}
+                for other, leaves in others.items()
             }
         merged.setdefault("metadata", {})["name"] = name
         if before is None and subresource:
             raise not_found(resource, name)
         if before is None and find(wanted, "metadata.uid"):
-            why = f"uid mismatch: the provided object specified uid {wanted['metadata']['uid']}, and no existing object was found"
+            why = (
+                f"uid mismatch: the provided object specified uid {wanted['metadata']['uid']}, and no existing "
+                "object was found"
+            )
             raise conflict(resource, name, why)
         if before is not None and find(wanted, "metadata.uid") not in (None, before["metadata"]["uid"]):
             # Not a conflict as in another patch: seen on 1.36.
@@ -217,8 +282,14 @@ class Store:
         self._applied[key] = {**others, owner: own}
         return result, before is None
 
-    def delete(self, resource: Resource, namespace: str, name: str, options: Object | None = None) -> tuple[Object, bool]:
-        """Delete an object; False when it only begins to end: finalizers hold it, or it is a bound pod that kubelet ends first."""
+    def delete(
+        self, resource: Resource, namespace: str, name: str, options: Object | None = None
+    ) -> tuple[Object, bool]:
+        """Delete an object.
+
+        False when it only begins to end: finalizers hold it, or it is a
+        bound pod that kubelet ends first.
+        """
         options = options or {}
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
@@ -228,11 +299,18 @@ class Store:
         wanted = options.get("preconditions") or {}
         if wanted.get("uid", metadata["uid"]) != metadata["uid"]:
             raise conflict(
-                resource, name, f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {metadata['uid']}"
+                resource,
+                name,
+                f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {metadata['uid']}",
             )
         if wanted.get("resourceVersion", metadata["resourceVersion"]) != metadata["resourceVersion"]:
-            text = f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the ResourceVersion in record"
-            raise conflict(resource, name, f"{text} ({metadata['resourceVersion']}). The object might have been modified")
+            text = (
+                f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the "
+                "ResourceVersion in record"
+            )
+            raise conflict(
+                resource, name, f"{text} ({metadata['resourceVersion']}). The object might have been modified"
+            )
         grace_s = 0
         if resource.kind == "Pod" and find(before, "spec.nodeName"):
             grace_s = int(options.get("gracePeriodSeconds", find(before, "spec.terminationGracePeriodSeconds") or 30))
@@ -255,7 +333,11 @@ class Store:
         self._store(resource, key, {**before, "spec": {**before.get("spec", {}), "nodeName": node}})
 
     def collect_garbage(self, resources: Iterable[Resource]) -> list[str]:
-        """Delete objects all of whose owners are gone, as the garbage collector would some time later; their names."""
+        """Delete objects all of whose owners are gone, as the garbage collector would some time
+        later.
+
+        Their names.
+        """
         living = {api_object["metadata"]["uid"] for api_object in self._objects.values()}
         removed: list[str] = []
         for resource in resources:
@@ -266,13 +348,18 @@ class Store:
                     removed.append(api_object["metadata"]["name"])
         return removed
 
-    async def watch(self, resource: Resource, namespace: str, selector: Selector, since: int | None) -> AsyncIterator[Event | None]:
-        """Follow changes after a version; None as version begins with everything there is. None as event: nothing more for now.
+    async def watch(
+        self, resource: Resource, namespace: str, selector: Selector, since: int | None
+    ) -> AsyncIterator[Event | None]:
+        """Follow changes after a version; None as version begins with everything there is.
+
+        None as event: nothing more for now.
 
         Errors: raises ApiError 410 when the history after `since` is gone.
         """
         if since is None:
-            # What there is, and the version of that very moment: changes that come while it is read follow as changes.
+            # What there is, and the version of that very moment: changes that come
+            # while it is read follow as changes.
             since = self._version
             for api_object in self.select(resource, namespace, selector):
                 yield Event(type="ADDED", object=api_object)
@@ -284,7 +371,8 @@ class Store:
                 event = self._event(change, resource, namespace, selector)
                 if event is not None:
                     yield event
-            # Not the present version: while the reader took its time over these, more may have come.
+            # Not the present version: while the reader took its time
+            # over these, more may have come.
             since = newest
             yield None
             await grown.wait()
@@ -292,7 +380,9 @@ class Store:
     def bookmark(self, resource: Resource) -> Event:
         """Tell the newest version without an object."""
         metadata: Object = {"resourceVersion": str(self._version)}
-        return Event(type="BOOKMARK", object={"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata})
+        return Event(
+            type="BOOKMARK", object={"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
+        )
 
     def check_version(self, since: int) -> None:
         """Refuse a version whose history is gone."""
@@ -300,7 +390,9 @@ class Store:
             raise expired(since, self._compacted)
 
     def _event(self, change: Change, resource: Resource, namespace: str, selector: Selector) -> Event | None:
-        """Show a change through a selector: an object that stops matching is deleted for this watcher, one that starts is added."""
+        """Show a change through a selector: an object that stops matching is deleted for this
+        watcher, one that starts is added.
+        """
         if not _is_of(change.key, resource, namespace):
             return None
         was = change.before is not None and selector.matches(change.before)

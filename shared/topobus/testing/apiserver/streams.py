@@ -1,6 +1,8 @@
-"""A watch of the API server simulator as a stream of lines: events, bookmarks, the mark after the initial events, an error as its last line.
+"""A watch of the API server simulator as a stream of lines: events, bookmarks, the mark after the
+initial events, an error as its last line.
 
-Flows in: a query and the store's events. Flows out: JSON lines on the connection until the client disconnects or its time-out ends.
+Flows in: a query and the store's events. Flows out: JSON lines on the connection until the client
+disconnects or its time-out ends.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Watch:
         self._query = query
         self._bookmark_s = bookmark_s
         # A watch of one object by its path is a watch of its name.
-        fields = ",".join(filter(None, (query.get("fieldSelector", ""), f"metadata.name={target.name}" if target.name else "")))
+        fields = ",".join(
+            filter(None, (query.get("fieldSelector", ""), f"metadata.name={target.name}" if target.name else ""))
+        )
         self._selector = Selector(fields, query.get("labelSelector", ""), target.resource.fields)
         self._since = None if query.get("sendInitialEvents") == "true" else version_of(query)
         self._timeout_s = float(query["timeoutSeconds"]) if query.get("timeoutSeconds") else None
@@ -64,7 +68,9 @@ class Watch:
         pending = asyncio.ensure_future(anext(events))
         try:
             while True:
-                done, _ = await asyncio.wait([pending], timeout=max(0.0, next_bookmark - loop.time()) if has_bookmarks else None)
+                done, _ = await asyncio.wait(
+                    [pending], timeout=max(0.0, next_bookmark - loop.time()) if has_bookmarks else None
+                )
                 if not done:
                     next_bookmark = loop.time() + self._bookmark_s
                     await connection.send_line(_line("BOOKMARK", self._store.bookmark(resource).object))

@@ -1,6 +1,8 @@
-"""The resources that the API server simulator serves, and its errors with Kubernetes' Status bodies.
+"""The resources that the API server simulator serves, and its errors with Kubernetes' Status
+bodies.
 
-Flows in: names and facts. Flows out: values. Wording and reasons follow k8s.io/apimachinery/pkg/api/errors, 1.36.
+Flows in: names and facts. Flows out: values. Wording and reasons follow
+k8s.io/apimachinery/pkg/api/errors, 1.36.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ Object = dict[str, Any]
 
 
 class Resource(Struct, frozen=True, kw_only=True):
-    """One served resource in one version; versions of the same group and plural show the same objects."""
+    """One served resource in one version.
+
+    Versions of the same group and plural show the same objects.
+    """
 
     group: str = ""
     version: str
@@ -70,7 +75,8 @@ def _of(group: str, plural: str, kind: str, **more: Any) -> Resource:
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 
-# The first ones have rules of their own here; the rest is kept as written, for deployments and for clients that look.
+# The first ones have rules of their own here; the rest is kept as written, for
+# deployments and for clients that look.
 RESOURCES: tuple[Resource, ...] = (
     _dra(
         "resourceslices",
@@ -81,7 +87,10 @@ RESOURCES: tuple[Resource, ...] = (
     _dra("resourceclaims", "ResourceClaim", is_namespaced=True, has_status=True, immutable=("spec",)),
     _dra("resourceclaimtemplates", "ResourceClaimTemplate", is_namespaced=True, immutable=("spec",)),
     _dra("deviceclasses", "DeviceClass"),
-    *(_dra("devicetaintrules", "DeviceTaintRule", version, has_status=True) for version in ("v1", "v1beta2", "v1alpha3")),
+    *(
+        _dra("devicetaintrules", "DeviceTaintRule", version, has_status=True)
+        for version in ("v1", "v1beta2", "v1alpha3")
+    ),
     Resource(
         version="v1",
         plural="pods",
@@ -104,7 +113,14 @@ RESOURCES: tuple[Resource, ...] = (
     _core("serviceaccounts", "ServiceAccount", short_names=("sa",), is_namespaced=True),
     _core("configmaps", "ConfigMap", short_names=("cm",), is_namespaced=True),
     _core("secrets", "Secret", is_namespaced=True, fields=("type",)),
-    _core("services", "Service", short_names=("svc",), is_namespaced=True, has_status=True, fields=("spec.clusterIP", "spec.type")),
+    _core(
+        "services",
+        "Service",
+        short_names=("svc",),
+        is_namespaced=True,
+        has_status=True,
+        fields=("spec.clusterIP", "spec.type"),
+    ),
     _core("persistentvolumeclaims", "PersistentVolumeClaim", short_names=("pvc",), is_namespaced=True, has_status=True),
     _core("persistentvolumes", "PersistentVolume", short_names=("pv",), has_status=True),
     _of("storage.k8s.io", "storageclasses", "StorageClass", short_names=("sc",)),
@@ -116,7 +132,14 @@ RESOURCES: tuple[Resource, ...] = (
     _of("batch", "cronjobs", "CronJob", short_names=("cj",), is_namespaced=True, has_status=True),
     _of("coordination.k8s.io", "leases", "Lease", is_namespaced=True),
     _of("networking.k8s.io", "networkpolicies", "NetworkPolicy", short_names=("netpol",), is_namespaced=True),
-    _of("policy", "poddisruptionbudgets", "PodDisruptionBudget", short_names=("pdb",), is_namespaced=True, has_status=True),
+    _of(
+        "policy",
+        "poddisruptionbudgets",
+        "PodDisruptionBudget",
+        short_names=("pdb",),
+        is_namespaced=True,
+        has_status=True,
+    ),
     _of("scheduling.k8s.io", "priorityclasses", "PriorityClass", short_names=("pc",)),
     _of(_RBAC, "clusterroles", "ClusterRole"),
     _of(_RBAC, "clusterrolebindings", "ClusterRoleBinding"),
@@ -148,7 +171,9 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 class ApiError(Exception):
     """An answer that is an error; `status` is its body."""
 
-    def __init__(self, code: int, reason: str, message: str, *, details: Object | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, *, details: Object | None = None, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
@@ -176,7 +201,11 @@ class ApiError(Exception):
 
 
 class NotServed(ApiError):
-    """A path that the server does not have. A real one answers it by Go's own handler, in plain text: a Status is for an object that is not there."""
+    """A path that the server does not have.
+
+    A real one answers it by Go's own handler, in plain text: a Status is
+    for an object that is not there.
+    """
 
     def __init__(self) -> None:
         super().__init__(404, "NotFound", "404 page not found")
@@ -194,7 +223,9 @@ def not_found(resource: Resource, name: str) -> ApiError:
 
 def already_exists(resource: Resource, name: str) -> ApiError:
     """The name is taken."""
-    return ApiError(409, "AlreadyExists", f'{resource.qualified} "{name}" already exists', details=_details(resource, name))
+    return ApiError(
+        409, "AlreadyExists", f'{resource.qualified} "{name}" already exists', details=_details(resource, name)
+    )
 
 
 def conflict(resource: Resource, name: str, why: str) -> ApiError:

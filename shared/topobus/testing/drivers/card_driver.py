@@ -1,4 +1,5 @@
-"""A driver of made-up hardware that is shared and cut up: a card with partitions, a function with parts, and a device that several claims may have.
+"""A driver of made-up hardware that is shared and cut up: a card with partitions, a function with
+parts, and a device that several claims may have.
 
 It shows all that a driver needs to say of shares and partitions, and stands in for one in tests.
 """
@@ -22,7 +23,9 @@ _GIB = 1 << 30
 
 
 class CardDriver(DeviceDriver):
-    """Finds one card of 7 slices and 80 GiB with its partitions (`profiles`: slices of each), one function with `parts`, and one shared port."""
+    """Finds one card of 7 slices and 80 GiB with its partitions (`profiles`: slices of each), one
+    function with `parts`, and one shared port.
+    """
 
     name = "card"
 
@@ -40,11 +43,14 @@ class CardDriver(DeviceDriver):
             capacity={"bandwidth": 10_000},
             capacity_policies={"bandwidth": CapacityPolicy(default=1_000, minimum=1_000, step=1_000)},
         )
-        partitions = [self._part(f"card-0-{slices}-{index}", slices, "card-0") for index, slices in enumerate(self.profiles)]
+        partitions = [
+            self._part(f"card-0-{slices}-{index}", slices, "card-0") for index, slices in enumerate(self.profiles)
+        ]
         functions = [Device(name="function-0", device_class=self.device_class)] if self.parts else []
         # No counters of its own: any number of the parts at once, and never beside the function.
         parts = [
-            Device(name=f"function-0-{index}", device_class=self.device_class, partition_of="function-0") for index in range(self.parts)
+            Device(name=f"function-0-{index}", device_class=self.device_class, partition_of="function-0")
+            for index in range(self.parts)
         ]
         return Discovery(
             devices=(self._part("card-0", 7), *partitions, *functions, *parts, shared),
@@ -55,9 +61,14 @@ class CardDriver(DeviceDriver):
         """Find nothing wrong."""
         return {}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         """Give one variable a device."""
-        return {device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"}) for device in devices}
+        return {
+            device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"})
+            for device in devices
+        }
 
     def _part(self, name: str, slices: int, partition_of: str = "") -> Device:
         amounts = {"slices": slices, "memory": slices * 80 * _GIB // 7 // _GIB * _GIB if partition_of else 80 * _GIB}
@@ -65,6 +76,8 @@ class CardDriver(DeviceDriver):
             name=name,
             device_class=self.device_class,
             partition_of=partition_of,
-            consumes=tuple(CounterUse(counter_set="card-0", counter=counter, amount=amount) for counter, amount in amounts.items()),
+            consumes=tuple(
+                CounterUse(counter_set="card-0", counter=counter, amount=amount) for counter, amount in amounts.items()
+            ),
             capacity={"memory": amounts["memory"]},
         )

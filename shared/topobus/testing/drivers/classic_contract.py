@@ -1,4 +1,5 @@
-"""The contract of a classic DRA driver as a test suite: subclass `ClassicDriverContract`, say how the driver is made and what it serves, and run pytest.
+"""The contract of a classic DRA driver as a test suite: subclass `ClassicDriverContract`, say how
+the driver is made and what it serves, and run pytest.
 
     class TestLicences(ClassicDriverContract):
         def make_driver(self, context: ClassicContext) -> ClassicDriver:
@@ -7,7 +8,8 @@
         def make_scene(self) -> ClassicScene:
             return ClassicScene(resource_class=..., parameters=(...), claims=(...), too_big=...)
 
-Every promise that the controller relies on has a test here. A driver that passes survives a controller that dies between any two of its calls.
+Every promise that the controller relies on has a test here. A driver that passes survives a
+controller that dies between any two of its calls.
 """
 
 from __future__ import annotations
@@ -66,10 +68,17 @@ class SceneContext:
 
 
 class ClassicDriverContract:
-    """The suite. Override `make_driver` and `make_scene`, or the fixtures `scene` and `make` where making a driver needs an event loop."""
+    """The suite.
+
+    Override `make_driver` and `make_scene`, or the fixtures `scene` and `make` where
+    making a driver needs an event loop.
+    """
 
     def make_driver(self, context: ClassicContext) -> ClassicDriver:
-        """Make a new driver, as its entry point does; a second one finds what the first one has done, as after a crash."""
+        """Make a new driver, as its entry point does.
+
+        A second one finds what the first one has done, as after a crash.
+        """
         raise NotImplementedError("make_driver: return a new instance of your driver")
 
     def make_scene(self) -> ClassicScene:
@@ -97,11 +106,15 @@ class ClassicDriverContract:
         assert len(driver.name) <= 63
         assert scene.resource_class.spec["driverName"] == driver.name
 
-    async def test_parameters_are_read_and_missing_ones_are_told(self, driver: ClassicDriver, scene: ClassicScene) -> None:
+    async def test_parameters_are_read_and_missing_ones_are_told(
+        self, driver: ClassicDriver, scene: ClassicScene
+    ) -> None:
         """A reference to nothing is the user's to correct: ContractError, never a silent default."""
         await _works(driver, scene, scene.claims)
         reference = {"apiGroup": "nothing.example.com", "kind": "NothingParameters", "name": "nothing"}
-        lost = msgspec.structs.replace(scene.resource_class, spec={**scene.resource_class.spec, "parametersRef": reference})
+        lost = msgspec.structs.replace(
+            scene.resource_class, spec={**scene.resource_class.spec, "parametersRef": reference}
+        )
         claim = msgspec.structs.replace(scene.claims[0], spec={**scene.claims[0].spec, "parametersRef": reference})
         of_class = await driver.get_class_parameters(scene.resource_class)
 
@@ -110,8 +123,13 @@ class ClassicDriverContract:
         with pytest.raises(ContractError):
             await driver.get_claim_parameters(claim, scene.resource_class, of_class)
 
-    async def test_forecast_names_potential_nodes_only_and_changes_nothing(self, driver: ClassicDriver, scene: ClassicScene) -> None:
-        """Asked twice it says the same; what can be had is suitable everywhere, what cannot is unsuitable everywhere, with a reason."""
+    async def test_forecast_names_potential_nodes_only_and_changes_nothing(
+        self, driver: ClassicDriver, scene: ClassicScene
+    ) -> None:
+        """Asked twice it says the same.
+
+        What can be had is suitable everywhere, what cannot is unsuitable everywhere, with a reason.
+        """
         works = await _works(driver, scene, scene.claims)
         big = await _works(driver, scene, (scene.too_big,))
 
@@ -123,7 +141,9 @@ class ClassicDriverContract:
         assert all(reason.code and reason.message for reason in refused.values())
 
     async def test_allocation_is_what_can_be_written(self, driver: ClassicDriver, scene: ClassicScene) -> None:
-        """One outcome a claim, in their order, within the limits of the API, with handles for this driver."""
+        """One outcome a claim, in their order, within the limits of the API, with handles for this
+        driver.
+        """
         works = await _works(driver, scene, scene.claims)
 
         outcomes = await driver.allocate(works, scene.nodes[0])
@@ -137,7 +157,9 @@ class ClassicDriverContract:
     async def test_allocation_is_the_same_when_it_is_repeated(
         self, driver: ClassicDriver, make: Callable[[], ClassicDriver], scene: ClassicScene
     ) -> None:
-        """By this replica, by several at once, and by one that was started after a crash: a claim has its resources once."""
+        """By this replica, by several at once, and by one that was started after a crash: a claim
+        has its resources once.
+        """
         works = await _works(driver, scene, scene.claims)
         first = await driver.allocate(works, scene.nodes[0])
 
@@ -159,7 +181,9 @@ class ClassicDriverContract:
         assert refused.reasons
         assert isinstance(given, classic.AllocationResult)
 
-    async def test_claim_is_allocated_without_a_node_or_refused_with_a_reason(self, driver: ClassicDriver, scene: ClassicScene) -> None:
+    async def test_claim_is_allocated_without_a_node_or_refused_with_a_reason(
+        self, driver: ClassicDriver, scene: ClassicScene
+    ) -> None:
         """Allocation mode Immediate names no node; a driver that does not serve it says so."""
         (work,) = await _works(driver, scene, scene.claims[:1])
 
@@ -167,8 +191,13 @@ class ClassicDriverContract:
 
         assert isinstance(outcome, classic.AllocationResult) or outcome.reasons
 
-    async def test_deallocation_may_be_repeated_and_frees_for_another_try(self, driver: ClassicDriver, scene: ClassicScene) -> None:
-        """A claim that was never allocated has nothing to give back; one that was can be allocated again, with a new attempt."""
+    async def test_deallocation_may_be_repeated_and_frees_for_another_try(
+        self, driver: ClassicDriver, scene: ClassicScene
+    ) -> None:
+        """A claim that was never allocated has nothing to give back.
+
+        One that was can be allocated again, with a new attempt.
+        """
         works = await _works(driver, scene, scene.claims)
         assert await driver.deallocate(works[0].claim) is None
         for number in (1, 2):
@@ -181,8 +210,12 @@ class ClassicDriverContract:
             assert await driver.deallocate(allocated) is None
             assert await driver.deallocate(allocated) is None
 
-    async def test_half_an_allocation_is_given_back_when_nobody_wrote_it_down(self, driver: ClassicDriver, scene: ClassicScene) -> None:
-        """The claim's status says nothing, and yet it may have something: the driver alone can know."""
+    async def test_half_an_allocation_is_given_back_when_nobody_wrote_it_down(
+        self, driver: ClassicDriver, scene: ClassicScene
+    ) -> None:
+        """The claim's status says nothing, and yet it may have something: the driver alone can
+        know.
+        """
         (work,) = await _works(driver, scene, scene.claims[:1])
         await driver.allocate([work], scene.nodes[0])
 

@@ -1,7 +1,9 @@
-"""Processes that die (SIGKILL) at a chosen step of a driver's verb, for the contract suite: each write of the journal is two steps, before it and after it.
+"""Processes that die (SIGKILL) at a chosen step of a driver's verb, for the contract suite: each
+write of the journal is two steps, before it and after it.
 
-Flows in: a verb as a function of a journal. Flows out: whether the process died. The verb runs in a copy of this process (fork), so what it changes must be outside of it: files,
-the kernel, hardware. Nothing of the copy but that is left, as nothing of a killed service is.
+Flows in: a verb as a function of a journal. Flows out: whether the process died. The verb runs in a
+copy of this process (fork), so what it changes must be outside of it: files, the kernel, hardware.
+Nothing of the copy but that is left, as nothing of a killed service is.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ class _MortalJournal(Journal):
         self._steps_left = deadly
 
     def change(self, device: Device, change: Callable[[DeviceEntry], DeviceEntry]) -> None:
-        """Die before the write, write, die after it; a change that changes nothing writes nothing."""
+        """Die before the write, write, die after it.
+
+        A change that changes nothing writes nothing.
+        """
         before = self.entries.get(device.name, DeviceEntry(device=device))
         if change(before) == before:
             return
@@ -46,9 +51,12 @@ class _MortalJournal(Journal):
 
 
 def deaths(folder: Path, verb: Callable[[Journal], object]) -> Iterator[int]:
-    """Kill a process at each step of a verb, one after the other; whoever iterates brings everything back to its beginning each time.
+    """Kill a process at each step of a verb, one after the other.
 
-    Shapes: folder — the journal's; result — the step at which a process just died. Ends when the verb ends before its next step; that process's changes stay.
+    Whoever iterates brings everything back to its beginning each time.
+
+    Shapes: folder — the journal's; result — the step at which a process just died. Ends when the
+    verb ends before its next step; that process's changes stay.
     Errors: raises AssertionError when the verb raises.
     """
     for step in range(1, _MOST_STEPS):

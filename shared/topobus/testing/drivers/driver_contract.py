@@ -1,4 +1,5 @@
-"""The contract of a driver as a test suite: subclass `DriverContract`, say how to make the driver and its machine, and run pytest.
+"""The contract of a driver as a test suite: subclass `DriverContract`, say how to make the driver
+and its machine, and run pytest.
 
     class TestAcme(DriverContract):
         def make_driver(self) -> DeviceDriver:
@@ -7,7 +8,8 @@
         def record(self, into: Path) -> RecordedMachine:
             return build("profile.toml", into)
 
-Every promise that the device service relies on has a test here. A driver that passes runs in the service; one that does not would harm its users.
+Every promise that the device service relies on has a test here. A driver that passes runs in the
+service; one that does not would harm its users.
 """
 
 from __future__ import annotations
@@ -43,14 +45,20 @@ _OWNER = Owner(kind=OwnerKind.CLAIM, name="contract", uid="contract-uid")
 
 
 class DriverContract:
-    """The suite. Override `make_driver` and `record`; `vanish` only when removing a PCI function (or a CPU) is not the way."""
+    """The suite.
+
+    Override `make_driver` and `record`; `vanish` only when removing a PCI
+    function (or a CPU) is not the way.
+    """
 
     def make_driver(self) -> DeviceDriver:
         """Make a new driver, as its entry point does."""
         raise NotImplementedError("make_driver: return a new instance of your driver")
 
     def record(self, into: Path) -> RecordedMachine:
-        """Write a machine with at least two healthy devices of this driver below `into` (one will do when there cannot be two)."""
+        """Write a machine with at least two healthy devices of this driver below `into` (one will
+        do when there cannot be two).
+        """
         raise NotImplementedError("record: build a recorded machine that holds your devices")
 
     def vanish(self, recorded: RecordedMachine, device: Device) -> None:
@@ -95,14 +103,18 @@ class DriverContract:
         return tuple(driver.discover(tree, machine).devices)
 
     def test_driver_is_one_when_the_service_loads_it(self, driver: DeviceDriver) -> None:
-        """A driver has all methods of the protocol, a DNS label for its name, and a class that some service runs."""
+        """A driver has all methods of the protocol, a DNS label for its name, and a class that some
+        service runs.
+        """
         assert isinstance(driver, DeviceDriver), f"{driver!r} lacks a method of DeviceDriver"
         assert is_dns_label(driver.name), f"name {driver.name!r} is no DNS label"
         assert is_dns_label(driver.device_class), f"device_class {driver.device_class!r} is no DNS label"
         complaint = class_complaint(driver.device_class)
         assert not complaint, f"{complaint}: no service would load driver {driver.name}"
 
-    def test_discover_gives_usable_devices_when_they_are_there(self, driver: DeviceDriver, devices: tuple[Device, ...]) -> None:
+    def test_discover_gives_usable_devices_when_they_are_there(
+        self, driver: DeviceDriver, devices: tuple[Device, ...]
+    ) -> None:
         """Devices are found; their names are DNS labels and unique; their class is the driver's."""
         names = [device.name for device in devices]
 
@@ -114,8 +126,12 @@ class DriverContract:
     def test_discover_answers_the_same_when_asked_again(
         self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
     ) -> None:
-        """The same tree gives the same devices: from the same driver, and from one of another process."""
-        assert _sorted(driver.discover(tree, machine).devices) == _sorted(devices), "the second answer of one driver differs"
+        """The same tree gives the same devices: from the same driver, and from one of another
+        process.
+        """
+        assert _sorted(driver.discover(tree, machine).devices) == _sorted(devices), (
+            "the second answer of one driver differs"
+        )
         assert _sorted(self.make_driver().discover(tree, machine).devices) == _sorted(devices), (
             "a new driver answers otherwise: names must be stable"
         )
@@ -124,11 +140,15 @@ class DriverContract:
         self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
     ) -> None:
         """Names come from where or what a device is, never from the order of discovery."""
-        reversed_machine = msgspec.structs.replace(machine, pci_devices=machine.pci_devices[::-1], cpus=machine.cpus[::-1])
+        reversed_machine = msgspec.structs.replace(
+            machine, pci_devices=machine.pci_devices[::-1], cpus=machine.cpus[::-1]
+        )
 
         assert _sorted(driver.discover(tree, reversed_machine).devices) == _sorted(devices)
 
-    def test_discover_keeps_names_when_another_device_vanishes(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
+    def test_discover_keeps_names_when_another_device_vanishes(
+        self, driver: DeviceDriver, doomed: RecordedMachine
+    ) -> None:
         """A neighbour's absence renames nobody."""
         tree = Tree(HardwareSettings(root=str(doomed.root)))
         first, *others = _sorted(driver.discover(tree, read_machine(tree, _NODE)).devices)
@@ -143,28 +163,39 @@ class DriverContract:
     def test_discover_places_devices_as_the_machine_does_when_they_have_a_place(
         self, machine: Machine, devices: tuple[Device, ...]
     ) -> None:
-        """NUMA node, root complex, path and switch are the machine's own; an unknown NUMA node stays unknown."""
+        """NUMA node, root complex, path and switch are the machine's own.
+
+        An unknown NUMA node stays unknown.
+        """
         functions = {pci_device.address: pci_device for pci_device in machine.pci_devices}
         cpus = {cpu.id: cpu for cpu in machine.cpus}
         for device in devices:
             if device.pci is not None:
                 function = functions[device.pci]
                 numa_node = function.numa_node
-                assert (device.pcie_root, device.pcie_path, device.pcie_switch) == (function.root, function.path, function.switch), (
-                    device.name
-                )
+                assert (device.pcie_root, device.pcie_path, device.pcie_switch) == (
+                    function.root,
+                    function.path,
+                    function.switch,
+                ), device.name
             elif device.cpu is not None:
                 numa_node = cpus[device.cpu].numa_node
             else:
                 continue
             assert device.numa_nodes == (None if numa_node is None else NodeSet(numa_node)), f"{device.name}: NUMA node"
 
-    def test_driver_reads_inside_the_tree_when_it_looks(self, driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
+    def test_driver_reads_inside_the_tree_when_it_looks(
+        self, driver: DeviceDriver, tree: Tree, machine: Machine
+    ) -> None:
         """No method opens a file of this very machine: a recorded tree is all there is."""
         with _opened_files() as opened:
             _use_all(driver, tree, machine)
 
-        outside = [path for path in opened if path.startswith(("/sys/", "/proc/", "/dev/")) and not path.startswith(f"{tree.root}/")]
+        outside = [
+            path
+            for path in opened
+            if path.startswith(("/sys/", "/proc/", "/dev/")) and not path.startswith(f"{tree.root}/")
+        ]
         assert outside == [], "absolute paths were read; use the Tree"
 
     def test_discover_finds_nothing_when_the_tree_is_empty(self, driver: DeviceDriver, tmp_path: Path) -> None:
@@ -172,25 +203,44 @@ class DriverContract:
         empty = tmp_path / "empty"
         empty.mkdir()
 
-        assert tuple(driver.discover(Tree(HardwareSettings(root=str(empty))), Machine(node=_NODE, numa_nodes=(), cpus=())).devices) == ()
+        assert (
+            tuple(
+                driver.discover(
+                    Tree(HardwareSettings(root=str(empty))), Machine(node=_NODE, numa_nodes=(), cpus=())
+                ).devices
+            )
+            == ()
+        )
 
-    def test_observe_speaks_of_its_devices_only_when_it_looks(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
-        """Observations carry the names of devices that were asked about, and a healthy machine has no sick device."""
+    def test_observe_speaks_of_its_devices_only_when_it_looks(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
+        """Observations carry the names of devices that were asked about, and a healthy machine has
+        no sick device.
+        """
         seen = driver.observe(tree, devices[:1])
 
         assert set(seen) <= {devices[0].name}
         assert [
-            observation.reason for observation in _all(driver.observe(tree, devices)) if observation.state is HealthState.UNHEALTHY
+            observation.reason
+            for observation in _all(driver.observe(tree, devices))
+            if observation.state is HealthState.UNHEALTHY
         ] == []
 
-    def test_prepare_gives_edits_of_each_device_when_asked(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
-        """Each device has an entry with at least one edit (CDI refuses a device without), and only devices asked for have one."""
+    def test_prepare_gives_edits_of_each_device_when_asked(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
+        """Each device has an entry with at least one edit (CDI refuses a device without), and only
+        devices asked for have one.
+        """
         edits = _prepared(driver, tree, devices)
 
         assert {device.name for device in devices} == set(edits) - {""}
         assert [name for name, edit in edits.items() if name and edit.is_empty] == [], "devices without any edit"
 
-    def test_prepare_answers_the_same_when_asked_again(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
+    def test_prepare_answers_the_same_when_asked_again(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
         """Prepare is idempotent, also for a driver that was restarted in between."""
         first = _prepared(driver, tree, devices)
 
@@ -216,12 +266,18 @@ class DriverContract:
 
         assert [path for path in paths if not path.startswith("/") or path.startswith(str(tree.root))] == []
 
-    def test_prepare_changes_nothing_when_the_driver_says_that_it_only_reads(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
-        """Such devices are prepared before they are anybody's: no file is written, and there is nothing in the record to undo."""
+    def test_prepare_changes_nothing_when_the_driver_says_that_it_only_reads(
+        self, driver: DeviceDriver, doomed: RecordedMachine
+    ) -> None:
+        """Such devices are prepared before they are anybody's: no file is written, and there is
+        nothing in the record to undo.
+        """
         if not driver.capabilities.only_reads:
             pytest.skip("the driver does not say that it only reads (only_reads)")
         tree = Tree(HardwareSettings(root=str(doomed.root)))
-        devices = [device for device in driver.discover(tree, read_machine(tree, _NODE)).devices if driver.only_reads([device])]
+        devices = [
+            device for device in driver.discover(tree, read_machine(tree, _NODE)).devices if driver.only_reads([device])
+        ]
         records = {device.name: DeviceRecord() for device in devices}
         kubelet = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="contract", uid="contract-uid")
         before = _writes(doomed.root)
@@ -229,10 +285,14 @@ class DriverContract:
         answer = driver.prepare(tree, devices, PrepareContext(owner=kubelet, records=records))
 
         assert not isinstance(answer, LongWork), "what changes nothing takes no long work"
-        assert [name for name, record in records.items() if record.steps] == [], "devices whose record says that something changed"
+        assert [name for name, record in records.items() if record.steps] == [], (
+            "devices whose record says that something changed"
+        )
         assert _writes(doomed.root) == before, "prepare has written a file"
 
-    def test_unprepare_is_fine_when_repeated_or_never_prepared(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
+    def test_unprepare_is_fine_when_repeated_or_never_prepared(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
         """Undoing twice, or what was never done, is no error."""
         driver.unprepare(tree, devices, _context(devices))
         _prepared(driver, tree, devices)
@@ -242,7 +302,9 @@ class DriverContract:
         assert _prepared(driver, tree, devices), "prepare works again after unprepare"
 
     def test_driver_copes_when_a_device_vanishes(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
-        """Of a device that is gone, observe and unprepare say so without failing, prepare refuses, discover (on an older machine, too) goes on."""
+        """Of a device that is gone, observe and unprepare say so without failing, prepare refuses,
+        discover (on an older machine, too) goes on.
+        """
         tree = Tree(HardwareSettings(root=str(doomed.root)))
         machine = read_machine(tree, _NODE)
         devices = driver.discover(tree, machine).devices
@@ -263,11 +325,18 @@ class DriverContract:
     def test_driver_raises_nothing_but_hardware_errors_when_a_file_is_bad(
         self, harm: str, driver: DeviceDriver, recorded: RecordedMachine, tree: Tree, machine: Machine
     ) -> None:
-        """For each kind of file that the driver reads: when it cannot be read or holds nonsense, the answer is devices, observations or HardwareError."""
+        """For each kind of file that the driver reads: when it cannot be read or holds nonsense,
+        the answer is devices, observations or HardwareError.
+        """
         with _opened_files() as opened:
             _use_all(driver, tree, machine)
-        # One file of each name stands for all of that name: the files of a card's neighbours are read by the same code.
-        kinds = {Path(path).name: Path(path) for path in reversed(opened) if path.startswith(f"{recorded.root}/") and Path(path).is_file()}
+        # One file of each name stands for all of that name: the files of a card's
+        # neighbours are read by the same code.
+        kinds = {
+            Path(path).name: Path(path)
+            for path in reversed(opened)
+            if path.startswith(f"{recorded.root}/") and Path(path).is_file()
+        }
         failures: dict[str, str] = {}
         for name, path in sorted(kinds.items()):
             content = path.read_bytes()
@@ -300,7 +369,9 @@ def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
 
 def _writes(root: Path) -> dict[str, tuple[int, int]]:
     """Say of each file when it was written last, and how long it is."""
-    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*") if not path.is_dir()}
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*") if not path.is_dir()
+    }
 
 
 def _prepared(driver: DeviceDriver, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits]:
@@ -343,7 +414,8 @@ _hooks: list[bool] = []
 def _opened_files() -> Iterator[list[str]]:
     """Collect every path that Python opens or lists meanwhile."""
     if not _hooks:
-        # An audit hook cannot be taken back: one for the process, which does nothing while nobody watches.
+        # An audit hook cannot be taken back: one for the process, which
+        # does nothing while nobody watches.
         sys.addaudithook(_audit)
         _hooks.append(True)
     opened: list[str] = []

@@ -1,8 +1,11 @@
-"""A driver with everything a driver may have, for cards that are folders: what a crash leaves can be seen with `ls`.
+"""A driver with everything a driver may have, for cards that are folders: what a crash leaves can
+be seen with `ls`.
 
-A card is a folder `sys/cards/<name>` below the tree's root, with the files `mac`, `mtu`, `image`, and `dirt` where a user leaves it. To attach it is to set its MTU and to move the folder into
-the sandbox's, as a network interface moves into a namespace; to prepare it with `{"image": …}` is to program it (`{"is_slow": true}`: as long work); to clean it is to
-remove the dirt. It is the sample of docs/how-to/write-a-driver.md, and the subject of the crash tests.
+A card is a folder `sys/cards/<name>` below the tree's root, with the files `mac`, `mtu`, `image`,
+and `dirt` where a user leaves it. To attach it is to set its MTU and to move the folder into the
+sandbox's, as a network interface moves into a namespace; to prepare it with `{"image": …}` is to
+program it (`{"is_slow": true}`: as long work); to clean it is to remove the dirt. It is the sample
+of docs/how-to/write-a-driver.md, and the subject of the crash tests.
 """
 
 from __future__ import annotations
@@ -49,7 +52,12 @@ class FolderDriver(DeviceDriver):
         folders = sorted(path for path in cards.iterdir() if path.is_dir()) if cards.is_dir() else []
         return Discovery(
             devices=[
-                Device(name=card.name, device_class=self.device_class, driver=self.name, attributes={"mac": _read(card / "mac")})
+                Device(
+                    name=card.name,
+                    device_class=self.device_class,
+                    driver=self.name,
+                    attributes={"mac": _read(card / "mac")},
+                )
                 for card in folders
             ]
         )
@@ -68,7 +76,9 @@ class FolderDriver(DeviceDriver):
                 return Refusal(reasons=(Reason(code="mtu", message=text, facts={"device": device.name}),))
         return None
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
         """Program the cards that a claim wants programmed."""
         # One that the owner's sandbox has was programmed before, and is out of sight.
         present = [device for device in devices if device.name not in context.attached]
@@ -78,7 +88,10 @@ class FolderDriver(DeviceDriver):
         def program() -> Mapping[str, ContainerEdits]:
             for device in wanted:
                 _program(_home(tree, device), _setting(context, device, "image"), context.records[device.name])
-            return {device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"}) for device in devices}
+            return {
+                device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"})
+                for device in devices
+            }
 
         if any(_setting(context, device, "is_slow") for device in wanted):
             names = ", ".join(device.name for device in wanted)
@@ -90,7 +103,9 @@ class FolderDriver(DeviceDriver):
         for device in devices:
             _undo(context.records.get(device.name), {"blank": partial(_restore, _home(tree, device), "image")})
 
-    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
+    def adjust(
+        self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
+    ) -> ContainerEdits | Refusal:
         """Tell the container which of its pod's it is."""
         return ContainerEdits(env={f"CARD_USER_{device.name.upper().replace('-', '_')}": container.name})
 
@@ -111,7 +126,9 @@ class FolderDriver(DeviceDriver):
         (card / "mtu").write_text(_setting(context, device, "mtu") or mtu, encoding="utf-8")
         record.done("mtu")
         if (inside / name).exists():
-            return Refusal(reasons=(Reason(code="name-taken", message=f"the sandbox has a {name} already", facts={"name": name}),))
+            return Refusal(
+                reasons=(Reason(code="name-taken", message=f"the sandbox has a {name} already", facts={"name": name}),)
+            )
         record.intend("move", {"name": name})
         card.rename(inside / name)
         record.done("move")
@@ -122,7 +139,9 @@ class FolderDriver(DeviceDriver):
         card = _home(tree, device)
 
         def move_back(before: Mapping[str, object]) -> None:
-            inside = Path(record.sandbox.network_namespace) / str(before["name"]) if record.sandbox is not None else card
+            inside = (
+                Path(record.sandbox.network_namespace) / str(before["name"]) if record.sandbox is not None else card
+            )
             if not card.exists():
                 inside.rename(card)
 

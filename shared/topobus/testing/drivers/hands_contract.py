@@ -1,4 +1,5 @@
-"""The contract of a driver with hands as a test suite: all of `DriverContract`, and what attaching, undoing, cleaning and long work promise.
+"""The contract of a driver with hands as a test suite: all of `DriverContract`, and what attaching,
+undoing, cleaning and long work promise.
 
     class TestAcme(HandsContract):
         config = ({"mtu": "9000"},)
@@ -9,8 +10,9 @@
         def record(self, into: Path) -> RecordedMachine:
             return build("profile.toml", into)
 
-Each verb is killed (SIGKILL) before and after each write of its journal, and then undone by a new life, as a device service does at its start: the hardware must look as
-before. What a driver does not have it does not promise: those tests are skipped.
+Each verb is killed (SIGKILL) before and after each write of its journal, and then undone by a new
+life, as a device service does at its start: the hardware must look as before. What a driver does
+not have it does not promise: those tests are skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ class HandsContract(DriverContract):
     """One that `check` must refuse."""
 
     def choose(self, devices: Sequence[Device]) -> Device:
-        """Choose the device that is tried: the first by name. A subclass of your suite may try a part of a card."""
+        """Choose the device that is tried: the first by name.
+
+        A subclass of your suite may try a part of a card.
+        """
         return min(devices, key=lambda device: device.name)
 
     def make_sandbox(self, recorded: RecordedMachine) -> Sandbox:
@@ -66,7 +71,10 @@ class HandsContract(DriverContract):
         shutil.rmtree(sandbox.network_namespace)
 
     def look(self, recorded: RecordedMachine) -> object:
-        """Say how the hardware looks from outside: equal before and after; here all files of the machine."""
+        """Say how the hardware looks from outside: equal before and after.
+
+        Here all files of the machine.
+        """
         return {
             str(path.relative_to(recorded.root)): path.read_bytes()
             for path in sorted(recorded.root.rglob("*"))
@@ -96,7 +104,9 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before, "check has changed something"
 
     def test_adjust_says_the_same_and_changes_nothing_when_a_container_is_made(self, bench: _Bench) -> None:
-        """A container that could not start is made again: the answer is the same, of what a new container can get, and the hardware is as before."""
+        """A container that could not start is made again: the answer is the same, of what a new
+        container can get, and the hardware is as before.
+        """
         driver = bench.driver
         if not driver.capabilities.adjusts:
             pytest.skip("the driver adjusts no container")
@@ -108,8 +118,12 @@ class HandsContract(DriverContract):
         assert answers[0] == answers[1], "adjust says two different things"
         assert isinstance(answers[0], ContainerEdits), f"adjust refuses: {answers[0]}"
         rest = msgspec.structs.replace(answers[0], env={}, mounts=(), annotations={})
-        assert rest == ContainerEdits(), "only variables, bind mounts and annotations can be given when a container is made"
-        assert not any(mount.kind for mount in answers[0].mounts), "only bind mounts can be given when a container is made"
+        assert rest == ContainerEdits(), (
+            "only variables, bind mounts and annotations can be given when a container is made"
+        )
+        assert not any(mount.kind for mount in answers[0].mounts), (
+            "only bind mounts can be given when a container is made"
+        )
         assert self.look(bench.recorded) == before, "adjust has changed something"
 
     def test_to_attach_names_its_devices_when_asked(self, bench: _Bench) -> None:
@@ -123,7 +137,9 @@ class HandsContract(DriverContract):
         assert list(driver.to_attach([bench.device], context)) == names
 
     def test_device_is_as_before_when_it_was_attached_and_detached(self, bench: _Bench) -> None:
-        """Attach succeeds, its record says what to undo, and after detach hardware and journal are as before."""
+        """Attach succeeds, its record says what to undo, and after detach hardware and journal are
+        as before.
+        """
         bench.attaching()
         before = self.look(bench.recorded)
 
@@ -137,7 +153,9 @@ class HandsContract(DriverContract):
         assert bench.journal.entries == {}
 
     def test_prepare_answers_the_same_when_the_device_is_attached(self, bench: _Bench) -> None:
-        """Kubelet asks again for pods that run: the device is not gone, and nothing is done to it a second time."""
+        """Kubelet asks again for pods that run: the device is not gone, and nothing is done to it a
+        second time.
+        """
         bench.attaching()
         before = self.look(bench.recorded)
         first = bench.prepare(bench.journal)
@@ -154,7 +172,9 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before
 
     def test_driver_writes_before_it_acts_when_it_attaches(self, bench: _Bench) -> None:
-        """The first thing that attach does is to say what it is about to do: nothing has changed by then."""
+        """The first thing that attach does is to say what it is about to do: nothing has changed by
+        then.
+        """
         driver = bench.attaching()
         before, looks = self.look(bench.recorded), []
 
@@ -219,7 +239,9 @@ class HandsContract(DriverContract):
             bench.detach(journal)
         self.remove_sandbox(bench.recorded, bench.sandbox)
 
-        driver.detach(bench.tree, bench.device, bench.sandbox, DeviceRecord(RecordState(owner=_OWNER, sandbox=bench.sandbox)))
+        driver.detach(
+            bench.tree, bench.device, bench.sandbox, DeviceRecord(RecordState(owner=_OWNER, sandbox=bench.sandbox))
+        )
 
     def test_device_is_as_before_when_it_was_prepared_and_unprepared(self, bench: _Bench) -> None:
         """Nothing is killed here: what differs was left by `unprepare`, or by `clean` after it."""
@@ -235,12 +257,16 @@ class HandsContract(DriverContract):
         _assert_alike(before, self.look(bench.recorded), "after prepare, unprepare and clean")
 
     def test_card_is_as_before_when_two_owners_had_parts_of_it(self, bench: _Bench) -> None:
-        """What parts share must not be put back from what was there first: the other part's owner has changed it since."""
+        """What parts share must not be put back from what was there first: the other part's owner
+        has changed it since.
+        """
         parts = next((each_parts for each_parts in _parts_by_card(bench.devices).values() if len(each_parts) > 1), ())
         if not parts:
             pytest.skip("no card has two parts that fit beside each other")
         before = self.look(bench.recorded)
-        owners = [Owner(kind=OwnerKind.CLAIM, name=f"contract-{part.name}", uid=f"uid-{part.name}") for part in parts[:2]]
+        owners = [
+            Owner(kind=OwnerKind.CLAIM, name=f"contract-{part.name}", uid=f"uid-{part.name}") for part in parts[:2]
+        ]
 
         with bench.life() as journal:
             for part, owner in zip(parts, owners, strict=False):
@@ -255,7 +281,10 @@ class HandsContract(DriverContract):
         _assert_alike(before, self.look(bench.recorded), "after two parts of one card were used at once")
 
     def test_device_is_as_before_when_prepare_is_killed_at_any_step(self, bench: _Bench) -> None:
-        """Unprepare undoes what there is of it; a prepare that writes nothing has nothing to be undone. Long work is work like any other."""
+        """Unprepare undoes what there is of it.
+
+        A prepare that writes nothing has nothing to be undone. Long work is work like any other.
+        """
         before = self.look(bench.recorded)
 
         for died in deaths(bench.folder, bench.prepare):
@@ -282,7 +311,9 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before
 
     def test_device_is_clean_when_clean_is_killed_at_any_step(self, bench: _Bench) -> None:
-        """What the last user left is gone, in however many lives, and a clean device stays as it is."""
+        """What the last user left is gone, in however many lives, and a clean device stays as it
+        is.
+        """
         if not bench.driver.capabilities.cleans:
             pytest.skip("the driver cleans nothing")
         before = self.look(bench.recorded)
@@ -356,7 +387,10 @@ class _Bench:
     def prepare(self, journal: Journal, device: Device | None = None, owner: Owner = _OWNER) -> journaled_verbs.Edits:
         """Prepare the device, or another one, long work to its end."""
         device = device or self.device
-        driver, context = self._suite.make_driver(), msgspec.structs.replace(self.context(self._suite.config), owner=owner)
+        driver, context = (
+            self._suite.make_driver(),
+            msgspec.structs.replace(self.context(self._suite.config), owner=owner),
+        )
         entry = journal.owner_entry(device.name, owner)
         if entry is not None and entry.is_attached:
             context = msgspec.structs.replace(context, attached=frozenset({device.name}))
@@ -409,7 +443,9 @@ class _Bench:
 
 
 def _parts_by_card(devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
-    """Give the parts of each card that may be held side by side: in the order of their names, as long as the card's counters last."""
+    """Give the parts of each card that may be held side by side: in the order of their names, as
+    long as the card's counters last.
+    """
     cards: dict[str, tuple[Device, ...]] = {}
     for device in sorted(devices, key=lambda device: device.name):
         if device.partition_of:

@@ -42,7 +42,10 @@ class ToyDriver(DeviceDriver):
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Find the devices of the day."""
         self._enter()
-        devices = [Device(name=name, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0)) for name in self.names]
+        devices = [
+            Device(name=name, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0))
+            for name in self.names
+        ]
         return Discovery(devices=devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -50,13 +53,18 @@ class ToyDriver(DeviceDriver):
         self._enter()
         return {device.name: self.faults.get(device.name, ()) for device in devices}
 
-    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+    def prepare(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext
+    ) -> Mapping[str, ContainerEdits] | Refusal:
         """Give one variable a device, and one in common."""
         self._enter()
         names = tuple(device.name for device in devices)
         self.prepared.append(names)
         self.config |= {name: context.config_of(name) for name in names}
-        edits = {name: ContainerEdits(env={f"TOY_{name.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes) for name in names}
+        edits = {
+            name: ContainerEdits(env={f"TOY_{name.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes)
+            for name in names
+        }
         return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:

@@ -1,7 +1,8 @@
-"""`python -m topobus.testing.kubelet serve|replay`: the kubelet simulator as a program, for plugins in any language.
+"""`python -m topobus.testing.kubelet serve|replay`: the kubelet simulator as a program, for plugins
+in any language.
 
-Flows in: commands on standard input. Flows out: one JSON line for each call and each answer on standard output, in the words of the recorded
-transcript.
+Flows in: commands on standard input. Flows out: one JSON line for each call and each answer on
+standard output, in the words of the recorded transcript.
 """
 
 from __future__ import annotations
@@ -56,14 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serving = commands.add_parser("serve", help="serve the sockets and do what standard input says", epilog=_HELP)
     serving.formatter_class = argparse.RawDescriptionHelpFormatter
     serving.add_argument(
-        "--root", type=Path, required=True, help="stands for /var/lib/kubelet; short, for a socket's path ends at 107 bytes"
+        "--root",
+        type=Path,
+        required=True,
+        help="stands for /var/lib/kubelet; short, for a socket's path ends at 107 bytes",
     )
     serving.add_argument("--numa", default="0", help="the machine's NUMA nodes, as 0-1")
     serving.add_argument("--policy", choices=[policy.value for policy in Policy], default=Policy.BEST_EFFORT.value)
     serving.add_argument("--scope", choices=[scope.value for scope in Scope], default=Scope.CONTAINER.value)
-    replaying = commands.add_parser("replay", help="do again what a recorded transcript holds, and fail on a difference")
+    replaying = commands.add_parser(
+        "replay", help="do again what a recorded transcript holds, and fail on a difference"
+    )
     replaying.add_argument("transcript", type=Path)
-    replaying.add_argument("--dial-s", type=float, default=KubeletTimings().dial_s, help="kubelet's patience with a plugin's socket")
+    replaying.add_argument(
+        "--dial-s", type=float, default=KubeletTimings().dial_s, help="kubelet's patience with a plugin's socket"
+    )
     given = parser.parse_args(arguments)
     if given.command == "replay":
         return _replay(given.transcript, given.dial_s)
@@ -175,7 +183,9 @@ def _pod(name: str, wishes: list[str]) -> Pod:
             resources[key] = int(value)
         else:
             raise ValueError(f"got {wish!r}, wanted RESOURCE=COUNT or claim=NAME:UID:DRIVER")
-    return Pod(name=name, uid=f"uid-of-{name}", containers=(Container(name="main", resources=resources),), claims=tuple(claims))
+    return Pod(
+        name=name, uid=f"uid-of-{name}", containers=(Container(name="main", resources=resources),), claims=tuple(claims)
+    )
 
 
 def _known(pods: dict[str, Pod], name: str) -> Pod:
@@ -186,7 +196,10 @@ def _known(pods: dict[str, Pod], name: str) -> Pod:
 
 def _answer(answer: Admission | Rejection) -> dict[str, Any]:
     plain = msgspec.to_builtins(answer, str_keys=True, enc_hook=str)
-    return {"admitted" if isinstance(answer, Admission) else "rejected": answer.pod.name, **{k: v for k, v in plain.items() if k != "pod"}}
+    return {
+        "admitted" if isinstance(answer, Admission) else "rejected": answer.pod.name,
+        **{k: v for k, v in plain.items() if k != "pod"},
+    }
 
 
 def _print_entry(entry: dict[str, Any]) -> None:

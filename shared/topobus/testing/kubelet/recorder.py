@@ -1,7 +1,9 @@
-"""A minimal device plugin and DRA driver that record each call in the format of the recorded transcript of a real kubelet.
+"""A minimal device plugin and DRA driver that record each call in the format of the recorded
+transcript of a real kubelet.
 
-Flows in: kubelet's calls. Flows out: `calls`, in order, in the transcript's format; both may append to one list. For tests of the kubelet simulator,
-and for plugin authors who want to see the calls of kubelet.
+Flows in: kubelet's calls. Flows out: `calls`, in order, in the transcript's format; both
+may append to one list. For tests of the kubelet simulator, and for plugin authors who
+want to see the calls of kubelet.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -52,7 +54,13 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     """Serves `devices` on its own socket; change them with `show`."""
 
     def __init__(
-        self, folder: Path, resource: str, devices: Iterable[pb.Device], *, socket: str = "rec-1.sock", calls: list[Record] | None = None
+        self,
+        folder: Path,
+        resource: str,
+        devices: Iterable[pb.Device],
+        *,
+        socket: str = "rec-1.sock",
+        calls: list[Record] | None = None,
     ) -> None:
         self.folder = folder
         self.resource = resource
@@ -78,7 +86,9 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         await self._server.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.stop()
 
     async def stop(self) -> None:
@@ -87,9 +97,13 @@ class RecordingPlugin(rpc.DevicePluginServicer):
             await self._server.stop(None)
             self._server = None
 
-    async def register(self, *, version: str = "v1beta1", endpoint: str | None = None, resource: str | None = None) -> str:
+    async def register(
+        self, *, version: str = "v1beta1", endpoint: str | None = None, resource: str | None = None
+    ) -> str:
         """Register as a plugin does, with 20 s; the refusal's text, empty when kubelet took it."""
-        request = pb.RegisterRequest(version=version, endpoint=endpoint or self.socket, resource_name=resource or self.resource)
+        request = pb.RegisterRequest(
+            version=version, endpoint=endpoint or self.socket, resource_name=resource or self.resource
+        )
         async with grpc.aio.insecure_channel(
             f"unix:{self.folder / _KUBELET_SOCKET}", options=[("grpc.use_local_subchannel_pool", 1)]
         ) as channel:
@@ -97,7 +111,9 @@ class RecordingPlugin(rpc.DevicePluginServicer):
                 await rpc.RegistrationStub(channel).Register(request, timeout=_REGISTER_S)
             except grpc.aio.AioRpcError as err:
                 is_ours = (version, request.endpoint, request.resource_name) == ("v1beta1", self.socket, self.resource)
-                refusal = {"event": "Register.error"} if is_ours else {"event": "Register.refused", "req": to_plain(request)}
+                refusal = (
+                    {"event": "Register.error"} if is_ours else {"event": "Register.refused", "req": to_plain(request)}
+                )
                 self.calls.append({**refusal, "code": str(err.code()), "details": err.details()})
                 return err.details() or ""
         self.calls.append({"event": "Register.ok"})
@@ -127,12 +143,16 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         finally:
             self.calls.append({"event": "ListAndWatch.closed"})
 
-    async def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
+    async def GetPreferredAllocation(
+        self, request: pb.PreferredAllocationRequest, context: Context
+    ) -> pb.PreferredAllocationResponse:
         """Prefer what the test says, else the first ones."""
         self._note("GetPreferredAllocation", request, context)
         asked = request.container_requests[0]
         chosen = self.prefers if self.prefers is not None else list(asked.available_deviceIDs)[: asked.allocation_size]
-        return pb.PreferredAllocationResponse(container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=chosen)])
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=chosen)]
+        )
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Answer variables, CDI names, mounts and device nodes as they are set."""
@@ -145,7 +165,9 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         answer = pb.ContainerAllocateResponse(envs=self.env, cdi_devices=names, mounts=self.mounts, devices=self.nodes)
         return pb.AllocateResponse(container_responses=[answer])
 
-    async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
+    async def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: Context
+    ) -> pb.PreStartContainerResponse:
         """Do nothing, gladly."""
         self._note("PreStartContainer", request, context)
         if self.hangs("PreStartContainer"):
@@ -202,7 +224,9 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
             self._servers.append(server)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.stop()
 
     async def stop(self) -> None:
@@ -219,7 +243,9 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         """Say who this is."""
         self.calls.append({"event": "GetInfo", "deadline_s": _deadline(context)})
         await self._hang("GetInfo")
-        return registration.PluginInfo(type="DRAPlugin", name=self.name, endpoint=str(self._service), supported_versions=self.versions)
+        return registration.PluginInfo(
+            type="DRAPlugin", name=self.name, endpoint=str(self._service), supported_versions=self.versions
+        )
 
     async def NotifyRegistrationStatus(
         self, request: registration.RegistrationStatus, context: Context
@@ -229,7 +255,9 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         self._note("NotifyRegistrationStatus", request, context)
         return registration.RegistrationStatusResponse()
 
-    async def NodePrepareResources(self, request: dra.NodePrepareResourcesRequest, context: Context) -> dra.NodePrepareResourcesResponse:
+    async def NodePrepareResources(
+        self, request: dra.NodePrepareResourcesRequest, context: Context
+    ) -> dra.NodePrepareResourcesResponse:
         """Prepare one device a claim."""
         self._note("NodePrepareResources", request, context)
         await self._hang("NodePrepareResources")
@@ -238,7 +266,14 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
                 claim.uid: dra.NodePrepareResourceResponse(error=self.prepare_error)
                 if self.prepare_error
                 else dra.NodePrepareResourceResponse(
-                    devices=[dra.Device(request_names=["r"], pool_name="node", device_name="dev-0", cdi_device_ids=[f"v/c={claim.uid}"])]
+                    devices=[
+                        dra.Device(
+                            request_names=["r"],
+                            pool_name="node",
+                            device_name="dev-0",
+                            cdi_device_ids=[f"v/c={claim.uid}"],
+                        )
+                    ]
                 )
                 for claim in request.claims
             }
@@ -251,7 +286,9 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         self._note("NodeUnprepareResources", request, context)
         await self._hang("NodeUnprepareResources")
         return dra.NodeUnprepareResourcesResponse(
-            claims={claim.uid: dra.NodeUnprepareResourceResponse(error=self.unprepare_error) for claim in request.claims}
+            claims={
+                claim.uid: dra.NodeUnprepareResourceResponse(error=self.unprepare_error) for claim in request.claims
+            }
         )
 
     async def _watch_resources(
@@ -259,7 +296,9 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
         """Report one healthy device and stay."""
         self.calls.append({"event": "NodeWatchResources.open", "api": api, "deadline_s": _deadline(context)})
-        device_health = health.DeviceHealth(device=health.DeviceIdentifier(pool_name="node", device_name="dev-0"), health=health.HEALTHY)
+        device_health = health.DeviceHealth(
+            device=health.DeviceIdentifier(pool_name="node", device_name="dev-0"), health=health.HEALTHY
+        )
         try:
             yield health.NodeWatchResourcesResponse(devices=[device_health])
             await asyncio.Event().wait()

@@ -1,7 +1,8 @@
-"""Replays a recorded conversation: repeats its actions on the kubelet simulator with a recording plugin, and compares the calls.
+"""Replays a recorded conversation: repeats its actions on the kubelet simulator with a recording
+plugin, and compares the calls.
 
-Flows in: a transcript's sessions. Flows out: the calls recorded this time, by session. A session ends early when kubelet sends no further call within
-the time limit.
+Flows in: a transcript's sessions. Flows out: the calls recorded this time, by session. A session
+ends early when kubelet sends no further call within the time limit.
 """
 
 from __future__ import annotations
@@ -34,17 +35,23 @@ _DRIVER = "recorder.example.com"
 _VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 
-async def replay(sessions: tuple[Session, ...], root: Path, *, timings: KubeletTimings | None = None, patience_s: float = 5.0) -> list[str]:
+async def replay(
+    sessions: tuple[Session, ...], root: Path, *, timings: KubeletTimings | None = None, patience_s: float = 5.0
+) -> list[str]:
     """Do all sessions again on one simulated kubelet; the differences, empty when there are none.
 
-    Units: patience_s — how long kubelet may be silent where the transcript has a line, on top of a dial's limit.
+    Units: patience_s — how long kubelet may be silent where the transcript has a
+    line, on top of a dial's limit.
     """
     timings = timings or KubeletTimings()
     mismatches: list[str] = []
     async with KubeletSimulator(root, timings=timings) as kubelet:
         stage = _Stage(kubelet, patience_s + timings.dial_s)
         for session in sessions:
-            mismatches += [f"session {session.name}: {difference}" for difference in differences(session.lines, await stage.play(session))]
+            mismatches += [
+                f"session {session.name}: {difference}"
+                for difference in differences(session.lines, await stage.play(session))
+            ]
         await stage.leave()
     return mismatches
 
@@ -66,7 +73,11 @@ class _Stage:
             await self._delete_pods()
         calls: list[Record] = []
         plugin = RecordingPlugin(
-            self._kubelet.device_plugin_dir, session.resource, _devices(session.devices), socket=session.socket, calls=calls
+            self._kubelet.device_plugin_dir,
+            session.resource,
+            _devices(session.devices),
+            socket=session.socket,
+            calls=calls,
         )
         await self._players.enter_async_context(plugin)
         running: asyncio.Task[object] | None = None
@@ -87,7 +98,12 @@ class _Stage:
             if running is not None:
                 await running
         except TimeoutError:
-            calls.append({"event": "silence", "what": f"nothing for {self._patience_s:g} s where the transcript has line {len(calls) + 1}"})
+            calls.append(
+                {
+                    "event": "silence",
+                    "what": f"nothing for {self._patience_s:g} s where the transcript has line {len(calls) + 1}",
+                }
+            )
             if running is not None:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
@@ -107,7 +123,9 @@ class _Stage:
         deeds: dict[Action, Callable[[], Awaitable[object]]] = {
             Action.REGISTER: lambda: _register(plugin, step.request),
             Action.START_DRIVER: lambda: self._players.enter_async_context(
-                RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, _DRIVER, versions=_VERSIONS, calls=calls)
+                RecordingDriver(
+                    kubelet.plugins_registry_dir, kubelet.plugins_dir, _DRIVER, versions=_VERSIONS, calls=calls
+                )
             ),
             Action.CREATE_PODS: lambda: self._create_pods(step, plugin.resource),
             Action.RESTART_CONTAINER: lambda: kubelet.restart_container(self._pods[0], "main"),
@@ -124,11 +142,15 @@ class _Stage:
     async def _create_pods(self, step: Step, resource: str) -> None:
         """Bind two pods at once, as the recording did: one asks for devices, one has the claims."""
         self._made += 1
-        plain = Pod(name="pod", uid=f"pod-{self._made}", containers=(Container(name="main", resources={resource: step.count}),))
+        plain = Pod(
+            name="pod", uid=f"pod-{self._made}", containers=(Container(name="main", resources={resource: step.count}),)
+        )
         pods = [plain]
         if step.claims:
             claims = tuple(ClaimReference(drivers=(_DRIVER,), **claim) for claim in step.claims)
-            pods.append(Pod(name="drapod", uid=f"drapod-{self._made}", containers=(Container(name="main"),), claims=claims))
+            pods.append(
+                Pod(name="drapod", uid=f"drapod-{self._made}", containers=(Container(name="main"),), claims=claims)
+            )
         self._pods = pods
         await self._kubelet.admit_together(pods)
 
@@ -140,7 +162,9 @@ class _Stage:
 
 async def _register(plugin: RecordingPlugin, wrongly: dict[str, str]) -> None:
     if wrongly:
-        await plugin.register(version=wrongly.get("version", ""), endpoint=wrongly["endpoint"], resource=wrongly["resource_name"])
+        await plugin.register(
+            version=wrongly.get("version", ""), endpoint=wrongly["endpoint"], resource=wrongly["resource_name"]
+        )
     else:
         await plugin.register()
 
@@ -149,6 +173,8 @@ def _devices(lines: tuple[Line, ...]) -> list[pb.Device]:
     devices = []
     for line in lines:
         nodes = line.get("topology", {}).get("nodes")
-        topology = None if nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=int(node.get("ID", 0))) for node in nodes])
+        topology = (
+            None if nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=int(node.get("ID", 0))) for node in nodes])
+        )
         devices.append(pb.Device(ID=line["ID"], health=line["health"], topology=topology))
     return devices

@@ -1,8 +1,10 @@
-"""A recorded conversation between kubelet and plugins: its lines, the actions that caused them, and the differences of two recordings.
+"""A recorded conversation between kubelet and plugins: its lines, the actions that caused them, and
+the differences of two recordings.
 
-Pure. Flows in: JSON lines, as in `tests/data/kubelet/kubelet-1.36-transcript.jsonl`: `session`, `t`, `event`, and the fields of that event. Flows
-out: actions to repeat, and differences. A comparison ignores what depends on the clock or the run (`t`, `took`), and the order of calls that kubelet
-makes at the same time.
+Pure. Flows in: JSON lines, as in `tests/data/kubelet/kubelet-1.36-transcript.jsonl`: `session`,
+`t`, `event`, and the fields of that event. Flows out: actions to repeat, and differences. A
+comparison ignores what depends on the clock or the run (`t`, `took`), and the order of calls that
+kubelet makes at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ __all__ = ["Action", "Line", "Session", "Step", "differences", "read_transcript"
 
 Line = dict[str, Any]
 
-# kubelet answers Register and opens the stream at the same time, and closes both streams at the same time: sessions of one recording differ in it.
+# kubelet answers Register and opens the stream at the same time, and closes both streams at the
+# same time: sessions of one recording differ in it.
 _AT_ONCE = (
     frozenset({"Register.ok", "ListAndWatch.open", "ListAndWatch.send"}),
     frozenset({"ListAndWatch.closed", "NodeWatchResources.closed"}),
@@ -29,7 +32,10 @@ _SETS = ("available_deviceIDs", "must_include_deviceIDs", "devices_ids")
 
 
 class Action(StrEnum):
-    """What was done to kubelet, to its pods or by the plugin; everything else in a transcript is kubelet's own doing."""
+    """What was done to kubelet, to its pods or by the plugin.
+
+    Everything else in a transcript is kubelet's own doing.
+    """
 
     REGISTER = "register"
     """The plugin registers: `request` when it does so wrongly."""
@@ -73,7 +79,8 @@ class Session(Struct, frozen=True, kw_only=True):
 def read_transcript(text: str) -> tuple[Session, ...]:
     """Read a transcript and find out what was done in it.
 
-    Errors: raises ValueError with the line's number for what is no JSON object with `session` and `event`, or a session from which nothing can be told.
+    Errors: raises ValueError with the line's number for what is no JSON object with `session` and
+    `event`, or a session from which nothing can be told.
     """
     by_session: dict[str, list[Line]] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -91,7 +98,9 @@ def read_transcript(text: str) -> tuple[Session, ...]:
 
 
 def differences(wanted: Sequence[Line], got: Sequence[Line]) -> list[str]:
-    """List how two recordings of one session differ, as a unified diff; empty when they tell the same.
+    """List how two recordings of one session differ, as a unified diff.
+
+    Empty when they tell the same.
 
     >>> differences([{"event": "GetInfo", "t": 1.0}], [{"event": "GetInfo", "t": 2.0}])
     []
@@ -133,7 +142,8 @@ def _session(name: str, lines: list[Line]) -> Session:
     own = next((registration for registration in refused if registration.get("version") != "v1beta1"), None)
     if not lists or own is None:
         raise ValueError(
-            f"transcript session {name}: it needs a ListAndWatch.send and a registration with a wrong version, which names the plugin"
+            f"transcript session {name}: it needs a ListAndWatch.send and a registration with a wrong "
+            "version, which names the plugin"
         )
     steps, owes = _steps(lines)
     return Session(

@@ -1,4 +1,6 @@
-"""`python -m topobus.testing.machines`: the same command as `python -m topobus.simulation.machines`."""
+"""`python -m topobus.testing.machines`: the same command as `python -m
+topobus.simulation.machines`.
+"""
 
 from topobus.simulation.machines.__main__ import main
 

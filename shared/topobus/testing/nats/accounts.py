@@ -1,8 +1,11 @@
-"""One nats-server for many tests: each test borrows an account, which has its own subjects, streams and connections.
+"""One nats-server for many tests: each test borrows an account, which has its own subjects, streams
+and connections.
 
-Starting a server takes longer than most tests. Accounts are isolated from each other, so a test cannot tell the shared server from one of its own as
-long as it does not stop, freeze or configure it; a `BorrowedServer` refuses that. An account is lent once, so a late message or a consumer of an
-earlier test reaches no other test. When all accounts of a server have been lent, another server is started.
+Starting a server takes longer than most tests. Accounts are isolated from each other, so a
+test cannot tell the shared server from one of its own as long as it does not stop, freeze or
+configure it; a `BorrowedServer` refuses that. An account is lent once, so a late message or a
+consumer of an earlier test reaches no other test. When all accounts of a server have been
+lent, another server is started.
 """
 
 from __future__ import annotations
@@ -31,19 +34,23 @@ __all__ = ["BorrowedServer", "NatsAccounts", "cheap_folder"]
 _ACCOUNTS = 64
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 5.0
-# The streams of one account reserve some GiB; 64 accounts must not be refused for a disk that none of them fills.
+# The streams of one account reserve some GiB; 64 accounts must not be refused for
+# a disk that none of them fills.
 _STORE_LIMIT = "64TB"
 _MEMORY_DISK = Path("/dev/shm")
 # A tmpfs of a container has 64 MiB often, which a test that fills streams would use up.
 _MEMORY_DISK_LEAST_BYTES = 2 * 1024**3
-# A recorded machine is a tree of up to 13,000 files, and a tmpfs counts files, too: it ends at them long before its bytes.
+# A recorded machine is a tree of up to 13,000 files, and a tmpfs counts files, too: it ends
+# at them long before its bytes.
 _MEMORY_DISK_LEAST_FILES = 500_000
 
 
 def cheap_folder() -> Path | None:
-    """Give a folder in memory where a synced write costs nothing; None (the temporary folder) where there is none with room.
+    """Give a folder in memory where a synced write costs nothing.
 
-    Sound for tests that kill the server: what a killed process has written stays in a tmpfs as in a page cache. Not for a test of a machine that loses its power.
+    None (the temporary folder) where there is none with room. Sound for tests that kill the
+    server: what a killed process has written stays in a tmpfs as in a page cache. Not for a test
+    of a machine that loses its power.
     """
     try:
         room = os.statvfs(_MEMORY_DISK)
@@ -56,9 +63,11 @@ def cheap_folder() -> Path | None:
 
 
 class BorrowedServer(NatsServer):
-    """An account of a shared server, with the interface of a server of one's own where that makes sense.
+    """An account of a shared server, with the interface of a server of one's own where that makes
+    sense.
 
-    Errors: RuntimeError for all that would be felt by others: start, stop, kill, pause, resume, reload, and a look at process, store or port.
+    Errors: RuntimeError for all that would be felt by others: start, stop, kill, pause, resume,
+    reload, and a look at process, store or port.
     """
 
     def __init__(self, shared: NatsServer, account: str) -> None:
@@ -75,7 +84,10 @@ class BorrowedServer(NatsServer):
         return f"nats://{self._account}:{self._account}@{self._address}"
 
     def read_log(self) -> str:
-        """Give what the server wrote since the account was borrowed; lines of other accounts are among them."""
+        """Give what the server wrote since the account was borrowed.
+
+        Lines of other accounts are among them.
+        """
         with self.log.open("rb") as log:
             log.seek(self._log_begin)
             return log.read().decode("utf-8", errors="replace")
@@ -123,12 +135,19 @@ class BorrowedServer(NatsServer):
 
 
 class NatsAccounts:
-    """Lends accounts of one running server, and starts the next server when they are used up. Use as `with NatsAccounts() as accounts: …`.
+    """Lends accounts of one running server, and starts the next server when they are used up.
 
-    Its process belongs to no event loop, since each test has a loop of its own.
+    Use as `with NatsAccounts() as accounts: …`. Its process belongs to no event loop, since
+    each test has a loop of its own.
     """
 
-    def __init__(self, *, binary: Path | None = None, size: int = _ACCOUNTS, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        *,
+        binary: Path | None = None,
+        size: int = _ACCOUNTS,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._binary = binary
         self._names = [f"test{number}" for number in range(size)]
         self._environment = {**os.environ, **environment}
@@ -159,7 +178,9 @@ class NatsAccounts:
 
     def _begin(self) -> None:
         self._end()
-        server = NatsServer(binary=self._binary, config=_configuration(self._names), parent=cheap_folder(), store_limit=_STORE_LIMIT)
+        server = NatsServer(
+            binary=self._binary, config=_configuration(self._names), parent=cheap_folder(), store_limit=_STORE_LIMIT
+        )
         self._server = server
         with server.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -188,7 +209,9 @@ class NatsAccounts:
 
 def _configuration(names: list[str]) -> str:
     """Write the accounts; one listens to nobody but its own user, whose password is its name."""
-    accounts = ",\n".join(f"{name}: {{ jetstream: enabled, users: [ {{ user: {name}, password: {name} }} ] }}" for name in names)
+    accounts = ",\n".join(
+        f"{name}: {{ jetstream: enabled, users: [ {{ user: {name}, password: {name} }} ] }}" for name in names
+    )
     return f"accounts {{ {accounts} }}"
 
 
@@ -202,7 +225,10 @@ def _is_listening(port: int) -> bool:
 
 
 async def _delete_streams(url: str) -> None:
-    """Give an account's disk and memory back; a server that does not answer has other troubles, which a test has told."""
+    """Give an account's disk and memory back.
+
+    A server that does not answer has other troubles, which a test has told.
+    """
     client = Client()
     await client.connect(url, allow_reconnect=False, connect_timeout=2)
     try:
@@ -211,6 +237,8 @@ async def _delete_streams(url: str) -> None:
             names = msgspec.json.decode(answer.data).get("streams") or []
             if not names:
                 return
-            await asyncio.gather(*(client.request(f"{JETSTREAM_API}.STREAM.DELETE.{name}", b"", timeout=5.0) for name in names))
+            await asyncio.gather(
+                *(client.request(f"{JETSTREAM_API}.STREAM.DELETE.{name}", b"", timeout=5.0) for name in names)
+            )
     finally:
         await client.close()

@@ -1,4 +1,6 @@
-"""Several real nats-servers as one cluster, for tests of what only replicas do: a leader dies, a follower lags, the quorum is lost."""
+"""Several real nats-servers as one cluster, for tests of what only replicas do: a leader dies, a
+follower lags, the quorum is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,22 @@ _FOUNDINGS = 10
 
 
 class NatsCluster:
-    """`size` servers on loopback, each with its own store. Use as `async with NatsCluster(binary=…) as cluster: …`.
+    """`size` servers on loopback, each with its own store.
 
-    It is there when JetStream's leader knows all of them. A server that founds the leaders' group before it was told that all others have JetStream, counts one too few
-    (checkClusterSize in nats-server's jetstream_cluster.go; one of 30 to one of 5 simultaneous starts of 2.10.27, as the machine is busy): then one stays outside for ever, and no stream of three copies can be
-    made. Such a group is thrown away and founded anew, as its operator would have to.
+    Use as `async with NatsCluster(binary=…) as cluster: …`. It is there when JetStream's leader
+    knows all of them. A server that founds the leaders' group before it was told that all others
+    have JetStream, counts one too few (checkClusterSize in nats-server's jetstream_cluster.go; one
+    of 30 to one of 5 simultaneous starts of 2.10.27, as the machine is busy): then one stays
+    outside for ever, and no stream of three copies can be made. Such a group is thrown away and
+    founded anew, as its operator would have to.
     """
 
-    def __init__(self, *, binary: Path | None = None, size: int = 3, make: Callable[[int, str], NatsServer] | None = None) -> None:
-        """Prepare the servers; `make` gives each from its client port and from configuration of ours that it must have, in place of a plain one."""
+    def __init__(
+        self, *, binary: Path | None = None, size: int = 3, make: Callable[[int, str], NatsServer] | None = None
+    ) -> None:
+        """Prepare the servers; `make` gives each from its client port and from configuration of
+        ours that it must have, in place of a plain one.
+        """
         make = make or (lambda port, config: NatsServer(binary=binary, port=port, config=config))
         ports: list[int] = []
         while len(ports) < 3 * size:
@@ -54,7 +63,9 @@ class NatsCluster:
         return ",".join(server.url for server in self.servers)
 
     def named(self, name: str) -> NatsServer:
-        """Give the server that calls itself so (`n0`, `n1`, …), as stream information names leaders."""
+        """Give the server that calls itself so (`n0`, `n1`, …), as stream information names
+        leaders.
+        """
         return self.servers[int(name.removeprefix("n"))]
 
     async def __aenter__(self) -> Self:
@@ -80,10 +91,14 @@ class NatsCluster:
             await asyncio.gather(*(server.start() for server in self.servers))
             if await self._is_whole():
                 return
-        raise RuntimeError(f"{len(self.servers)} nats-servers founded no group of {len(self.servers)} in {_FOUNDINGS} tries")
+        raise RuntimeError(
+            f"{len(self.servers)} nats-servers founded no group of {len(self.servers)} in {_FOUNDINGS} tries"
+        )
 
     async def _is_whole(self) -> bool:
-        """Wait until JetStream has a leader; False when its group has another size than we have servers.
+        """Wait until JetStream has a leader.
+
+        False when its group has another size than we have servers.
 
         Errors: raises RuntimeError when there is no leader in time.
         """
@@ -99,13 +114,20 @@ class NatsCluster:
                             return True
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError as err:
-            raise RuntimeError(f"JetStream has no leader after {_FOUNDING_S:g} s:\n{self.servers[0].read_log()[-2000:]}") from err
+            raise RuntimeError(
+                f"JetStream has no leader after {_FOUNDING_S:g} s:\n{self.servers[0].read_log()[-2000:]}"
+            ) from err
 
 
 def _leaders_group(monitor: int) -> dict[str, Any]:
-    """Ask a server's monitoring port for the group of JetStream's leaders; empty while it is not there."""
+    """Ask a server's monitoring port for the group of JetStream's leaders.
+
+    Empty while it is not there.
+    """
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{monitor}/jsz", timeout=5) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            f"http://127.0.0.1:{monitor}/jsz", timeout=5
+        ) as answer:
             group: dict[str, Any] = json.load(answer).get("meta_cluster") or {}
             return group
     except OSError:

@@ -62,7 +62,8 @@ class Subscription:
             try:
                 await self._callback(message)
             except Exception as err:  # noqa: BLE001
-                # boundary: as nats-py's own loop over a subscription, which tells the error callback and goes on.
+                # boundary: as nats-py's own loop over a subscription, which tells
+                # the error callback and goes on.
                 await self.client.report_error(err)
 
 
@@ -104,7 +105,9 @@ class MemoryClient:
         self.server.send(lambda: self.server.listen(subscription))
         return subscription
 
-    async def publish(self, subject: str, payload: bytes = b"", reply: str = "", headers: Headers | None = None) -> None:
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: Headers | None = None
+    ) -> None:
         """Send; what the server does with it happens later."""
         self._check()
         sent = dict(headers or {})

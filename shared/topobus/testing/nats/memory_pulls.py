@@ -1,4 +1,6 @@
-"""Pull requests for a consumer's messages at an in-memory nats-server: each is served, sends idle heartbeats, and expires."""
+"""Pull requests for a consumer's messages at an in-memory nats-server: each is served, sends idle
+heartbeats, and expires.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ class Pull:
         if self not in self._waiting or not self._is_wanted():
             return
         if self._server.is_answering and not self._has_served:
-            numbers = {"Nats-Last-Consumer": str(self.consumer.delivered), "Nats-Last-Stream": str(self.consumer.last_sequence)}
+            numbers = {
+                "Nats-Last-Consumer": str(self.consumer.delivered),
+                "Nats-Last-Stream": str(self.consumer.last_sequence),
+            }
             self._server.deliver_status(self._inbox, {"Status": "100", "Description": "Idle Heartbeat", **numbers})
         self._has_served = False
         self._heartbeat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
@@ -74,7 +79,10 @@ class Pull:
     def _is_wanted(self) -> bool:
         """Say whether consumer and asker are there still; ends the request otherwise."""
         stream = self.consumer.stream
-        is_there = self._server.streams.get(stream.name) is stream and stream.consumers.get(self.consumer.name) is self.consumer
+        is_there = (
+            self._server.streams.get(stream.name) is stream
+            and stream.consumers.get(self.consumer.name) is self.consumer
+        )
         if is_there and self._server.has_listener(self._inbox):
             return True
         self._end()

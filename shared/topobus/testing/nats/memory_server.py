@@ -1,8 +1,9 @@
 """A nats-server in memory, on which everything of the runtime above nats-py runs unchanged.
 
-Flows in: what a client publishes and subscribes. Flows out: deliveries, in the order of one connection, never within the sender's own step. The
-server's JetStream answers at the subjects of its API, with the codes of the real one. It has one account, no users and no TLS; tests of those take a
-real server.
+Flows in: what a client publishes and subscribes. Flows out: deliveries, in the order of one
+connection, never within the sender's own step. The server's JetStream answers at the
+subjects of its API, with the codes of the real one. It has one account, no users and no TLS;
+tests of those take a real server.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Headers = Mapping[str, str]
 
 
 class MemoryNats:
-    """A server. Stopped, it loses its connections and keeps its streams; paused, it takes what is sent and does nothing yet."""
+    """A server. Stopped, it loses its connections and keeps its streams.
+
+    Paused, it takes what is sent and does nothing yet.
+    """
 
     def __init__(self, *, clock: Clock | None = None, seed: int = 0) -> None:
         """Make a running server; `seed` decides which member of a queue group gets a message."""
@@ -78,7 +82,9 @@ class MemoryNats:
             self.send(step)
 
     def new_client(self, _tls_because: str = "") -> MemoryClient:
-        """Make a client of this server: what `topobus.bus.connection.connection` calls in place of nats-py's own."""
+        """Make a client of this server: what `topobus.bus.connection.connection` calls in place of
+        nats-py's own.
+        """
         return MemoryClient(self)
 
     # what clients send
@@ -105,7 +111,10 @@ class MemoryNats:
             self._subscriptions.remove(subscription)
 
     def receive(self, subject: str, data: bytes, reply: str, headers: Headers) -> None:
-        """Route what was published: to JetStream's API, to a stream, to who listens; tell the asker when there is nobody."""
+        """Route what was published: to JetStream's API, to a stream, to who listens.
+
+        Tell the asker when there is nobody.
+        """
         if subject.startswith(_API):
             is_taken = self._call(subject, data, reply)
         else:
@@ -121,14 +130,24 @@ class MemoryNats:
             step()
 
     def _route(self, subject: str, data: bytes, reply: str, headers: Headers, *, listened: str = "") -> bool:
-        """Deliver to all who listen at `listened` (the subject itself, unless given), one of each queue group; says whether there was one."""
-        listeners = [subscription for subscription in self._subscriptions if matches(subscription.subject, listened or subject)]
+        """Deliver to all who listen at `listened` (the subject itself, unless given), one of each
+        queue group.
+
+        Says whether there was one.
+        """
+        listeners = [
+            subscription for subscription in self._subscriptions if matches(subscription.subject, listened or subject)
+        ]
         groups = sorted({listener.queue for listener in listeners if listener.queue})
         chosen = [listener for listener in listeners if not listener.queue]
-        chosen += [self._random.choice([listener for listener in listeners if listener.queue == group]) for group in groups]
+        chosen += [
+            self._random.choice([listener for listener in listeners if listener.queue == group]) for group in groups
+        ]
         for subscription in chosen:
             client: Any = subscription.client
-            subscription.deliver(Msg(_client=client, subject=subject, reply=reply, data=data, headers=dict(headers) or None))
+            subscription.deliver(
+                Msg(_client=client, subject=subject, reply=reply, data=data, headers=dict(headers) or None)
+            )
         return bool(chosen)
 
     # JetStream
@@ -150,7 +169,10 @@ class MemoryNats:
         return True
 
     def _republish(self, stream: MemoryStream, stored: Stored, before: Stored | None) -> None:
-        """Say at the stream's own subjects that a message was stored; the part of it that the runtime asks for: everything below one token, headers only."""
+        """Say at the stream's own subjects that a message was stored.
+
+        The part of it that the runtime asks for: everything below one token, headers only.
+        """
         republish = stream.config.get("republish")
         if not republish or not matches(republish["src"], stored.subject):
             return
@@ -180,10 +202,21 @@ class MemoryNats:
         name = parts[-1]
         match parts[:2]:
             case ["INFO"]:
-                return {"memory": 0, "storage": 0, "streams": len(self.streams), "consumers": 0, "limits": {"max_storage": -1}}
+                return {
+                    "memory": 0,
+                    "storage": 0,
+                    "streams": len(self.streams),
+                    "consumers": 0,
+                    "limits": {"max_storage": -1},
+                }
             case ["STREAM", "NAMES"]:
                 names = sorted(self.streams)[int(request.get("offset", 0)) :]
-                return {"total": len(self.streams), "offset": int(request.get("offset", 0)), "limit": 1024, "streams": names or None}
+                return {
+                    "total": len(self.streams),
+                    "offset": int(request.get("offset", 0)),
+                    "limit": 1024,
+                    "streams": names or None,
+                }
             case ["STREAM", "CREATE"]:
                 return self._create(name, request)
             case ["STREAM", "UPDATE"]:
@@ -275,7 +308,10 @@ class MemoryNats:
         if 0 < limit <= len(stream.consumers):
             raise Refused(400, 10026, "maximum consumers limit reached")
         consumer = MemoryConsumer(
-            stream=stream, name=str(config["name"]), filter_subject=str(config["filter_subject"]), has_data=not config.get("headers_only")
+            stream=stream,
+            name=str(config["name"]),
+            filter_subject=str(config["filter_subject"]),
+            has_data=not config.get("headers_only"),
         )
         consumer.begin(config)
         stream.consumers[consumer.name] = consumer
@@ -320,7 +356,8 @@ class MemoryNats:
         self._route(reply, msgspec.json.encode(answer), "", {})
 
     def _now_ns(self) -> int:
-        # No two things happen at once: a stream's creation and a message's time tell it from others.
+        # No two things happen at once: a stream's creation and a
+        # message's time tell it from others.
         self._last_ns = max(int(self._clock.now().timestamp() * 1e6) * 1000, self._last_ns + 1)
         return self._last_ns
 

@@ -1,8 +1,9 @@
 """One JetStream stream in memory: stored messages, limits, and the next message of each consumer.
 
-Flows in: messages and requests of `topobus.testing.nats.memory_server`. Flows out: sequences, stored messages, refusals with the server's own codes.
-It depends on no connection and no clock. It implements the features of a server that the runtime uses; the contract suite of the bus compares it with
-a real one.
+Flows in: messages and requests of `topobus.testing.nats.memory_server`. Flows out: sequences,
+stored messages, refusals with the server's own codes. It depends on no connection and no
+clock. It implements the features of a server that the runtime uses; the contract suite of the
+bus compares it with a real one.
 Source: nats-server 2.10, server/stream.go, server/memstore.go, server/consumer.go.
 """
 
@@ -20,7 +21,9 @@ _RECORD_BYTES = 22 + 4 + 8
 
 
 class Refused(Exception):
-    """Raised inside when JetStream refuses: its status, its own code and its words (server/errors.json)."""
+    """Raised inside when JetStream refuses: its status, its own code and its words
+    (server/errors.json).
+    """
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(description)
@@ -71,10 +74,15 @@ class MemoryStream:
         """Say whether what is published at a subject is stored here."""
         return any(matches(pattern, subject) for pattern in self.config.get("subjects", ()))
 
-    def store(self, subject: str, data: bytes, headers: Mapping[str, str], *, now_ns: int) -> tuple[Stored | None, dict[str, Any]]:
-        """Store a message and give the acknowledgement; None in place of the message when it was a duplicate.
+    def store(
+        self, subject: str, data: bytes, headers: Mapping[str, str], *, now_ns: int
+    ) -> tuple[Stored | None, dict[str, Any]]:
+        """Store a message and give the acknowledgement.
 
-        Errors: Refused for another stream than expected, a lost compare-and-set, a message or a stream that would be too large.
+        None in place of the message when it was a duplicate.
+
+        Errors: Refused for another stream than expected, a lost compare-and-set, a message or a
+        stream that would be too large.
         """
         expected_stream = headers.get("Nats-Expected-Stream")
         if expected_stream is not None and expected_stream != self.name:
@@ -89,7 +97,9 @@ class MemoryStream:
         last = sequences[-1] if sequences else 0
         if expected is not None and int(expected) != last:
             raise Refused(400, 10071, f"wrong last sequence: {last}")
-        message = Stored(subject=subject, sequence=self.last_sequence + 1, data=data, headers=dict(headers), time_ns=now_ns)
+        message = Stored(
+            subject=subject, sequence=self.last_sequence + 1, data=data, headers=dict(headers), time_ns=now_ns
+        )
         self._make_room(message, sequences)
         self.last_sequence = message.sequence
         self.messages[message.sequence] = message
@@ -106,14 +116,23 @@ class MemoryStream:
         if "*" not in pattern and ">" not in pattern:
             sequences = self._subjects.get(pattern)
             return self.messages[sequences[-1]] if sequences else None
-        newest = max((sequences[-1] for subject, sequences in self._subjects.items() if matches(pattern, subject)), default=0)
+        newest = max(
+            (sequences[-1] for subject, sequences in self._subjects.items() if matches(pattern, subject)), default=0
+        )
         return self.messages.get(newest)
 
     def next_of(self, pattern: str, sequence: int) -> Stored | None:
         """Give the oldest message of the subjects that match from a sequence on."""
         if "*" not in pattern and ">" not in pattern:
             return next((self.messages[each] for each in self._subjects.get(pattern, ()) if each >= sequence), None)
-        return next((message for each, message in self.messages.items() if each >= sequence and matches(pattern, message.subject)), None)
+        return next(
+            (
+                message
+                for each, message in self.messages.items()
+                if each >= sequence and matches(pattern, message.subject)
+            ),
+            None,
+        )
 
     def subject_counts(self, pattern: str) -> dict[str, int]:
         """Count the messages of each subject that matches."""
@@ -135,7 +154,11 @@ class MemoryStream:
             raise Refused(400, 10054, "message size exceeds maximum allowed")
         per_subject, bound = int(self.config.get("max_msgs_per_subject", -1)), int(self.config.get("max_bytes", -1))
         pushed_out = self.messages[sequences[0]].size_bytes if 0 < per_subject <= len(sequences) else 0
-        if bound > 0 and self.config.get("discard") == "new" and self.size_bytes + message.size_bytes - pushed_out > bound:
+        if (
+            bound > 0
+            and self.config.get("discard") == "new"
+            and self.size_bytes + message.size_bytes - pushed_out > bound
+        ):
             raise Refused(503, 10077, "maximum bytes exceeded")
         while 0 < per_subject <= len(sequences):
             self._drop(sequences[0])
@@ -189,7 +212,10 @@ class MemoryConsumer:
             self._waiting.append(message.sequence)
 
     def next(self) -> tuple[Stored, int] | None:
-        """Give the next message that is still there and how many are left behind it; None when there is none."""
+        """Give the next message that is still there and how many are left behind it.
+
+        None when there is none.
+        """
         for message in self._left():
             self.delivered += 1
             self.last_sequence = message.sequence

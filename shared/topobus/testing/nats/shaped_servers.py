@@ -1,4 +1,6 @@
-"""A node's own server (leaf) and the hub behind it with the rendered configurations, and the wire between them, which can be cut."""
+"""A node's own server (leaf) and the hub behind it with the rendered configurations, and the wire
+between them, which can be cut.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ def version_of(binary: Path) -> tuple[int, int]:
 class ShapedServer(NatsServer):
     """A server with a rendered configuration, moved to a free port and a folder of its own."""
 
-    def __init__(self, *, binary: Path | None, text: str, environment: dict[str, str], parent: Path | None = None) -> None:
-        """Prepare a server; `text` is as `bus.server_config.nats_shapes` renders it, `parent` where its folder is made, else in memory where that is cheap."""
+    def __init__(
+        self, *, binary: Path | None, text: str, environment: dict[str, str], parent: Path | None = None
+    ) -> None:
+        """Prepare a server; `text` is as `bus.server_config.nats_shapes` renders it, `parent` where
+        its folder is made, else in memory where that is cheap.
+        """
         super().__init__(binary=binary, environment=environment, parent=parent or cheap_folder())
         self.text = text
         """As `bus.server_config.nats_shapes` renders it; another one counts from the next start on."""

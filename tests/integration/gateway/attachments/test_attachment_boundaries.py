@@ -1,4 +1,6 @@
-"""What one claim's attachment meets must not reach the others: a defect of ours, a sandbox that vanished while nobody was told."""
+"""What one claim's attachment meets must not reach the others: a defect of ours, a sandbox that
+vanished while nobody was told.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 async def test_defect_met_by_one_claim_ends_nothing_for_the_others(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pod whose devices met it is refused and told so; other pods start, and the next try succeeds when the values are others."""
+    """The pod whose devices met it is refused and told so.
+
+    Other pods start, and the next try succeeds when the values are others.
+    """
 
     def break_down(*_: object) -> None:
         raise ZeroDivisionError("of the test")
@@ -26,7 +31,9 @@ async def test_defect_met_by_one_claim_ends_nothing_for_the_others(
         with monkeypatch.context() as patch:
             patch.setattr("topobus.gateway.containers.rules.sandbox_rules.refuse_interfaces", break_down)
             await runtime.run_pod("app")
-            with pytest.raises(Refused, match=r"a defect of the gateway: ZeroDivisionError\('of the test'\); see its log"):
+            with pytest.raises(
+                Refused, match=r"a defect of the gateway: ZeroDivisionError\('of the test'\); see its log"
+            ):
                 await runtime.create("main", pod="app", cdi=CDI)
         await runtime.create("main", pod="other")
         await runtime.create("main", pod="app", cdi=CDI)

@@ -1,4 +1,5 @@
-"""Devices that go into a pod's sandbox: the gateway between a container runtime of the test's own (NRI) and a device service that attaches by rule.
+"""Devices that go into a pod's sandbox: the gateway between a container runtime of the test's own
+(NRI) and a device service that attaches by rule.
 
 `tests/engine/test_sandboxes.py` runs the main road on a real containerd.
 """
@@ -9,7 +10,18 @@ import asyncio
 
 import pytest
 
-from support.attachments import CDI, DRIVERS, IMPATIENT, NIC, PLAIN, configured, prepare, reserved, until_attached, verbs
+from support.attachments import (
+    CDI,
+    DRIVERS,
+    IMPATIENT,
+    NIC,
+    PLAIN,
+    configured,
+    prepare,
+    reserved,
+    until_attached,
+    verbs,
+)
 from support.gateway_rig import Rig
 from support.node_plane import claim, no
 from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachReply, AttachRequest
@@ -24,7 +36,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 async def test_device_is_in_the_sandbox_before_a_container_starts_and_out_of_it_before_it_is_undone(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """The device service hears of the sandbox with its network namespace, and the claim's parameters; each verb comes once, in order."""
+    """The device service hears of the sandbox with its network namespace, and the claim's
+    parameters.
+
+    Each verb comes once, in order.
+    """
     await rig.plane.store(reserved(configured(claim("net", NIC.uid, "nic-0"), {"mtu": 1400}), "app"))
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -47,9 +63,11 @@ async def test_device_is_in_the_sandbox_before_a_container_starts_and_out_of_it_
 
 
 async def test_containers_are_refused_with_the_services_reason(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Kubelet shows why at the pod; its next try gets the device when the reason is gone, and pods without the claim are not held up.
+    """Kubelet shows why at the pod.
 
-    The sandbox itself is not refused: containerd before 2.2.6 would leave a process behind, and end at its next restart.
+    Its next try gets the device when the reason is gone, and pods without the claim are not
+    held up. The sandbox itself is not refused: containerd before 2.2.6 would leave a process
+    behind, and end at its next restart.
     """
     refusal = no("mtu-too-large", "mtu: got 99999, wanted at most 9000")
 
@@ -67,19 +85,29 @@ async def test_containers_are_refused_with_the_services_reason(rig: Rig, runtime
         rig.plane.attach_by = None
         await runtime.create("main", pod="app", cdi=CDI)
 
-    assert "container main of pod default/app cannot start: claim default/net: mtu: got 99999, wanted at most 9000" in str(refused.value)
+    assert (
+        "container main of pod default/app cannot start: claim default/net: mtu: got 99999, wanted at most 9000"
+        in str(refused.value)
+    )
     assert rig.plane.attached == {(NIC.uid, "nic-0"): pod.id}
 
 
-async def test_containers_wait_when_the_service_needs_longer_than_the_runtime_waits(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """The sandbox starts and its containers are refused until the device is there; the service is asked once, and other pods start meanwhile."""
+async def test_containers_wait_when_the_service_needs_longer_than_the_runtime_waits(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """The sandbox starts and its containers are refused until the device is there.
+
+    The service is asked once, and other pods start meanwhile.
+    """
     settings = RuntimeSettings(socket=str(runtime.socket), attach_s=IMPATIENT)
     gate = rig.plane.asks.hold("attach")
     async with runtime.serving(), rig.kubelet, rig.gateway(runtime=settings):
         await runtime.synchronized.wait()
         await prepare(rig)
         pod = await runtime.run_pod("app")
-        with pytest.raises(Refused, match=r"nic-0 is not in the pod yet \(the nic service is at work\); kubelet tries again"):
+        with pytest.raises(
+            Refused, match=r"nic-0 is not in the pod yet \(the nic service is at work\); kubelet tries again"
+        ):
             await runtime.create("main", pod="app", cdi=CDI)
         with pytest.raises(Refused, match="nic-0 is not in the pod yet"):
             await runtime.create("sidecar", pod="app")
@@ -98,7 +126,10 @@ async def test_containers_wait_when_the_service_needs_longer_than_the_runtime_wa
 
 
 async def test_service_is_asked_again_when_it_has_accepted_the_work(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """By the same operation, until it is done; what it works at stands in the container's refusal."""
+    """By the same operation, until it is done.
+
+    What it works at stands in the container's refusal.
+    """
     answers = [AttachReply(result=Accepted(retry_after_s=0.0, limit_s=60.0, what="waiting for a DHCP server"))] * 2
 
     async def work(_: AttachRequest) -> AttachReply | None:
@@ -127,7 +158,9 @@ async def test_containers_are_refused_when_the_service_is_away(rig: Rig, runtime
         await prepare(rig)
         rig.plane.attach_by = fail
         pod = await runtime.run_pod("app")
-        with pytest.raises(Refused, match=r"nic-0 could not be brought into the pod in time: .*the nic service restarts"):
+        with pytest.raises(
+            Refused, match=r"nic-0 could not be brought into the pod in time: .*the nic service restarts"
+        ):
             await runtime.create("main", pod="app", cdi=CDI)
         rig.plane.attach_by = None
         await until_attached(rig)
@@ -137,7 +170,9 @@ async def test_containers_are_refused_when_the_service_is_away(rig: Rig, runtime
 
 
 async def test_second_pod_of_a_claim_is_refused_until_the_first_has_ended(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A device that is attached serves one pod at a time: the reason names the pod that has it, and what to do."""
+    """A device that is attached serves one pod at a time: the reason names the pod that has it, and
+    what to do.
+    """
     await rig.plane.store(reserved(claim("net", NIC.uid, "nic-0"), "app", "twin"))
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -154,11 +189,17 @@ async def test_second_pod_of_a_claim_is_refused_until_the_first_has_ended(rig: R
     assert rig.plane.attached == {(NIC.uid, "nic-0"): second.id}
 
 
-async def test_second_pod_of_a_claim_disturbs_nothing_while_the_first_is_on_the_way(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_second_pod_of_a_claim_disturbs_nothing_while_the_first_is_on_the_way(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """What the service works at for one pod is not given up for another one."""
     await rig.plane.store(reserved(claim("net", NIC.uid, "nic-0"), "app", "twin"))
     gate = rig.plane.asks.hold("attach")
-    async with runtime.serving(), rig.kubelet, rig.gateway(runtime=RuntimeSettings(socket=str(runtime.socket), attach_s=IMPATIENT)):
+    async with (
+        runtime.serving(),
+        rig.kubelet,
+        rig.gateway(runtime=RuntimeSettings(socket=str(runtime.socket), attach_s=IMPATIENT)),
+    ):
         await runtime.synchronized.wait()
         await prepare(rig)
         pod = await runtime.run_pod("app")
@@ -175,7 +216,11 @@ async def test_second_pod_of_a_claim_disturbs_nothing_while_the_first_is_on_the_
 async def test_pod_gets_the_device_with_its_first_container_when_it_came_after_the_claim_was_prepared(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """Kubelet prepares a shared claim once: whose pod it is by now is read when a container names it; a pod that it is not reserved for is refused."""
+    """Kubelet prepares a shared claim once: whose pod it is by now is read when a container names
+    it.
+
+    A pod that it is not reserved for is refused.
+    """
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await prepare(rig)
@@ -214,7 +259,9 @@ async def test_pod_of_another_namespace_is_refused(rig: Rig, runtime: SimulatedR
     assert verbs(rig) == ["prepare"]
 
 
-async def test_pod_that_is_made_anew_gets_the_device_from_its_former_sandbox(rig: Rig, runtime: SimulatedRuntime) -> None:
+async def test_pod_that_is_made_anew_gets_the_device_from_its_former_sandbox(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
     """Nobody was told of the former one's end: the device is taken out of it first."""
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
@@ -227,8 +274,13 @@ async def test_pod_that_is_made_anew_gets_the_device_from_its_former_sandbox(rig
     assert verbs(rig) == ["prepare", "attach", "detach", "attach"]
 
 
-async def test_no_container_starts_without_its_device_when_the_gateway_was_away(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """A sandbox that was started without the gateway gets its device as soon as it is back; no container of the claim starts before."""
+async def test_no_container_starts_without_its_device_when_the_gateway_was_away(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """A sandbox that was started without the gateway gets its device as soon as it is back.
+
+    No container of the claim starts before.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()
@@ -249,7 +301,9 @@ async def test_no_container_starts_without_its_device_when_the_gateway_was_away(
 async def test_device_comes_back_when_its_sandbox_ended_while_the_gateway_was_away(
     rig: Rig, runtime: SimulatedRuntime, is_removed: bool
 ) -> None:
-    """Of a sandbox that is gone the device is taken back at once, of one that is only stopped before the claim is undone."""
+    """Of a sandbox that is gone the device is taken back at once, of one that is only stopped
+    before the claim is undone.
+    """
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()
@@ -304,23 +358,33 @@ async def test_claim_is_not_undone_before_its_device_is_out_of_the_sandbox(rig: 
 
 
 async def test_only_claims_that_need_the_runtime_are_refused_when_it_is_not_there(rig: Rig) -> None:
-    """Kubelet hears what is missing and what to do; a claim whose device stays on the host is prepared."""
+    """Kubelet hears what is missing and what to do.
+
+    A claim whose device stays on the host is prepared.
+    """
     async with rig.kubelet, rig.gateway():
         absent = await prepare(rig)
         plain = await prepare(rig, PLAIN)
     async with rig.kubelet, rig.gateway(runtime=RuntimeSettings(socket="")):
         not_asked_for = await prepare(rig)
 
-    assert "needs the container runtime's plugin interface (NRI) to bring nic-0 into its pod: no container runtime answers at" in absent
+    assert (
+        "needs the container runtime's plugin interface (NRI) to bring nic-0 into its pod: no container "
+        "runtime answers at" in absent
+    )
     assert "set TOPOBUS_GATEWAY__RUNTIME__SOCKET" in not_asked_for
     assert plain == ""
 
 
 async def test_containers_are_refused_when_the_answer_cannot_be_true(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """What the service says goes into the claim's status for everybody to read: it is looked at first."""
+    """What the service says goes into the claim's status for everybody to read: it is looked at
+    first.
+    """
 
     async def lie(_: AttachRequest) -> AttachReply:
-        return AttachReply(result=Attached(interfaces={"nic-0": AttachedInterface(name="../../etc", addresses=("10.0.0.1/24",))}))
+        return AttachReply(
+            result=Attached(interfaces={"nic-0": AttachedInterface(name="../../etc", addresses=("10.0.0.1/24",))})
+        )
 
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()

@@ -35,7 +35,10 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
         await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
         await made.plane.show("nic", device("nic-0", 0))
         cluster = ClusterSettings(
-            mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
+            mode="kubeconfig",
+            kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")),
+            retry_s=0.05,
+            publish_delay_s=0.01,
         )
         made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
         yield made

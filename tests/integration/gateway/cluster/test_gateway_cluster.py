@@ -1,4 +1,6 @@
-"""The gateway's ResourceSlices in a cluster: kept through wipes, restarts, foreign edits and older servers."""
+"""The gateway's ResourceSlices in a cluster: kept through wipes, restarts, foreign edits and older
+servers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 async def test_slices_show_the_nodes_devices_when_a_cluster_is_configured(rig: Rig, server: ApiServerSimulator) -> None:
-    """One pool a class, owned by the node, with standard attributes; a second gateway finds nothing to write."""
+    """One pool a class, owned by the node, with standard attributes.
+
+    A second gateway finds nothing to write.
+    """
     node_uid = server.objects("Node")[0]["metadata"]["uid"]
     async with rig.gateway():
         await published(rig, server)
@@ -41,7 +46,9 @@ async def test_slices_show_the_nodes_devices_when_a_cluster_is_configured(rig: R
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
     gpu = next(
-        resource_slice for resource_slice in server.objects("ResourceSlice") if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
+        resource_slice
+        for resource_slice in server.objects("ResourceSlice")
+        if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
     )
     assert gpu["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     assert [each_device["name"] for each_device in gpu["spec"]["devices"]] == ["gpu-0", "gpu-1"]
@@ -54,7 +61,10 @@ async def test_slices_show_the_nodes_devices_when_a_cluster_is_configured(rig: R
 
 
 async def test_slices_come_back_when_kubelet_wipes_them(rig: Rig, server: ApiServerSimulator) -> None:
-    """At kubelet's start all slices of the node go, and when a driver stays away its own; they are back at once, with a higher generation."""
+    """At kubelet's start all slices of the node go, and when a driver stays away its own.
+
+    They are back at once, with a higher generation.
+    """
     async with rig.gateway():
         await published(rig, server)
         async with rig.kubelet:
@@ -85,7 +95,10 @@ async def test_kubelet_wipes_a_drivers_slices_when_it_stays_away(rig: Rig, serve
 
 
 async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, server: ApiServerSimulator) -> None:
-    """A sick device evicts, one that a pod holds without a claim is closed, one write each; and both come back."""
+    """A sick device evicts, one that a pod holds without a claim is closed, one write each.
+
+    And both come back.
+    """
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u")
     async with rig.gateway():
         await published(rig, server)
@@ -94,7 +107,9 @@ async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, serve
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
         await server.until(lambda: taints(server)["gpu-0"] == ["topobus.dev/health:NoExecute"], what="a health taint")
         await rig.plane.hold(owner, gpu=("gpu-1",))
-        await server.until(lambda: taints(server)["gpu-1"] == ["topobus.dev/occupied:NoSchedule"], what="an occupied taint")
+        await server.until(
+            lambda: taints(server)["gpu-1"] == ["topobus.dev/occupied:NoSchedule"], what="an occupied taint"
+        )
         assert writes(server)[before:] == [("PUT", 200), ("PUT", 200)]
 
         await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
@@ -103,36 +118,54 @@ async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, serve
 
 
 async def test_taint_and_slice_follow_the_operators_word(rig: Rig, server: ApiServerSimulator) -> None:
-    """Maintenance closes a device, draining evicts; one that is excluded is there as long as a claim has it, and comes back when it is returned."""
+    """Maintenance closes a device, draining evicts.
+
+    One that is excluded is there as long as a claim has it, and comes back when it is returned.
+    """
     claim = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u")
     neighbour = device("gpu-1", 1)
     async with rig.gateway():
         await published(rig, server)
         await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.MAINTAIN), neighbour)
-        await server.until(lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoSchedule"], "gpu-1": []}, what="a taint")
+        await server.until(
+            lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoSchedule"], "gpu-1": []}, what="a taint"
+        )
         await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.MAINTAIN, is_draining=True), neighbour)
-        await server.until(lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoExecute"], "gpu-1": []}, what="one that evicts")
+        await server.until(
+            lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoExecute"], "gpu-1": []},
+            what="one that evicts",
+        )
         await rig.plane.hold(claim, gpu=("gpu-0",))
         await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE), neighbour)
-        await server.until(lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoSchedule"], "gpu-1": []}, what="it is held")
+        await server.until(
+            lambda: taints(server) == {"gpu-0": ["topobus.dev/maintenance:NoSchedule"], "gpu-1": []}, what="it is held"
+        )
         await rig.plane.let_go(claim)
         await server.until(lambda: taints(server) == {"gpu-1": []}, what="no excluded device")
         await rig.plane.show("gpu", device("gpu-0", 0), neighbour)
         await server.until(lambda: taints(server) == {"gpu-0": [], "gpu-1": []}, what="all devices")
 
 
-async def test_log_counts_the_devices_of_the_slices(rig: Rig, server: ApiServerSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_counts_the_devices_of_the_slices(
+    rig: Rig, server: ApiServerSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What an operator keeps out of the offer is not published, whatever the inventory has."""
     await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE), device("gpu-1", 1))
     log = structlog.testing.CapturingLogger()
     monkeypatch.setattr(
-        slice_publisher, "get_logger", lambda: structlog.wrap_logger(log, processors=[], wrapper_class=structlog.BoundLogger)
+        slice_publisher,
+        "get_logger",
+        lambda: structlog.wrap_logger(log, processors=[], wrapper_class=structlog.BoundLogger),
     )
     async with rig.gateway():
         await server.until(lambda: taints(server) == {"gpu-1": []}, what="no excluded device")
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
-    counts = {call.kwargs["driver"]: call.kwargs["devices"] for call in log.calls if call.kwargs["event"] == "slices.published"}
+    counts = {
+        call.kwargs["driver"]: call.kwargs["devices"]
+        for call in log.calls
+        if call.kwargs["event"] == "slices.published"
+    }
     assert counts["gpu.topobus.dev"] == 1
 
 
@@ -140,7 +173,10 @@ async def test_log_counts_the_devices_of_the_slices(rig: Rig, server: ApiServerS
 async def test_devices_are_tainted_as_long_as_their_service_is_silent(
     rig: Rig, server: ApiServerSimulator, effect: Literal["NoSchedule", "NoExecute"]
 ) -> None:
-    """Nothing new is scheduled on devices of whom nobody tells; a gateway that restarts meanwhile opens nothing, and the first answer does."""
+    """Nothing new is scheduled on devices of whom nobody tells.
+
+    A gateway that restarts meanwhile opens nothing, and the first answer does.
+    """
     clock = ManualClock()
     cluster = msgspec.structs.replace(rig.settings.cluster, silence_effect=effect)
     where = {"node": NODE, "device_class": "fpga"}
@@ -151,11 +187,16 @@ async def test_devices_are_tainted_as_long_as_their_service_is_silent(
         raise AssertionError("a sign of life prepares nothing")
 
     async with rig.gateway(silence=SILENCE, cluster=cluster, clock=clock), clock.ticking(SILENCE.every_s):
-        await server.until(lambda: taints(server, driver) == {"fpga-0": [f"topobus.dev/health:{effect}"]}, what="a taint of silence")
-        # The other classes are published beside it, maybe later; the second gateway must find nothing left to write.
+        await server.until(
+            lambda: taints(server, driver) == {"fpga-0": [f"topobus.dev/health:{effect}"]}, what="a taint of silence"
+        )
+        # The other classes are published beside it, maybe later; the second gateway
+        # must find nothing left to write.
         await server.until(lambda: len(server.objects("ResourceSlice")) == 3, what="the slices of the other classes")
         (first,) = shown(server)[driver][0]["taints"]
-        await server.until(lambda: {"gpu.topobus.dev", "nic.topobus.dev", driver} <= set(shown(server)), what="slices of all classes")
+        await server.until(
+            lambda: {"gpu.topobus.dev", "nic.topobus.dev", driver} <= set(shown(server)), what="slices of all classes"
+        )
     before = len(writes(server))
     async with rig.gateway(silence=SILENCE, cluster=cluster, clock=clock):
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
@@ -173,7 +214,10 @@ async def test_devices_are_tainted_as_long_as_their_service_is_silent(
 
 
 async def test_dropped_fields_are_said_once_when_the_server_is_older(rig: Rig, server: ApiServerSimulator) -> None:
-    """A server without taints gets the slice without a war of writes; readiness says what is missing."""
+    """A server without taints gets the slice without a war of writes.
+
+    Readiness says what is missing.
+    """
     server.set_drops({"ResourceSlice": ["spec.devices.*.taints"]})
     await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
     async with rig.gateway():
@@ -188,7 +232,11 @@ async def test_dropped_fields_are_said_once_when_the_server_is_older(rig: Rig, s
 
 
 async def test_slices_go_without_lists_when_the_server_refuses_them(rig: Rig, server: ApiServerSimulator) -> None:
-    """A device on two NUMA nodes has a list attribute; a server that does not know lists gets the rest of the device, and the operator no warning at each start."""
+    """A device on two NUMA nodes has a list attribute.
+
+    A server that does not know lists gets the rest of the device, and the
+    operator no warning at each start.
+    """
     server.set_drops({"ResourceSlice": ["spec.devices.*.attributes.*.ints"]})
     wide = msgspec.structs.replace(device("gpu-0", 0), numa_nodes=NodeSet(0, 1), model="T4")
     await rig.plane.show("gpu", wide)
@@ -206,12 +254,18 @@ async def test_slices_go_without_lists_when_the_server_refuses_them(rig: Rig, se
 async def test_gateway_serves_an_older_cluster_when_it_has_a_beta_version_only(
     rig: Rig, server: ApiServerSimulator, tmp_path: Path, version: str
 ) -> None:
-    """Kubernetes 1.32 and 1.33: slices in their shape, nothing written twice, taints told as what is missing, claims read and prepared."""
+    """Kubernetes 1.32 and 1.33: slices in their shape, nothing written twice, taints told as what
+    is missing, claims read and prepared.
+    """
     server.set_drops({"ResourceSlice": ["spec.devices.*.taints"]})
     training = allocated(server, "training", "gpu-1")
     async with older_server(server.url, version, token="secret") as older:
         path = tmp_path / "older"
-        path.write_bytes(server.write_kubeconfig(tmp_path / "kubeconfig").read_bytes().replace(server.url.encode(), older.url.encode()))
+        path.write_bytes(
+            server.write_kubeconfig(tmp_path / "kubeconfig")
+            .read_bytes()
+            .replace(server.url.encode(), older.url.encode())
+        )
         cluster = msgspec.structs.replace(rig.settings.cluster, kubeconfig=str(path))
         await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
         async with rig.gateway(cluster=cluster), rig.kubelet:
@@ -220,15 +274,17 @@ async def test_gateway_serves_an_older_cluster_when_it_has_a_beta_version_only(
             (prepared,) = await rig.kubelet.prepare_claims([training])
 
     assert report["slices"] == "ready: the API server does not keep spec.devices.*.taints"
-    assert [resource_slice["apiVersion"] for resource_slice in older.stored if resource_slice["kind"] == "ResourceSlice"] == [
-        f"resource.k8s.io/{version}"
-    ] * 2
+    assert [
+        resource_slice["apiVersion"] for resource_slice in older.stored if resource_slice["kind"] == "ResourceSlice"
+    ] == [f"resource.k8s.io/{version}"] * 2
     assert [shown_device["name"] for shown_device in shown(server)["gpu.topobus.dev"]] == ["gpu-0", "gpu-1"]
     assert prepared.error == ""
 
 
 async def test_publishing_goes_on_when_the_api_server_was_away(rig: Rig, server: ApiServerSimulator) -> None:
-    """Errors, a cut watch, a forgotten history and a restart: what changed meanwhile is there afterwards, and nothing twice."""
+    """Errors, a cut watch, a forgotten history and a restart: what changed meanwhile is there
+    afterwards, and nothing twice.
+    """
     server.refuse("POST", SLICES, code=500, times=2)
     async with rig.gateway():
         await published(rig, server)
@@ -247,11 +303,15 @@ async def test_publishing_goes_on_when_the_api_server_was_away(rig: Rig, server:
 
 
 async def test_slices_are_put_right_when_somebody_changes_them(rig: Rig, server: ApiServerSimulator) -> None:
-    """A foreign edit is undone, a conflict on the way is no trouble, and a lasting refusal is said without ending the gateway."""
+    """A foreign edit is undone, a conflict on the way is no trouble, and a lasting refusal is said
+    without ending the gateway.
+    """
     async with rig.gateway():
         await published(rig, server)
         gpu = next(
-            resource_slice for resource_slice in server.objects("ResourceSlice") if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
+            resource_slice
+            for resource_slice in server.objects("ResourceSlice")
+            if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
         )
         server.refuse("PUT", SLICES, code=409, reason="Conflict", times=2)
         server.put({**gpu, "metadata": {"name": gpu["metadata"]["name"]}, "spec": {**gpu["spec"], "devices": []}})
@@ -267,15 +327,31 @@ async def test_slices_are_put_right_when_somebody_changes_them(rig: Rig, server:
 
 
 async def test_leftovers_are_deleted_when_a_class_is_no_longer_offered(rig: Rig, server: ApiServerSimulator) -> None:
-    """Slices of a class that is not offered through DRA go; another driver's are not touched; a strange slice of ours goes, too."""
+    """Slices of a class that is not offered through DRA go; another driver's are not touched.
+
+    A strange slice of ours goes, too.
+    """
     pool = {"name": NODE, "generation": 4, "resourceSliceCount": 1}
-    for name, driver in (("foreign", "gpu.example.com"), ("old-nic", "nic.topobus.dev"), ("old-gpu", "gpu.topobus.dev")):
-        server.put({"kind": "ResourceSlice", "metadata": {"name": name}, "spec": {"driver": driver, "nodeName": NODE, "pool": pool}})
+    for name, driver in (
+        ("foreign", "gpu.example.com"),
+        ("old-nic", "nic.topobus.dev"),
+        ("old-gpu", "gpu.topobus.dev"),
+    ):
+        server.put(
+            {
+                "kind": "ResourceSlice",
+                "metadata": {"name": name},
+                "spec": {"driver": driver, "nodeName": NODE, "pool": pool},
+            }
+        )
     async with rig.gateway(exposure={"nic": "device-plugin"}):
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
     pools = {
-        resource_slice["spec"]["driver"]: (resource_slice["metadata"]["name"], resource_slice["spec"]["pool"]["generation"])
+        resource_slice["spec"]["driver"]: (
+            resource_slice["metadata"]["name"],
+            resource_slice["spec"]["pool"]["generation"],
+        )
         for resource_slice in server.objects("ResourceSlice")
     }
     assert pools.keys() == {"gpu.example.com", "gpu.topobus.dev"}
@@ -285,15 +361,22 @@ async def test_leftovers_are_deleted_when_a_class_is_no_longer_offered(rig: Rig,
 
 
 @pytest.mark.parametrize("generation", [999_999, 2**62, 2**63 - 1])
-async def test_foreign_slice_in_our_pool_is_deleted_whatever_its_generation(rig: Rig, server: ApiServerSimulator, generation: int) -> None:
-    """Somebody publishes a newer generation of our pool: it goes, and the node's devices are the pool's newest again, now and after the next change."""
+async def test_foreign_slice_in_our_pool_is_deleted_whatever_its_generation(
+    rig: Rig, server: ApiServerSimulator, generation: int
+) -> None:
+    """Somebody publishes a newer generation of our pool: it goes, and the node's devices are the
+    pool's newest again, now and after the next change.
+    """
     pool = {"name": NODE, "generation": generation, "resourceSliceCount": 1}
     spec = {"driver": "gpu.topobus.dev", "nodeName": NODE, "pool": pool, "devices": [{"name": "gpu-fake"}]}
     async with rig.gateway():
         await published(rig, server)
         server.put({"kind": "ResourceSlice", "metadata": {"name": "evil"}, "spec": spec})
         await server.until(
-            lambda: "evil" not in [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")], what="it gone"
+            lambda: (
+                "evil" not in [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")]
+            ),
+            what="it gone",
         )
         await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 2, what="both GPUs")
         await rig.plane.show("gpu", device("gpu-0", 0))
@@ -301,13 +384,18 @@ async def test_foreign_slice_in_our_pool_is_deleted_whatever_its_generation(rig:
         await rig.readiness.until(lambda report: report["slices"] == "ready")
 
     (ours,) = [
-        resource_slice for resource_slice in server.objects("ResourceSlice") if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
+        resource_slice
+        for resource_slice in server.objects("ResourceSlice")
+        if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
     ]
     assert 0 < ours["spec"]["pool"]["generation"] < 2**63
 
 
 async def test_gateway_waits_when_the_node_is_not_in_the_cluster(rig: Rig, server: ApiServerSimulator) -> None:
-    """Without its node object nothing is published, and readiness says whose name is missing; it appears, and all is well."""
+    """Without its node object nothing is published, and readiness says whose name is missing.
+
+    It appears, and all is well.
+    """
     server.remove("Node", NODE)
     async with rig.gateway():
         await rig.readiness.until(lambda report: f"there is no node {NODE}" in report.get("slices", ""))
@@ -318,7 +406,10 @@ async def test_gateway_waits_when_the_node_is_not_in_the_cluster(rig: Rig, serve
 
 
 async def test_slices_belong_to_the_new_node_when_the_node_was_made_anew(rig: Rig, server: ApiServerSimulator) -> None:
-    """A deleted node takes its slices with it; nothing is published for the old one, and all of it for the next of that name."""
+    """A deleted node takes its slices with it.
+
+    Nothing is published for the old one, and all of it for the next of that name.
+    """
     async with rig.gateway():
         await published(rig, server)
         server.remove("Node", NODE)
@@ -328,14 +419,18 @@ async def test_slices_belong_to_the_new_node_when_the_node_was_made_anew(rig: Ri
         node = server.put({"kind": "Node", "metadata": {"name": NODE}})
         await published(rig, server)
 
-    owners = {resource_slice["metadata"]["ownerReferences"][0]["uid"] for resource_slice in server.objects("ResourceSlice")}
+    owners = {
+        resource_slice["metadata"]["ownerReferences"][0]["uid"] for resource_slice in server.objects("ResourceSlice")
+    }
     assert left == []
     assert owners == {node["metadata"]["uid"]}
 
 
 @pytest.mark.parametrize("mode", ["kubeconfig", "in-cluster"])
 async def test_gateway_ends_with_a_config_error_when_there_is_no_configuration(rig: Rig, mode: str) -> None:
-    """A path that leads nowhere, or no service account around us, is the operator's mistake and names the setting."""
+    """A path that leads nowhere, or no service account around us, is the operator's mistake and
+    names the setting.
+    """
     path = "/nowhere/kubeconfig" if mode == "kubeconfig" else ""
     settings = ClusterSettings(mode=mode, kubeconfig=path)  # type: ignore[arg-type]  # parametrized
     with pytest.raises(ConfigError, match="gateway: cluster"):

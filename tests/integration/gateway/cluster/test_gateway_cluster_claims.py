@@ -1,4 +1,6 @@
-"""The gateway's claims in a cluster: read from the API server through its troubles, and let go when the cluster no longer knows them."""
+"""The gateway's claims in a cluster: read from the API server through its troubles, and let go when
+the cluster no longer knows them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 async def test_claim_is_read_from_the_api_server_when_kubelet_prepares_it(rig: Rig, server: ApiServerSimulator) -> None:
-    """The allocation is the cluster's; a claim of the same name with another uid is refused, and so is one that is not there."""
+    """The allocation is the cluster's.
+
+    A claim of the same name with another uid is refused, and so is one that is not there.
+    """
     training = allocated(server, "training", "gpu-0")
     async with rig.gateway(), rig.kubelet:
         await rig.kubelet.wait_for_driver("gpu.topobus.dev")
@@ -27,8 +32,14 @@ async def test_claim_is_read_from_the_api_server_when_kubelet_prepares_it(rig: R
     assert "does not exist" in missing.error
 
 
-async def test_claim_is_tried_again_when_the_api_server_is_troubled_for_a_moment(rig: Rig, server: ApiServerSimulator) -> None:
-    """Errors, too many requests: kubelet gets its answer in one call, for its own next try comes after a minute; what lasts longer is told."""
+async def test_claim_is_tried_again_when_the_api_server_is_troubled_for_a_moment(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Errors, too many requests: kubelet gets its answer in one call, for its own next try comes
+    after a minute.
+
+    What lasts longer is told.
+    """
     training = allocated(server, "training", "gpu-0")
     patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
     async with rig.gateway(deadlines=patient), rig.kubelet:
@@ -42,12 +53,21 @@ async def test_claim_is_tried_again_when_the_api_server_is_troubled_for_a_moment
         (failed,) = await rig.kubelet.prepare_claims([allocated(server, "other", "gpu-1")])
 
     assert prepared.error == ""
-    assert [request.code for request in server.requests if request.path.endswith("/resourceclaims/training")] == [500, 500, 429, 200]
+    assert [request.code for request in server.requests if request.path.endswith("/resourceclaims/training")] == [
+        500,
+        500,
+        429,
+        200,
+    ]
     assert "API server answered 500" in failed.error
 
 
-async def test_device_is_free_for_the_next_claim_when_the_scheduler_took_the_first_one_back(rig: Rig, server: ApiServerSimulator) -> None:
-    """Unprepared and deallocated, a claim no longer stands in the ledger's way, without waiting for a period."""
+async def test_device_is_free_for_the_next_claim_when_the_scheduler_took_the_first_one_back(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Unprepared and deallocated, a claim no longer stands in the ledger's way, without waiting for
+    a period.
+    """
     first = allocated(server, "first", "gpu-0")
     async with rig.gateway(deadlines=msgspec.structs.replace(rig.settings.deadlines, reconcile_s=600.0)), rig.kubelet:
         await rig.kubelet.wait_for_driver("gpu.topobus.dev")

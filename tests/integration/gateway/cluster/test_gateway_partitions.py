@@ -1,4 +1,6 @@
-"""Partitions and shares in a cluster: what the gateway publishes of them, and what it does on a server without the features."""
+"""Partitions and shares in a cluster: what the gateway publishes of them, and what it does on a
+server without the features.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ COUNTERS = ["spec.sharedCounters", "spec.devices.*.consumesCounters"]
 
 
 async def test_slices_show_partitions_and_shares(rig: Rig, server: ApiServerSimulator) -> None:
-    """Counters stand in a slice of their own and belong to the same pool; a shared device says which amounts may be asked for."""
+    """Counters stand in a slice of their own and belong to the same pool.
+
+    A shared device says which amounts may be asked for.
+    """
     await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
     await rig.plane.show("nic", SHARED_NIC)
     async with rig.gateway():
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
     gpu = [each for each in server.objects("ResourceSlice") if each["spec"]["driver"] == "gpu.topobus.dev"]
-    assert [sorted(each["spec"].keys() & {"devices", "sharedCounters"}) for each in gpu] == [["devices"], ["sharedCounters"]]
+    assert [sorted(each["spec"].keys() & {"devices", "sharedCounters"}) for each in gpu] == [
+        ["devices"],
+        ["sharedCounters"],
+    ]
     assert [each["spec"]["pool"]["resourceSliceCount"] for each in gpu] == [2, 2]
     assert gpu[1]["metadata"]["name"].startswith("f00-")
     assert gpu[1]["spec"]["sharedCounters"] == [{"name": "gpu-0", "counters": {"slices": {"value": "7"}}}]
@@ -36,8 +44,12 @@ async def test_slices_show_partitions_and_shares(rig: Rig, server: ApiServerSimu
 
 
 @pytest.mark.parametrize("dropped", [COUNTERS, COUNTERS[:1], COUNTERS[1:]], ids=["both", "counter sets", "consumption"])
-async def test_cards_are_offered_whole_when_the_server_keeps_no_counters(rig: Rig, server: ApiServerSimulator, dropped: list[str]) -> None:
-    """A partition beside its card would be handed out twice: it is withheld and named, and a card without partitions stays."""
+async def test_cards_are_offered_whole_when_the_server_keeps_no_counters(
+    rig: Rig, server: ApiServerSimulator, dropped: list[str]
+) -> None:
+    """A partition beside its card would be handed out twice: it is withheld and named, and a card
+    without partitions stays.
+    """
     server.set_drops({"ResourceSlice": dropped})
     await rig.plane.show("gpu", *card(), *card("gpu-1", ()), counter_sets=counters_of("gpu-0", "gpu-1"))
     async with rig.gateway():
@@ -48,13 +60,16 @@ async def test_cards_are_offered_whole_when_the_server_keeps_no_counters(rig: Ri
     assert [device["name"] for device in devices if device["name"].startswith("gpu-")] == ["gpu-0", "gpu-1"]
     assert not any("consumesCounters" in device for device in devices)
     assert (
-        "gpu.topobus.dev: gpu-0-part-a is left out: the API server keeps no counters (feature DRAPartitionableDevices)" in report["slices"]
+        "gpu.topobus.dev: gpu-0-part-a is left out: the API server keeps no counters (feature DRAPartitionableDevices)"
+        in report["slices"]
     )
     assert set(dropped) >= set(pods.dropped_slice_fields) > set()
 
 
 async def test_partitions_come_when_the_server_learns_counters(rig: Rig, server: ApiServerSimulator) -> None:
-    """An upgraded API server begins its history anew, so the gateway's watch does, too, and the partitions are offered without a restart of the gateway."""
+    """An upgraded API server begins its history anew, so the gateway's watch does, too, and the
+    partitions are offered without a restart of the gateway.
+    """
     server.set_drops({"ResourceSlice": COUNTERS})
     await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
     async with rig.gateway():
@@ -67,8 +82,13 @@ async def test_partitions_come_when_the_server_learns_counters(rig: Rig, server:
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
 
-async def test_partitions_are_closed_when_a_pod_holds_the_card_without_a_claim(rig: Rig, server: ApiServerSimulator) -> None:
-    """The scheduler knows what claims hold; of the others it is told by a taint on all that does not fit beside it."""
+async def test_partitions_are_closed_when_a_pod_holds_the_card_without_a_claim(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The scheduler knows what claims hold.
+
+    Of the others it is told by a taint on all that does not fit beside it.
+    """
     owner = Owner(kind=OwnerKind.POD, namespace="default", name="p", uid="u")
     await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
     async with rig.gateway():

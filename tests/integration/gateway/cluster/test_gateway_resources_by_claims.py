@@ -1,4 +1,6 @@
-"""Who serves pods that ask for a resource by its name: claims where the API server keeps `extendedResourceName`, else the device plugin; and the ways between."""
+"""Who serves pods that ask for a resource by its name: claims where the API server keeps
+`extendedResourceName`, else the device plugin; and the ways between.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ GPU, NIC = "topobus.dev/gpu", "topobus.dev/nic"
 POD = Pod(name="p", uid="p-1", containers=(Container(name="main", resources={GPU: 1}),))
 
 
-def device_class(expression: str = 'device.driver == "gpu.topobus.dev"', *, name: str = "gpu.topobus.dev") -> dict[str, object]:
+def device_class(
+    expression: str = 'device.driver == "gpu.topobus.dev"', *, name: str = "gpu.topobus.dev"
+) -> dict[str, object]:
     """The class by which claims serve the resource, as examples/claims/classes.yaml has it."""
     spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": GPU}
     return {"kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
@@ -44,8 +48,13 @@ async def registered(rig: Rig) -> set[str]:
     return set(rig.kubelet.capacity())
 
 
-async def test_device_plugin_is_not_registered_when_the_api_server_keeps_the_resources_name(rig: Rig, server: ApiServerSimulator) -> None:
-    """Kubelet never hears of the class whose resource claims serve; its driver is there, and the other class has its device plugin."""
+async def test_device_plugin_is_not_registered_when_the_api_server_keeps_the_resources_name(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Kubelet never hears of the class whose resource claims serve.
+
+    Its driver is there, and the other class has its device plugin.
+    """
     server.put(device_class())
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(NIC, allocatable=1)
@@ -67,7 +76,9 @@ async def test_device_plugin_is_not_registered_when_the_api_server_keeps_the_res
 async def test_device_plugin_serves_when_claims_cannot(
     rig: Rig, server: ApiServerSimulator, case: str, expression: str, node: dict[str, object]
 ) -> None:
-    """A server that drops the field, a class that selects other devices, a kubelet that would not prepare the claim: all is as it was."""
+    """A server that drops the field, a class that selects other devices, a kubelet that would not
+    prepare the claim: all is as it was.
+    """
     if case == "older-server":
         server.set_drops({"DeviceClass": ["spec.extendedResourceName"]})
     server.put({"kind": "Node", "metadata": {"name": NODE}, "status": node})
@@ -80,8 +91,14 @@ async def test_device_plugin_serves_when_claims_cannot(
     assert isinstance(admitted, Admission)
 
 
-async def test_device_plugin_serves_when_the_class_selects_a_pools_devices_too(rig: Rig, server: ApiServerSimulator) -> None:
-    """What a pod gets by a name is the same by either way: a class of all GPUs is no word for those that no pool has. The log warns of such a class."""
+async def test_device_plugin_serves_when_the_class_selects_a_pools_devices_too(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """What a pod gets by a name is the same by either way: a class of all GPUs is no word for those
+    that no pool has.
+
+    The log warns of such a class.
+    """
     pooled = structs.replace(device("gpu-1", 1), pool="gpu-big")
     await rig.plane.show("gpu", device("gpu-0", 0), pooled)
     server.put(device_class())
@@ -98,7 +115,9 @@ async def test_device_plugin_serves_when_the_class_selects_a_pools_devices_too(r
 
 @pytest.mark.parametrize("setting", ["device-plugin", "claims"])
 async def test_setting_goes_before_what_the_server_tells(rig: Rig, server: ApiServerSimulator, setting: str) -> None:
-    """`device-plugin` registers beside a class that would serve; `claims` registers nothing though no class does."""
+    """`device-plugin` registers beside a class that would serve; `claims` registers nothing though
+    no class does.
+    """
     if setting == "device-plugin":
         server.put(device_class())
     async with rig.kubelet, rig.gateway(resources_by=setting):
@@ -109,8 +128,14 @@ async def test_setting_goes_before_what_the_server_tells(rig: Rig, server: ApiSe
     assert (GPU in seen) == (setting == "device-plugin")
 
 
-async def test_pod_keeps_its_device_when_the_server_is_upgraded_and_downgraded(rig: Rig, server: ApiServerSimulator) -> None:
-    """A class that appears takes kubelet's list back at once; the pod's device stays its own, closed to claims, until it ends; and the list returns with the class gone."""
+async def test_pod_keeps_its_device_when_the_server_is_upgraded_and_downgraded(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """A class that appears takes kubelet's list back at once.
+
+    The pod's device stays its own, closed to claims, until it ends; and the
+    list returns with the class gone.
+    """
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
         await rig.kubelet.admit(POD)
@@ -136,8 +161,13 @@ async def test_pod_keeps_its_device_when_the_server_is_upgraded_and_downgraded(r
 
 
 @pytest.mark.parametrize("pod_ends", [True, False], ids=["pod-ended", "pod-runs"])
-async def test_list_is_taken_back_when_another_gateway_had_offered_it(rig: Rig, server: ApiServerSimulator, pod_ends: bool) -> None:
-    """An earlier gateway process' devices are kubelet's for five minutes after its end; the next one takes them back, and stays as long as a pod has one."""
+async def test_list_is_taken_back_when_another_gateway_had_offered_it(
+    rig: Rig, server: ApiServerSimulator, pod_ends: bool
+) -> None:
+    """An earlier gateway process' devices are kubelet's for five minutes after its end.
+
+    The next one takes them back, and stays as long as a pod has one.
+    """
     async with rig.kubelet:
         async with rig.gateway(resources_by="device-plugin"):
             await rig.kubelet.wait_for_resource(GPU, allocatable=2)
@@ -161,8 +191,14 @@ async def test_list_is_taken_back_when_another_gateway_had_offered_it(rig: Rig, 
     assert (last.allocatable, last.capacity) == (0, 0)
 
 
-async def test_list_is_taken_back_when_the_class_comes_before_the_node_counts_the_devices(rig: Rig, server: ApiServerSimulator) -> None:
-    """Kubelet tells its Node every ten seconds what it has. A list that was merely dropped would keep kubelet from starting pods with claims for five minutes."""
+async def test_list_is_taken_back_when_the_class_comes_before_the_node_counts_the_devices(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Kubelet tells its Node every ten seconds what it has.
+
+    A list that was merely dropped would keep kubelet from starting
+    pods with claims for five minutes.
+    """
     server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"capacity": {GPU: "0"}}})
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
@@ -175,8 +211,12 @@ async def test_list_is_taken_back_when_the_class_comes_before_the_node_counts_th
                 await asyncio.sleep(0.02)
 
 
-async def test_list_of_an_earlier_gateway_is_taken_back_when_the_node_counts_it_late(rig: Rig, server: ApiServerSimulator) -> None:
-    """The one before ended within the seconds that kubelet takes to tell its Node: it is looked at once more."""
+async def test_list_of_an_earlier_gateway_is_taken_back_when_the_node_counts_it_late(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The one before ended within the seconds that kubelet takes to tell its Node: it is looked at
+    once more.
+    """
     clock = ManualClock()
     server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"capacity": {GPU: "0"}}})
     async with rig.kubelet:
@@ -196,4 +236,9 @@ async def test_list_of_an_earlier_gateway_is_taken_back_when_the_node_counts_it_
 def _tainted(server: ApiServerSimulator) -> int:
     """How many GPUs the slices close to claims."""
     slices = [each["spec"] for each in server.objects("ResourceSlice") if each["spec"]["driver"] == "gpu.topobus.dev"]
-    return sum(taint["key"] == "topobus.dev/occupied" for spec in slices for gpu in spec["devices"] for taint in gpu.get("taints", ()))
+    return sum(
+        taint["key"] == "topobus.dev/occupied"
+        for spec in slices
+        for gpu in spec["devices"]
+        for taint in gpu.get("taints", ())
+    )

@@ -1,4 +1,6 @@
-"""Devices prepared while the ledger is asked for them: both answers are needed, and only the ledger's makes anybody a holder."""
+"""Devices prepared while the ledger is asked for them: both answers are needed, and only the
+ledger's makes anybody a holder.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def asked(rig: Rig) -> list[bool]:
 
 
 async def test_gateway_asks_for_both_at_once_when_preparing_changes_nothing(rig: Rig) -> None:
-    """The device service is asked while the ledger still decides; the container gets what it answered."""
+    """The device service is asked while the ledger still decides.
+
+    The container gets what it answered.
+    """
     await show_card(rig)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
@@ -49,7 +54,9 @@ async def test_gateway_asks_for_both_at_once_when_preparing_changes_nothing(rig:
 
 
 async def test_gateway_gives_nothing_when_the_ledger_refuses_what_was_prepared_ahead(rig: Rig) -> None:
-    """An answer that came first makes nobody a holder: the pod is refused with the holder's name, and there is nothing to undo."""
+    """An answer that came first makes nobody a holder: the pod is refused with the holder's name,
+    and there is nothing to undo.
+    """
     await show_card(rig)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
@@ -68,7 +75,9 @@ async def test_gateway_gives_nothing_when_the_ledger_refuses_what_was_prepared_a
 
 
 async def test_gateway_asks_again_when_ahead_was_refused(rig: Rig) -> None:
-    """A refusal counts only of who holds the device: its holder of before may have let go meanwhile."""
+    """A refusal counts only of who holds the device: its holder of before may have let go
+    meanwhile.
+    """
     await show_card(rig)
     by_rule = rig.plane._prepare
 

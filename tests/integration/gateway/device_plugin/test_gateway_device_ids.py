@@ -1,4 +1,6 @@
-"""A pool whose devices kubelet knows by PCI address: what pods, Multus and the ledger see, over restarts of both sides."""
+"""A pool whose devices kubelet knows by PCI address: what pods, Multus and the ledger see, over
+restarts of both sides.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
     async with make_rig(nats_server.url, classes=("nic",)) as made:
         await made.plane.show("nic", *(function(address, int(address.startswith("0000:5e"))) for address in ADDRESSES))
         made.settings = structs.replace(
-            made.settings, ids={"nic": "pci"}, device_info_dir=str(made.root / "devinfo"), default_exposure="device-plugin"
+            made.settings,
+            ids={"nic": "pci"},
+            device_info_dir=str(made.root / "devinfo"),
+            default_exposure="device-plugin",
         )
         async with made.kubelet:
             yield made
@@ -88,7 +93,10 @@ async def test_pod_has_addresses_when_the_pool_is_named_by_them(rig: Rig) -> Non
 
 
 async def test_device_stays_held_and_its_file_stays_when_the_gateway_starts_again(rig: Rig) -> None:
-    """PodResources names addresses: read as names, nothing is released while the pod runs; all of it goes with the pod."""
+    """PodResources names addresses: read as names, nothing is released while the pod runs.
+
+    All of it goes with the pod.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(NIC, allocatable=3)
         address = (await admit(rig, ONE)).container("main").devices[NIC][0]

@@ -1,4 +1,6 @@
-"""What the gateway offers at kubelet's device plugin door: registrations, again after every loss, and lists that follow the inventory."""
+"""What the gateway offers at kubelet's device plugin door: registrations, again after every loss,
+and lists that follow the inventory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 async def test_gateway_registers_a_class_with_its_list_when_kubelet_is_there(rig: Rig) -> None:
-    """One resource a class, all devices with their health and NUMA nodes; an unknown node is no topology; an empty class is not registered."""
+    """One resource a class, all devices with their health and NUMA nodes.
+
+    An unknown node is no topology; an empty class is not registered.
+    """
     await rig.plane.show("gpu", *GPUS, device("gpu-3", 0, HealthState.UNHEALTHY))
     await rig.plane.show("nic")
     async with rig.kubelet, rig.gateway():
@@ -51,7 +56,9 @@ async def test_gateway_registers_a_class_with_its_list_when_kubelet_is_there(rig
 
 
 async def test_gateway_is_not_ready_before_it_serves_what_it_has(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever takes long at its start: a roll-over that waits for `registration` never ends the old gateway before the new one is registered."""
+    """Whatever takes long at its start: a roll-over that waits for `registration` never ends the
+    old gateway before the new one is registered.
+    """
     answer, is_free = Bus.answer, asyncio.Event()
 
     async def slow_answer(bus: Bus, ask: Ask[Any, Any], *args: Any, **options: Any) -> None:
@@ -71,7 +78,10 @@ async def test_gateway_is_not_ready_before_it_serves_what_it_has(rig: Rig, monke
 
 
 async def test_gateway_is_ready_and_registers_later_when_kubelet_comes_late(rig: Rig) -> None:
-    """Without a kubelet the gateway is ready and says nothing of registration; with one it registers."""
+    """Without a kubelet the gateway is ready and says nothing of registration.
+
+    With one it registers.
+    """
     await rig.plane.show("gpu", *GPUS)
     async with rig.gateway():
         alone = await rig.readiness.until(lambda report: report.get("inventories") == "ready")
@@ -82,7 +92,9 @@ async def test_gateway_is_ready_and_registers_later_when_kubelet_comes_late(rig:
 
 
 async def test_gateway_registers_again_when_kubelet_restarts(rig: Rig) -> None:
-    """A kubelet that deleted all sockets and forgot all plugins has them back, on a socket of another name, and pods keep what they hold."""
+    """A kubelet that deleted all sockets and forgot all plugins has them back, on a socket of
+    another name, and pods keep what they hold.
+    """
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
@@ -114,7 +126,9 @@ async def test_gateway_registers_again_when_its_socket_is_removed(rig: Rig) -> N
 
 
 async def test_gateway_registers_again_at_once_when_an_older_kubelet_cuts_it_off(nats_server: NatsServer) -> None:
-    """Kubelets before 1.36 cut off a plugin when its predecessor's list ends, and count its devices as unhealthy until it is registered again: on the socket that it has, without a pause."""
+    """Kubelets before 1.36 cut off a plugin when its predecessor's list ends, and count its devices
+    as unhealthy until it is registered again: on the socket that it has, without a pause.
+    """
     async with make_rig(nats_server.url, has_reregister_race=True) as rig:
         await rig.plane.show("gpu", *GPUS)
         clock = ManualClock()
@@ -149,14 +163,19 @@ async def test_gateway_updates_the_list_when_the_inventory_changes(rig: Rig) -> 
 
 
 async def test_gateway_updates_the_list_when_an_operator_keeps_a_device_back(rig: Rig) -> None:
-    """Under maintenance it is listed as unhealthy, excluded it is not listed, returned it is as before."""
+    """Under maintenance it is listed as unhealthy, excluded it is not listed, returned it is as
+    before.
+    """
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         await rig.plane.show("gpu", kept_back(device("gpu-0", 0), DeviceVerb.MAINTAIN), *GPUS[1:])
         maintained = await rig.kubelet.wait_for_resource(GPU, allocatable=2)
         await rig.plane.show(
-            "gpu", kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE), kept_back(device("gpu-1", 1), DeviceVerb.EXCLUDE), *GPUS[2:]
+            "gpu",
+            kept_back(device("gpu-0", 0), DeviceVerb.EXCLUDE),
+            kept_back(device("gpu-1", 1), DeviceVerb.EXCLUDE),
+            *GPUS[2:],
         )
         excluded = await rig.kubelet.wait_for_resource(GPU, allocatable=1)
         await rig.plane.show("gpu", *GPUS)
@@ -166,7 +185,10 @@ async def test_gateway_updates_the_list_when_an_operator_keeps_a_device_back(rig
 
 
 async def test_gateway_lists_an_allocated_device_as_unhealthy_when_it_vanishes(rig: Rig) -> None:
-    """An id that a pod holds never leaves the list, for kubelet would call it healthy; free ids do leave."""
+    """An id that a pod holds never leaves the list, for kubelet would call it healthy.
+
+    Free ids do leave.
+    """
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
@@ -182,7 +204,10 @@ async def test_gateway_lists_an_allocated_device_as_unhealthy_when_it_vanishes(r
 
 
 async def test_gateway_keeps_lists_and_sockets_when_nats_goes_away(own_rig: Rig, own_nats_server: NatsServer) -> None:
-    """With the bus gone kubelet sees no change at all; what changed meanwhile arrives when the bus is back."""
+    """With the bus gone kubelet sees no change at all.
+
+    What changed meanwhile arrives when the bus is back.
+    """
     await own_rig.plane.show("gpu", *GPUS)
     async with own_rig.kubelet, own_rig.gateway():
         await own_rig.kubelet.wait_for_resource(GPU, allocatable=3)
@@ -201,7 +226,9 @@ async def test_gateway_keeps_lists_and_sockets_when_nats_goes_away(own_rig: Rig,
 
 
 async def test_gateway_starts_each_stream_with_a_full_list_when_several_are_open(rig: Rig) -> None:
-    """A second reader gets the list at once, both get every change, and the first is not disturbed by the second's end."""
+    """A second reader gets the list at once, both get every change, and the first is not disturbed
+    by the second's end.
+    """
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)

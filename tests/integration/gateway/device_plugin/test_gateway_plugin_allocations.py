@@ -1,4 +1,6 @@
-"""What pods are given at kubelet's device plugin door: devices chosen, edited and held, refusals with their reason, and releases when the pod is gone."""
+"""What pods are given at kubelet's device plugin door: devices chosen, edited and held, refusals
+with their reason, and releases when the pod is gone.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 async def test_gateway_gives_the_chosen_devices_and_their_edits_when_a_pod_is_admitted(rig: Rig) -> None:
-    """The topology service's choice is honoured, the ledger holds it, and the container gets each class's edits once."""
+    """The topology service's choice is honoured, the ledger holds it, and the container gets each
+    class's edits once.
+    """
     await rig.plane.show("gpu", *GPUS)
     await rig.plane.show("nic", device("nic-0", 0), device("nic-1", 1))
-    # Two NICs need both nodes, so both GPUs with a node are aligned and kubelet asks which one: of a class that claims are given, too, the last.
+    # Two NICs need both nodes, so both GPUs with a node are aligned and kubelet asks which one: of
+    # a class that claims are given, too, the last.
     async with rig.kubelet, rig.gateway(default_exposure="both"):
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         await rig.kubelet.wait_for_resource(NIC, allocatable=2)
@@ -41,7 +46,9 @@ async def test_gateway_gives_the_chosen_devices_and_their_edits_when_a_pod_is_ad
     }
     assert [device_node.path for device_node in answer.edits.device_nodes] == ["/dev/gpu-1", "/dev/nic-0", "/dev/nic-1"]
     assert answer.conflicts == ()
-    held = {allocation.owner.name: allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()}
+    held = {
+        allocation.owner.name: allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()
+    }
     assert held == {GPU: {"gpu": ("gpu-1",)}, NIC: {"nic": ("nic-0", "nic-1")}}
 
 
@@ -54,7 +61,9 @@ async def test_gateway_refuses_with_the_holder_when_the_ledger_says_no(rig: Rig)
         gate = rig.plane.asks.hold("adopt")
         admission = asyncio.create_task(rejected(rig, pod(gpu=1)))
         adoption = await rig.plane.asks.wait_for("adopt")
-        await rig.plane.hold(Owner(kind=OwnerKind.CLAIM, namespace="default", name="training", uid="u-training"), **adoption.devices)
+        await rig.plane.hold(
+            Owner(kind=OwnerKind.CLAIM, namespace="default", name="training", uid="u-training"), **adoption.devices
+        )
         gate.set()
         answer = await admission
 
@@ -77,7 +86,11 @@ async def test_gateway_gives_devices_back_when_their_service_cannot_prepare(rig:
 
 @pytest.mark.parametrize("verb", ["adopt", "prepare"])
 async def test_gateway_answers_within_its_own_deadline_when_a_peer_hangs(rig: Rig, verb: str) -> None:
-    """Kubelet sets no deadline for Allocate: a hung peer costs one pod seconds, not all pods for ever; another class goes on."""
+    """Kubelet sets no deadline for Allocate: a hung peer costs one pod seconds, not all pods for
+    ever.
+
+    Another class goes on.
+    """
     await rig.plane.show("gpu", *GPUS)
     rig.plane.asks.hung.add(verb)
     async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
@@ -104,7 +117,9 @@ async def test_gateway_prefers_by_name_when_the_topology_service_hangs(rig: Rig)
 async def test_gateway_prefers_from_the_other_end_when_claims_are_given_the_devices_too(
     rig: Rig, exposure: Exposure, is_from_end: bool
 ) -> None:
-    """The scheduler gives claims the first devices of a slice: where a class is offered at both doors, pods by resource are given the last."""
+    """The scheduler gives claims the first devices of a slice: where a class is offered at both
+    doors, pods by resource are given the last.
+    """
     await rig.plane.show("gpu", *(device(f"gpu-{number}", 0) for number in range(3)))
     async with rig.kubelet, rig.gateway(default_exposure=exposure):
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
@@ -125,7 +140,10 @@ async def test_gateway_prefers_the_last_by_name_when_topology_hangs_and_claims_a
 
 
 async def test_gateway_refuses_a_container_start_when_its_device_has_become_sick(rig: Rig) -> None:
-    """Kubelet starts a container again with what was allocated long ago; a sick device is told before the start."""
+    """Kubelet starts a container again with what was allocated long ago.
+
+    A sick device is told before the start.
+    """
     await rig.plane.show("gpu", device("gpu-0", 0))
     wanted = pod(gpu=1)
     async with rig.kubelet, rig.gateway():
@@ -147,22 +165,33 @@ async def test_gateway_refuses_a_container_start_when_its_device_has_become_sick
         pytest.param([["gpu-3"]], grpc.StatusCode.FAILED_PRECONDITION, "it is unhealthy: ecc", id="sick"),
         pytest.param([[]], grpc.StatusCode.INVALID_ARGUMENT, "names no device", id="none"),
         pytest.param([["gpu-0", "gpu-0"]], grpc.StatusCode.INVALID_ARGUMENT, "names device gpu-0 2 times", id="twice"),
-        pytest.param([["gpu-0"], ["gpu-0"]], grpc.StatusCode.INVALID_ARGUMENT, "names device gpu-0 2 times", id="two-containers"),
+        pytest.param(
+            [["gpu-0"], ["gpu-0"]], grpc.StatusCode.INVALID_ARGUMENT, "names device gpu-0 2 times", id="two-containers"
+        ),
         pytest.param([["gpu-0"], ["gpu-9"]], grpc.StatusCode.NOT_FOUND, "no device gpu-9", id="second-unknown"),
         pytest.param([["x" * 100_000]], grpc.StatusCode.NOT_FOUND, "no device xxx", id="long"),
-        pytest.param([["\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 9_000]], grpc.StatusCode.NOT_FOUND, "no device", id="not-ascii"),
+        pytest.param(
+            [["\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 9_000]],
+            grpc.StatusCode.NOT_FOUND,
+            "no device",
+            id="not-ascii",
+        ),
     ],
 )
 async def test_gateway_refuses_an_allocation_by_name_when_the_device_cannot_be_given(
     rig: Rig, containers: list[list[str]], code: grpc.StatusCode, part: str
 ) -> None:
-    """Whatever is wrong with an id is a clear error, however much of it there is, and the ledger is not asked."""
+    """Whatever is wrong with an id is a clear error, however much of it there is, and the ledger is
+    not asked.
+    """
     await rig.plane.show("gpu", *GPUS, device("gpu-3", 0, HealthState.UNHEALTHY))
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         (socket,) = own_sockets(rig)
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-            request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids) for ids in containers])
+            request = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+            )
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await rpc.DevicePluginStub(channel).Allocate(request, timeout=60)
 
@@ -172,7 +201,9 @@ async def test_gateway_refuses_an_allocation_by_name_when_the_device_cannot_be_g
 
 
 async def test_gateway_releases_an_allocation_when_kubelet_lists_its_pod_no_more(rig: Rig) -> None:
-    """The API has no deallocate: two looks without the pod free its devices, and never those of a pod that runs."""
+    """The API has no deallocate: two looks without the pod free its devices, and never those of a
+    pod that runs.
+    """
     await rig.plane.show("gpu", *GPUS)
     gone, stays = pod("gone", gpu=1), pod("stays", gpu=2)
     async with rig.kubelet, rig.gateway():
@@ -189,7 +220,9 @@ async def test_gateway_releases_an_allocation_when_kubelet_lists_its_pod_no_more
 
 
 async def test_gateway_has_devices_cleaned_before_it_lets_them_go(rig: Rig) -> None:
-    """Kubelet calls nobody when a pod has gone: its devices are undone at their service while the ledger still holds them, and only then free."""
+    """Kubelet calls nobody when a pod has gone: its devices are undone at their service while the
+    ledger still holds them, and only then free.
+    """
     await rig.plane.show("gpu", *GPUS)
     gone = pod("gone", gpu=1)
     async with rig.kubelet, rig.gateway():
@@ -225,7 +258,10 @@ async def test_gateway_keeps_devices_held_when_their_service_cannot_undo_them(ri
 
 
 async def test_gateway_believes_a_fresh_kubelet_only_what_it_has_listed_since(rig: Rig) -> None:
-    """A kubelet that has just started lists no pods: nothing is released by that; what it listed before it missed it, is."""
+    """A kubelet that has just started lists no pods: nothing is released by that.
+
+    What it listed before it missed it, is.
+    """
     await rig.plane.show("gpu", *GPUS)
     careful = msgspec.structs.replace(rig.settings.deadlines, kubelet_grace_s=3600.0)
     seen, unseen = pod("seen", gpu=1), pod("unseen", gpu=1)
@@ -247,7 +283,9 @@ async def test_gateway_believes_a_fresh_kubelet_only_what_it_has_listed_since(ri
 
 
 async def test_gateway_releases_a_short_pods_devices_when_kubelet_is_fresh(rig: Rig) -> None:
-    """A pod that came and went between two looks was listed when it was named: a kubelet that has just started is believed that it is gone."""
+    """A pod that came and went between two looks was listed when it was named: a kubelet that has
+    just started is believed that it is gone.
+    """
     await rig.plane.show("gpu", *GPUS)
     careful = msgspec.structs.replace(rig.settings.deadlines, kubelet_grace_s=3600.0, reconcile_s=1.0)
     short = pod("short", gpu=1)

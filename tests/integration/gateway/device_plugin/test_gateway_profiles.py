@@ -1,6 +1,8 @@
-"""A gateway in place of a vendor's device plugin: pods shaped like the vendors' own samples run, exporters find them, and no two plugins have one resource.
+"""A gateway in place of a vendor's device plugin: pods shaped like the vendors' own samples run,
+exporters find them, and no two plugins have one resource.
 
-The samples: NVIDIA's pod of one CUDA program (limits of `nvidia.com/gpu: 1`, restartPolicy OnFailure) and the SR-IOV plugin's pod-tc1 (requests and limits of
+The samples: NVIDIA's pod of one CUDA program (limits of `nvidia.com/gpu: 1`, restartPolicy
+OnFailure) and the SR-IOV plugin's pod-tc1 (requests and limits of
 `intel.com/intel_sriov_netdevice: '1'`, a network of Multus).
 """
 
@@ -66,18 +68,24 @@ class Gpus:
         devices = [gpu for gpu in self.devices if gpu.name in request.devices]
         edits = NvidiaDriver().prepare(self.tree, devices, PrepareContext(owner=request.owner))
         assert not isinstance(edits, Refusal), edits
-        return PrepareReply(result=Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits[""]))
+        return PrepareReply(
+            result=Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits[""])
+        )
 
 
 def mig_instance() -> Device:
     """One of a MIG GPU's instances, as a service lists those that are there for good."""
-    return structs.replace(device("gpu-mig-0", 0), vendor="nvidia", uuid=_MIG_UUID, attributes={"type": "mig", "profile": "1g.10gb"})
+    return structs.replace(
+        device("gpu-mig-0", 0), vendor="nvidia", uuid=_MIG_UUID, attributes={"type": "mig", "profile": "1g.10gb"}
+    )
 
 
 def function(address: str) -> Device:
     """A virtual function in the sample's pool."""
     name = "nic-" + address.replace(":", "-").replace(".", "-")
-    return structs.replace(device(name, 0), pci=PciAddress.parse(address), pool="nic-intel-sriov-netdevice", parent=name[:-1] + "0")
+    return structs.replace(
+        device(name, 0), pci=PciAddress.parse(address), pool="nic-intel-sriov-netdevice", parent=name[:-1] + "0"
+    )
 
 
 @pytest.fixture
@@ -113,8 +121,10 @@ async def pod_resources(rig: Rig) -> pb.ListPodResourcesResponse:
 def pods_by_gpu(answer: pb.ListPodResourcesResponse) -> dict[str, str]:
     """Find the pod of a GPU or MIG instance by the rule of NVIDIA's exporter.
 
-    It takes resources called nvidia.com/gpu or beginning with nvidia.com/mig-, keeps each device id as it is, and a MIG instance's id without its prefix, too; a
-    GPU's metrics carry its UUID, and a MIG instance's are found by NVML with that id. Source: dcgm-exporter internal/pkg/transformation/kubernetes.go, toDeviceToPod.
+    It takes resources called nvidia.com/gpu or beginning with nvidia.com/mig-, keeps each device id
+    as it is, and a MIG instance's id without its prefix, too; a GPU's metrics carry its UUID, and a
+    MIG instance's are found by NVML with that id. Source: dcgm-exporter
+    internal/pkg/transformation/kubernetes.go, toDeviceToPod.
     """
     pods: dict[str, str] = {}
     for pod in answer.pod_resources:
@@ -122,12 +132,16 @@ def pods_by_gpu(answer: pb.ListPodResourcesResponse) -> dict[str, str]:
             for entry in container.devices:
                 if entry.resource_name == "nvidia.com/gpu" or entry.resource_name.startswith("nvidia.com/mig-"):
                     for device_id in entry.device_ids:
-                        pods[device_id] = pods[device_id.removeprefix("MIG-")] = f"{pod.namespace}/{pod.name}/{container.name}"
+                        pods[device_id] = pods[device_id.removeprefix("MIG-")] = (
+                            f"{pod.namespace}/{pod.name}/{container.name}"
+                        )
     return pods
 
 
 async def test_nvidias_sample_pod_runs_with_its_own_gpu(rig: Rig, gpus: Gpus) -> None:
-    """The resource's name as it is in charts, the GPU's nodes, and the variable that NVIDIA's runtime reads: this GPU's UUID alone."""
+    """The resource's name as it is in charts, the GPU's nodes, and the variable that NVIDIA's
+    runtime reads: this GPU's UUID alone.
+    """
     rig.plane.prepare_by = gpus.prepare
     async with rig.gateway():
         await rig.plane.show("gpu", *gpus.devices)
@@ -164,7 +178,9 @@ async def test_exporter_finds_a_pods_gpus_and_mig_instances(rig: Rig, gpus: Gpus
 
 
 async def test_sriov_plugins_sample_pod_gets_its_function(rig: Rig) -> None:
-    """Kubelet's id is the PCI address, the variables have the SR-IOV plugin's names, and Multus finds its file."""
+    """Kubelet's id is the PCI address, the variables have the SR-IOV plugin's names, and Multus
+    finds its file.
+    """
     rig.plane.nodeless = {"nic-0000-3b-00-1", "nic-0000-3b-00-2"}
     async with rig.gateway():
         await rig.plane.show("nic", function("0000:3b:00.1"), function("0000:3b:00.2"))
@@ -172,14 +188,20 @@ async def test_sriov_plugins_sample_pod_gets_its_function(rig: Rig) -> None:
         grant = (await admit(rig, SRIOV_POD)).container("appcntr1")
 
     (address,) = grant.devices[VF]
-    # "PCIDEVICE_", prefix and name in capitals, each dot an underscore (pkg/resources/pool_stub.go, GetEnvs).
+    # "PCIDEVICE_", prefix and name in capitals, each dot an underscore
+    # (pkg/resources/pool_stub.go, GetEnvs).
     assert grant.edits.env["PCIDEVICE_INTEL_COM_INTEL_SRIOV_NETDEVICE"] == address
-    assert json.loads(grant.edits.env["PCIDEVICE_INTEL_COM_INTEL_SRIOV_NETDEVICE_INFO"])[address]["generic"] == {"deviceID": address}
+    assert json.loads(grant.edits.env["PCIDEVICE_INTEL_COM_INTEL_SRIOV_NETDEVICE_INFO"])[address]["generic"] == {
+        "deviceID": address
+    }
     assert (rig.root / "devinfo" / f"intel.com-intel_sriov_netdevice-{address}-device.json").exists()
 
 
 async def test_gateway_labels_the_node_by_what_it_offers(rig: Rig, gpus: Gpus) -> None:
-    """The file that Node Feature Discovery reads; written by the gateway whose turn it is, beside all else."""
+    """The file that Node Feature Discovery reads.
+
+    Written by the gateway whose turn it is, beside all else.
+    """
     folder = rig.root / "features.d"
     async with rig.gateway(node_labels_dir=str(folder)), asyncio.timeout(60):
         await rig.plane.show("gpu", *gpus.devices)
@@ -207,7 +229,9 @@ async def rival(rig: Rig, words: str) -> str:
 
 
 async def test_resource_is_the_vendors_while_its_own_plugin_serves_it(rig: Rig, gpus: Gpus) -> None:
-    """Two with one resource would take it from each other for ever: ours waits, says so to the operator, and comes in when the other has gone."""
+    """Two with one resource would take it from each other for ever: ours waits, says so to the
+    operator, and comes in when the other has gone.
+    """
     with listening(rig.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
         async with rig.gateway():
             await rig.plane.show("gpu", *gpus.devices)
@@ -224,8 +248,12 @@ async def test_resource_is_the_vendors_while_its_own_plugin_serves_it(rig: Rig, 
 
 
 async def test_resource_is_the_vendors_when_kubelet_has_devices_of_it_already(rig: Rig, gpus: Gpus) -> None:
-    """A plugin by another socket's name is seen by what kubelet can allocate before we have registered."""
-    async with TrivialPlugin(rig.kubelet.device_plugin_dir, GPU, [listed_device("GPU-theirs")], socket="odd.sock") as plugin:
+    """A plugin by another socket's name is seen by what kubelet can allocate before we have
+    registered.
+    """
+    async with TrivialPlugin(
+        rig.kubelet.device_plugin_dir, GPU, [listed_device("GPU-theirs")], socket="odd.sock"
+    ) as plugin:
         assert await plugin.register() == ""
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
         async with rig.gateway():
@@ -244,7 +272,9 @@ async def test_vendors_plugin_keeps_the_resource_when_it_registers_after_us(rig:
     async with rig.gateway():
         await rig.plane.show("gpu", *gpus.devices)
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-        async with TrivialPlugin(rig.kubelet.device_plugin_dir, GPU, [listed_device("GPU-x")], socket="nvidia-gpu.sock") as plugin:
+        async with TrivialPlugin(
+            rig.kubelet.device_plugin_dir, GPU, [listed_device("GPU-x")], socket="nvidia-gpu.sock"
+        ) as plugin:
             assert await plugin.register() == ""
             await rival(rig, "nvidia-gpu.sock")
             listed = (await rig.kubelet.wait_for_resource(GPU, allocatable=1)).capacity
@@ -276,9 +306,16 @@ async def test_gateway_takes_over_from_another_one_of_ours(rig: Rig, gpus: Gpus)
 
 
 async def test_place_asks_by_our_names_when_the_gateway_stands_in_for_a_vendor(rig: Rig, gpus: Gpus) -> None:
-    """`topobus place` learns from the gateway that nvidia.com/gpu is its class gpu; a part of a class cannot be asked for by number."""
+    """`topobus place` learns from the gateway that nvidia.com/gpu is its class gpu.
+
+    A part of a class cannot be asked for by number.
+    """
     notes: list[str] = []
-    wanted = [PodRequest(owner=_OWNER, containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class=GPU, count=2),)),))]
+    wanted = [
+        PodRequest(
+            owner=_OWNER, containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class=GPU, count=2),)),)
+        )
+    ]
     async with rig.gateway(), Bus.session(NatsSettings(url=rig.url), name="topobus-cli") as bus:
         await rig.plane.show("gpu", *gpus.devices)
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)

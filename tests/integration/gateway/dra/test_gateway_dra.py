@@ -1,4 +1,6 @@
-"""Claims at kubelet's DRA door: each is prepared once and undone whole, and its devices are held as long as it is allocated."""
+"""Claims at kubelet's DRA door: each is prepared once and undone whole, and its devices are held as
+long as it is allocated.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER, "nic.topobus.d
 
 
 async def test_gateway_prepares_a_claim_and_writes_its_cdi_file_when_kubelet_asks(rig: Rig) -> None:
-    """The answer names CDI devices that stand on disk, the ledger holds the devices for the claim, and undoing leaves nothing."""
+    """The answer names CDI devices that stand on disk, the ledger holds the devices for the claim,
+    and undoing leaves nothing.
+    """
     async with rig.kubelet, rig.gateway():
         prepared = await prepare(rig)
         spec = parse(cdi_file(rig).read_bytes())
@@ -49,7 +53,9 @@ async def test_gateway_prepares_a_claim_and_writes_its_cdi_file_when_kubelet_ask
 
 
 async def test_gateway_answers_the_same_and_asks_nobody_when_a_claim_is_prepared_twice(rig: Rig) -> None:
-    """Kubelet repeats itself after timeouts and restarts: the second time costs nothing and changes nothing, and a lost file is there again."""
+    """Kubelet repeats itself after timeouts and restarts: the second time costs nothing and changes
+    nothing, and a lost file is there again.
+    """
     async with rig.kubelet, rig.gateway():
         first = await prepare(rig)
         asked = len(rig.plane.asks.asked)
@@ -62,7 +68,10 @@ async def test_gateway_answers_the_same_and_asks_nobody_when_a_claim_is_prepared
 
 
 async def test_gateway_prepares_once_when_kubelet_asks_twice_at_the_same_time(rig: Rig) -> None:
-    """Pod workers and kubelet's own retry overlap: one preparation, both get its answer; an undo that comes in between waits for it and leaves nothing."""
+    """Pod workers and kubelet's own retry overlap: one preparation, both get its answer.
+
+    An undo that comes in between waits for it and leaves nothing.
+    """
     patient = msgspec.structs.replace(rig.settings.deadlines, prepare_s=10.0)
     async with rig.kubelet, rig.gateway(deadlines=patient):
         await rig.kubelet.wait_for_driver(DRIVER)
@@ -87,14 +96,18 @@ async def test_gateway_prepares_once_when_kubelet_asks_twice_at_the_same_time(ri
 
 
 async def test_gateway_leaves_nothing_when_kubelet_gives_a_prepare_up_and_undoes_it(rig: Rig) -> None:
-    """The pod is deleted while the device service works: the call breaks off, the undo comes at once, and what was begun is undone."""
+    """The pod is deleted while the device service works: the call breaks off, the undo comes at
+    once, and what was begun is undone.
+    """
     patient = msgspec.structs.replace(rig.settings.deadlines, prepare_s=10.0)
     async with rig.kubelet, rig.gateway(deadlines=patient):
         await rig.kubelet.wait_for_driver(DRIVER)
         gate = rig.plane.asks.hold("prepare")
         async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
             call = dra_beta_rpc.DRAPluginStub(channel).NodePrepareResources(
-                dra_beta.NodePrepareResourcesRequest(claims=[dra_beta.Claim(namespace="default", name="training", uid=UID)])
+                dra_beta.NodePrepareResourcesRequest(
+                    claims=[dra_beta.Claim(namespace="default", name="training", uid=UID)]
+                )
             )
             await rig.plane.asks.wait_for("prepare")
             call.cancel()
@@ -115,8 +128,12 @@ async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet
         async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
             stub = dra_beta_rpc.DRAPluginStub(channel)
             wanted = dra_beta.Claim(namespace="default", name="training", uid=UID)
-            prepared = await stub.NodePrepareResources(dra_beta.NodePrepareResourcesRequest(claims=[wanted]), timeout=45)
-            undone = await stub.NodeUnprepareResources(dra_beta.NodeUnprepareResourcesRequest(claims=[wanted]), timeout=45)
+            prepared = await stub.NodePrepareResources(
+                dra_beta.NodePrepareResourcesRequest(claims=[wanted]), timeout=45
+            )
+            undone = await stub.NodeUnprepareResources(
+                dra_beta.NodeUnprepareResourcesRequest(claims=[wanted]), timeout=45
+            )
 
     assert [each_device.device_name for each_device in prepared.claims[UID].devices] == ["gpu-0", "gpu-1"]
     assert prepared.claims[UID].devices[0].cdi_device_ids == [f"topobus.dev/gpu=claim-{UID}-gpu-0"]
@@ -124,7 +141,10 @@ async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet
 
 
 async def test_gateway_fails_only_the_claim_that_is_wrong_when_several_are_asked(rig: Rig) -> None:
-    """A missing claim, another claim of the name and an unallocated one each have their own text; the good one is prepared."""
+    """A missing claim, another claim of the name and an unallocated one each have their own text.
+
+    The good one is prepared.
+    """
     await rig.plane.store(claim("replaced", "new-uid", "gpu-0"))
     await rig.plane.store(claim("waiting", "u-3"))
     bad = [
@@ -133,7 +153,9 @@ async def test_gateway_fails_only_the_claim_that_is_wrong_when_several_are_asked
     ]
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
-        answers = {prepare_claim.uid: prepare_claim for prepare_claim in await rig.kubelet.prepare_claims([*bad, TRAINING])}
+        answers = {
+            prepare_claim.uid: prepare_claim for prepare_claim in await rig.kubelet.prepare_claims([*bad, TRAINING])
+        }
 
     assert "does not exist" in answers["u-1"].error
     assert "has uid new-uid, kubelet asked for old-uid" in answers["old-uid"].error
@@ -143,7 +165,9 @@ async def test_gateway_fails_only_the_claim_that_is_wrong_when_several_are_asked
 
 
 async def test_gateway_refuses_a_claim_when_another_one_holds_its_device(rig: Rig) -> None:
-    """The node is the last defence: two live claims never get one device, and the refused one leaves no trace."""
+    """The node is the last defence: two live claims never get one device, and the refused one
+    leaves no trace.
+    """
     await rig.plane.store(claim("second", "u-2", "gpu-0"))
     second = ClaimReference(name="second", uid="u-2", drivers=(DRIVER,))
     async with rig.kubelet, rig.gateway():
@@ -158,7 +182,9 @@ async def test_gateway_refuses_a_claim_when_another_one_holds_its_device(rig: Ri
 
 
 async def test_gateway_keeps_a_claims_devices_when_it_is_unprepared_but_still_allocated(rig: Rig) -> None:
-    """Unprepared is not deallocated: another pod of the claim may come, so nobody else may take its devices."""
+    """Unprepared is not deallocated: another pod of the claim may come, so nobody else may take its
+    devices.
+    """
     async with rig.kubelet, rig.gateway():
         await prepare(rig)
         await rig.kubelet.unprepare_claims([TRAINING])
@@ -171,7 +197,10 @@ async def test_gateway_keeps_a_claims_devices_when_it_is_unprepared_but_still_al
 
 
 async def test_gateway_keeps_a_claims_devices_when_it_is_deleted_under_its_pod(rig: Rig) -> None:
-    """A claim that is gone from the store while its container runs frees nothing; undone, its devices are free at once."""
+    """A claim that is gone from the store while its container runs frees nothing.
+
+    Undone, its devices are free at once.
+    """
     async with rig.kubelet, rig.gateway():
         await prepare(rig)
         await rig.plane.drop("training")
@@ -197,7 +226,9 @@ async def test_gateway_lets_a_claim_be_released_when_it_is_unprepared_but_still_
 
 
 async def test_gateway_calls_it_success_when_an_unknown_claim_is_unprepared(rig: Rig) -> None:
-    """Kubelet may repeat an unprepare for ever: nothing known is nothing to do, and nobody is asked."""
+    """Kubelet may repeat an unprepare for ever: nothing known is nothing to do, and nobody is
+    asked.
+    """
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
         errors = await rig.kubelet.unprepare_claims([ClaimReference(name="never", uid="u-0", drivers=(DRIVER,))])
@@ -207,7 +238,10 @@ async def test_gateway_calls_it_success_when_an_unknown_claim_is_unprepared(rig:
 
 
 async def test_gateway_keeps_a_claim_whole_when_two_drivers_share_it(rig: Rig) -> None:
-    """Each driver prepares its own class; the ledger holds all of the claim, until the last of them has undone its part."""
+    """Each driver prepares its own class.
+
+    The ledger holds all of the claim, until the last of them has undone its part.
+    """
     await rig.plane.store(claim("both", "u-both", "gpu-0", "nic-1"))
     pod = Pod(name="p", uid="p-1", containers=(Container(name="main"),), claims=(BOTH,))
     async with rig.kubelet, rig.gateway():

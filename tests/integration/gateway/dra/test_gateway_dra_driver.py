@@ -1,4 +1,6 @@
-"""The gateway's drivers as kubelet sees them: registered at the doors that are told, again after a loss, with the health of their devices."""
+"""The gateway's drivers as kubelet sees them: registered at the doors that are told, again after a
+loss, with the health of their devices.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def test_gateway_streams_health_when_a_device_gets_sick_and_recovers(rig: 
 
 
 async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: Rig) -> None:
-    """Kubelet sees Unknown with the reason at the DRA door, Healthy again with the first answer, and never a change in the device plugin's list."""
+    """Kubelet sees Unknown with the reason at the DRA door, Healthy again with the first answer,
+    and never a change in the device plugin's list.
+    """
     await rig.plane.show("fpga", device("fpga-0", 0))
     clock = ManualClock()
     where = {"node": NODE, "device_class": "fpga"}
@@ -63,12 +67,17 @@ async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: R
 
 
 async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) -> None:
-    """Kubelet turns silence into Unknown after 30 s, so the same list comes again well before; v1 is served as v1alpha1 is."""
+    """Kubelet turns silence into Unknown after 30 s, so the same list comes again well before.
+
+    V1 is served as v1alpha1 is.
+    """
     clock = ManualClock()
     async with rig.kubelet, rig.gateway(clock=clock):
         await rig.kubelet.wait_for_driver(DRIVER)
         async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
-            stream = aiter(health_rpc.DRAResourceHealthStub(channel).NodeWatchResources(health.NodeWatchResourcesRequest()))
+            stream = aiter(
+                health_rpc.DRAResourceHealthStub(channel).NodeWatchResources(health.NodeWatchResourcesRequest())
+            )
             first = await anext(stream)
             async with clock.ticking(rig.settings.deadlines.health_refresh_s):
                 second = await anext(stream)
@@ -79,7 +88,9 @@ async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) ->
 
 
 async def test_gateway_serves_its_driver_again_when_its_socket_is_removed(rig: Rig) -> None:
-    """A registration socket that somebody deleted comes back, and kubelet registers the driver anew."""
+    """A registration socket that somebody deleted comes back, and kubelet registers the driver
+    anew.
+    """
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
         next(rig.kubelet.plugins_registry_dir.glob(f"{DRIVER}-*-reg.sock")).unlink()
@@ -101,8 +112,12 @@ async def test_gateway_registers_its_driver_with_a_kubelet_that_restarts(rig: Ri
     assert first == second
 
 
-@pytest.mark.parametrize(("exposure", "plugins", "drivers"), [("dra", [], [DRIVER]), ("device-plugin", ["topobus.dev/gpu"], [])])
-async def test_gateway_opens_only_the_doors_that_are_told(rig: Rig, exposure: Any, plugins: list[str], drivers: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("exposure", "plugins", "drivers"), [("dra", [], [DRIVER]), ("device-plugin", ["topobus.dev/gpu"], [])]
+)
+async def test_gateway_opens_only_the_doors_that_are_told(
+    rig: Rig, exposure: Any, plugins: list[str], drivers: list[str]
+) -> None:
     """Exposure decides a class's doors; the other class shows when all is served."""
     async with rig.kubelet, rig.gateway(exposure={"gpu": exposure}):
         await rig.kubelet.wait_for_resource("topobus.dev/nic", allocatable=2)

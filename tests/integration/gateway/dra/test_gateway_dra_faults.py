@@ -1,4 +1,8 @@
-"""Claims at kubelet's DRA door in trouble: a failed, hung or absent device service, NATS away, a disk that is full; each goes on or is undone."""
+"""Claims at kubelet's DRA door in trouble: a failed, hung or absent device service, NATS away, a
+disk that is full.
+
+Each goes on or is undone.
+"""
 
 # ruff: noqa: ASYNC240  (a test may read a small file)
 
@@ -25,7 +29,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 async def test_gateway_goes_on_with_the_same_operation_when_a_preparation_failed_halfway(rig: Rig) -> None:
-    """A retry continues what was begun: the ledger is asked under the same id, and unprepare undoes a half-done claim as well."""
+    """A retry continues what was begun: the ledger is asked under the same id, and unprepare undoes
+    a half-done claim as well.
+    """
     rig.plane.prepare_refusal = no("driver-failed", "firmware is loading")
     async with rig.kubelet, rig.gateway():
         first = await prepare(rig)
@@ -58,7 +64,10 @@ async def test_gateway_undoes_a_half_done_claim_when_kubelet_gives_it_up(rig: Ri
 
 
 async def test_gateway_holds_the_new_devices_when_a_claim_is_allocated_anew_between_two_tries(rig: Rig) -> None:
-    """The second try prepares what the claim has now, under an operation of its own; what was begun before is undone."""
+    """The second try prepares what the claim has now, under an operation of its own.
+
+    What was begun before is undone.
+    """
     await rig.plane.show("gpu", *(device(f"gpu-{number}", 0) for number in range(3)))
     rig.plane.prepare_refusal = no("driver-failed", "firmware is loading")
     async with rig.kubelet, rig.gateway():
@@ -69,20 +78,26 @@ async def test_gateway_holds_the_new_devices_when_a_claim_is_allocated_anew_betw
 
     assert "firmware is loading" in first.error
     assert [claim_device.device for claim_device in second.devices] == ["gpu-2"]
-    assert [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()] == [{"gpu": ("gpu-2",)}]
+    assert [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()] == [
+        {"gpu": ("gpu-2",)}
+    ]
     assert len({request.op_id for request in rig.plane.asks.requests("adopt")}) == 2
     assert [request.devices for request in rig.plane.asks.requests("unprepare")] == [("gpu-0", "gpu-1")]
 
 
 async def test_pod_ends_when_the_device_service_is_away_and_its_devices_stay_held_until_it_is_back(rig: Rig) -> None:
-    """Unprepare must end: kubelet is told that it is done, nobody else is given the devices, and the service undoes its part as soon as it answers."""
+    """Unprepare must end: kubelet is told that it is done, nobody else is given the devices, and
+    the service undoes its part as soon as it answers.
+    """
     async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
         await rig.kubelet.wait_for_driver(DRIVER)
         await rig.kubelet.prepare_claims([TRAINING])
         await rig.plane.drop("training")
         rig.plane.asks.hung.add("unprepare")
         errors = await rig.kubelet.unprepare_claims([TRAINING])
-        during = [str(allocation.owner) for allocation in rig.plane.ledger.allocations.values() if allocation.is_prepared]
+        during = [
+            str(allocation.owner) for allocation in rig.plane.ledger.allocations.values() if allocation.is_prepared
+        ]
         rig.plane.asks.hung.clear()
         await rig.plane.asks.wait_for("released")
         await until_nothing_is_known(rig)
@@ -100,7 +115,10 @@ async def until_nothing_is_known(rig: Rig) -> None:
 
 
 async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: Rig) -> None:
-    """A hung device service costs its own claim an error within our deadline; a claim of another class is done meanwhile."""
+    """A hung device service costs its own claim an error within our deadline.
+
+    A claim of another class is done meanwhile.
+    """
     await rig.plane.store(claim("net", "u-net", "nic-0"))
     rig.plane.hung_devices.add("gpu-0")
     async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
@@ -114,7 +132,9 @@ async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: R
 
 
 async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_needs_it(rig: Rig) -> None:
-    """Nobody there for a moment is no failed pod: the claim is tried again within kubelet's call, under the same operation."""
+    """Nobody there for a moment is no failed pod: the claim is tried again within kubelet's call,
+    under the same operation.
+    """
     await rig.plane.show("fpga", device("fpga-0", 0))
     await rig.plane.store(claim("late", "u-late", "fpga-0"))
     late = ClaimReference(name="late", uid="u-late", drivers=("fpga.topobus.dev",))
@@ -130,7 +150,11 @@ async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_nee
 
 
 async def test_claims_go_on_when_nats_is_away_for_a_moment(own_rig: Rig, own_nats_server: NatsServer) -> None:
-    """What is prepared is answered without NATS; a new claim waits within kubelet's call and is prepared when NATS is back; health stays as it was."""
+    """What is prepared is answered without NATS.
+
+    A new claim waits within kubelet's call and is prepared when NATS
+    is back; health stays as it was.
+    """
     await own_rig.plane.store(claim("net", "u-net", "nic-0"))
     net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
     patient = msgspec.structs.replace(own_rig.settings.deadlines, claim_retry_s=30.0)
@@ -150,7 +174,10 @@ async def test_claims_go_on_when_nats_is_away_for_a_moment(own_rig: Rig, own_nat
 
 
 async def test_gateway_fails_the_claim_and_goes_on_when_the_cdi_folder_cannot_be_written(rig: Rig) -> None:
-    """A full or broken disk is the claim's error, with the path; readiness tells it before the first claim; mended, the same claim is prepared."""
+    """A full or broken disk is the claim's error, with the path.
+
+    Readiness tells it before the first claim; mended, the same claim is prepared.
+    """
     rig.cdi_dir.write_text("a file where the folder should be")
     async with rig.kubelet, rig.gateway():
         await rig.readiness.until(lambda report: f"cannot write {rig.cdi_dir}" in report.get("cdi", ""))
@@ -169,7 +196,9 @@ async def test_gateway_fails_the_claim_and_goes_on_when_the_cdi_folder_cannot_be
 async def test_gateway_fails_the_claim_and_goes_on_when_the_disk_is_full_at_a_write(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Begun, CDI file, done: whichever does not reach the disk is named, nothing half written stays, and with room again the claim goes on or is undone."""
+    """Begun, CDI file, done: whichever does not reach the disk is named, nothing half written
+    stays, and with room again the claim goes on or is undone.
+    """
     fsync = os.fsync
     counted = {"calls": 0}
 
@@ -185,7 +214,11 @@ async def test_gateway_fails_the_claim_and_goes_on_when_the_disk_is_full_at_a_wr
         monkeypatch.setattr(cdi_files.os, "fsync", sync)
         full = await prepare(rig)
         monkeypatch.undo()
-        left = [path.name for folder in (rig.cdi_dir, Path(rig.settings.checkpoint_path).parent) for path in folder.glob(".*.tmp")]
+        left = [
+            path.name
+            for folder in (rig.cdi_dir, Path(rig.settings.checkpoint_path).parent)
+            for path in folder.glob(".*.tmp")
+        ]
         again = await prepare(rig)
         await rig.plane.drop("training")
         errors = await rig.kubelet.unprepare_claims([TRAINING])

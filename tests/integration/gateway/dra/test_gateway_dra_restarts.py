@@ -1,4 +1,6 @@
-"""What a gateway knows of claims when it starts: the checkpoint on disk, a CDI folder that a reboot emptied, devices that a reboot numbered anew."""
+"""What a gateway knows of claims when it starts: the checkpoint on disk, a CDI folder that a reboot
+emptied, devices that a reboot numbered anew.
+"""
 
 # ruff: noqa: ASYNC240  (a test may read a small file)
 
@@ -22,7 +24,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 async def test_gateway_writes_files_again_and_removes_orphans_when_started_after_a_reboot(rig: Rig) -> None:
-    """A reboot empties the CDI folder: it is whole again before kubelet is served, and files without a claim are gone."""
+    """A reboot empties the CDI folder: it is whole again before kubelet is served, and files
+    without a claim are gone.
+    """
     async with rig.kubelet:
         async with rig.gateway():
             prepared = await prepare(rig)
@@ -45,7 +49,9 @@ async def test_gateway_writes_files_again_and_removes_orphans_when_started_after
 async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reboot undoes what a driver did and numbers devices anew: kubelet's next prepare gets what is true now, the ledger still knows the claim."""
+    """A reboot undoes what a driver did and numbers devices anew: kubelet's next prepare gets what
+    is true now, the ledger still knows the claim.
+    """
     async with rig.kubelet, rig.gateway():
         before = await prepare(rig)
         again = await prepare(rig)
@@ -57,7 +63,11 @@ async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
     rig.plane.renumbered = {"gpu-0": "/dev/gpu-7"}
     async with rig.kubelet, rig.gateway():
         after = await prepare(rig)
-        nodes = [node.path for cdi_device in parse(cdi_file(rig).read_bytes()).devices for node in cdi_device.edits.device_nodes]
+        nodes = [
+            node.path
+            for cdi_device in parse(cdi_file(rig).read_bytes()).devices
+            for node in cdi_device.edits.device_nodes
+        ]
         asked = [request.op_id for request in rig.plane.asks.requests("prepare")]
         await prepare(rig)
 
@@ -68,8 +78,12 @@ async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
     assert len(rig.plane.ledger.allocations) == 1
 
 
-async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_moved_away(rig: Rig, checkpoint_path: Path) -> None:
-    """An operator who moves the checkpoint away says that no container uses a claim's device: a claim that is gone is not held for ever."""
+async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_moved_away(
+    rig: Rig, checkpoint_path: Path
+) -> None:
+    """An operator who moves the checkpoint away says that no container uses a claim's device: a
+    claim that is gone is not held for ever.
+    """
     async with rig.kubelet:
         async with rig.gateway():
             await prepare(rig)
@@ -83,7 +97,9 @@ async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_
 
 
 async def test_gateway_lets_go_of_what_was_undone_when_topology_begins_from_an_older_ledger(rig: Rig) -> None:
-    """A copy of the ledger has a claim as prepared that was undone and is gone since: the running gateway says so, and its devices are free."""
+    """A copy of the ledger has a claim as prepared that was undone and is gone since: the running
+    gateway says so, and its devices are free.
+    """
     async with rig.kubelet, rig.gateway():
         await prepare(rig)
         older = rig.plane.ledger
@@ -98,7 +114,9 @@ async def test_gateway_lets_go_of_what_was_undone_when_topology_begins_from_an_o
 
 
 async def test_gateway_refuses_to_start_when_the_checkpoint_is_corrupt(rig: Rig, checkpoint_path: Path) -> None:
-    """Forgetting what containers use would be worse than not starting: the error names the file and what to do."""
+    """Forgetting what containers use would be worse than not starting: the error names the file and
+    what to do.
+    """
     checkpoint_path.write_text("{broken")
     with pytest.raises(ConfigError) as refused:
         async with rig.gateway() as task:
@@ -115,4 +133,6 @@ async def test_gateway_keeps_the_checkpoint_readable_when_claims_are_prepared(ri
 
     raw = json.loads(checkpoint_path.read_text())
     assert raw["version"] == 1
-    assert [(entry["uid"], entry["device_class"], entry["is_prepared"]) for entry in raw["entries"]] == [(UID, "gpu", True)]
+    assert [(entry["uid"], entry["device_class"], entry["is_prepared"]) for entry in raw["entries"]] == [
+        (UID, "gpu", True)
+    ]

@@ -1,4 +1,6 @@
-"""Claims where the node has a server of its own and no API server is named: none is prepared, and whoever asks is told why."""
+"""Claims where the node has a server of its own and no API server is named: none is prepared, and
+whoever asks is told why.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def _move_to_own_server(rig: Rig) -> None:
 
 
 async def test_gateway_says_where_claims_are_served_when_kubelet_wants_one_that_it_cannot_read(rig: Rig) -> None:
-    """At once, for trying again would help nobody; and not what stands in the objects' bucket of the same server, which no controller decides on."""
+    """At once, for trying again would help nobody.
+
+    And not what stands in the objects' bucket of the same server, which no controller decides on.
+    """
     _move_to_own_server(rig)
     patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
     with capture_logs() as lines:
@@ -48,7 +53,9 @@ async def test_gateway_warns_of_no_claims_when_no_class_is_offered_by_them(rig: 
 
 
 async def test_claim_keeps_its_devices_when_it_is_undone_after_the_node_got_its_own_server(rig: Rig) -> None:
-    """It is allocated still, as far as this node can know: whoever deallocates it, at the hub, releases them."""
+    """It is allocated still, as far as this node can know: whoever deallocates it, at the hub,
+    releases them.
+    """
     await rig.plane.store(claim("training", UID, "gpu-0"))
     async with rig.kubelet:
         async with rig.gateway():

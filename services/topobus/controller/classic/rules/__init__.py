@@ -1,1 +1,5 @@
-"""Classic DRA's decisions: selectors, device choice, the claim's lifecycle and the negotiation of a pod's node. Pure."""
+"""Classic DRA's decisions: selectors, device choice, the claim's lifecycle and the negotiation of a
+pod's node.
+
+Pure.
+"""

@@ -1,13 +1,16 @@
-"""The lifecycle of a classic claim as a value: pending, allocated, reserved, deallocation requested, deallocated.
+"""The lifecycle of a classic claim as a value: pending, allocated, reserved, deallocation
+requested, deallocated.
 
 It reads a claim and makes its next version.
 
-An allocation takes three writes, each of which records enough to continue from it: the finalizer with the attempt (its number and the node), then the
-driver's own node state, then the status. Deallocation goes backwards: node state, status, finalizer. A new attempt changes the object, so the result
-of an older attempt cannot be written any more: its compare-and-set fails.
+An allocation takes three writes, each of which records enough to continue from it: the finalizer
+with the attempt (its number and the node), then the driver's own node state, then the status.
+Deallocation goes backwards: node state, status, finalizer. A new attempt changes the object, so the
+result of an older attempt cannot be written any more: its compare-and-set fails.
 
 Flows in: a stored ResourceClaim of v1alpha2. Flows out: its next version.
-Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30; docs/knowledge/dynamic-resource-allocation.md#life-of-a-classic-claim.
+Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30;
+docs/knowledge/dynamic-resource-allocation.md#life-of-a-classic-claim.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ def read_claim(claim: ApiObject) -> classic.ClaimSpec:
     Errors: raises ContractError that lists what is wrong.
     """
     if not metadata_of(claim).uid:
-        raise ContractError(f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API")
+        raise ContractError(
+            f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API"
+        )
     _refuse(claim)
     return read_as(claim.spec, classic.ClaimSpec, where=f"{name_of(claim)}: spec")
 
@@ -103,18 +108,30 @@ def has_protection(claim: ApiObject, driver: str) -> bool:
 
 
 def with_attempt(api_object: ApiObject, driver: str, node: str) -> ApiObject:
-    """Begin an attempt: the driver's finalizer and the attempt's number, in one write. The same object when that very attempt is under way."""
+    """Begin an attempt: the driver's finalizer and the attempt's number, in one write.
+
+    The same object when that very attempt is under way.
+    """
     attempt = attempt_of(api_object)
     if has_protection(api_object, driver) and attempt.number > 0 and attempt.node == node and not attempt.is_over:
         return api_object
     note = encode(Attempt(number=attempt.number + 1, node=node)).decode()
-    return with_finalizer(with_annotations(api_object, {classic.CLASSIC_ATTEMPT_ANNOTATION: note}), classic.deletion_protection(driver))
+    return with_finalizer(
+        with_annotations(api_object, {classic.CLASSIC_ATTEMPT_ANNOTATION: note}), classic.deletion_protection(driver)
+    )
 
 
 def with_allocation(
-    api_object: ApiObject, driver: str, result: classic.AllocationResult, *, now: str, reserved_for: classic.ConsumerReference | None = None
+    api_object: ApiObject,
+    driver: str,
+    result: classic.AllocationResult,
+    *,
+    now: str,
+    reserved_for: classic.ConsumerReference | None = None,
 ) -> ApiObject:
-    """Write the result, and the pod for which it was made: all in one write, so that nobody else takes it in between."""
+    """Write the result, and the pod for which it was made: all in one write, so that nobody else
+    takes it in between.
+    """
     status = {**api_object.status, "driverName": driver, "allocation": _wire(result)}
     if reserved_for is not None:
         status["reservedFor"] = [_wire(reserved_for)]
@@ -123,7 +140,11 @@ def with_allocation(
 
 
 def deallocated(api_object: ApiObject) -> ApiObject:
-    """Clear what the driver has given back: allocation, driver's name and the request for it, in one write. The attempt's number stays."""
+    """Clear what the driver has given back: allocation, driver's name and the request for it, in
+    one write.
+
+    The attempt's number stays.
+    """
     gone = ("allocation", "driverName", "deallocationRequested", "reservedFor", "conditions")
     cleared = _replace(api_object, status={key: value for key, value in api_object.status.items() if key not in gone})
     if classic.CLASSIC_ATTEMPT_ANNOTATION not in metadata_of(api_object).annotations:
@@ -169,7 +190,10 @@ def with_reservation(api_object: ApiObject, pod: ApiObject) -> ApiObject:
 
 
 def without_reservations(api_object: ApiObject, gone: frozenset[str], *, asks_back: bool) -> ApiObject:
-    """Drop the reservations of pods that are gone; when none is left, ask for deallocation if told to. The same object when nothing changes."""
+    """Drop the reservations of pods that are gone.
+
+    When none is left, ask for deallocation if told to. The same object when nothing changes.
+    """
     changed = reservations.without_reservations(api_object, gone)
     if changed is api_object:
         return api_object

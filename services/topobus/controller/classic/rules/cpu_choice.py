@@ -1,7 +1,9 @@
-"""Chooses which CPUs classic claims get: those that kubelet's static policy would take out of all that could serve each claim.
+"""Chooses which CPUs classic claims get: those that kubelet's static policy would take out of all
+that could serve each claim.
 
-Flows in: a choice that says that the claims fit, and what it was made from. Flows out: the same with the policy's CPUs, or a Refusal (full-pcpus-only). Structured claims
-have the same in `topobus.engine.allocation.cpu_policy`.
+Flows in: a choice that says that the claims fit, and what it was made from. Flows out: the same
+with the policy's CPUs, or a Refusal (full-pcpus-only). Structured claims have the same in
+`topobus.engine.allocation.cpu_policy`.
 """
 
 from __future__ import annotations
@@ -29,21 +31,29 @@ def with_policy_cpus(
     """Exchange chosen CPUs for those of the node's policy; what is no CPU of such a node stays.
 
     Shapes: chosen — names for each of `wanted`, as `choose` gives them for these devices.
-    Order:  claims in order. A claim may take what was chosen for a later one; where that is then left without, each keeps to what the others did not get.
+    Order: claims in order. A claim may take what was chosen for a later one; where that is then
+    left without, each keeps to what the others did not get.
     Errors: raises nothing; Refusal code smt-alignment.
     """
     if node.cpus is None or not devices or not all(is_policy_cpu(device, node.name) for device in devices):
         return chosen
     topology = CpuTopology.of_cores(node.cpus.cores)
-    usable = [_cpus(devices[index].id.device for index in fitting_devices(node.name, claim, devices, taken)[0]) for claim in wanted]
+    usable = [
+        _cpus(devices[index].id.device for index in fitting_devices(node.name, claim, devices, taken)[0])
+        for claim in wanted
+    ]
     for may_move_others in (True, False):
         left = [_cpus(names) for names in chosen]
         for place, claim in enumerate(wanted):
-            others = [cpus for index, cpus in enumerate(left) if index < place or (index > place and not may_move_others)]
+            others = [
+                cpus for index, cpus in enumerate(left) if index < place or (index > place and not may_move_others)
+            ]
             free = usable[place]
             for cpus in others:
                 free -= cpus
-            assigned = choose_exclusive_cpus(topology, free, claim.count, node.cpus.options, reserved=node.cpus.reserved)
+            assigned = choose_exclusive_cpus(
+                topology, free, claim.count, node.cpus.options, reserved=node.cpus.reserved
+            )
             if isinstance(assigned, Refusal):
                 if assigned.reasons[0].code == "smt-alignment":
                     return assigned

@@ -1,7 +1,9 @@
-"""Chooses devices of a node for classic claims: all claims together, each with the number that it asks for, or the reasons why they do not fit.
+"""Chooses devices of a node for classic claims: all claims together, each with the number that it
+asks for, or the reasons why they do not fit.
 
-Flows in: the node's devices with the facts that selectors read, their holders, and what each claim asks for. Flows out: device names, or a Refusal
-that counts the failed checks. The claims compete for devices, so this is a bipartite matching found by augmenting paths, not a first fit.
+Flows in: the node's devices with the facts that selectors read, their holders, and what each claim
+asks for. Flows out: device names, or a Refusal that counts the failed checks. The claims compete
+for devices, so this is a bipartite matching found by augmenting paths, not a first fit.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["Wanted", "choose", "fitting_devices"]
 
-# Effects of a taint with which a device is not handed out; what is new to us must not be handed out either.
+# Effects of a taint with which a device is not handed out; what is new to us
+# must not be handed out either.
 _HARMLESS = ("None",)
 
 
@@ -39,11 +42,14 @@ def choose(
 ) -> tuple[tuple[str, ...], ...] | Refusal:
     """Choose devices for all claims at once.
 
-    Shapes: devices — those of one driver on the node; taken — device to why it cannot be had; result — the names for each claim, sorted.
-    Order:  claims and devices as given; the first device that leaves room for all is taken, so the same input gives the same choice.
-    Cost:   O(devices wanted x devices x claims).
+    Shapes: devices — those of one driver on the node; taken — device to why it cannot be had;
+    result — the names for each claim, sorted.
+    Order: claims and devices as given; the first device that leaves room for all is taken, so the
+    same input gives the same choice.
+    Cost: O(devices wanted x devices x claims).
 
-    Errors: none raised; refuses with one reason a claim that cannot be served by itself, or with one about all of them together.
+    Errors: none raised; refuses with one reason a claim that cannot be served by itself, or with
+    one about all of them together.
     """
     usable: list[list[int]] = []
     reasons: list[Reason] = []
@@ -58,9 +64,16 @@ def choose(
     chosen = _match(slots, usable)
     if chosen is None:
         names = tuple(claim.name for claim in wanted)
-        message = f"node {node}: {', '.join(names)} want {len(slots)} devices together, and want the same ones: each alone could be had"
+        message = (
+            f"node {node}: {', '.join(names)} want {len(slots)} devices together, and want the same ones: each "
+            "alone could be had"
+        )
         return Refusal(
-            reasons=(Reason(code="claims-compete", message=message, facts={"node": node, "claims": names, "wanted": len(slots)}),)
+            reasons=(
+                Reason(
+                    code="claims-compete", message=message, facts={"node": node, "claims": names, "wanted": len(slots)}
+                ),
+            )
         )
     given: list[list[int]] = [[] for _ in wanted]
     for device, slot in chosen.items():
@@ -68,8 +81,12 @@ def choose(
     return tuple(tuple(sorted(devices[index].id.device for index in indices)) for indices in given)
 
 
-def fitting_devices(node: str, claim: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]) -> tuple[list[int], Reason]:
-    """Find what a claim could use, and count why the rest cannot be used: the first check that fails of each device."""
+def fitting_devices(
+    node: str, claim: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]
+) -> tuple[list[int], Reason]:
+    """Find what a claim could use, and count why the rest cannot be used: the first check that
+    fails of each device.
+    """
     fitting: list[int] = []
     counts: dict[str, int] = {}
     for index, device in enumerate(devices):

@@ -1,8 +1,10 @@
-"""The negotiation of a pod's node: the scheduler proposes nodes, drivers report unsuitable ones, the scheduler selects one, drivers allocate there.
+"""The negotiation of a pod's node: the scheduler proposes nodes, drivers report unsuitable ones,
+the scheduler selects one, drivers allocate there.
 
-Flows in: a pod's classic claims, the nodes that the pod may run on, and the PodSchedulingContext. Flows out: the scheduler's next step, and the
-drivers' next status. Where kube-scheduler chooses at random, the first by name is chosen. Source: pkg/scheduler/framework/plugins/dynamicresources,
-1.30; docs/knowledge/dynamic-resource-allocation.md#negotiation.
+Flows in: a pod's classic claims, the nodes that the pod may run on, and the PodSchedulingContext.
+Flows out: the scheduler's next step, and the drivers' next status. Where kube-scheduler chooses at
+random, the first by name is chosen. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.30;
+docs/knowledge/dynamic-resource-allocation.md#negotiation.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class PodClaimView:
     is_delayed: bool
     is_allocated: bool = False
     nodes: NodeSelector | None = None
-    """Where it can be used: what its allocation says, or, before, what its class does. None: anywhere."""
+    """Where it can be used: what its allocation says, or, before, what its class does. None:
+    anywhere."""
     is_mine: bool = False
     """Reserved for the pod."""
     is_free: bool = False
@@ -76,7 +79,9 @@ class Negotiate:
 
 @dataclass(frozen=True)
 class TakeBack:
-    """No node fits while this claim stays where it is allocated: it is nobody else's, so its driver is asked to take it back."""
+    """No node fits while this claim stays where it is allocated: it is nobody else's, so its driver
+    is asked to take it back.
+    """
 
     claim: str
     reasons: tuple[Reason, ...]
@@ -101,17 +106,22 @@ def next_step(
 ) -> Step:
     """Decide what the scheduler does next for a pod.
 
-    Shapes: nodes — where the pod may go otherwise, in order of preference; spec — the context's, None when there is none; unsuitable — entry to the nodes
-            that its driver has said no to; an entry that is absent has not been reported on; rivals — node to how many other pods are negotiating for it:
-            the node with the fewest is selected, or a crowd of pods would go from node to node together.
+    Shapes: nodes — where the pod may go otherwise, in order of preference; spec — the
+    context's, None when there is none; unsuitable — entry to the nodes that its driver has said
+    no to; an entry that is absent has not been reported on; rivals — node to how many other
+    pods are negotiating for it: the node with the fewest is selected, or a crowd of pods would
+    go from node to node together.
     """
     in_use = [claim for claim in claims if claim.is_allocated and not claim.is_mine and not claim.is_free]
     if in_use:
         reasons = (_reason("claim-in-use", f"claim {in_use[0].name} is reserved for others, or is being taken back"),)
-        # Two pods with the same two claims may have been allocated one each: who waits for the first by name gives up the others, so that nobody waits in a ring.
+        # Two pods with the same two claims may have been allocated one each: who waits for the
+        # first by name gives up the others, so that nobody waits in a ring.
         first = min(pod_claim_view.name for pod_claim_view in in_use)
         held = sorted(
-            claim.name for claim in claims if claim.is_allocated and claim.is_mine and claim.is_delayed and not claim.is_used_by_others
+            claim.name
+            for claim in claims
+            if claim.is_allocated and claim.is_mine and claim.is_delayed and not claim.is_used_by_others
         )
         if not held or held[-1] < first:
             return Wait(reasons)
@@ -131,7 +141,9 @@ def next_step(
     good = [node for node in allowed if node not in bad]
     if not good:
         reasons = (_reason("no-node", _why_none(claims, nodes, allowed)),)
-        movable = sorted(claim.name for claim in claims if claim.is_allocated and claim.is_delayed and not claim.is_used_by_others)
+        movable = sorted(
+            claim.name for claim in claims if claim.is_allocated and claim.is_delayed and not claim.is_used_by_others
+        )
         if movable:
             return TakeBack(movable[0], reasons)
         # The context stays, without a selected node: its drivers say when one becomes suitable.
@@ -154,7 +166,14 @@ def next_step(
 def context_for(pod: ApiObject) -> ApiObject:
     """Make the context of a pod: named like it and owned by it."""
     metadata = metadata_of(pod)
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata.name, "uid": metadata.uid, "controller": True, "blockOwnerDeletion": True}
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": metadata.name,
+        "uid": metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
     return ApiObject(
         api_version=classic.API_VERSION,
         kind="PodSchedulingContext",
@@ -191,27 +210,41 @@ def unsuitable_by_claim(context: ApiObject) -> dict[str, frozenset[str]]:
 
     Errors: raises ContractError.
     """
-    return {resource_claim.name: frozenset(resource_claim.unsuitable_nodes) for resource_claim in read_status(context).resource_claims}
+    return {
+        resource_claim.name: frozenset(resource_claim.unsuitable_nodes)
+        for resource_claim in read_status(context).resource_claims
+    }
 
 
 def with_unsuitable(context: ApiObject, unsuitable: Mapping[str, Sequence[str]]) -> ApiObject:
-    """Write one driver's word on its claims, an empty list included: it says that the driver has looked. What other drivers said stays.
+    """Write one driver's word on its claims, an empty list included: it says that the driver has
+    looked.
 
-    Shapes: unsuitable — entry to nodes in the order of the potential ones; cut at 128 without losing the selected one.
+    What other drivers said stays.
+
+    Shapes: unsuitable — entry to nodes in the order of the potential ones; cut at 128
+    without losing the selected one.
     """
     selected = read_spec(context).selected_node
-    entries = {resource_claim.name: list(resource_claim.unsuitable_nodes) for resource_claim in read_status(context).resource_claims}
+    entries = {
+        resource_claim.name: list(resource_claim.unsuitable_nodes)
+        for resource_claim in read_status(context).resource_claims
+    }
     for entry, nodes in unsuitable.items():
         kept = list(nodes)[:MAX_NODES]
         if selected in nodes and selected not in kept:
             kept[-1] = selected
         entries[entry] = kept
-    claims = [{"name": entry, **({"unsuitableNodes": nodes} if nodes else {})} for entry, nodes in sorted(entries.items())]
+    claims = [
+        {"name": entry, **({"unsuitableNodes": nodes} if nodes else {})} for entry, nodes in sorted(entries.items())
+    ]
     return msgspec.structs.replace(context, status={**context.status, "resourceClaims": claims})
 
 
 def _potential(allowed: Sequence[str], good: Sequence[str]) -> tuple[str, ...]:
-    """Name the nodes to ask about: all of them, and where they are too many those first that nobody has said no to."""
+    """Name the nodes to ask about: all of them, and where they are too many those first that nobody
+    has said no to.
+    """
     if len(allowed) <= MAX_NODES:
         return tuple(sorted(allowed))
     return (*good, *(node for node in allowed if node not in set(good)))[:MAX_NODES]
@@ -225,7 +258,10 @@ def _why_none(claims: Sequence[PodClaimView], nodes: Sequence[str], allowed: Seq
     if not nodes:
         return "no node is known to which the pod may go"
     if allowed:
-        return f"the drivers cannot serve its claims on {', '.join(allowed[:8])}{' and others' if len(allowed) > 8 else ''}"
+        return (
+            "the drivers cannot serve its claims on "
+            f"{', '.join(allowed[:8])}{' and others' if len(allowed) > 8 else ''}"
+        )
     bound = ", ".join(sorted(claim.name for claim in claims if claim.nodes is not None))
     return f"none of its {len(nodes)} nodes is one on which all of its claims can be used ({bound})"
 

@@ -1,7 +1,8 @@
 """Evaluates a classic selector on a device.
 
-Flows in: a selector and a device's facts, the same that CEL reads. Flows out: whether the device is selected. An attribute that the device does not
-publish, or publishes with another type, makes its condition false, whatever the operator.
+Flows in: a selector and a device's facts, the same that CEL reads. Flows out: whether the device is
+selected. An attribute that the device does not publish, or publishes with another type, makes its
+condition false, whatever the operator.
 """
 
 from __future__ import annotations
@@ -22,15 +23,26 @@ _VERSIONS = ("driver_version", "cuda_runtime_version", "cuda_compute_capability"
 
 
 def is_wanted(device_selector: DeviceSelector, device: DeviceFacts) -> bool:
-    """Say whether a device is wanted: all conditions of a level hold, all of `andExpression`, one of `orExpression`.
+    """Say whether a device is wanted: all conditions of a level hold, all of `andExpression`, one
+    of `orExpression`.
 
     Cost: one visit of each condition; a pattern costs at most length times length.
     """
     return (
-        all(_has_text(device, _name(field), text) for field in _TEXTS if (text := getattr(device_selector, field)) is not None)
+        all(
+            _has_text(device, _name(field), text)
+            for field in _TEXTS
+            if (text := getattr(device_selector, field)) is not None
+        )
         and (device_selector.index is None or _equals(_attribute(device, "index"), device_selector.index))
-        and (device_selector.mig_enabled is None or _equals(_attribute(device, _name("mig_enabled")), device_selector.mig_enabled))
-        and (device_selector.memory is None or _has_amount(device, "memory", device_selector.memory.value, device_selector.memory.operator))
+        and (
+            device_selector.mig_enabled is None
+            or _equals(_attribute(device, _name("mig_enabled")), device_selector.mig_enabled)
+        )
+        and (
+            device_selector.memory is None
+            or _has_amount(device, "memory", device_selector.memory.value, device_selector.memory.operator)
+        )
         and all(
             _has_version(device, _name(field), wanted.value, wanted.operator)
             for field in _VERSIONS
@@ -39,10 +51,14 @@ def is_wanted(device_selector: DeviceSelector, device: DeviceFacts) -> bool:
         and (device_selector.attribute is None or _has_attribute(device, device_selector.attribute))
         and (
             device_selector.capacity is None
-            or _has_amount(device, device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator)
+            or _has_amount(
+                device, device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator
+            )
         )
         and all(is_wanted(part, device) for part in device_selector.and_expression)
-        and (not device_selector.or_expression or any(is_wanted(part, device) for part in device_selector.or_expression))
+        and (
+            not device_selector.or_expression or any(is_wanted(part, device) for part in device_selector.or_expression)
+        )
     )
 
 
@@ -110,7 +126,9 @@ def _holds(order: int, operator: str) -> bool:
 
 
 def _fits(text: str, pattern: str) -> bool:
-    """Match `*` and `?` without regard to the case of ASCII letters, in time proportional to both lengths."""
+    """Match `*` and `?` without regard to the case of ASCII letters, in time proportional to both
+    lengths.
+    """
     got, wanted = _lower(text), _lower(pattern)
     here = at = 0
     star, resume = -1, 0

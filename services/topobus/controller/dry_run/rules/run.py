@@ -1,9 +1,12 @@
-"""A dry run: where claims would be allocated among given nodes, slices and classes, or why not, without any write.
+"""A dry run: where claims would be allocated among given nodes, slices and classes, or why not,
+without any write.
 
-Flows in: a Situation (objects listed from a file, a running system or a cluster). Flows out: one answer for each claim or pod. The state is the
-controller's own `StandaloneState`, and so are the admission checks, the construction of the search's input, the search, the limits and the order of
-nodes, so the answer is what the controller would do with the same objects. An allocation is stored in the state before the next claim is answered. A
-dry run does not know what the controller holds in memory only: nodes that refused a moment ago, and quarantine.
+Flows in: a Situation (objects listed from a file, a running system or a cluster). Flows out: one
+answer for each claim or pod. The state is the controller's own `StandaloneState`, and so are the
+admission checks, the construction of the search's input, the search, the limits and the order of
+nodes, so the answer is what the controller would do with the same objects. An allocation is stored
+in the state before the next claim is answered. A dry run does not know what the controller holds in
+memory only: nodes that refused a moment ago, and quarantine.
 """
 
 from __future__ import annotations
@@ -55,7 +58,14 @@ from topobus.engine.scheduling.decisions import (
     filter_node,
     pre_filter,
 )
-from topobus.engine.scheduling.node_fit import node_facts, node_selector, preference_of, read_placing, selector_objection, why_not
+from topobus.engine.scheduling.node_fit import (
+    node_facts,
+    node_selector,
+    preference_of,
+    read_placing,
+    selector_objection,
+    why_not,
+)
 from topobus.engine.scheduling.node_trials import (
     aligned_claims,
     failed_node,
@@ -100,7 +110,8 @@ class _Claim(NamedTuple):
     """A claim to find a place for."""
 
     shown: str
-    """Its name in the answer: `default/fast`; of one made from a template the pod's and the entry's names."""
+    """Its name in the answer: `default/fast`; of one made from a template the pod's and the entry's
+    names."""
     claim: Claim
     wishes: AlignmentRequest | None
 
@@ -149,8 +160,11 @@ class DryRun:
         for alignment in situation.alignments:
             self.state.put_alignment(alignment.node, alignment)
         for ledger in situation.ledgers:
-            # What is asked about may be stored and allocated already: its own devices do not stand in its way.
-            kept = {key: allocation for key, allocation in ledger.allocations.items() if str(allocation.owner) not in asked}
+            # What is asked about may be stored and allocated already: its own
+            # devices do not stand in its way.
+            kept = {
+                key: allocation for key, allocation in ledger.allocations.items() if str(allocation.owner) not in asked
+            }
             self.state.put_ledger(msgspec.structs.replace(ledger, allocations=kept))
         others = [
             api_object
@@ -158,10 +172,15 @@ class DryRun:
             if api_object.kind not in ("Pod", "ResourceClaim") or holder_of(api_object) not in asked
         ]
         self.faults = tuple(fault for api_object in others if (fault := _put(self.state, api_object)))
-        """What is wrong with objects that nobody can read; they count as absent, as in the controller."""
+        """What is wrong with objects that nobody can read; they count as absent, as in the
+        controller."""
         self._slices = readable_slices(situation.objects)
         for driver in sorted(
-            {resource_slice.driver for resource_slice in self._slices if resource_slice.driver.endswith(driver_name(""))}
+            {
+                resource_slice.driver
+                for resource_slice in self._slices
+                if resource_slice.driver.endswith(driver_name(""))
+            }
             - self.state.classes.keys()
         ):
             # As the controller offers one for each driver of ours.
@@ -181,7 +200,11 @@ class DryRun:
         used: set[tuple[str, str]] = set()
         for pod in (Pod(api_object) for api_object in wanted if api_object.kind == "Pod"):
             claims_of_pod = pod.spec.resource_claims
-            used |= {(pod.ref.namespace, resource_claim.claim_name) for resource_claim in claims_of_pod if resource_claim.claim_name}
+            used |= {
+                (pod.ref.namespace, resource_claim.claim_name)
+                for resource_claim in claims_of_pod
+                if resource_claim.claim_name
+            }
             answer = self._answer_pod(pod)
             if answer is not None:
                 answers.append(answer)
@@ -213,7 +236,9 @@ class DryRun:
         return self._answer(pod.shown, claims, (named,) if named else self._in_order(pod), pod=pod, plan=plan)
 
     def _in_order(self, pod: Pod) -> Sequence[str]:
-        """List the nodes to try: in a cluster the most preferred ones first, as the pod's node affinity has it, then by name."""
+        """List the nodes to try: in a cluster the most preferred ones first, as the pod's node
+        affinity has it, then by name.
+        """
         if self._is_running:
             return self._nodes
         placing = read_placing(pod.object)
@@ -229,7 +254,13 @@ class DryRun:
         return self._answer(claim.shown, [asked], self._nodes if nodes is self.state.nodes() else nodes)
 
     def _answer(
-        self, name: str, claims: Sequence[_Claim], nodes: Sequence[str], *, pod: Pod | None = None, plan: PodPlan | None = None
+        self,
+        name: str,
+        claims: Sequence[_Claim],
+        nodes: Sequence[str],
+        *,
+        pod: Pod | None = None,
+        plan: PodPlan | None = None,
     ) -> DryAnswer:
         """Try node after node, as the controller does."""
         wrong = objection_to_claims(specs_of(claims), self.state.labels_of, self._compiler)
@@ -239,7 +270,8 @@ class DryRun:
         fits: list[_Fit] = []
         outcomes: list[Outcome] = []
         enough = self._enough(nodes, plan)
-        # kube-scheduler looks at that many that fit, and what is wrong on one of the others ends the attempt.
+        # kube-scheduler looks at that many that fit, and what is wrong on one
+        # of the others ends the attempt.
         looked_at = enough_nodes(len(nodes)) if self._mode is Mode.COMPATIBLE else enough
         for node in nodes:
             answer = self._filter_node(node, claims, wishing, pod, plan)
@@ -254,7 +286,9 @@ class DryRun:
         if fits:
             fits = fits[:enough]
             scores = (
-                [score_node(plan, fit, placement=own, numa_of=self.state.numa_nodes_of) for fit, own in fits] if plan is not None else []
+                [score_node(plan, fit, placement=own, numa_of=self.state.numa_nodes_of) for fit, own in fits]
+                if plan is not None
+                else []
             )
             best = rank(scores)[0] if scores else fits[0].node.node
             return self._allocated(name, claims, next(fit.node for fit in fits if fit.node.node == best), pod, plan)
@@ -264,12 +298,16 @@ class DryRun:
         return DryAnswer(name=name, condition=condition, reasons=(*reasons, *miss, *advice))
 
     def _enough(self, nodes: Sequence[str], plan: PodPlan | None) -> int:
-        """Say among how many nodes that fit the best one is chosen: a claim of its own goes to the first, a pod as the scheduler of its home has it."""
+        """Say among how many nodes that fit the best one is chosen: a claim of its own goes to the
+        first, a pod as the scheduler of its home has it.
+        """
         if plan is None:
             return 1
         return enough_nodes(len(nodes)) if self._is_running else nodes_compared(plan.pending)
 
-    def _allocated(self, name: str, claims: Sequence[_Claim], fit: NodeFit, pod: Pod | None, plan: PodPlan | None) -> DryAnswer:
+    def _allocated(
+        self, name: str, claims: Sequence[_Claim], fit: NodeFit, pod: Pod | None, plan: PodPlan | None
+    ) -> DryAnswer:
         """Store what the claims get on a node, and tell it."""
         results = [self._with_own_shares(result) for result in fit.results]
         allocations = {claim.shown: result for claim, result in zip(claims, results, strict=True)}
@@ -277,11 +315,17 @@ class DryRun:
             self._store(claim.claim.object, status={"allocation": msgspec.to_builtins(result)}).object
             for claim, result in zip(claims, results, strict=True)
         )
-        request = with_claims(own_request(pod), pod, _owners(plan.claims)) if pod is not None and plan is not None else None
-        return DryAnswer(name=name, condition="Allocated", node=fit.node, allocations=allocations, stored=stored, request=request)
+        request = (
+            with_claims(own_request(pod), pod, _owners(plan.claims)) if pod is not None and plan is not None else None
+        )
+        return DryAnswer(
+            name=name, condition="Allocated", node=fit.node, allocations=allocations, stored=stored, request=request
+        )
 
     def _with_own_shares(self, result: AllocationResult) -> AllocationResult:
-        """Number shares through all answers: each search begins anew, and two shares of one device must differ."""
+        """Number shares through all answers: each search begins anew, and two shares of one device
+        must differ.
+        """
         granted: list[GrantedDevice] = []
         for device in result.devices.results:
             if device.share_id is not None:
@@ -293,7 +337,9 @@ class DryRun:
     def _filter_node(
         self, node: str, claims: Sequence[_Claim], wishing: PodRequest | None, pod: Pod | None, plan: PodPlan | None
     ) -> _Fit | Outcome:
-        """Judge one node: what the pod says of nodes, where its other claims are, the search, and what the pod itself asks there."""
+        """Judge one node: what the pod says of nodes, where its other claims are, the search, and
+        what the pod itself asks there.
+        """
         try:
             if pod is None or plan is None:
                 outcome = self._search(node, claims, wishing)
@@ -312,7 +358,9 @@ class DryRun:
         given = self._input(node, claims)
         if is_aligned(claims, wishing):
             view = self.state.view_of(node)
-            outcome = allocate_near(given, aligned_claims(claims), view, self._compiler, pod=wishing, step_budget=self._budget)
+            outcome = allocate_near(
+                given, aligned_claims(claims), view, self._compiler, pod=wishing, step_budget=self._budget
+            )
         else:
             outcome = allocate(given, self._compiler, step_budget=self._budget)
             view = self.state.view_of(node) if self._mode is not Mode.COMPATIBLE else None
@@ -328,7 +376,10 @@ class DryRun:
         return selector_objection(node_selector(pod), self.state.describe(node))
 
     def _with_own_part(self, fit: NodeFit, pod: Pod, plan: PodPlan) -> _Fit | Outcome:
-        """Ask the node's engine for what the pod itself wants beside its claims; a node that says nothing of its machine is not asked."""
+        """Ask the node's engine for what the pod itself wants beside its claims.
+
+        A node that says nothing of its machine is not asked.
+        """
         view = self.state.view_of(fit.node)
         request = own_request(pod)
         if view is None or request is None:
@@ -344,15 +395,20 @@ class DryRun:
         return self.state.input_for(node, specs_of(claims), mode=self._mode)
 
     def _with_claims(self, pod: Pod) -> tuple[Pod, Mapping[str, str]]:
-        """Store a pod as the API would have it, with the claims made that its templates and its extended resources ask for.
+        """Store a pod as the API would have it, with the claims made that its templates and its
+        extended resources ask for.
 
         Shapes: result — the pod, and for claims that were made how they are shown.
         """
         namespace = pod.ref.namespace
         admitted = admit(pod.object, uid=pod.uid or made_up_uid(pod), now=_NOW)
         for use in pod.spec.resource_claims:
-            kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
-            is_known = self._claim(namespace, name) is not None if use.claim_name else (namespace, name) in self._templates
+            kind, name = (
+                ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
+            )
+            is_known = (
+                self._claim(namespace, name) is not None if use.claim_name else (namespace, name) in self._templates
+            )
             if not is_known:
                 raise ContractError(
                     f"{pod.shown}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
@@ -393,16 +449,22 @@ class DryRun:
 
     def _unknown_node(self, name: str, node: str) -> DryAnswer:
         nodes = ", ".join(self._nodes) or "none"
-        reason = Reason(code="unknown-node", message=f"there is no node {node}: known are {nodes}", facts={"node": node})
+        reason = Reason(
+            code="unknown-node", message=f"there is no node {node}: known are {nodes}", facts={"node": node}
+        )
         return DryAnswer(name=name, condition="DoesNotFit", reasons=(reason,))
 
     def _all_nodes(self, situation: Situation) -> tuple[str, ...]:
-        """List the nodes by name: of a running system those that say so themselves, else those that are described and those that slices name."""
+        """List the nodes by name: of a running system those that say so themselves, else those that
+        are described and those that slices name.
+        """
         if self._is_running:
             return self.state.nodes()
         names = {place_of(api_object)[1] for api_object in situation.objects if api_object.kind == "Node"}
         names |= {resource_slice.node_name for resource_slice in self._slices if resource_slice.node_name}
-        names |= {device.node_name for resource_slice in self._slices for device in resource_slice.devices if device.node_name}
+        names |= {
+            device.node_name for resource_slice in self._slices for device in resource_slice.devices if device.node_name
+        }
         return tuple(sorted(names))
 
 
@@ -412,10 +474,15 @@ def _owners(claims: Sequence[PodClaim]) -> dict[str, str]:
 
 
 def _put(state: StandaloneState, api_object: ApiObject) -> str:
-    """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
+    """Take an object into the copies.
+
+    Says what is wrong with one that nobody can read, which counts as absent.
+    """
     if api_object.kind == "ResourceClaim" and not api_object.metadata.get("uid"):
         # Out of a manifest that nobody has applied yet.
-        api_object = msgspec.structs.replace(api_object, metadata={**api_object.metadata, "uid": made_up_uid(Claim(api_object))})
+        api_object = msgspec.structs.replace(
+            api_object, metadata={**api_object.metadata, "uid": made_up_uid(Claim(api_object))}
+        )
     try:
         state.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
     except ContractError as err:

@@ -1,6 +1,7 @@
 """The input and the answers of a dry run, and the names of objects that are not stored.
 
-Flows in: objects listed from a file, a running system or a cluster. Flows out: values that `topobus allocate --dry-run` reads and prints.
+Flows in: objects listed from a file, a running system or a cluster. Flows out: values that `topobus
+allocate --dry-run` reads and prints.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from topobus.values.outcome import Reason
 from topobus.values.request import PodRequest
 from topobus.values.view import NodeAlignment
 
-__all__ = ["DryAnswer", "Silence", "Situation", "holder_of", "made_up_uid", "place_of", "pod_holder_of", "readable_slices"]
+__all__ = [
+    "DryAnswer",
+    "Silence",
+    "Situation",
+    "holder_of",
+    "made_up_uid",
+    "place_of",
+    "pod_holder_of",
+    "readable_slices",
+]
 
 
 class Silence(Struct, frozen=True, kw_only=True):
@@ -41,9 +51,11 @@ class Situation(Struct, frozen=True, kw_only=True):
     """All that a dry run depends on. Whatever of it is not known is left out."""
 
     wanted: tuple[ApiObject, ...]
-    """ResourceClaims and Pods to find a place for, with the templates and claims that the pods name."""
+    """ResourceClaims and Pods to find a place for, with the templates and claims that the pods
+    name."""
     objects: tuple[ApiObject, ...] = ()
-    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated already; Nodes, for their labels and taints."""
+    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated
+    already; Nodes, for their labels and taints."""
     machines: tuple[Machine, ...] = ()
     inventories: tuple[Inventory, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
@@ -84,11 +96,16 @@ def made_up_uid(wanted: ReadObject) -> str:
 
 def holder_of(api_object: ApiObject) -> str:
     """Name a claim or pod as holders are named."""
-    return f"{'claim' if api_object.kind == 'ResourceClaim' else api_object.kind.lower()} {'/'.join(place_of(api_object))}"
+    return (
+        f"{'claim' if api_object.kind == 'ResourceClaim' else api_object.kind.lower()} {'/'.join(place_of(api_object))}"
+    )
 
 
 def pod_holder_of(claim: ApiObject) -> str:
-    """Name the pod that a claim was made for, as holders are named; empty for a claim of its own."""
+    """Name the pod that a claim was made for, as holders are named.
+
+    Empty for a claim of its own.
+    """
     metadata = metadata_of(claim)
     owner = next(
         (
@@ -102,7 +119,10 @@ def pod_holder_of(claim: ApiObject) -> str:
 
 
 def readable_slices(objects: Iterable[ApiObject]) -> tuple[SliceSpec, ...]:
-    """Read the ResourceSlices among some objects; those that nobody can read are left out, as in the copies."""
+    """Read the ResourceSlices among some objects.
+
+    Those that nobody can read are left out, as in the copies.
+    """
     slices: list[SliceSpec] = []
     for api_object in objects:
         if api_object.kind == "ResourceSlice":

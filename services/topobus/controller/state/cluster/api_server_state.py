@@ -1,7 +1,9 @@
-"""The cluster home's part of the state: nodes, pods, claims and templates of the API server, slices, and claims that lost their allocation.
+"""The cluster home's part of the state: nodes, pods, claims and templates of the API server,
+slices, and claims that lost their allocation.
 
-Flows in: plain objects from informers. Devices are those of ResourceSlices of any driver. Their holders are taken from claims and, where a node has a
-ledger, from the ledger as well. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the controller.
+Flows in: plain objects from informers. Devices are those of ResourceSlices of any driver. Their
+holders are taken from claims and, where a node has a ledger, from the ledger as well. No I/O; the
+copy is the only mutable thing and belongs to the event loop that runs the controller.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ class ApiServerState(ClusterState):
         self.placed = PlacedPods()
         self.volumes = VolumeIndex()
         self.let_go: dict[Key, Stored] = {}
-        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
+        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to
+        hear of it."""
         self.foreign: dict[str, str] = {}
-        """Slices that name a driver of ours and are not of its node, with the reason: they do not count."""
+        """Slices that name a driver of ours and are not of its node, with the reason: they do not
+        count."""
         self.node_objects: dict[str, Stored] = {}
         """Nodes as stored: whose slices are whose, and whom to tell."""
         self._slices: dict[str, Slice] = {}
@@ -70,12 +74,14 @@ class ApiServerState(ClusterState):
         self.changed_pods = ChangedPods()
         self.under_way = IntentsUnderWay(self.stock)
         self._unreadable: dict[Key, Stored] = {}
-        """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
+        """Claims that nobody can read now, as they were before: nobody works on them, and what they
+        held stays held."""
 
     def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
         """Store an object of the API server; an older version than the stored one is ignored.
 
-        Errors: raises ContractError for one that nobody can read; it counts as absent then, but what a claim holds stays held.
+        Errors: raises ContractError for one that nobody can read; it counts as absent then, but
+        what a claim holds stays held.
         """
         key = _key_of(plain)
         if self._is_kept(kind, key, plain):
@@ -112,7 +118,8 @@ class ApiServerState(ClusterState):
                 case "DeviceTaintRule":
                     self._put_rule(key[1], read_rule(api_object))
         except Exception:
-            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only what stands here has to be taken back.
+            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only
+            # what stands here has to be taken back.
             if kind == "ResourceClaim":
                 self._put_unreadable_claim(key, plain)
             else:
@@ -120,7 +127,9 @@ class ApiServerState(ClusterState):
             raise
 
     def _is_kept(self, kind: str, key: Key, plain: Mapping[str, Any]) -> bool:
-        """Say whether this version of a pod or claim is kept, or a later one: our own write comes by the watch, too, and a list tells all again."""
+        """Say whether this version of a pod or claim is kept, or a later one: our own write comes
+        by the watch, too, and a list tells all again.
+        """
         kept, metadata = self.objects.get(ObjectKey(kind.lower(), *key)), plain.get("metadata")
         return (
             kept is not None
@@ -196,7 +205,9 @@ class ApiServerState(ClusterState):
         return self.claims.pop(key, None)
 
     def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
-        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
+        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to
+        nobody else and released nowhere.
+        """
         before = self._pop_claim(key) or self._unreadable.get(key)
         self.changed_pods.put_claim(key)
         if before is None:
@@ -227,24 +238,33 @@ class ApiServerState(ClusterState):
         return self.changed_pods.claims_of(pod)
 
     def is_taken_back(self, key: Key) -> bool:
-        """Say whether the allocation that a claim's note records was deallocated; the note is then no intent any more."""
+        """Say whether the allocation that a claim's note records was deallocated.
+
+        The note is then no intent any more.
+        """
         claim, note = self.claims.get(key), self.gated_pods.note(key)
         return claim is not None and note is not None and self._taken.get(claim.uid) == note.number
 
     def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
-        """List devices that two claims or more have been given whole: two writers allocated at one moment."""
+        """List devices that two claims or more have been given whole: two writers allocated at one
+        moment.
+        """
         return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
 
     def intended_nodes(self, *, without: str, ignoring: Collection[str] = ()) -> dict[Key, str]:
-        """Say which pods that have no node yet are to go where, by the intents and allocations noted in their claims.
+        """Say which pods that have no node yet are to go where, by the intents and allocations
+        noted in their claims.
 
-        Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes count for nothing.
+        Shapes: without — uid of a pod that is left out; ignoring — uids of claims
+        whose notes count for nothing.
         """
         noted = self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
         return noted | self.under_way.nodes(without=without, ignoring=ignoring)
 
     def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
-        """Say which pods that have no node yet are to go to this one, as `intended_nodes` does for all."""
+        """Say which pods that have no node yet are to go to this one, as `intended_nodes` does for
+        all.
+        """
         noted = self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
         under_way = self.under_way.nodes(without=without, ignoring=ignoring)
         return noted | frozenset(pod for pod, other_node in under_way.items() if other_node == node)
@@ -254,12 +274,17 @@ class ApiServerState(ClusterState):
         return claim is not None and claim.uid not in ignoring and not self.is_taken_back(key)
 
     def settle(self, key: Key) -> None:
-        """Count for a claim what it says: its intent was written and is in the copy, or was not written."""
+        """Count for a claim what it says: its intent was written and is in the copy, or was not
+        written.
+        """
         if self.under_way.drop(key):
             self.stock.put_claim(ObjectKey("resourceclaim", *key), self.claims.get(key) or self._unreadable.get(key))
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """Store a node's inventory; devices for allocation come from its ResourceSlices, not from here."""
+        """Store a node's inventory.
+
+        Devices for allocation come from its ResourceSlices, not from here.
+        """
         before = self._device_names(inventory.node, inventory.device_class)
         super().put_inventory(inventory)
         if self._device_names(inventory.node, inventory.device_class) != before:
@@ -273,7 +298,10 @@ class ApiServerState(ClusterState):
             self._show_of_node(node)
 
     def describe(self, node: str) -> Node:
-        """Describe a node for node selectors; a node that the API server has not listed has no labels."""
+        """Describe a node for node selectors.
+
+        A node that the API server has not listed has no labels.
+        """
         facts = self.node_facts.get(node)
         return facts.node if facts is not None else Node(node)
 
@@ -329,7 +357,8 @@ class ApiServerState(ClusterState):
     def _hold(self, key: Key, claim: Stored | None) -> None:
         """Remember what a claim holds, allocated or about to be.
 
-        A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
+        A note counts until it is withdrawn, also one that tells of the past: another replica that
+        did not see the loss may take it for an intent.
         """
         self.under_way.drop(key)
         self.changed_pods.put_claim(key)
@@ -351,7 +380,9 @@ class ApiServerState(ClusterState):
                 self._doubles.discard(device)
 
     def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
-        """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
+        """Notice that somebody took an allocation of ours back: the note that stays tells of the
+        past from now on.
+        """
         note, uid = self.gated_pods.note(key), before.uid
         keeps = after is not None and after.uid == uid and after.claim.is_allocated
         if note is not None and before.claim.is_allocated and not keeps:

@@ -1,6 +1,8 @@
-"""An index of which pods use which claims, and of the pods of which something changed since somebody looked.
+"""An index of which pods use which claims, and of the pods of which something changed since
+somebody looked.
 
-Flows in: pods with the claims that they use, and claims that changed. Flows out: the pods that a change concerns, so that a round costs what changed and not what there is.
+Flows in: pods with the claims that they use, and claims that changed. Flows out: the pods that a
+change concerns, so that a round costs what changed and not what there is.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class ChangedPods:
         return self._uses.get(pod, ())
 
     def take(self) -> frozenset[Key]:
-        """Name the pods of which something changed since the last call: they themselves, or claims that they use."""
+        """Name the pods of which something changed since the last call: they themselves, or claims
+        that they use.
+        """
         taken = frozenset(self._changed)
         self._changed.clear()
         return taken

@@ -1,7 +1,8 @@
-"""An index of the gated pods and of their claims, updated with each change, so that a change costs only the objects that it concerns.
+"""An index of the gated pods and of their claims, updated with each change, so that a change costs
+only the objects that it concerns.
 
-Flows in: pods and claims. Flows out: pods that wait behind the scheduling gate or have lost their allocation, pods that have devices and no node, and
-the attempts noted in claims.
+Flows in: pods and claims. Flows out: pods that wait behind the scheduling gate or have lost their
+allocation, pods that have devices and no node, and the attempts noted in claims.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ class GatedPodsIndex:
         return noted.note if noted is not None else None
 
     def users_of_ours(self, key: Key) -> frozenset[str] | None:
-        """Name the pods that have reserved a claim whose allocation equals the noted attempt; None for any other claim."""
+        """Name the pods that have reserved a claim whose allocation equals the noted attempt.
+
+        None for any other claim.
+        """
         noted = self._noted.get(key)
         return noted.users if noted is not None and noted.is_ours else None
 
@@ -124,9 +128,11 @@ class GatedPodsIndex:
         return frozenset((self._noted[key].uid, self._noted[key].note.number) for key in self._pending)
 
     def placeless(self) -> frozenset[Key]:
-        """Name the pods for which we allocated claims and that kube-scheduler cannot place, or were told why not, and those that have not reserved (any more) what we allocated for them.
+        """Name the pods for which we allocated claims and that kube-scheduler cannot place, or were
+        told why not, and those that have not reserved (any more) what we allocated for them.
 
-        Not those that simply have no node yet: there are thousands of them while a cluster fills, and nothing is to be done for them.
+        Not those that simply have no node yet: there are thousands of them while a cluster fills,
+        and nothing is to be done for them.
         """
         unplaced = [self._pods[uid] for uid in self._unschedulable | self._told if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
@@ -149,21 +155,30 @@ class GatedPodsIndex:
         return nodes
 
     def intended_on(self, node: str, counts: Callable[[Key], bool], *, without: str) -> frozenset[Key]:
-        """Name the pods that have no node yet and for which this one is intended, as `intended` does for all nodes."""
+        """Name the pods that have no node yet and for which this one is intended, as `intended`
+        does for all nodes.
+        """
         notes = ((key, self._noted[key].note.pod) for key in self._on.get(node, ()))
-        return frozenset(self._pods[uid] for key, uid in notes if uid != without and uid in self._unbound and counts(key))
+        return frozenset(
+            self._pods[uid] for key, uid in notes if uid != without and uid in self._unbound and counts(key)
+        )
 
     def pod_of(self, uid: str) -> Key | None:
         """Find a pod by its uid."""
         return self._pods.get(uid)
 
     def later_intents(self, version: int) -> frozenset[str]:
-        """Name the claims (by uid) with an intent that was written after a version: they must see the ones before, not the other way round."""
+        """Name the claims (by uid) with an intent that was written after a version: they must see
+        the ones before, not the other way round.
+        """
         return frozenset(self._noted[key].uid for key in self._pending if self._noted[key].version > version)
 
 
 def _note(claim: Stored) -> Attempt | None:
-    """Read our note in a claim; None when there is none, it is not for a pod, or nobody can read it."""
+    """Read our note in a claim.
+
+    None when there is none, it is not for a pod, or nobody can read it.
+    """
     try:
         attempt = claim.claim.attempt
     except ContractError:

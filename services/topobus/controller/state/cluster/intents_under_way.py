@@ -1,7 +1,9 @@
-"""The allocation intents of this replica that are being written: what they give counts as taken from the decision on.
+"""The allocation intents of this replica that are being written: what they give counts as taken
+from the decision on.
 
-Flows in: claims with an intent that is not stored yet. Flows out: their devices to the count of what is free, and what pods they are for. News of a claim takes the place of what
-was being written into it.
+Flows in: claims with an intent that is not stored yet. Flows out: their devices to the
+count of what is free, and what pods they are for. News of a claim takes the place of
+what was being written into it.
 """
 
 from __future__ import annotations
@@ -52,5 +54,9 @@ class IntentsUnderWay:
 
     def nodes(self, *, without: str, ignoring: Collection[str]) -> dict[Key, str]:
         """Say which pods are to go where, but for one pod (by uid) and some claims (by uid)."""
-        intents = [intent for intent in self._intents.values() if intent.pod_uid != without and intent.claim_uid not in ignoring]
+        intents = [
+            intent
+            for intent in self._intents.values()
+            if intent.pod_uid != without and intent.claim_uid not in ignoring
+        ]
         return {intent.pod: intent.node for intent in intents}

@@ -1,7 +1,9 @@
-"""The pods of a cluster as the rules about other pods see them: their host ports by node, and groups of like pods with how many are on each node.
+"""The pods of a cluster as the rules about other pods see them: their host ports by node, and
+groups of like pods with how many are on each node.
 
-Flows in: pods as the API server shows them, also those that wait behind our gate. Flows out: groups and ports, with the pods for which a node is intended counted as if they
-were there. Of each pod little is kept: a reference to its group, its ports, its node.
+Flows in: pods as the API server shows them, also those that wait behind our gate. Flows out: groups
+and ports, with the pods for which a node is intended counted as if they were there. Of each pod
+little is kept: a reference to its group, its ports, its node.
 """
 
 from __future__ import annotations
@@ -46,11 +48,16 @@ class PlacedPods:
 
     @property
     def has_anti_affinity(self) -> bool:
-        """Say whether some pod, placed or waiting, does not bear others: then every pod has to be looked at by the rules."""
+        """Say whether some pod, placed or waiting, does not bear others: then every pod has to be
+        looked at by the rules.
+        """
         return self._unbearing > 0
 
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
-        """Take in a pod, or None for one that is gone; one that has ended, or that waits for another scheduler (not `is_ours`), counts for nothing."""
+        """Take in a pod, or None for one that is gone.
+
+        One that has ended, or that waits for another scheduler (not `is_ours`), counts for nothing.
+        """
         self._forget(key)
         spec, metadata, status = ((plain or {}).get(part) for part in ("spec", "metadata", "status"))
         phase = status.get("phase") if isinstance(status, Mapping) else None
@@ -74,7 +81,8 @@ class PlacedPods:
     def groups(self, assumed: Mapping[Key, str]) -> Iterator[tuple[PodGroup, Mapping[str, int]]]:
         """List the groups with how many of their pods are on each node.
 
-        Shapes: assumed — waiting pods to the nodes that are intended for them; they count as if they were there.
+        Shapes: assumed — waiting pods to the nodes that are intended for them;
+        they count as if they were there.
         """
         more: dict[_GroupKey, Counter[str]] = {}
         for key, node in assumed.items():
@@ -120,9 +128,15 @@ class PlacedPods:
 
 
 def _group(namespace: str, metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[_GroupKey, PodGroup]:
-    """Make the group of a pod; what nobody can read of somebody else's pod counts for nothing, for the API server has checked it."""
+    """Make the group of a pod.
+
+    What nobody can read of somebody else's pod counts for nothing, for
+    the API server has checked it.
+    """
     written_labels = metadata.get("labels")
-    labels = {str(key): str(value) for key, value in written_labels.items()} if isinstance(written_labels, Mapping) else {}
+    labels = (
+        {str(key): str(value) for key, value in written_labels.items()} if isinstance(written_labels, Mapping) else {}
+    )
     affinity = spec.get("affinity")
     written = affinity.get("podAntiAffinity") if isinstance(affinity, Mapping) else None
     terms: tuple[AffinityTerm, ...] = ()

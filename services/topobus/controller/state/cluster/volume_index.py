@@ -1,7 +1,9 @@
-"""The volumes of a cluster: claims, volumes, classes and the limits of nodes, and which pods use which claim.
+"""The volumes of a cluster: claims, volumes, classes and the limits of nodes, and which pods use
+which claim.
 
-Flows in: PersistentVolumeClaims, PersistentVolumes, StorageClasses, CSINodes and pods as the API server shows them. Flows out: the view that the rules about volumes read. Of each object
-only what decides is kept, and of pods only those that have claims.
+Flows in: PersistentVolumeClaims, PersistentVolumes, StorageClasses, CSINodes and pods as the API
+server shows them. Flows out: the view that the rules about volumes read. Of each object only what
+decides is kept, and of pods only those that have claims.
 """
 
 from __future__ import annotations
@@ -82,7 +84,10 @@ class VolumeIndex:
         return len(self._kept(kind))
 
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
-        """Take in a pod, or None for one that is gone; one that has ended, or that waits for another scheduler (not `is_ours`), uses nothing."""
+        """Take in a pod, or None for one that is gone.
+
+        One that has ended, or that waits for another scheduler (not `is_ours`), uses nothing.
+        """
         self._forget(key)
         spec, status = ((plain or {}).get(part) for part in ("spec", "status"))
         phase = status.get("phase") if isinstance(status, Mapping) else None
@@ -103,7 +108,9 @@ class VolumeIndex:
         return user.volumes if user is not None else ()
 
     def version_for(self, pod: Key) -> Hashable:
-        """Give a value that changes with whatever a pod's volumes depend on: its claims, and any volume, class or limit."""
+        """Give a value that changes with whatever a pod's volumes depend on: its claims, and any
+        volume, class or limit.
+        """
         volumes = self.volumes_of(pod)
         return (self._changes, *(self.claims.get((pod[0], volume.claim)) for volume in volumes)) if volumes else ()
 
@@ -112,7 +119,9 @@ class VolumeIndex:
         return self._of_class.get(name, {}).values()
 
     def users_of(self, claim: Key, assumed: Collection[Key]) -> Collection[Key]:
-        """Name the pods on nodes that use a claim, and those of `assumed`, for which a node is intended."""
+        """Name the pods on nodes that use a claim, and those of `assumed`, for which a node is
+        intended.
+        """
         return [pod for pod in self._users.get(claim, ()) if self._pods[pod].node or pod in assumed]
 
     def limits_of(self, node: str) -> Mapping[str, int]:

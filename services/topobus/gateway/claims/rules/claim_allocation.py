@@ -1,7 +1,9 @@
 """Reads a claim's allocation for one driver on one node.
 
-Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this node, or a
-Refusal that names the first field that is wrong. An unreadable claim is always refused, because a guess could prepare somebody else's device.
+Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is
+read here). Flows out: the devices of this driver on this node, or a Refusal that names the
+first field that is wrong. An unreadable claim is always refused, because a guess could
+prepare somebody else's device.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from topobus.values.outcome import Reason, Refusal
 from topobus.values.quantity import Quantity
 from topobus.values.request import Owner
 
-__all__ = ["AllocatedDevice", "ClaimAllocation", "add_amounts", "allocated_classes", "allocation_of", "is_allocated_here"]
+__all__ = [
+    "AllocatedDevice",
+    "ClaimAllocation",
+    "add_amounts",
+    "allocated_classes",
+    "allocation_of",
+    "is_allocated_here",
+]
 
 _PLACE = "status.allocation"
 _LARGEST_AMOUNT = 2**63 - 1
@@ -56,28 +65,34 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
 
     devices: tuple[AllocatedDevice, ...]
     held: dict[str, tuple[str, ...]] = {}
-    """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of a claim is one whole."""
+    """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of
+    a claim is one whole."""
     by_share: dict[str, tuple[str, ...]] = {}
     """Those of `held` of which the claim has a share: other claims may have one, too."""
     shares: dict[str, dict[str, HeldShare]] = {}
-    """How much the claim has of those of `by_share`, where its allocation says so: class to device to amounts."""
+    """How much the claim has of those of `by_share`, where its allocation says so: class to device
+    to amounts."""
     config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
+    """Device to its opaque parameters: of the class before those of the claim, only such as mean
+    the request that the device was given for."""
 
     group_cpus: dict[str, int] = {}
-    """How many CPUs the claim has of groups of CPUs, by the group's device: its ledger's entry is one whole, whichever driver asks."""
+    """How many CPUs the claim has of groups of CPUs, by the group's device: its ledger's entry is
+    one whole, whichever driver asks."""
     cpus: dict[str, CpuSet] = {}
     """Which these are, once the ledger has chosen them."""
     generation: int = 0
     """The claim's `metadata.generation`; 0: its API server counts none."""
     pod_claim_name: str = ""
-    """The name that pods know the claim by, of one that was made of a template for a pod; empty: the claim's own."""
+    """The name that pods know the claim by, of one that was made of a template for a pod; empty:
+    the claim's own."""
     pods: tuple[str, ...] = ()
     """Uids of the pods that the claim is reserved for, sorted."""
     users: tuple[Owner, ...] = ()
     """The same pods with their names."""
     tolerated: tuple[str, ...] = ()
-    """Devices of this driver that the claim takes also when they are sick: its allocation tolerates the taint that a sick device has."""
+    """Devices of this driver that the claim takes also when they are sick: its allocation tolerates
+    the taint that a sick device has."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,7 +124,8 @@ def allocation_of(
 ) -> ClaimAllocation | Refusal:
     """Read what a driver must prepare of a claim on this node.
 
-    Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated, claim-malformed, claim-elsewhere.
+    Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated,
+    claim-malformed, claim-elsewhere.
     """
     where = f"claim {namespace}/{name}"
     if claim is None:
@@ -117,7 +133,10 @@ def allocation_of(
     stored_uid = claim.metadata.get("uid", "")
     if stored_uid != uid:
         return _refuse(
-            "claim-replaced", f"{where} has uid {stored_uid or 'none'}, kubelet asked for {uid}", wanted=uid, got=str(stored_uid)
+            "claim-replaced",
+            f"{where} has uid {stored_uid or 'none'}, kubelet asked for {uid}",
+            wanted=uid,
+            got=str(stored_uid),
         )
     if not claim.status.get("allocation"):
         return _refuse("claim-unallocated", f"{where} is not allocated")
@@ -134,7 +153,9 @@ def allocation_of(
         if device.pool != node:
             text = f"{where}: device {device.device} is in pool {device.pool}, this node is {node}"
             return _refuse("claim-elsewhere", text, pool=device.pool, node=node)
-    held = [grant for grant in grants if grant.device.pool == node and not grant.device.is_shared and grant.device_class]
+    held = [
+        grant for grant in grants if grant.device.pool == node and not grant.device.is_shared and grant.device_class
+    ]
     whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
     shares = [grant for grant in held if (grant.device_class, grant.device.device) not in whole]
     untolerated = {grant.device.device for grant in own if not grant.tolerates_sickness}
@@ -154,7 +175,8 @@ def allocation_of(
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
-    """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare.
+    """Say whether the claim of this uid still has devices on this node: then they stay its own
+    after an unprepare.
 
     An allocation that cannot be read may have some.
     """
@@ -167,12 +189,23 @@ def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool
 
 
 def allocated_classes(claim: ApiObject, node: str) -> tuple[str, ...]:
-    """List our classes of which a claim has devices on this node, sorted; none where its allocation cannot be read."""
+    """List our classes of which a claim has devices on this node, sorted.
+
+    None where its allocation cannot be read.
+    """
     try:
         results = _allocated(claim).results
     except ContractError:
         return ()
-    return tuple(sorted({device_class for result in results if result.pool == node and (device_class := class_of_driver(result.driver))}))
+    return tuple(
+        sorted(
+            {
+                device_class
+                for result in results
+                if result.pool == node and (device_class := class_of_driver(result.driver))
+            }
+        )
+    )
 
 
 def add_amounts(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
@@ -215,24 +248,28 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
         cpus=_cpu_count(result, place) if is_share and device_class == CPU_CLASS and not is_shared else 0,
         tolerates_sickness=any(
             # For longer than a moment.
-            tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
+            tolerates(toleration, SICK_TAINT)
+            and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
             for toleration in result.tolerations
         ),
     )
 
 
 def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:
-    """Read how much of a shared device a result has, fractions rounded up. Names as the driver's inventory has them, without the driver's domain.
+    """Read how much of a shared device a result has, fractions rounded up.
+
+    Names as the driver's inventory has them, without the driver's domain.
 
     >>> granted = GrantedDevice(
     ...     request="r", driver="gpu.topobus.dev", pool="n", device="d", consumed_capacity={"memory": "20Gi", "gpu.topobus.dev/shares": "1"}
     ... )
     >>> _amounts(granted, "")
     {'shares': 1, 'memory': 21474836480}
-    """
+    """  # noqa: E501
     try:
         quantities = {
-            name.removeprefix(f"{result.driver}/"): Quantity.parse(text) for name, text in sorted(result.consumed_capacity.items())
+            name.removeprefix(f"{result.driver}/"): Quantity.parse(text)
+            for name, text in sorted(result.consumed_capacity.items())
         }
     except ValueError as err:
         raise ContractError(f"{place}.consumedCapacity: {err}") from err
@@ -256,7 +293,9 @@ def _cpu_count(result: GrantedDevice, place: str) -> int:
 
 
 def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[frozenset[str], dict[str, Any]]]:
-    """List the opaque parameters for a driver with the requests that they mean (none: all), the class's before the claim's."""
+    """List the opaque parameters for a driver with the requests that they mean (none: all), the
+    class's before the claim's.
+    """
     config: list[tuple[frozenset[str], dict[str, Any]]] = []
     for index, entry in sorted(enumerate(entries), key=lambda numbered: numbered[1].source != "FromClass"):
         if entry.opaque is None or entry.opaque.driver != driver:
@@ -275,7 +314,11 @@ def _config_by_device(
     for device in devices:
         names = {device.request, f"{device.request}/{device.alternative}"}
         own = by_device.setdefault(device.device, [])
-        own += [parameters for requests, parameters in config if (not requests or requests & names) and parameters not in own]
+        own += [
+            parameters
+            for requests, parameters in config
+            if (not requests or requests & names) and parameters not in own
+        ]
     return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
 
 

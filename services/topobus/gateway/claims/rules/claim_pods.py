@@ -18,37 +18,50 @@ _MOST_USERS = 256
 
 
 def pods_of(claim: ApiObject) -> tuple[str, ...]:
-    """List the uids of the pods that a claim is reserved for, sorted; an entry that cannot be read names no pod.
+    """List the uids of the pods that a claim is reserved for, sorted.
+
+    An entry that cannot be read names no pod.
 
     >>> pods_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}))
     ('u',)
-    """
+    """  # noqa: E501
     uids = [consumer.get("uid") for consumer in _consuming_pods(claim)]
     return tuple(sorted({uid for uid in uids if isinstance(uid, str) and uid}))
 
 
 def users_of(claim: ApiObject, namespace: str) -> tuple[Owner, ...]:
-    """List the pods that a claim is reserved for, sorted by name; an entry whose name cannot be read is none.
+    """List the pods that a claim is reserved for, sorted by name.
+
+    An entry whose name cannot be read is none.
 
     >>> users_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}), "n")[0].key
     'pod/n/a/u'
-    """
+    """  # noqa: E501
     users: dict[str, Owner] = {}
     for consumer in _consuming_pods(claim):
         name, uid = consumer.get("name"), consumer.get("uid")
         if isinstance(name, str) and is_dns_subdomain(name):
-            users[name] = Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid=uid if isinstance(uid, str) else "")
+            users[name] = Owner(
+                kind=OwnerKind.POD, namespace=namespace, name=name, uid=uid if isinstance(uid, str) else ""
+            )
     return tuple(users[name] for name in sorted(users))[:_MOST_USERS]
 
 
 def _consuming_pods(claim: ApiObject) -> list[Mapping[str, Any]]:
     reserved_for = claim.status.get("reservedFor")
-    consumers = [consumer for consumer in reserved_for if isinstance(consumer, Mapping)] if isinstance(reserved_for, list) else []
+    consumers = (
+        [consumer for consumer in reserved_for if isinstance(consumer, Mapping)]
+        if isinstance(reserved_for, list)
+        else []
+    )
     return [consumer for consumer in consumers if consumer.get("resource") == "pods" and not consumer.get("apiGroup")]
 
 
 def pod_claim_name(claim: ApiObject) -> str:
-    """Read by which name of its spec a pod knows a claim of a template; what can be no name of one is none (anybody may write an annotation)."""
+    """Read by which name of its spec a pod knows a claim of a template.
+
+    What can be no name of one is none (anybody may write an annotation).
+    """
     annotations = claim.metadata.get("annotations")
     name = annotations.get(_POD_CLAIM_ANNOTATION) if isinstance(annotations, Mapping) else None
     return name if isinstance(name, str) and is_dns_label(name) else ""

@@ -1,7 +1,10 @@
-"""Files that describe a claim's devices to its containers (KEP-5304): what stands in them, where containers find them, and the CDI devices that mount them.
+"""Files that describe a claim's devices to its containers (KEP-5304): what stands in them, where
+containers find them, and the CDI devices that mount them.
 
-Flows in: a claim's devices at one driver, their attributes, what they became in the pod. Flows out: one document for each request, and a CDI file that mounts it, under the gateway's own names.
-Source: k8s.io/dynamic-resource-allocation kubeletplugin/metadata.go and api/metadata (v1alpha1), 1.36: a stream of JSON objects, one for each version, newest first.
+Flows in: a claim's devices at one driver, their attributes, what they became in the pod. Flows out:
+one document for each request, and a CDI file that mounts it, under the gateway's own names.
+Source: k8s.io/dynamic-resource-allocation kubeletplugin/metadata.go and api/metadata (v1alpha1),
+1.36: a stream of JSON objects, one for each version, newest first.
 """
 
 from __future__ import annotations
@@ -22,7 +25,15 @@ from topobus.values.edits import ContainerEdits, Mount
 from topobus.values.names import ClaimUid
 from topobus.values.sandbox import AttachedInterface
 
-__all__ = ["DescribedClaim", "MetadataVersion", "described_spec", "documents", "generation_of", "metadata_device_name", "metadata_path"]
+__all__ = [
+    "DescribedClaim",
+    "MetadataVersion",
+    "described_spec",
+    "documents",
+    "generation_of",
+    "metadata_device_name",
+    "metadata_path",
+]
 
 MetadataVersion = Literal["v1alpha1"]
 """Versions of metadata.resource.k8s.io that can be written."""
@@ -49,7 +60,8 @@ class DescribedClaim(Struct, frozen=True, kw_only=True):
 def documents(claim: DescribedClaim, versions: Iterable[str], generations: Mapping[str, int]) -> dict[str, bytes]:
     """Write the file of each request, by its name without the part of an alternative.
 
-    Shapes: generations — of the files that are to be written, by request; what is not there is the first.
+    Shapes: generations — of the files that are to be written, by request;
+    what is not there is the first.
     """
     by_request: dict[str, list[AllocatedDevice]] = {}
     for device in claim.devices:
@@ -85,7 +97,9 @@ def metadata_path(driver: str, claim_name: str, pod_claim_name: str, request: st
 
 
 def metadata_device_name(uid: ClaimUid, request: str) -> str:
-    """Name the CDI device that mounts a request's file; no device of ours has such a name, for those have no '_'.
+    """Name the CDI device that mounts a request's file.
+
+    No device of ours has such a name, for those have no '_'.
 
     >>> metadata_device_name("3cec", "big")
     'claim-3cec_metadata-big'
@@ -96,7 +110,8 @@ def metadata_device_name(uid: ClaimUid, request: str) -> str:
 def described_spec(spec: CdiSpec | None, claim: DescribedClaim, device_class: str, files: Mapping[str, str]) -> CdiSpec:
     """Add the mounts of a claim's files to its CDI file.
 
-    Shapes: spec — None: nothing else is to be edited; files — request to the file's path on the host.
+    Shapes: spec — None: nothing else is to be edited; files — request
+    to the file's path on the host.
     """
     mounts = tuple(
         CdiDevice(
@@ -120,7 +135,9 @@ def described_spec(spec: CdiSpec | None, claim: DescribedClaim, device_class: st
 def _encoded(claim: DescribedClaim, version: str, devices: Iterable[AllocatedDevice], generation: int) -> bytes:
     shown = [(device, _device(claim, device)) for device in devices]
     # With the part of an alternative that was chosen, as the allocation writes it.
-    names = dict.fromkeys(f"{device.request}/{device.alternative}" if device.alternative else device.request for device, _ in shown)
+    names = dict.fromkeys(
+        f"{device.request}/{device.alternative}" if device.alternative else device.request for device, _ in shown
+    )
     document: dict[str, Any] = {
         "kind": "DeviceMetadata",
         "apiVersion": f"{_GROUP}/{version}",

@@ -1,7 +1,10 @@
-"""What the gateway says of a claim's devices in the claim's `status.devices`: which entries, with which condition, within the API's limits.
+"""What the gateway says of a claim's devices in the claim's `status.devices`: which entries, with
+which condition, within the API's limits.
 
-Flows in: the devices of a claim and class, and what became of them. Flows out: entries in the wire shape of resource.k8s.io (the same in all its versions). What a driver says of
-an interface and the API would refuse is left out of the entry and named in the condition's message: a wrong address must not hide the right ones.
+Flows in: the devices of a claim and class, and what became of them. Flows out: entries in the
+wire shape of resource.k8s.io (the same in all its versions). What a driver says of an interface
+and the API would refuse is left out of the entry and named in the condition's message: a wrong
+address must not hide the right ones.
 Source: k8s.io/api/resource/v1 AllocatedDeviceStatus, NetworkDeviceData, 1.36.
 """
 
@@ -34,7 +37,9 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 
 
 class ClaimReport(Struct, frozen=True, kw_only=True):
-    """What is to stand in a claim's status for one of our drivers, until another report takes its place."""
+    """What is to stand in a claim's status for one of our drivers, until another report takes its
+    place.
+    """
 
     namespace: str
     name: str
@@ -83,13 +88,17 @@ def device_statuses(report: ClaimReport, driver: str) -> list[dict[str, Any]]:
     return list(entries.values())
 
 
-def replaced_statuses(present: Sequence[Mapping[str, Any]], driver: str, devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Give a claim's list with exactly these entries of a driver; conditions of others in them stay, and keep their entry.
+def replaced_statuses(
+    present: Sequence[Mapping[str, Any]], driver: str, devices: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Give a claim's list with exactly these entries of a driver.
+
+    Conditions of others in them stay, and keep their entry.
 
     >>> watched = {"driver": "d", "pool": "p", "device": "x", "data": {}, "conditions": [{"type": "Ready"}, {"type": "Watched"}]}
     >>> [condition["type"] for condition in replaced_statuses([watched], "d", [])[0]["conditions"]]
     ['Watched']
-    """
+    """  # noqa: E501
 
     def key(device: Mapping[str, Any]) -> tuple[object, ...]:
         return (device.get("pool"), device.get("device"), device.get("shareID"))
@@ -101,13 +110,20 @@ def replaced_statuses(present: Sequence[Mapping[str, Any]], driver: str, devices
     }
     others = [device for device in present if device.get("driver") != driver]
     own = [
-        {**device, "conditions": [*device.get("conditions", ()), *foreign[key(device)]]} if foreign.get(key(device)) else device
+        {**device, "conditions": [*device.get("conditions", ()), *foreign[key(device)]]}
+        if foreign.get(key(device))
+        else device
         for device in devices
     ]
     rest = [
-        {**{name: device[name] for name in ("driver", "pool", "device", "shareID") if name in device}, "conditions": foreign[key(device)]}
+        {
+            **{name: device[name] for name in ("driver", "pool", "device", "shareID") if name in device},
+            "conditions": foreign[key(device)],
+        }
         for device in present
-        if device.get("driver") == driver and foreign[key(device)] and key(device) not in {key(wanted) for wanted in devices}
+        if device.get("driver") == driver
+        and foreign[key(device)]
+        and key(device) not in {key(wanted) for wanted in devices}
     ]
     return [*others, *own, *rest]
 
@@ -117,7 +133,7 @@ def network_data(interface: AttachedInterface) -> tuple[dict[str, Any], tuple[st
 
     >>> network_data(AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24", "FD00:0::2/64")))[0]["ips"]
     ['10.0.0.2/24', 'fd00::2/64']
-    """
+    """  # noqa: E501
     data: dict[str, Any] = {}
     left_out: list[str] = []
     for field, text, limit in (
@@ -145,7 +161,9 @@ def text_of(refusal: Refusal) -> tuple[str, str]:
 
 
 def camel_case(code: str) -> str:
-    """Write a reason code as conditions and events want their reason; programs find the code itself in the message.
+    """Write a reason code as conditions and events want their reason.
+
+    Programs find the code itself in the message.
 
     >>> camel_case("name-taken"), camel_case("no-affinity:2"), camel_case("")
     ('NameTaken', 'NoAffinity2', 'Refused')

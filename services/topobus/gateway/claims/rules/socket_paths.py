@@ -1,7 +1,11 @@
-"""Chooses the paths of a DRA driver's two sockets. They contain the gateway's instance id, so that an old and a new gateway can run side by side during a roll-over.
+"""Chooses the paths of a DRA driver's two sockets.
 
-Flows in: kubelet's folders, the driver, the gateway's instance (its pod's uid). Flows out: two paths that fit into a socket address (108 bytes), shortened in two
-steps where they would not. Kubelet reads the paths from the registration, so no other program has to compute them.
+They contain the gateway's instance id, so that an old and a new gateway can run
+side by side during a roll-over.
+
+Flows in: kubelet's folders, the driver, the gateway's instance (its pod's uid). Flows out: two
+paths that fit into a socket address (108 bytes), shortened in two steps where they would not.
+Kubelet reads the paths from the registration, so no other program has to compute them.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from msgspec import Struct
 
 __all__ = ["SOCKET_PATH_LIMIT", "DriverSockets", "driver_sockets", "is_instance_name", "stale_patterns"]
 
-# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind, with a message that helps nobody.
+# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind,
+# with a message that helps nobody.
 SOCKET_PATH_LIMIT = 107
 
 _HASH_LENGTH = 8
@@ -31,7 +36,8 @@ class DriverSockets(Struct, frozen=True, kw_only=True):
 def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: str) -> DriverSockets:
     """Name a driver's sockets; without an instance by the driver alone.
 
-    The uid whole where it fits, else a hash of it, else a hash of driver and uid. A folder that is too long even for that is the caller's to refuse.
+    The uid whole where it fits, else a hash of it, else a hash of driver and uid. A folder that is
+    too long even for that is the caller's to refuse.
 
     >>> driver_sockets("/k/plugins", "/k/plugins_registry", "gpu.topobus.dev", "3cec").service
     '/k/plugins/gpu.topobus.dev/dra-3cec.sock'
@@ -39,13 +45,18 @@ def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: s
     tails = (f"-{instance}", f"-{_hash(instance)}") if instance else ("",)
     short = f"tb{_hash(f'{driver}/{instance}')}.sock"
     return DriverSockets(
-        service=_first_that_fits([*(f"{plugins_dir}/{driver}/dra{tail}.sock" for tail in tails), f"{plugins_dir}/{short}"]),
-        registration=_first_that_fits([*(f"{registry_dir}/{driver}{tail}-reg.sock" for tail in tails), f"{registry_dir}/{short}"]),
+        service=_first_that_fits(
+            [*(f"{plugins_dir}/{driver}/dra{tail}.sock" for tail in tails), f"{plugins_dir}/{short}"]
+        ),
+        registration=_first_that_fits(
+            [*(f"{registry_dir}/{driver}{tail}-reg.sock" for tail in tails), f"{registry_dir}/{short}"]
+        ),
     )
 
 
 def is_instance_name(text: str) -> bool:
-    """Say whether a text can be a part of a file's name: letters, digits, '-', '_' and '.', 63 at most.
+    """Say whether a text can be a part of a file's name: letters, digits, '-', '_' and '.', 63 at
+    most.
 
     >>> is_instance_name("3cec39ef-a300"), is_instance_name("../x")
     (True, False)
@@ -58,7 +69,9 @@ def is_instance_name(text: str) -> bool:
 
 
 def stale_patterns(driver: str) -> tuple[str, str]:
-    """Match the service and the registration sockets that any gateway makes for a driver, shortened ones apart: those are alike for all drivers."""
+    """Match the service and the registration sockets that any gateway makes for a driver, shortened
+    ones apart: those are alike for all drivers.
+    """
     return "dra*.sock", f"{driver}*-reg.sock"
 
 

@@ -1,7 +1,10 @@
-"""Chooses the version of resource.k8s.io that a server offers, and converts objects between it and v1.
+"""Chooses the version of resource.k8s.io that a server offers, and converts objects between it and
+v1.
 
-Flows in: objects in the shape of v1, and objects as an older server gives them. Flows out: the same objects in the other version's shape. v1beta2 differs from v1
-in its name only; v1beta1 wraps everything of a device except its name. Claims are only read, and the part that is read (status.allocation) is equal in all.
+Flows in: objects in the shape of v1, and objects as an older server gives them. Flows out: the same
+objects in the other version's shape. v1beta2 differs from v1 in its name only; v1beta1 wraps
+everything of a device except its name. Claims are only read, and the part that is read
+(status.allocation) is equal in all.
 Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.37.
 """
 
@@ -24,7 +27,7 @@ def to_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any
 
     >>> to_served("ResourceSlice", {"apiVersion": "resource.k8s.io/v1", "spec": {"devices": [{"name": "a", "taints": []}]}}, "v1beta1")
     {'apiVersion': 'resource.k8s.io/v1beta1', 'spec': {'devices': [{'name': 'a', 'basic': {'taints': []}}]}}
-    """
+    """  # noqa: E501
     shown = {**body, "apiVersion": f"{GROUP}/{version}"}
     if version == _WRAPPED and kind == "ResourceSlice":
         shown["spec"] = _with_devices(body.get("spec"), _wrap)
@@ -45,7 +48,10 @@ def from_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, A
 def _with_devices(spec: Any, change: Any) -> Any:
     if not isinstance(spec, Mapping) or not isinstance(spec.get("devices"), list | tuple):
         return spec
-    return {**spec, "devices": [change(device) if isinstance(device, Mapping) else device for device in spec["devices"]]}
+    return {
+        **spec,
+        "devices": [change(device) if isinstance(device, Mapping) else device for device in spec["devices"]],
+    }
 
 
 def _wrap(device: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,4 +60,7 @@ def _wrap(device: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unwrap(device: Mapping[str, Any]) -> dict[str, Any]:
     basic = device.get("basic")
-    return {**{key: value for key, value in device.items() if key != "basic"}, **(basic if isinstance(basic, Mapping) else {})}
+    return {
+        **{key: value for key, value in device.items() if key != "basic"},
+        **(basic if isinstance(basic, Mapping) else {}),
+    }

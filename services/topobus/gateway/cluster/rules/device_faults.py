@@ -1,7 +1,10 @@
-"""Decides what there is to tell of the health of devices that claims have: which of them fail, which are well again, and which pods lose their place by it.
+"""Decides what there is to tell of the health of devices that claims have: which of them fail,
+which are well again, and which pods lose their place by it.
 
-Flows in: devices of inventories, what was told before, pods and times in seconds of one monotonic clock. Flows out: faults by device, the condition of a device in a claim's
-status, and pods to evict. Between sick and well (Unknown, Recovering) nothing is told: a device that comes and goes would fill a pod's events.
+Flows in: devices of inventories, what was told before, pods and times in seconds of one
+monotonic clock. Flows out: faults by device, the condition of a device in a claim's status, and
+pods to evict. Between sick and well (Unknown, Recovering) nothing is told: a device that comes
+and goes would fill a pod's events.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class HealthNote(Struct, frozen=True, kw_only=True):
 
 
 def health_note(device: Device | None, earlier: HealthNote | None, now: str) -> HealthNote | None:
-    """Give what is to be told of a device now; `earlier` when that is what was told, None while nothing was ever wrong with it.
+    """Give what is to be told of a device now; `earlier` when that is what was told, None while
+    nothing was ever wrong with it.
 
     Shapes: device — None: it is not in the inventory, of which nothing follows.
     """
@@ -47,9 +51,11 @@ def health_note(device: Device | None, earlier: HealthNote | None, now: str) -> 
 
 
 def lost_claim(pod: NodePod, sick_claims: Mapping[str, Iterable[str]]) -> str:
-    """Say what makes a pod's eviction due that no taint of the cluster evicts; empty when nothing does.
+    """Say what makes a pod's eviction due that no taint of the cluster evicts.
 
-    Kubernetes' device taint eviction looks at claims of `spec.resourceClaims` alone (pkg/controller/devicetainteviction, 1.36), not at the one that the scheduler made of a pod's resources.
+    Empty when nothing does. Kubernetes' device taint eviction looks at claims of
+    `spec.resourceClaims` alone (pkg/controller/devicetainteviction, 1.36), not at the one that the
+    scheduler made of a pod's resources.
 
     Shapes: sick_claims — namespace and name of a claim to its sick devices.
     """

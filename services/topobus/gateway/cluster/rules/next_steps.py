@@ -1,6 +1,8 @@
-"""What somebody can do about a refusal on the node, by its reason code: the last words of an event on a pod or a claim.
+"""What somebody can do about a refusal on the node, by its reason code: the last words of an event
+on a pod or a claim.
 
-Flows in: a reason code. Flows out: a sentence. A code without an own sentence gets that of what goes on by itself.
+Flows in: a reason code. Flows out: a sentence. A code without an own sentence gets
+that of what goes on by itself.
 """
 
 from __future__ import annotations
@@ -44,15 +46,18 @@ _STEPS = {
     "mps-partition": _MEND,
     "mps-program-missing": "install MPS with the driver on the node, or name its folder (hardware.driver_files.root)",
     "mps-several-daemons": _MEND,
-    "mps-start-failed": "look into the daemon's log on the node, which the message names; its clients wait until it starts",
-    "name-taken": "write another interface.name into the configuration of the claim or its class, then make claim and pod anew",
+    "mps-start-failed": "look into the daemon's log on the node, which the message names; its clients wait until it starts",  # noqa: E501
+    "name-taken": "write another interface.name into the configuration of the claim or its class, then make claim and pod "  # noqa: E501
+    "anew",
     "not-permitted": _RIGHTS,
     "package-missing": "install it on the node with the class's device service (docs/reference/installing.md)",
-    "pinning-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead to it",
+    "pinning-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead "  # noqa: E501
+    "to it",
     "plugin-": _LOOK,
     "pod-on-host-network": "leave hostNetwork, or the claim, out of the pod",
     "prepare-": _LOOK,
-    "runtime-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead to it",
+    "runtime-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead "  # noqa: E501
+    "to it",
     "share-failed": _MEND,
     "shared-pool-empty": "ask for fewer CPUs: the other containers need one",
     "sharing-": _MEND,

@@ -1,7 +1,10 @@
-"""Reads of a pod what the container runtime does not tell its plugins: host ports, and rates that its author wrote.
+"""Reads of a pod what the container runtime does not tell its plugins: host ports, and rates that
+its author wrote.
 
-Flows in: a pod in Kubernetes' wire shape. Flows out: its host ports as the scheduler counts them, and the few annotations that anybody here reads.
-Source: k8s.io/kubernetes pkg/scheduler/util GetHostPorts, 1.36: containers, and those init containers that run as long as the pod (restartPolicy Always).
+Flows in: a pod in Kubernetes' wire shape. Flows out: its host ports as the scheduler counts them,
+and the few annotations that anybody here reads.
+Source: k8s.io/kubernetes pkg/scheduler/util GetHostPorts, 1.36: containers, and those init
+containers that run as long as the pod (restartPolicy Always).
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ __all__ = ["bandwidth_of", "host_ports_of"]
 
 
 def host_ports_of(pod: ApiObject) -> tuple[HostPort, ...]:
-    """List the ports of the host that lead to a pod's containers, each once; none for a pod in the host's own network, whose ports are there already.
+    """List the ports of the host that lead to a pod's containers, each once.
+
+    None for a pod in the host's own network, whose ports are there already.
 
     >>> port = {"hostPort": 8080, "containerPort": 80}
     >>> [str(port.host_port) for port in host_ports_of(ApiObject(api_version="v1", kind="Pod", metadata={}, spec={"containers": [{"ports": [port, port]}]}))]
     ['8080']
-    """
+    """  # noqa: E501
     if pod.spec.get("hostNetwork") is True:
         return ()
     ports: dict[HostPort, None] = {}
@@ -42,7 +47,11 @@ def bandwidth_of(pod: ApiObject) -> dict[str, str]:
 
 
 def _lasting_containers(pod: ApiObject) -> Iterator[Mapping[str, Any]]:
-    yield from (container for container in _mappings(pod.spec.get("initContainers")) if container.get("restartPolicy") == "Always")
+    yield from (
+        container
+        for container in _mappings(pod.spec.get("initContainers"))
+        if container.get("restartPolicy") == "Always"
+    )
     yield from _mappings(pod.spec.get("containers"))
 
 

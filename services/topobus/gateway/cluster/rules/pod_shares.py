@@ -1,7 +1,9 @@
-"""Shared devices of which pods have replicas, as a ResourceSlice shows them: with less capacity, so that a scheduler counts on no more than is left.
+"""Shared devices of which pods have replicas, as a ResourceSlice shows them: with less capacity, so
+that a scheduler counts on no more than is left.
 
-Flows in: a slice's device, what pods have of it. Flows out: the device with less, or None when not even the smallest share is left. A scheduler knows what claims have;
-what kubelet gave by its device plugins it does not.
+Flows in: a slice's device, what pods have of it. Flows out: the device with less, or None when
+not even the smallest share is left. A scheduler knows what claims have; what kubelet gave by
+its device plugins it does not.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ def amounts_of_pods(sharers: Iterable[tuple[Owner, HeldShare]]) -> dict[str, int
 
 
 def beside_pods(device: SliceDevice, taken: Mapping[str, int]) -> SliceDevice | None:
-    """Show what is left of a device beside pods; None when a claim that names no amount would find too little."""
+    """Show what is left of a device beside pods.
+
+    None when a claim that names no amount would find too little.
+    """
     capacity = dict(device.capacity)
     for name, amount in taken.items():
         whole = capacity.get(name)

@@ -1,7 +1,10 @@
-"""Decides whether claims serve the pods that ask for a resource by its name, so that no device plugin offers it beside them.
+"""Decides whether claims serve the pods that ask for a resource by its name, so that no device
+plugin offers it beside them.
 
-Flows in: the DeviceClasses as the API server keeps them, the devices of a resource, and the others of its class. Flows out: what stands in the way; empty where
-kube-scheduler makes claims of such requests. An API server that does not know `extendedResourceName` drops it, so a class that has it is the server's own word.
+Flows in: the DeviceClasses as the API server keeps them, the devices of a resource, and the
+others of its class. Flows out: what stands in the way; empty where kube-scheduler makes claims of
+such requests. An API server that does not know `extendedResourceName` drops it, so a class that
+has it is the server's own word.
 Source: KEP-5004; k8s.io/dynamic-resource-allocation deviceclass/extendedresourcecache, 1.36.
 """
 
@@ -18,19 +21,26 @@ from topobus.values.device import Device, driver_name
 __all__ = ["class_of_resource", "is_too_old", "obstacle"]
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-# The first kubelet that prepares such claims without a feature gate (DRAExtendedResource, beta); an older one starts the container without its devices.
+# The first kubelet that prepares such claims without a feature gate (DRAExtendedResource, beta); an
+# older one starts the container without its devices.
 _FIRST_KUBELET = (1, 36)
 
 
 def class_of_resource(resource: str, classes: Iterable[ApiObject]) -> ApiObject | None:
-    """Find the class that kube-scheduler takes for a resource: of several the newest, then the first by name; None where none names it."""
+    """Find the class that kube-scheduler takes for a resource: of several the newest, then the
+    first by name.
+
+    None where none names it.
+    """
     named = [api_object for api_object in classes if api_object.spec.get("extendedResourceName") == resource]
     by_name = sorted(named, key=lambda api_object: str(api_object.metadata.get("name", "")))
     return max(by_name, key=lambda api_object: str(api_object.metadata.get("creationTimestamp", "")), default=None)
 
 
 def is_too_old(kubelet_version: str) -> bool:
-    """Say whether a kubelet cannot prepare such claims; one that does not tell its version is believed.
+    """Say whether a kubelet cannot prepare such claims.
+
+    One that does not tell its version is believed.
 
     >>> [is_too_old(version) for version in ("v1.35.4", "v1.36.2", "v2.0.0", "")]
     [True, False, False, False]
@@ -48,8 +58,10 @@ def obstacle(
 ) -> str:
     """Say why claims cannot serve a resource; empty where they do.
 
-    What a pod gets by a name must not depend on how it is served, so the class has to select the resource's devices and none besides.
-    Shapes: offered — name to the device as claims see it, None for one that they may not have; others — the class's further devices, as claims see them.
+    What a pod gets by a name must not depend on how it is served, so the class has to select the
+    resource's devices and none besides.
+    Shapes: offered — name to the device as claims see it, None for one that they may not have;
+    others — the class's further devices, as claims see them.
     """
     api_object = class_of_resource(resource, classes)
     if api_object is None:

@@ -1,7 +1,10 @@
-"""Plans the writes that make the API server show this node's devices: one pool for each class, cut into slices, written only where something differs.
+"""Plans the writes that make the API server show this node's devices: one pool for each class, cut
+into slices, written only where something differs.
 
-Flows in: an inventory, who holds what, and the slices that exist. Flows out: deletes, updates and creates, in that order. The pool's generation follows the helper
-library of Kubernetes: it stays while a single update is enough, else all slices get the next one, so that a scheduler never mixes two states of a pool.
+Flows in: an inventory, who holds what, and the slices that exist. Flows out: deletes, updates
+and creates, in that order. The pool's generation follows the helper library of Kubernetes: it
+stays while a single update is enough, else all slices get the next one, so that a scheduler
+never mixes two states of a pool.
 Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 1.37.
 """
 
@@ -65,13 +68,16 @@ __all__ = [
 OCCUPIED_TAINT = "topobus.dev/occupied"
 """On a device that a pod holds by another way than a claim: the scheduler must not give it again."""
 LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "bools", "strings", "versions"))
-"""Lists as attributes: a server that does not know them refuses the slice instead of dropping the field."""
+"""Lists as attributes: a server that does not know them refuses the slice instead of dropping the
+field."""
 
 COUNTERS_INDEX = 0xF00
-"""Index of the first slice of counters: far behind the devices', so that a pool that grows changes none of them."""
-# Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice names. 3840 slices of 64 devices are enough for a node.
-# Generations are signed numbers of 64 bits. Where somebody else published one near their end there is none above it: it is not counted, only deleted. Ours grow by
-# one a change, so that this is some 10^11 years of a change a second away.
+"""Index of the first slice of counters: far behind the devices', so that a pool that grows changes
+none of them."""
+# Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice
+# names. 3840 slices of 64 devices are enough for a node. Generations are signed numbers of 64 bits.
+# Where somebody else published one near their end there is none above it: it is not counted, only
+# deleted. Ours grow by one a change, so that this is some 10^11 years of a change a second away.
 _LARGEST_GENERATION = 2**62
 _INDEX = re.compile(r"([0-9a-f]{3})-")
 
@@ -105,7 +111,9 @@ def class_of_slice(resource_slice: ApiObject, node: str) -> str:
     """Class of a slice of ours for this node; empty for anybody else's."""
     suffix = driver_name("")
     driver = str(resource_slice.spec.get("driver", ""))
-    return driver.removesuffix(suffix) if driver.endswith(suffix) and resource_slice.spec.get("nodeName") == node else ""
+    return (
+        driver.removesuffix(suffix) if driver.endswith(suffix) and resource_slice.spec.get("nodeName") == node else ""
+    )
 
 
 def pool_devices(
@@ -116,16 +124,25 @@ def pool_devices(
     shown: Iterable[SliceDevice] | None = None,
     sharers: ShareHolders = MappingProxyType({}),
 ) -> tuple[SliceDevice, ...]:
-    """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and so is what does not fit beside it; while their service is silent (`silence`) so are all.
+    """Show an inventory's devices.
 
-    Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint, and so does an operator's word. What an operator excludes is
-    shown as long as somebody holds it. Of a shared device (`sharers`) what pods have is taken off its capacity, as long as a share is left. `shown` is what `slice_device` gives for the inventory's
-    devices, for who knows it already: it is the dear part, and holders change far more often.
+    One that a pod holds outside of DRA is tainted, and so is what does not fit beside it; while
+    their service is silent (`silence`) so are all. Evidence of a fault outlives the voice that
+    told it: an unhealthy device keeps its own taint, and so does an operator's word. What an
+    operator excludes is shown as long as somebody holds it. Of a shared device (`sharers`) what
+    pods have is taken off its capacity, as long as a share is left. `shown` is what
+    `slice_device` gives for the inventory's devices, for who knows it already: it is the dear
+    part, and holders change far more often.
     """
-    sick = {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY} if silence is not None else set()
+    sick = (
+        {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY}
+        if silence is not None
+        else set()
+    )
     devices = []
     occupied = {name: holder for name, holder in holders.items() if holder.kind is not OwnerKind.CLAIM}
-    # The scheduler counts what claims hold; what others hold takes from the same counters, and it does not know.
+    # The scheduler counts what claims hold; what others hold takes from the same
+    # counters, and it does not know.
     blocked = Partitions(inventory.devices, inventory.counter_sets).blocked(occupied) if inventory.counter_sets else {}
     excluded = {device.name for device in inventory.devices if device.is_excluded and device.name not in holders}
     for device in map(slice_device, slice_order(inventory.devices)) if shown is None else shown:
@@ -135,8 +152,14 @@ def pool_devices(
         if silence is not None and device.name not in sick:
             taints = (silence, *(taint for taint in taints if taint.key == MAINTENANCE_TAINT))
         shortage = blocked.get(device.name)
-        holder = occupied.get(device.name) or (occupied[shortage.devices[0]] if shortage is not None and shortage.devices else None)
-        beside = beside_pods(device, amounts_of_pods(sharers[device.name])) if holder is not None and device.name in sharers else None
+        holder = occupied.get(device.name) or (
+            occupied[shortage.devices[0]] if shortage is not None and shortage.devices else None
+        )
+        beside = (
+            beside_pods(device, amounts_of_pods(sharers[device.name]))
+            if holder is not None and device.name in sharers
+            else None
+        )
         device = beside or device
         if holder is not None and beside is None:
             taints = (*taints, Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule"))
@@ -147,7 +170,8 @@ def pool_devices(
 def silence_taint(since: str, effect: str, present: Iterable[ApiObject]) -> Taint | None:
     """Make the taint of a silent service's devices; None without an effect.
 
-    The time of one that is there already stays, whoever noticed the silence anew: a toleration that ends must not begin again.
+    The time of one that is there already stays, whoever noticed the silence anew: a toleration
+    that ends must not begin again.
     """
     if effect not in ("NoSchedule", "NoExecute"):
         return None
@@ -162,14 +186,17 @@ def shows_silence(present: Iterable[ApiObject]) -> bool:
 
 
 def publishable(devices: Iterable[SliceDevice]) -> tuple[tuple[SliceDevice, ...], dict[str, str]]:
-    """Part the devices that a server takes from those that break one of its limits, which would have it refuse the whole slice.
+    """Part the devices that a server takes from those that break one of its limits, which would
+    have it refuse the whole slice.
 
     Shapes: result — the good ones, and name to what is wrong with a bad one.
     """
     good: dict[str, SliceDevice] = {}
     bad: dict[str, str] = {}
     for device in devices:
-        spec = SliceSpec(driver="a.topobus.dev", node_name="a", pool=Pool(name="a", resource_slice_count=1), devices=(device,))
+        spec = SliceSpec(
+            driver="a.topobus.dev", node_name="a", pool=Pool(name="a", resource_slice_count=1), devices=(device,)
+        )
         problems = [str(problem).removeprefix("spec.devices[0].") for problem in check_slice(spec)]
         if device.name in good:
             problems.append(f"there are two devices named {device.name}")
@@ -194,17 +221,21 @@ def slice_plan(
 ) -> SlicePlan:
     """Decide what to write so that the pool of a driver on a node shows these devices.
 
-    Shapes: present — the slices of this driver and node; counter_sets — what the devices consume from, in slices of their own, as the API wants it since 1.35;
+    Shapes: present — the slices of this driver and node; counter_sets — what the devices consume
+    from, in slices of their own, as the API wants it since 1.35;
     dropped — fields that the server does not keep, so their absence is no difference;
-    last_generation — of what was written before, for the case that somebody has deleted all of it; read — gives what `read_slice` gives, perhaps from memory.
-    Order: deletes, updates, creates, counters before devices, so that a server which does not keep counters shows it before the pool is whole; a pool without
-    devices keeps one empty slice, which says that there is nothing (no slice says nothing).
+    last_generation — of what was written before, for the case that somebody has deleted all of it;
+    read — gives what `read_slice` gives, perhaps from memory.
+    Order: deletes, updates, creates, counters before devices, so that a server which does not keep
+    counters shows it before the pool is whole; a pool without devices keeps one empty slice, which
+    says that there is nothing (no slice says nothing).
     """
     fields = tuple(dropped)
     chunks = _chunks(devices, counter_sets)
     api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
     specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
-    # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and its generation is none of ours.
+    # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and
+    # its generation is none of ours.
     specs = {name: spec if spec is not None and spec.pool.name == node else None for name, spec in specs.items()}
     counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
     generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
@@ -224,23 +255,35 @@ def slice_plan(
         shown, counters = chunks[index]
         if index in matched:
             shown = _with_times(shown, matched[index][1].devices)
-        return without_fields(SliceSpec(driver=driver, node_name=node, pool=pool, devices=shown, shared_counters=counters), fields)
+        return without_fields(
+            SliceSpec(driver=driver, node_name=node, pool=pool, devices=shown, shared_counters=counters), fields
+        )
 
     changed = {
         index
         for index, (api_object, spec) in matched.items()
         if spec != wanted(index, generation) or api_object.metadata.get("ownerReferences") != [owner]
     }
-    missing = sorted((index for index in chunks if index not in matched), key=lambda index: (index < COUNTERS_INDEX, index))
+    missing = sorted(
+        (index for index in chunks if index not in matched), key=lambda index: (index < COUNTERS_INDEX, index)
+    )
     is_bumped = bool(missing) or len(changed) > 1
     generation += is_bumped
-    updates = [_updated(matched[index][0], wanted(index, generation), owner) for index in sorted(matched) if index in changed or is_bumped]
+    updates = [
+        _updated(matched[index][0], wanted(index, generation), owner)
+        for index in sorted(matched)
+        if index in changed or is_bumped
+    ]
     creates = [_created(index, wanted(index, generation), owner) for index in missing]
     strange = [
-        api_object for api_object in obsolete if _index_of(api_object) < 0 or specs[str(api_object.metadata.get("name", ""))] is None
+        api_object
+        for api_object in obsolete
+        if _index_of(api_object) < 0 or specs[str(api_object.metadata.get("name", ""))] is None
     ]
     strange += [
-        api_object for api_object in obsolete if api_object not in strange and _is_beyond(specs[str(api_object.metadata.get("name", ""))])
+        api_object
+        for api_object in obsolete
+        if api_object not in strange and _is_beyond(specs[str(api_object.metadata.get("name", ""))])
     ]
     return SlicePlan(
         generation=generation,
@@ -258,7 +301,9 @@ def _chunks(
     cuts = range(0, max(len(devices), 1), DEVICES_PER_SLICE)
     chunks = {index: (tuple(devices[start : start + DEVICES_PER_SLICE]), ()) for index, start in enumerate(cuts)}
     counted = enumerate(range(0, len(counter_sets), COUNTER_SETS_PER_SLICE), start=COUNTERS_INDEX)
-    return chunks | {index: ((), tuple(counter_sets[start : start + COUNTER_SETS_PER_SLICE])) for index, start in counted}
+    return chunks | {
+        index: ((), tuple(counter_sets[start : start + COUNTER_SETS_PER_SLICE])) for index, start in counted
+    }
 
 
 def _is_beyond(spec: SliceSpec | None) -> bool:
@@ -275,23 +320,31 @@ def read_slice(resource_slice: ApiObject) -> SliceSpec | None:
 
 
 def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
-    """Find fields that were sent and not stored: an older server leaves out what it does not know, and tells nobody.
+    """Find fields that were sent and not stored: an older server leaves out what it does not know,
+    and tells nobody.
 
     >>> base = ApiObject(api_version="v1", kind="X", metadata={}, spec={"devices": [{"name": "a"}]})
     >>> dropped_fields(ApiObject(api_version="v1", kind="X", metadata={}, spec={"devices": [{"name": "a", "taints": [1]}]}), base)
     ('spec.devices.*.taints',)
-    """
+    """  # noqa: E501
     return tuple(sorted(set(_missing(sent.spec, stored.spec, "spec"))))
 
 
 def has_lists(api_object: ApiObject) -> bool:
     """Say whether an attribute of a slice has a list as its value."""
     lists = {path.rpartition(".")[2] for path in LIST_FIELDS}
-    return any(lists & value.keys() for device in api_object.spec.get("devices", ()) for value in device.get("attributes", {}).values())
+    return any(
+        lists & value.keys()
+        for device in api_object.spec.get("devices", ())
+        for value in device.get("attributes", {}).values()
+    )
 
 
 def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
-    """Leave out fields, given as paths with `*` for every element; an attribute that loses its value goes as a whole."""
+    """Leave out fields, given as paths with `*` for every element.
+
+    An attribute that loses its value goes as a whole.
+    """
     paths = tuple(fields)
     if not paths:
         return spec
@@ -323,7 +376,11 @@ def _index_of(api_object: ApiObject) -> int:
 
 def _with_times(devices: Sequence[SliceDevice], present: Sequence[SliceDevice]) -> tuple[SliceDevice, ...]:
     """Keep the time that the server gave to a taint for which we know none."""
-    times = {(device.name, taint.key, taint.value, taint.effect): taint.time_added for device in present for taint in device.taints}
+    times = {
+        (device.name, taint.key, taint.value, taint.effect): taint.time_added
+        for device in present
+        for taint in device.taints
+    }
     return tuple(
         msgspec.structs.replace(
             device,
@@ -339,7 +396,8 @@ def _with_times(devices: Sequence[SliceDevice], present: Sequence[SliceDevice]) 
 
 
 def _created(index: int, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
-    # The server cuts a long name from behind before it adds five characters of chance, so the index stands in front.
+    # The server cuts a long name from behind before it adds five characters of
+    # chance, so the index stands in front.
     metadata = {"generateName": f"{index:03x}-{spec.driver}-{spec.node_name}-", "ownerReferences": [owner]}
     return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
 

@@ -1,7 +1,10 @@
-"""What is offered where the API server keeps no counters: no device that another one could be handed out beside.
+"""What is offered where the API server keeps no counters: no device that another one could be
+handed out beside.
 
-Flows in: an inventory, and the fields that the server does not keep. Flows out: the part of the inventory that is safe without counting, and why each of the others is
-withheld. A whole card comes before its partitions. Shares need nothing: a device of which the server does not keep that several may hold it is held by one.
+Flows in: an inventory, and the fields that the server does not keep. Flows out: the part of the
+inventory that is safe without counting, and why each of the others is withheld. A whole card
+comes before its partitions. Shares need nothing: a device of which the server does not keep that
+several may hold it is held by one.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from topobus.values.partitions import Partitions
 __all__ = ["COUNTER_FIELDS", "countable", "keeps_counters"]
 
 COUNTER_FIELDS = frozenset({"spec.sharedCounters", "spec.devices.*.consumesCounters"})
-"""What a server without the feature DRAPartitionableDevices leaves out (off by default before 1.36)."""
+"""What a server without the feature DRAPartitionableDevices leaves out (off by default before
+1.36)."""
 
 
 def keeps_counters(dropped: Collection[str]) -> bool:
@@ -27,12 +31,16 @@ def keeps_counters(dropped: Collection[str]) -> bool:
 def countable(inventory: Inventory, dropped: Collection[str]) -> tuple[Inventory, dict[str, str]]:
     """Leave out what would be wrong without its counters.
 
-    Shapes: result — the inventory as it may be shown, and name to why for what it lacks; both as given where the server keeps counters.
+    Shapes: result — the inventory as it may be shown, and name to why for what it lacks; both as
+    given where the server keeps counters.
     """
     if keeps_counters(dropped) or not inventory.counter_sets:
         return inventory, {}
     kept = Partitions(inventory.devices, inventory.counter_sets).together(inventory.devices)
-    why = "the API server keeps no counters (feature DRAPartitionableDevices), so it could be handed out beside what it is a part of"
+    why = (
+        "the API server keeps no counters (feature DRAPartitionableDevices), so it could be handed out beside "
+        "what it is a part of"
+    )
     withheld = {device.name: why for device in inventory.devices if device.name not in kept}
     devices = tuple(structs.replace(device, consumes=()) for device in inventory.devices if device.name in kept)
     return structs.replace(inventory, devices=devices, counter_sets=()), withheld

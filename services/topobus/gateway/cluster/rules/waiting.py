@@ -1,7 +1,9 @@
-"""Decides about pods of this node that wait for claims: which devices to reserve for them, what the obstacle is, and when kubelet should retry.
+"""Decides about pods of this node that wait for claims: which devices to reserve for them, what the
+obstacle is, and when kubelet should retry.
 
-Flows in: pods and claims in Kubernetes' wire shape, who holds what, inventories, times in seconds of one monotonic clock. Flows out: devices that device plugins
-must not offer, the obstacle of a claim as a sentence, and the moment of the next retry.
+Flows in: pods and claims in Kubernetes' wire shape, who holds what, inventories, times in seconds
+of one monotonic clock. Flows out: devices that device plugins must not offer, the obstacle of a
+claim as a sentence, and the moment of the next retry.
 """
 
 from __future__ import annotations
@@ -18,12 +20,24 @@ from topobus.values.names import ClaimUid, PodUid
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["NodePod", "PodWait", "WaitingClaim", "due_at", "in_the_way", "obstacle_of", "pod_of", "waiting_claim", "withheld_devices"]
+__all__ = [
+    "NodePod",
+    "PodWait",
+    "WaitingClaim",
+    "due_at",
+    "in_the_way",
+    "obstacle_of",
+    "pod_of",
+    "waiting_claim",
+    "withheld_devices",
+]
 
 _OVER = ("Succeeded", "Failed")
-# kubelet asks within moments of the binding; a pod for which it has not after this long (it asked a gateway that is gone) is looked at again, in seconds.
+# kubelet asks within moments of the binding; a pod for which it has not after this long (it asked a
+# gateway that is gone) is looked at again, in seconds.
 _UNASKED_S = 1.5
-# Between a failure whose cause is not seen from here (a driver's own) and the next try, and how many of these before they become rarer, in seconds.
+# Between a failure whose cause is not seen from here (a driver's own) and the next try, and how
+# many of these before they become rarer, in seconds.
 _STEADY_S, _STEADY_TRIES = 2.0, 10
 _LONGEST_S = 30.0
 # kubelet has to write down its own failure first.
@@ -39,7 +53,8 @@ class NodePod(Struct, frozen=True, kw_only=True):
     claims: tuple[str, ...]
     """Names of its claims, as far as they are known yet."""
     resource_claim: str = ""
-    """That of `claims` which the scheduler made of the pod's resources; empty: it names none that claims serve."""
+    """That of `claims` which the scheduler made of the pod's resources; empty: it names none that
+    claims serve."""
     has_controller: bool = False
     """Something makes it anew when it is gone."""
 
@@ -79,8 +94,13 @@ def pod_of(pod: ApiObject) -> NodePod | None:
     metadata, status = pod.metadata, pod.status
     if status.get("phase") in _OVER or metadata.get("deletionTimestamp"):
         return None
-    made = {entry.get("name"): entry.get("resourceClaimName") for entry in _mappings(status.get("resourceClaimStatuses"))}
-    names = [entry.get("resourceClaimName") or made.get(entry.get("name")) for entry in _mappings(pod.spec.get("resourceClaims"))]
+    made = {
+        entry.get("name"): entry.get("resourceClaimName") for entry in _mappings(status.get("resourceClaimStatuses"))
+    }
+    names = [
+        entry.get("resourceClaimName") or made.get(entry.get("name"))
+        for entry in _mappings(pod.spec.get("resourceClaims"))
+    ]
     extended = status.get("extendedResourceClaimStatus")
     resource_claim = extended.get("resourceClaimName") if isinstance(extended, Mapping) else None
     names.append(resource_claim)
@@ -98,14 +118,19 @@ def pod_of(pod: ApiObject) -> NodePod | None:
 
 
 def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
-    """Read what a claim is about to have of this node's devices; None when that is nothing of ours, or cannot be read (its prepare will say why)."""
+    """Read what a claim is about to have of this node's devices.
+
+    None when that is nothing of ours, or cannot be read (its prepare will say why).
+    """
     if claim is None:
         return None
     classes = allocated_classes(claim, node)
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
     parts: list[tuple[str, ClaimAllocation]] = []
     for device_class in classes:
-        read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), driver=driver_name(device_class), node=node)
+        read = allocation_of(
+            claim, namespace=namespace, name=name, uid=ClaimUid(uid), driver=driver_name(device_class), node=node
+        )
         if isinstance(read, Refusal):
             return None
         parts.append((device_class, read))
@@ -113,12 +138,17 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
         return None
     owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
     _, first = parts[0]
-    tolerated = frozenset((device_class, device) for device_class, claim_allocation in parts for device in claim_allocation.tolerated)
+    tolerated = frozenset(
+        (device_class, device) for device_class, claim_allocation in parts for device in claim_allocation.tolerated
+    )
     return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=classes, tolerated=tolerated)
 
 
 def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owner]]:
-    """List what claims are about to hold: class to device to claim; of two claims with one device the first by key."""
+    """List what claims are about to hold: class to device to claim.
+
+    Of two claims with one device the first by key.
+    """
     owners: dict[str, dict[str, Owner]] = {}
     for claim in sorted(claims, key=lambda claim: claim.owner.key):
         for device_class, names in claim.held.items():
@@ -128,13 +158,20 @@ def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owne
 
 
 def in_the_way(claim: WaitingClaim, holders: Mapping[str, Mapping[str, Owner]]) -> dict[str, Owner]:
-    """List the devices of a claim that somebody else holds, sorted, with the owner. Shapes: holders — class to device to owner."""
+    """List the devices of a claim that somebody else holds, sorted, with the owner.
+
+    Shapes: holders — class to device to owner.
+    """
     owners: dict[str, Owner] = {}
     for device_class, names in sorted(claim.held.items()):
         for name in names:
             holder = holders.get(device_class, {}).get(name)
             is_share = name in claim.by_share.get(device_class, ())
-            if holder is not None and holder.key != claim.owner.key and not (is_share and holder.kind is OwnerKind.CLAIM):
+            if (
+                holder is not None
+                and holder.key != claim.owner.key
+                and not (is_share and holder.kind is OwnerKind.CLAIM)
+            ):
                 owners[name] = holder
     return owners
 
@@ -147,7 +184,9 @@ def obstacle_of(
     silent: Collection[str],
     is_connected: bool,
 ) -> str:
-    """Say what stands in the way of a claim's preparation, as far as it is known here; empty when nothing does.
+    """Say what stands in the way of a claim's preparation, as far as it is known here.
+
+    Empty when nothing does.
 
     Shapes: holders — class to device to owner; silent — classes whose service does not answer.
     """
@@ -173,10 +212,11 @@ def obstacle_of(
 
 
 def due_at(wait: PodWait) -> float:
-    """Say when kubelet should look at a pod again that nothing stands in the way of, in seconds of the same clock.
+    """Say when kubelet should look at a pod again that nothing stands in the way of, in seconds of
+    the same clock.
 
-    Soon after the first failure, then in steady steps: a driver's own trouble is not seen from here when it ends. A pod that goes on failing is looked at
-    ever less often.
+    Soon after the first failure, then in steady steps: a driver's own trouble is not seen from here
+    when it ends. A pod that goes on failing is looked at ever less often.
     """
     if wait.nudged_s is None:
         return wait.since_s + _UNASKED_S if wait.failed_s is None else wait.failed_s + _AFTER_FAILURE_S

@@ -1,7 +1,10 @@
-"""Decides which CPUs each container of the node has: those of its claims for itself, and all others the shared pool.
+"""Decides which CPUs each container of the node has: those of its claims for itself, and all others
+the shared pool.
 
-A CPU that a claim brings is exclusive from the moment in which the claim is being prepared, before any container of its pod exists, until it is unprepared. Containers that kubelet's own CPU
-manager pinned keep what it gave them. Flows in: what claims bring, what kubelet's manager gave, the CPUs that are online, the containers that run. Flows out: cpusets and updates.
+A CPU that a claim brings is exclusive from the moment in which the claim is being prepared, before
+any container of its pod exists, until it is unprepared. Containers that kubelet's own CPU manager
+pinned keep what it gave them. Flows in: what claims bring, what kubelet's manager gave, the CPUs
+that are online, the containers that run. Flows out: cpusets and updates.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class CpuOwnership(Struct, frozen=True, kw_only=True):
     claims: Mapping[str, Cpuset] = {}
     """CDI device name to what it brings."""
     running: CpuSet = CpuSet()
-    """Those of `claims` that containers may run on: not of claims that are being undone, whose containers have ended."""
+    """Those of `claims` that containers may run on: not of claims that are being undone, whose
+    containers have ended."""
     kubelet: CpuSet = CpuSet()
     """What kubelet's CPU manager gave to containers of its choice."""
     kubelet_may_give: CpuSet = CpuSet()
@@ -59,7 +63,9 @@ class ContainerCpuset(Struct, frozen=True, kw_only=True):
 
 
 class CpuDifference(Struct, frozen=True, kw_only=True):
-    """A container that was found on other CPUs than it was promised, or than were promised to others."""
+    """A container that was found on other CPUs than it was promised, or than were promised to
+    others.
+    """
 
     sandbox: Sandbox
     container: str
@@ -78,19 +84,23 @@ class CpuDifference(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         text = f"container {self.container} of pod {self.sandbox} was found on CPUs {self.has}, wanted {self.wanted}"
         if self.claims:
-            text += f": {self.shared} belong to claim {', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
+            text += (
+                f": {self.shared} belong to claim "
+                f"{', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
+            )
         return f"{text}; put right" if not self.error else f"{text}; not put right yet: {self.error}"
 
 
 def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnership) -> ContainerCpuset | None:
     """Say which CPUs a container has; None when there is nothing to say: then it keeps what it has.
 
-    Shapes: names — its CDI devices; given — what kubelet asked for when it made the container, None when it asked for nothing.
+    Shapes: names — its CDI devices; given — what kubelet asked for when it made the container,
+    None when it asked for nothing.
 
     >>> ownership = CpuOwnership(online=CpuSet(0, 1, 2), claims={"claim-u-cpu-2": Cpuset(cpus=CpuSet(2), mems=NodeSet(0))})
     >>> cpuset_of(["claim-u-cpu-2"], None, ownership).cpus, cpuset_of([], None, ownership).cpus
     (CpuSet(2), CpuSet(0, 1))
-    """
+    """  # noqa: E501
     brought = [ownership.claims[name] for name in names if name in ownership.claims]
     if brought:
         cpuset = brought[0]
@@ -99,7 +109,8 @@ def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnershi
         if cpuset.with_shared:
             return ContainerCpuset(cpus=cpuset.cpus | ownership.shared, is_exclusive=True)
         return ContainerCpuset(cpus=cpuset.cpus, mems=cpuset.mems, is_exclusive=True)
-    # kubelet's manager decides for the containers that it pins, as long as nobody else's CPU is among them.
+    # kubelet's manager decides for the containers that it pins, as long as
+    # nobody else's CPU is among them.
     shared = ownership.shared if given is None else given - ownership.exclusive
     return ContainerCpuset(cpus=shared) if shared else None
 
@@ -107,8 +118,8 @@ def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnershi
 def refuse_demand(brought: Iterable[Cpuset], ownership: CpuOwnership) -> Refusal | None:
     """Refuse CPUs that a claim cannot have for itself; None is all well.
 
-    Shapes: ownership — without the claim. Errors: raises nothing; Refusal codes cpu-offline, cpu-not-ours, cpu-of-claim,
-    cpu-of-kubelet, shared-pool-empty.
+    Shapes: ownership — without the claim. Errors: raises nothing; Refusal codes cpu-offline,
+    cpu-not-ours, cpu-of-claim, cpu-of-kubelet, shared-pool-empty.
     """
     wanted = CpuSet()
     for cpuset in brought:
@@ -128,24 +139,35 @@ def refuse_demand(brought: Iterable[Cpuset], ownership: CpuOwnership) -> Refusal
     anothers = wanted & ownership.running
     if anothers:
         message = (
-            f"CPUs {anothers} are another prepared claim's on this node: the ledger was lost, or is older than the gateway's checkpoint, or the cpu service chose wrongly."
+            f"CPUs {anothers} are another prepared claim's on this node: the ledger was lost, or is older "
+            "than the gateway's checkpoint, or the cpu service chose wrongly."
             " The ledger is told again while kubelet lists that claim's pod; end that pod, or make this claim anew"
         )
         return _refuse("cpu-of-claim", message, cpus=anothers)
     taken = wanted & ownership.kubelet
     if taken:
-        message = f"CPUs {taken} were given to a container by kubelet's CPU manager: leave them out of the gateway's setting cpus.owned, or of what kubelet may give"
+        message = (
+            f"CPUs {taken} were given to a container by kubelet's CPU manager: leave them out of the gateway's "
+            "setting cpus.owned, or of what kubelet may give"
+        )
         return _refuse("cpu-of-kubelet", message, cpus=taken)
     contradicted = wanted & ownership.kubelet_may_give
     if contradicted:
         owned = ownership.owned if ownership.owned is not None else "all"
         message = (
-            f"CPUs {contradicted} are both sides' to give: the gateway's setting cpus.owned is {owned}, and kubelet's CPU manager, with policy static, may give"
-            f" {ownership.kubelet_may_give}. Name in cpus.owned only what kubelet reserves (--reserved-cpus), or set its policy to none"
+            f"CPUs {contradicted} are both sides' to give: the gateway's setting cpus.owned is {owned}, and "
+            "kubelet's CPU manager, with policy static, may give"
+            f" {ownership.kubelet_may_give}. Name in cpus.owned only what kubelet reserves (--reserved-cpus), "
+            "or set its policy to none"
         )
-        return _refuse("cpu-of-kubelet", message, cpus=contradicted, owned=ownership.owned, kubelet=ownership.kubelet_may_give)
+        return _refuse(
+            "cpu-of-kubelet", message, cpus=contradicted, owned=ownership.owned, kubelet=ownership.kubelet_may_give
+        )
     if wanted and not ownership.shared - wanted:
-        message = f"CPUs {wanted} are the last of the shared pool ({ownership.shared}): all other containers of the node would have none"
+        message = (
+            f"CPUs {wanted} are the last of the shared pool ({ownership.shared}): all other containers of the "
+            "node would have none"
+        )
         return _refuse("shared-pool-empty", message, cpus=wanted, shared=ownership.shared)
     return None
 

@@ -1,6 +1,8 @@
-"""Which files of the host belong to a GPU's driver, as far as a container may have them: the part of class gpu's rights that names files one by one.
+"""Which files of the host belong to a GPU's driver, as far as a container may have them: the part
+of class gpu's rights that names files one by one.
 
-Folders of libraries are public on every host, and a mount of one is one library (`lib*.so*`); of other folders only what is named here. Drivers lie below one of a few roots.
+Folders of libraries are public on every host, and a mount of one is one library (`lib*.so*`); of
+other folders only what is named here. Drivers lie below one of a few roots.
 """
 
 from __future__ import annotations

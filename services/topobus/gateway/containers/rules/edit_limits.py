@@ -1,8 +1,9 @@
 """Checks what a device service wants to bring into a container against an allow-list for its class.
 
-Flows in: edits that came over the bus, the rights of their class, where their host paths lead. Flows out: None, or a Refusal that names class, device, edit and
-what would be allowed. The check is repeated here because kubelet and the container runtime act on the edits as root, and whoever may publish on the bus could
-have written them.
+Flows in: edits that came over the bus, the rights of their class, where their host paths lead.
+Flows out: None, or a Refusal that names class, device, edit and what would be allowed. The check is
+repeated here because kubelet and the container runtime act on the edits as root, and whoever may
+publish on the bus could have written them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from types import MappingProxyType
 from msgspec import Struct, structs
 
 from topobus.formats.messages.messages import Prepared
-from topobus.gateway.containers.rules.driver_file_rights import DRIVER_FILES, DRIVER_HOOKS, DRIVER_LIBRARIES, DRIVER_VARIABLES, LIBRARY_NAME
+from topobus.gateway.containers.rules.driver_file_rights import (
+    DRIVER_FILES,
+    DRIVER_HOOKS,
+    DRIVER_LIBRARIES,
+    DRIVER_VARIABLES,
+    LIBRARY_NAME,
+)
 from topobus.gateway.containers.rules.guarded_names import (
     ALSO_CALLED,
     FORBIDDEN,
@@ -52,42 +59,55 @@ __all__ = [
 
 
 class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What devices of one class may bring into a container. Prefixes are text: `/dev/nvidia` covers `/dev/nvidia0`; folders cover what is below them."""
+    """What devices of one class may bring into a container.
+
+    Prefixes are text: `/dev/nvidia` covers `/dev/nvidia0`; folders cover what is below them.
+    """
 
     device_nodes: tuple[str, ...] = ()
-    """Prefixes of the host's device nodes. Raw memory, disks, consoles and the like are covered only by a prefix that names them (`/dev/sdb`)."""
+    """Prefixes of the host's device nodes. Raw memory, disks, consoles and the like are covered
+    only by a prefix that names them (`/dev/sdb`)."""
     may_mknod: bool = False
     """Allow permission `m`: the container may make the node again, under another name."""
     mounts: tuple[str, ...] = ()
     """Folders or files of the host that may be mounted read-only, with what is below them."""
     libraries: tuple[str, ...] = ()
-    """Folders of the host below which single libraries (`lib*.so`, with or without a version) may be mounted read-only."""
+    """Folders of the host below which single libraries (`lib*.so`, with or without a version) may
+    be mounted read-only."""
     writable_mounts: tuple[str, ...] = ()
     """Those that may be mounted for writing, too."""
     variables: tuple[str, ...] = ()
-    """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys them before it does anything of its own. `NAME=VALUE` allows this value alone."""
+    """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys
+    them before it does anything of its own. `NAME=VALUE` allows this value alone."""
     annotations: tuple[str, ...] = ()
-    """Prefixes of annotations. Those that a runtime obeys (`cdi.k8s.io/`) are covered only by a prefix that names them."""
+    """Prefixes of annotations. Those that a runtime obeys (`cdi.k8s.io/`) are covered only by a
+    prefix that names them."""
     cpus: bool = False
     """Allow CPUs for the container alone: they are taken from all others."""
     hooks: tuple[str, ...] = ()
-    """Programs of the host that the container runtime may run as root for the container: whole paths."""
+    """Programs of the host that the container runtime may run as root for the container: whole
+    paths."""
     gids: bool = False
-    """Allow groups for the container's processes: those of the device nodes that come with them, such as video and render; never root's."""
+    """Allow groups for the container's processes: those of the device nodes that come with them,
+    such as video and render; never root's."""
     majors: tuple[int, ...] = ()
-    """Major numbers of device nodes that need not exist on the host: a number reaches its device under any path."""
+    """Major numbers of device nodes that need not exist on the host: a number reaches its device
+    under any path."""
     net_devices: bool = False
     """Allow network interfaces of the host to be moved into the container."""
     rdt: bool = False
     """Allow cache and memory bandwidth to be set (resctrl)."""
     as_kubelet: bool = False
-    """For somebody else's device plugin alone: check nothing but the gateway's own guard, as kubelet checks nothing of a plugin that registers with it."""
+    """For somebody else's device plugin alone: check nothing but the gateway's own guard, as
+    kubelet checks nothing of a plugin that registers with it."""
 
 
-# The longest string of an environment (MAX_ARG_STRLEN, 32 pages), a path with its zero (PATH_MAX), both execve(2) and Linux' limits.h.
+# The longest string of an environment (MAX_ARG_STRLEN, 32 pages), a path with its zero (PATH_MAX),
+# both execve(2) and Linux' limits.h.
 _ENTRY_BYTES = 32 * 4096 - 1
 _PATH_BYTES = 4095
-# Of one device, or of what is common: far more than any driver needs, and far less than would hurt kubelet or a runtime.
+# Of one device, or of what is common: far more than any driver needs, and far less than
+# would hurt kubelet or a runtime.
 _EDITS_LIMIT = 512
 # Of all edits of one answer: kubelet takes answers of 4 MiB from a device plugin (gRPC's default).
 _TOTAL_BYTES = 4 * 1024 * 1024
@@ -95,13 +115,15 @@ _TOTAL_BYTES = 4 * 1024 * 1024
 _REASONS_LIMIT = 8
 _SHOWN_CHARACTERS = 80
 
-# Where MPS daemons have their pipes: who may have them for writing may have the host's shared memory with them.
+# Where MPS daemons have their pipes: who may have them for writing may have the
+# host's shared memory with them.
 _MPS_PIPES = ("/tmp/nvidia-mps", "/run/topobus/mps")
 _SHARED_MEMORY = "/dev/shm"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Where NVIDIA's container toolkit, its operator and GKE put the two programs that its CDI files name.
+# Where NVIDIA's container toolkit, its operator and GKE put the two
+# programs that its CDI files name.
 NVIDIA_HOOKS = tuple(
     f"{folder}/{program}"
     for folder in ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit", "/home/kubernetes/bin/nvidia/toolkit")
@@ -111,8 +133,10 @@ NVIDIA_HOOKS = tuple(
 NO_RIGHTS = EditRights()
 SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
     {
-        # NVIDIA's, AMD's and Intel's nodes and their groups; the files of NVIDIA's driver, and the program by which a container's loader finds them.
-        # An MPS client needs the daemon's pipes and its files in shared memory (CUDA MPS guide); the host's own, /dev/shm, comes only along with pipes.
+        # NVIDIA's, AMD's and Intel's nodes and their groups; the files of NVIDIA's driver, and
+        # the program by which a container's loader finds them. An MPS client needs the
+        # daemon's pipes and its files in shared memory (CUDA MPS guide); the host's own,
+        # /dev/shm, comes only along with pipes.
         "gpu": EditRights(
             device_nodes=("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/gdrdrv"),
             mounts=DRIVER_FILES,
@@ -123,7 +147,8 @@ SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
             gids=True,
         ),
         "nic": EditRights(device_nodes=("/dev/infiniband/", "/dev/vfio/")),
-        # Ports and render nodes; not the management nodes (dfl-fme, xclmgmt), by which a card is programmed anew.
+        # Ports and render nodes; not the management nodes (dfl-fme, xclmgmt), by
+        # which a card is programmed anew.
         "fpga": EditRights(device_nodes=("/dev/dfl-port.", "/dev/dri/renderD")),
         "cpu": EditRights(cpus=True),
     }
@@ -143,7 +168,8 @@ FOREIGN_RIGHTS = EditRights(
 
 
 def rights_of(device_class: str, configured: EditRights, *, is_foreign: bool) -> EditRights:
-    """Tell the rights of a class: those that its kind has from the beginning, and what the operator adds.
+    """Tell the rights of a class: those that its kind has from the beginning, and what the operator
+    adds.
 
     >>> rights_of("fpga", EditRights(device_nodes=("/dev/acme",)), is_foreign=False).device_nodes
     ('/dev/dfl-port.', '/dev/dri/renderD', '/dev/acme')
@@ -160,7 +186,11 @@ def host_paths(prepared: Prepared) -> tuple[str, ...]:
 
 
 def node_paths(prepared: Prepared) -> tuple[str, ...]:
-    """List the host's device nodes of an answer that brings groups, of which somebody must say which group each has; none where it brings no group."""
+    """List the host's device nodes of an answer that brings groups, of which somebody must say
+    which group each has.
+
+    None where it brings no group.
+    """
     parts = (prepared.common, *prepared.edits.values())
     if not any(edits.additional_gids for edits in parts):
         return ()
@@ -168,12 +198,18 @@ def node_paths(prepared: Prepared) -> tuple[str, ...]:
 
 
 def is_plain_path(path: str) -> bool:
-    """Say whether a path is absolute, written in its shortest way, and without characters that nobody sees.
+    """Say whether a path is absolute, written in its shortest way, and without characters that
+    nobody sees.
 
     >>> [is_plain_path(path) for path in ("/dev/a", "/dev/../etc", "dev/a", "/dev//a", "/", "/a/")]
     [True, False, False, False, True, False]
     """
-    return path.startswith("/") and posixpath.normpath(path) == path and not path.startswith("//") and not _has_control(path)
+    return (
+        path.startswith("/")
+        and posixpath.normpath(path) == path
+        and not path.startswith("//")
+        and not _has_control(path)
+    )
 
 
 def refuse_forbidden(
@@ -183,22 +219,29 @@ def refuse_forbidden(
     leads_to: Mapping[str, str] = MappingProxyType({}),
     groups: frozenset[int] | None = None,
 ) -> Refusal | None:
-    """Refuse an answer of `prepare` in which anything is outside the rights of its class; None is all allowed.
+    """Refuse an answer of `prepare` in which anything is outside the rights of its class.
 
-    Shapes: leads_to — host path to where its links lead, for those of which that is known and another path. groups — those of the answer's device nodes on this host;
-            None: it has none of them here, as on a machine that is only recorded.
-    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons, one for each rule that is broken.
+    None is all allowed.
+
+    Shapes: leads_to — host path to where its links lead, for those of which that is known and
+    another path. groups — those of the answer's device nodes on this host; None: it has none of
+    them here, as on a machine that is only recorded.
+    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons,
+    one for each rule that is broken.
     """
     breaches: dict[str, list[tuple[str, str]]] = {}
     has_pipes = any(
-        _is_below(mount.host_path, folder) and any(_is_below(mount.host_path, allowed) for allowed in rights.writable_mounts)
+        _is_below(mount.host_path, folder)
+        and any(_is_below(mount.host_path, allowed) for allowed in rights.writable_mounts)
         for edits in (prepared.common, *prepared.edits.values())
         for mount in edits.mounts
         for folder in _MPS_PIPES
     )
     for device, edits in (("", prepared.common), *sorted(prepared.edits.items())):
         for edit, wanted in (
-            _guard_breaches(edits) if rights.as_kubelet else _breaches(edits, rights, leads_to, groups, has_pipes=has_pipes)
+            _guard_breaches(edits)
+            if rights.as_kubelet
+            else _breaches(edits, rights, leads_to, groups, has_pipes=has_pipes)
         ):
             breaches.setdefault(wanted, []).append((device, edit))
     size_bytes = sum(map(_size_bytes, (prepared.common, *prepared.edits.values())))
@@ -229,7 +272,9 @@ def _joined(first: EditRights, second: EditRights) -> EditRights:
 
 
 def _reason(device_class: str, breaches: Sequence[tuple[str, str]], wanted: str) -> Reason:
-    """Tell the first of those that break one rule, and how many more do: a driver that is not allowed one node of a card is allowed none of eight."""
+    """Tell the first of those that break one rule, and how many more do: a driver that is not
+    allowed one node of a card is allowed none of eight.
+    """
     device, edit = breaches[0]
     whose = f"device {_shown(device)}" if device else "all devices"
     more = f" and {len(breaches) - 1} more" if len(breaches) > 1 else ""
@@ -242,7 +287,9 @@ def _reason(device_class: str, breaches: Sequence[tuple[str, str]], wanted: str)
 
 
 def _guard_breaches(edits: ContainerEdits) -> Iterator[tuple[str, str]]:
-    """List uses of the gateway's own guard, which nobody else may make, whatever the rights: a container that has it is taken for one of ours."""
+    """List uses of the gateway's own guard, which nobody else may make, whatever the rights: a
+    container that has it is taken for one of ours.
+    """
     for mount in edits.mounts:
         if _is_below(mount.container_path, GUARD_FOLDER) or _is_below(mount.host_path, GUARD_SOURCE):
             yield (
@@ -252,7 +299,12 @@ def _guard_breaches(edits: ContainerEdits) -> Iterator[tuple[str, str]]:
 
 
 def _breaches(
-    edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, str], groups: frozenset[int] | None, *, has_pipes: bool
+    edits: ContainerEdits,
+    rights: EditRights,
+    leads_to: Mapping[str, str],
+    groups: frozenset[int] | None,
+    *,
+    has_pipes: bool,
 ) -> Iterator[tuple[str, str]]:
     """List what is not allowed, each with what would be."""
     yield from _guard_breaches(edits)
@@ -279,7 +331,8 @@ def _breaches(
     if rights.gids and groups is not None and (strange := sorted({*edits.additional_gids} - groups - {0})):
         yield (
             f"groups {tuple(strange[:8])}",
-            f"groups of the device nodes that come with them: {', '.join(map(str, sorted(groups))) or 'they have none'}",
+            "groups of the device nodes that come with them: "
+            f"{', '.join(map(str, sorted(groups))) or 'they have none'}",
         )
 
 
@@ -293,7 +346,10 @@ def _runtime_breaches(edits: ContainerEdits, rights: EditRights) -> Iterator[tup
         # Read by a program that runs as root on the host.
         for name in (variable.partition("=")[0] for variable in hook.env):
             if name.upper() in FORBIDDEN or name.upper().startswith(FORBIDDEN_PREFIXES):
-                yield f"hook {_shown(hook.path)} with variable {_shown(name)}", "none that a loader, a shell or an interpreter obeys"
+                yield (
+                    f"hook {_shown(hook.path)} with variable {_shown(name)}",
+                    "none that a loader, a shell or an interpreter obeys",
+                )
     if edits.additional_gids and (not rights.gids or 0 in edits.additional_gids):
         yield f"groups {edits.additional_gids[:8]}", "groups of device nodes, and not root's" if rights.gids else "none"
     if edits.net_devices and not rights.net_devices:
@@ -336,23 +392,36 @@ def _node_breaches(node: DeviceNode, rights: EditRights, leads_to: Mapping[str, 
         )
     if node.permissions == "none":
         return
-    if not node.permissions or not set(node.permissions) <= set(allowed) or len(set(node.permissions)) != len(node.permissions):
+    if (
+        not node.permissions
+        or not set(node.permissions) <= set(allowed)
+        or len(set(node.permissions)) != len(node.permissions)
+    ):
         yield f"{shown} with permissions {_shown(node.permissions)}", f"one or more of the letters {allowed}"
 
 
 def _place_breaches(mount: Mount, rights: EditRights) -> Iterator[tuple[str, str]]:
-    """List mounts that take the place of what runs in a container: its loader, its C library, its shell."""
+    """List mounts that take the place of what runs in a container: its loader, its C library, its
+    shell.
+    """
     host, inside = mount.host_path, mount.container_path
     folder, _, name = inside.rpartition("/")
     shown = f"a mount of {_shown(host)} on {_shown(inside)}"
     if LOADER.fullmatch(name) or LOADED_BY_ALL.fullmatch(name):
         yield shown, "none in place of a container's loader or of a library that every program loads"
-    elif folder in PROGRAM_FOLDERS and not host.endswith(inside) and not (inside in rights.mounts and host.endswith(f"/{name}")):
-        # A driver's root may have its programs elsewhere (`bin`): a program that the rights name at this place comes from there under its own name.
+    elif (
+        folder in PROGRAM_FOLDERS
+        and not host.endswith(inside)
+        and not (inside in rights.mounts and host.endswith(f"/{name}"))
+    ):
+        # A driver's root may have its programs elsewhere (`bin`): a program that the rights name at
+        # this place comes from there under its own name.
         yield shown, f"a program at its own path (…{_shown(inside)})"
 
 
-def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str], *, has_pipes: bool) -> Iterator[tuple[str, str]]:
+def _mount_breaches(
+    mount: Mount, rights: EditRights, leads_to: Mapping[str, str], *, has_pipes: bool
+) -> Iterator[tuple[str, str]]:
     host, inside = mount.host_path, mount.container_path
     shown = f"a mount of {_shown(host)} on {_shown(inside)}"
     for path in (host, inside):
@@ -395,9 +464,14 @@ def _path_breaches(shown: str, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_covered(text: str, prefixes: Iterable[str], protected: re.Pattern[str]) -> bool:
-    """Say whether a prefix covers a text; what is protected is covered only by a prefix that names something protected itself."""
+    """Say whether a prefix covers a text.
+
+    What is protected is covered only by a prefix that names something protected itself.
+    """
     is_protected = protected.match(text) is not None
-    return any(text.startswith(prefix) and (not is_protected or protected.match(prefix) is not None) for prefix in prefixes)
+    return any(
+        text.startswith(prefix) and (not is_protected or protected.match(prefix) is not None) for prefix in prefixes
+    )
 
 
 def _is_library(path: str, rights: EditRights) -> bool:
@@ -406,7 +480,9 @@ def _is_library(path: str, rights: EditRights) -> bool:
 
 
 def _is_same_library(host: str, inside: str) -> bool:
-    """Say whether a mount gives a library no other library's place: `libcuda.so.580` may be `libcuda.so.1` in the container."""
+    """Say whether a mount gives a library no other library's place: `libcuda.so.580` may be
+    `libcuda.so.1` in the container.
+    """
     host_name, name = (path.rpartition("/")[2].partition(".so")[0] for path in (host, inside))
     if name == ALSO_CALLED.get(host_name):
         return True
@@ -419,7 +495,9 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _has_control(text: str) -> bool:
     """Say whether a text has control characters, line separators, or what is no text at all."""
-    return not text.isprintable() and any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp", "Cf") for letter in text)
+    return not text.isprintable() and any(
+        unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp", "Cf") for letter in text
+    )
 
 
 def _length(text: str) -> int:
@@ -445,9 +523,16 @@ def _shown(text: str) -> str:
 
 def _listed_mounts(rights: EditRights) -> str:
     if rights.libraries:
-        return f"a file of the GPU's driver (docs/how-to/cuda-without-a-toolkit.md), {_listed(rights.writable_mounts)}, {_SHARED_MEMORY} along with an MPS daemon's pipes, or what setting edits names"
+        return (
+            "a file of the GPU's driver (docs/how-to/cuda-without-a-toolkit.md), "
+            f"{_listed(rights.writable_mounts)}, {_SHARED_MEMORY} along with an MPS daemon's pipes, or what "
+            "setting edits names"
+        )
     return _listed((*rights.mounts, *rights.writable_mounts))
 
 
 def _listed(prefixes: Iterable[str]) -> str:
-    return " or ".join(repr(prefix) for prefix in prefixes) or "nothing, for this class has no right to any (setting edits)"
+    return (
+        " or ".join(repr(prefix) for prefix in prefixes)
+        or "nothing, for this class has no right to any (setting edits)"
+    )

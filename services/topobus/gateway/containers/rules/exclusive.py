@@ -1,7 +1,9 @@
-"""Compares what kubelet's own managers gave to containers with the ledger: exclusive CPUs, and memory by NUMA node.
+"""Compares what kubelet's own managers gave to containers with the ledger: exclusive CPUs, and
+memory by NUMA node.
 
-Flows in: kubelet's list, the ledger. Flows out: what to adopt into the ledger so that alignment counts it, what to release, and where the two disagree. Topobus
-offers neither resource to kubelet, so the list is taken as a fact: the managers have decided already, and nothing needs to be prepared.
+Flows in: kubelet's list, the ledger. Flows out: what to adopt into the ledger so that alignment
+counts it, what to release, and where the two disagree. Topobus offers neither resource to kubelet,
+so the list is taken as a fact: the managers have decided already, and nothing needs to be prepared.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ CPU_RESOURCE = "cpu"
 
 
 class ExclusiveUse(Struct, frozen=True, kw_only=True):
-    """What one container has for itself; an empty container's name is the pod as a whole (pod-level resources)."""
+    """What one container has for itself.
+
+    An empty container's name is the pod as a whole (pod-level resources).
+    """
 
     namespace: str
     pod: str
@@ -43,12 +48,16 @@ class ExclusiveUse(Struct, frozen=True, kw_only=True):
         return f"{who} {self.namespace}/{self.pod} (kubelet's CPU manager)"
 
 
-def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> tuple[tuple[ExclusiveUse, ...], tuple[Disagreement, ...]]:
-    """Find what the ledger has to be told, without the CPUs that somebody else holds there, and these as disagreements.
+def compare_exclusive(
+    uses: Iterable[ExclusiveUse], ledger: Holders | None
+) -> tuple[tuple[ExclusiveUse, ...], tuple[Disagreement, ...]]:
+    """Find what the ledger has to be told, without the CPUs that somebody else holds there, and
+    these as disagreements.
 
-    A pod that was placed through `place` holds its CPUs as itself: for it both say the same. CPUs that only another container is said to hold are kubelet's to
-    give: the newer word is right. Where kubelet lists one CPU twice (a pod that has ended is listed for a while) it stays with whom the ledger names, else
-    with the first: a ledger that went to and fro would help nobody.
+    A pod that was placed through `place` holds its CPUs as itself: for it both say the same. CPUs
+    that only another container is said to hold are kubelet's to give: the newer word is right.
+    Where kubelet lists one CPU twice (a pod that has ended is listed for a while) it stays with
+    whom the ledger names, else with the first: a ledger that went to and fro would help nobody.
     """
     uses = tuple(uses)
     listed = {(cpu, use.owner.key) for use in uses for cpu in use.cpus}
@@ -62,7 +71,11 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
         is_placed = False
         for cpu in use.cpus:
             holder = holders.get(cpu)
-            if holder is not None and holder.kind is OwnerKind.POD and (holder.namespace, holder.name) == (use.namespace, use.pod):
+            if (
+                holder is not None
+                and holder.kind is OwnerKind.POD
+                and (holder.namespace, holder.name) == (use.namespace, use.pod)
+            ):
                 is_placed = True
             elif holder is None or holder.kind is OwnerKind.CONTAINER:
                 is_anothers = holder is not None and holder != use.owner and (cpu, holder.key) in listed
@@ -71,7 +84,9 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
                     given.add(cpu)
             else:
                 disagreements.append(
-                    Disagreement(device_class=CPU_RESOURCE, device=f"cpu-{cpu}", kubelet=use.where, ledger=f"{holder} holds it")
+                    Disagreement(
+                        device_class=CPU_RESOURCE, device=f"cpu-{cpu}", kubelet=use.where, ledger=f"{holder} holds it"
+                    )
                 )
         wanted = ExclusiveUse(
             namespace=use.namespace,
@@ -97,7 +112,12 @@ def idle_containers(ledger: Holders, uses: Iterable[ExclusiveUse]) -> tuple[Allo
 
 
 def _holders(allocations: Mapping[str, Allocation]) -> dict[int, Owner]:
-    return {cpu: allocation.owner for allocation in allocations.values() for holding in allocation.holdings for cpu in holding.cpus}
+    return {
+        cpu: allocation.owner
+        for allocation in allocations.values()
+        for holding in allocation.holdings
+        for cpu in holding.cpus
+    }
 
 
 def _is_written(use: ExclusiveUse, allocation: Allocation | None) -> bool:

@@ -1,4 +1,6 @@
-"""Names that a container's edits may not use, whatever else its device may bring: variables, device nodes, folders and annotations by which more would happen than a device needs."""
+"""Names that a container's edits may not use, whatever else its device may bring: variables, device
+nodes, folders and annotations by which more would happen than a device needs.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,20 @@ __all__ = [
     "RUNTIMES_OWN",
 ]
 
-# Variables that make a loader, a shell or an interpreter run something else, or send a program to somebody else.
-FORBIDDEN_PREFIXES = ("LD_", "PYTHON", "BASH_FUNC_", "GIT_", "KUBERNETES_", "DOTNET_", "CORECLR_", "COR_", "MALLOC_", "NPM_CONFIG_")
+# Variables that make a loader, a shell or an interpreter run something else, or
+# send a program to somebody else.
+FORBIDDEN_PREFIXES = (
+    "LD_",
+    "PYTHON",
+    "BASH_FUNC_",
+    "GIT_",
+    "KUBERNETES_",
+    "DOTNET_",
+    "CORECLR_",
+    "COR_",
+    "MALLOC_",
+    "NPM_CONFIG_",
+)
 FORBIDDEN = frozenset(
     [
         "PATH",
@@ -86,7 +100,8 @@ FORBIDDEN = frozenset(
         "HSA_TOOLS_LIB",
     ]
 )
-# Nodes by which the host's memory, disks, processors or people's input are reached; a prefix that is shorter does not cover them.
+# Nodes by which the host's memory, disks, processors or people's input are reached; a prefix that
+# is shorter does not cover them.
 PROTECTED_NODES = re.compile(
     r"/dev/(k?mem$|port$|kmsg|oldmem|crash$|nvram|[shv]d[a-z]|xvd[a-z]|s[rgt]\d|nst\d|nvme|mmcblk|md\d|md[/_]|dm-|mapper/|disk/|block/|bsg/|loop|nbd|rbd"
     r"|drbd|zram|ram\d|pmem|dax\d|mtd|ubi\d|bcache|btrfs|raw|cpu/|msr|mcelog|snapshot|watchdog|tty|console|vcs|input/|uinput|uhid|hidraw|pts/|ptmx"
@@ -118,12 +133,15 @@ RUNTIMES_OWN = frozenset(
 PROTECTED_ANNOTATIONS = re.compile(
     r"cdi\.k8s\.io/|io\.kubernetes\.cri|io\.containerd\.|io\.katacontainers\.|io\.podman\.|run\.oci\.|org\.criu\.|.*nri\."
 )
-# The gateway's own guard (`core.container_guard`). Nobody can make a folder in /proc, so its source never exists.
+# The gateway's own guard (`core.container_guard`). Nobody can make a folder in
+# /proc, so its source never exists.
 GUARD_SOURCE = "/proc/topobus-gateway-has-not-seen-this-container"
 GUARD_FOLDER = "/run/topobus/guard"
-# Where containers find the gateway's files that describe their devices (k8s.io/dynamic-resource-allocation api/metadata, ContainerDir).
+# Where containers find the gateway's files that describe their devices
+# (k8s.io/dynamic-resource-allocation api/metadata, ContainerDir).
 METADATA_FOLDER = "/var/run/kubernetes.io/dra-device-attributes"
-# Below these a mount would change what the runtime or the gateway guards, or what starts with every program.
+# Below these a mount would change what the runtime or the gateway guards, or
+# what starts with every program.
 GUARDED_FOLDERS = (
     "/proc",
     "/sys",
@@ -160,15 +178,32 @@ GUARDED_EXACTLY = frozenset(
         "/opt",
     ]
 )
-# A file that is mounted here takes the place of a program: only one that has the same path on the host, or below the root of a driver, is that program.
+# A file that is mounted here takes the place of a program: only one that has the same path on the
+# host, or below the root of a driver, is that program.
 PROGRAM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
-# The program that starts every other one, and the libraries that nearly every program loads (glibc, musl, PAM).
+# The program that starts every other one, and the libraries that nearly every
+# program loads (glibc, musl, PAM).
 LOADER = re.compile(r"ld(-[A-Za-z0-9_.-]+|64|)\.so(\.[0-9]+)*|ld-musl-.*")
 LOADED_BY_ALL = re.compile(
     r"lib(c|m|dl|rt|pthread|resolv|util|crypt|crypto|ssl|nsl|nss_[a-z]+|pam[a-z_]*|selinux|audit|cap|gcc_s|stdc\+\+|z|musl|systemd)[-.].*"
 )
-# GLVND loads the vendor's library for indirect rendering by the one name (libglvnd, src/GLX/libglxmapping.c), Mesa's GBM the vendor's back end by the other.
+# GLVND loads the vendor's library for indirect rendering by the one name (libglvnd,
+# src/GLX/libglxmapping.c), Mesa's GBM the vendor's back end by the other.
 ALSO_CALLED = {"libGLX_nvidia": "libGLX_indirect", "libnvidia-allocator": "nvidia-drm_gbm"}
 OPTIONS = frozenset(
-    ["ro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "relatime", "noatime"]
+    [
+        "ro",
+        "rw",
+        "bind",
+        "rbind",
+        "nosuid",
+        "nodev",
+        "noexec",
+        "private",
+        "rprivate",
+        "slave",
+        "rslave",
+        "relatime",
+        "noatime",
+    ]
 )

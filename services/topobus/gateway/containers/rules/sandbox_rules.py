@@ -1,6 +1,8 @@
-"""Says into which sandboxes a claim's devices may go, and looks at what a device service says that they became.
+"""Says into which sandboxes a claim's devices may go, and looks at what a device service says that
+they became.
 
-Flows in: a claim's entry, a sandbox, the interfaces of an answer. Flows out: a Refusal with the first thing that is wrong, or None.
+Flows in: a claim's entry, a sandbox, the interfaces of an answer. Flows out: a Refusal with the
+first thing that is wrong, or None.
 """
 
 from __future__ import annotations
@@ -77,27 +79,35 @@ def purpose(claim: Attachable) -> str:
 
 
 def refuse_sandbox(claim: Attachable, sandbox: Sandbox) -> Refusal | None:
-    """Refuse a sandbox that nothing can be moved into, and one of another namespace than the claim's."""
+    """Refuse a sandbox that nothing can be moved into, and one of another namespace than the
+    claim's.
+    """
     if sandbox.namespace != claim.namespace:
         return _refuse(claim, "claim-not-for-pod", f"it is of another namespace than pod {sandbox}")
     if not sandbox.network_namespace:
         devices = ", ".join(claim.to_attach)
         text = (
-            f"{devices} goes into the pod's network namespace, and pod {sandbox} has none of its own: leave hostNetwork out, or the claim"
+            f"{devices} goes into the pod's network namespace, and pod {sandbox} has none of its own: leave "
+            "hostNetwork out, or the claim"
         )
         return _refuse(claim, "pod-on-host-network", text)
     return None
 
 
-def refuse_taken(claim: Attachable, placed: Placed | None, sandbox: Sandbox, alive: Mapping[str, Sandbox]) -> Refusal | None:
-    """Refuse a sandbox while the devices are in that of another pod, which lives; a former one of the same pod is left for the new one.
+def refuse_taken(
+    claim: Attachable, placed: Placed | None, sandbox: Sandbox, alive: Mapping[str, Sandbox]
+) -> Refusal | None:
+    """Refuse a sandbox while the devices are in that of another pod, which lives.
+
+    A former one of the same pod is left for the new one.
 
     Shapes: alive — the sandboxes that are there, by id.
     """
     if placed is None or placed.sandbox.uid == sandbox.uid or placed.sandbox.id not in alive:
         return None
     text = (
-        f"{', '.join(claim.to_attach)} is in pod {placed.sandbox} (uid {placed.sandbox.uid}), and a device that is attached serves one pod at a time:"
+        f"{', '.join(claim.to_attach)} is in pod {placed.sandbox} (uid {placed.sandbox.uid}), and a device "
+        "that is attached serves one pod at a time:"
         " give each pod a claim of its own (resourceClaimTemplateName)"
     )
     return _refuse(claim, "device-in-another-pod", text)
@@ -127,20 +137,33 @@ def failed(claim: Attachable, error: str) -> Refusal:
 
 def unanswered(claim: Attachable, remark: str) -> Refusal:
     """Refuse a sandbox whose devices could not even be asked for."""
-    return _refuse(claim, "attach-unanswered", f"{', '.join(claim.to_attach)} could not be brought into the pod in time: {remark}")
+    return _refuse(
+        claim, "attach-unanswered", f"{', '.join(claim.to_attach)} could not be brought into the pod in time: {remark}"
+    )
 
 
 def pending(claim: Attachable, what: str) -> Refusal:
     """Refuse a container whose pod's devices are on the way."""
-    return _refuse(claim, "attach-pending", f"{', '.join(claim.to_attach)} is not in the pod yet ({what}); kubelet tries again")
+    return _refuse(
+        claim, "attach-pending", f"{', '.join(claim.to_attach)} is not in the pod yet ({what}); kubelet tries again"
+    )
 
 
 def of_claim(claim: Attachable, refusal: Refusal) -> Refusal:
-    """Name the claim in a device service's reasons, for people who see only the pod; a service that gives none is said to."""
+    """Name the claim in a device service's reasons, for people who see only the pod.
+
+    A service that gives none is said to.
+    """
     if not refusal.reasons:
-        return _refuse(claim, "attach-malformed", "its device service refuses without a reason: look into that service's log on the node")
+        return _refuse(
+            claim,
+            "attach-malformed",
+            "its device service refuses without a reason: look into that service's log on the node",
+        )
     where = f"claim {claim.namespace}/{claim.name}"
-    return Refusal(reasons=tuple(structs.replace(reason, message=f"{where}: {reason.message}") for reason in refusal.reasons))
+    return Refusal(
+        reasons=tuple(structs.replace(reason, message=f"{where}: {reason.message}") for reason in refusal.reasons)
+    )
 
 
 def claim_undone(sandbox: Sandbox) -> Refusal:
@@ -168,7 +191,11 @@ def _wrong_in(interface: AttachedInterface) -> str:
 
 def _refuse(claim: Attachable, code: str, message: str) -> Refusal:
     where = f"{claim.namespace}/{claim.name}"
-    return Refusal(reasons=(Reason(code=code, message=f"claim {where}: {message}", facts={"claim": where, "devices": claim.to_attach}),))
+    return Refusal(
+        reasons=(
+            Reason(code=code, message=f"claim {where}: {message}", facts={"claim": where, "devices": claim.to_attach}),
+        )
+    )
 
 
 def _malformed(claim: Attachable, what: str) -> Refusal:

@@ -1,7 +1,10 @@
-"""Names devices towards kubelet as others' tools expect: by PCI address, by UUID, or by the name that Topobus uses everywhere else.
+"""Names devices towards kubelet as others' tools expect: by PCI address, by UUID, or by the name
+that Topobus uses everywhere else.
 
-Flows in: devices, a resource's list, the list before. Flows out: the same list with an id for kubelet on each entry, each id once. Multus hands that id on to CNI plugins
-as `deviceID` (sriov-cni wants a PCI address), and exporters find a pod's GPU by it (a UUID). Within Topobus a device keeps its name.
+Flows in: devices, a resource's list, the list before. Flows out: the same list with an id
+for kubelet on each entry, each id once. Multus hands that id on to CNI plugins as `deviceID`
+(sriov-cni wants a PCI address), and exporters find a pod's GPU by it (a UUID). Within
+Topobus a device keeps its name.
 """
 
 from __future__ import annotations
@@ -40,13 +43,18 @@ def kubelet_id(device: Device, profile: IdProfile) -> str:
 
 
 def with_kubelet_ids(
-    entries: Sequence[ListEntry], devices: Mapping[str, Device], profile: IdProfile, *, previous: Sequence[ListEntry] = ()
+    entries: Sequence[ListEntry],
+    devices: Mapping[str, Device],
+    profile: IdProfile,
+    *,
+    previous: Sequence[ListEntry] = (),
 ) -> tuple[ListEntry, ...]:
     """Write the ids for kubelet into a resource's list.
 
-    Shapes: devices — the inventory by name; previous — the list before, by which a device that is gone keeps its id.
-    A device that has no such id, or the same one as another, is listed under its name and not healthy: nobody may get it under an id that means another device. Of two
-    with the same id the one that had it before, or that is held, keeps it, for kubelet knows it by that.
+    Shapes: devices — the inventory by name; previous — the list before, by which a device that is
+    gone keeps its id. A device that has no such id, or the same one as another, is listed under its
+    name and not healthy: nobody may get it under an id that means another device. Of two with the
+    same id the one that had it before, or that is held, keeps it, for kubelet knows it by that.
     """
     if profile == "topobus":
         return tuple(entries)
@@ -65,7 +73,11 @@ def with_kubelet_ids(
         else:
             named.append(structs.replace(entry, kubelet_id=wanted))
             continue
-        named.append(structs.replace(entry, kubelet_id=entry.id, is_healthy=False, reason=entry.reason or reason, is_unnamed=True))
+        named.append(
+            structs.replace(
+                entry, kubelet_id=entry.id, is_healthy=False, reason=entry.reason or reason, is_unnamed=True
+            )
+        )
     return tuple(named)
 
 
@@ -85,7 +97,9 @@ def address_of(name: str, device_class: str) -> PciAddress | None:
 
 
 def _id_of(name: str, devices: Mapping[str, Device], profile: IdProfile, before: Mapping[str, str]) -> str:
-    """Find a device's id: as the inventory has it, as it was before, or, after a restart, as its name tells."""
+    """Find a device's id: as the inventory has it, as it was before, or, after a restart, as its
+    name tells.
+    """
     own = device_of_replica(name)
     device, suffix = devices.get(own), name.removeprefix(own)
     if device is not None and (text := kubelet_id(device, profile)):
@@ -98,5 +112,7 @@ def _id_of(name: str, devices: Mapping[str, Device], profile: IdProfile, before:
 
 def _keeps(entry: ListEntry, rivals: Sequence[ListEntry], wanted: str, before: Mapping[str, str]) -> bool:
     """Say whether it is this one of several that kubelet knows by the id."""
-    known_by_it = [rival for rival in rivals if before.get(rival.id) == wanted] or [rival for rival in rivals if rival.is_held]
+    known_by_it = [rival for rival in rivals if before.get(rival.id) == wanted] or [
+        rival for rival in rivals if rival.is_held
+    ]
     return known_by_it == [entry]

@@ -1,7 +1,9 @@
-"""Joins the container edits of several devices into one, for the Allocate answer and for a claim's CDI file.
+"""Joins the container edits of several devices into one, for the Allocate answer and for a claim's
+CDI file.
 
-Flows in: what device services prepared. Flows out: one edit, or a Refusal when two devices contradict each other. Kubelet and container runtimes would keep one of
-two conflicting values without a message.
+Flows in: what device services prepared. Flows out: one edit, or a Refusal when two
+devices contradict each other. Kubelet and container runtimes would keep one of two
+conflicting values without a message.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ __all__ = ["container_edits", "differences", "foreign_variables", "join"]
 
 
 def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits | Refusal:
-    """Join the common edits and those of the named devices; refused when a device is missing or two of them disagree."""
+    """Join the common edits and those of the named devices.
+
+    Refused when a device is missing or two of them disagree.
+    """
     wanted = sorted(names)
     missing = tuple(name for name in wanted if name not in prepared.edits)
     if missing:
@@ -43,14 +48,28 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
     conflicts: list[str] = []
     for part in parts:
         conflicts += [f"variable {key}" for key, value in part.env.items() if env.setdefault(key, value) != value]
-        conflicts += [f"annotation {key}" for key, value in part.annotations.items() if annotations.setdefault(key, value) != value]
-        conflicts += [f"device node {node.path}" for node in part.device_nodes if nodes.setdefault(node.path, node) != node]
-        conflicts += [f"mount {mount.container_path}" for mount in part.mounts if mounts.setdefault(mount.container_path, mount) != mount]
         conflicts += [
-            f"network device {device.name}" for device in part.net_devices if interfaces.setdefault(device.name, device) != device
+            f"annotation {key}"
+            for key, value in part.annotations.items()
+            if annotations.setdefault(key, value) != value
+        ]
+        conflicts += [
+            f"device node {node.path}" for node in part.device_nodes if nodes.setdefault(node.path, node) != node
+        ]
+        conflicts += [
+            f"mount {mount.container_path}"
+            for mount in part.mounts
+            if mounts.setdefault(mount.container_path, mount) != mount
+        ]
+        conflicts += [
+            f"network device {device.name}"
+            for device in part.net_devices
+            if interfaces.setdefault(device.name, device) != device
         ]
         conflicts += (
-            ["cache and memory bandwidth"] if part.intel_rdt is not None and (rdt := rdt or part.intel_rdt) != part.intel_rdt else []
+            ["cache and memory bandwidth"]
+            if part.intel_rdt is not None and (rdt := rdt or part.intel_rdt) != part.intel_rdt
+            else []
         )
         # Programs run once, however many devices name them alike.
         hooks |= dict.fromkeys(part.hooks)
@@ -59,7 +78,9 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
             cpuset = part.cpuset if cpuset is None else cpuset | part.cpuset
     if conflicts:
         text = f"two devices of one container contradict each other in {', '.join(sorted(set(conflicts)))}"
-        return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"edits": tuple(sorted(set(conflicts)))}),))
+        return Refusal(
+            reasons=(Reason(code="edits-conflict", message=text, facts={"edits": tuple(sorted(set(conflicts)))}),)
+        )
     return ContainerEdits(
         env=env,
         annotations=annotations,
@@ -74,17 +95,25 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
 
 
 def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
-    """Say what a container that was given some edits has got wrong by now, a short sentence each; what came besides does it no harm.
+    """Say what a container that was given some edits has got wrong by now, a short sentence each.
+
+    What came besides does it no harm.
 
     >>> differences(ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),)), ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia1"),)))
     ('device node /dev/nvidia0 is not its own any more',)
-    """
+    """  # noqa: E501
     changes = [
-        f"variable {key} was {value!r} and is {now.env[key]!r}" if key in now.env else f"variable {key} is not its own any more"
+        f"variable {key} was {value!r} and is {now.env[key]!r}"
+        if key in now.env
+        else f"variable {key} is not its own any more"
         for key, value in sorted(given.env.items())
         if now.env.get(key) != value
     ]
-    changes += [f"annotation {key} was {value!r}" for key, value in sorted(given.annotations.items()) if now.annotations.get(key) != value]
+    changes += [
+        f"annotation {key} was {value!r}"
+        for key, value in sorted(given.annotations.items())
+        if now.annotations.get(key) != value
+    ]
     nodes, mounts = (
         {_node(device_node) for device_node in now.device_nodes},
         {(mount.host_path, mount.container_path) for mount in now.mounts},
@@ -101,13 +130,16 @@ def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
     ]
     changes += [f"hook {hook.path} is not its own any more" for hook in given.hooks if hook not in now.hooks]
     changes += [
-        f"network device {device.host_name} is not its own any more" for device in given.net_devices if device not in now.net_devices
+        f"network device {device.host_name} is not its own any more"
+        for device in given.net_devices
+        if device not in now.net_devices
     ]
     return tuple(changes)
 
 
 def foreign_variables(edits: ContainerEdits, device_class: str, owners: Mapping[str, str]) -> tuple[str, ...]:
-    """List variables that another class has set before: in one container kubelet would keep only the first of the two.
+    """List variables that another class has set before: in one container kubelet would keep only
+    the first of the two.
 
     Shapes: owners — variable to the class that set it first.
     """

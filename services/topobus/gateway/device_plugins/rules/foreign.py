@@ -1,7 +1,8 @@
-"""Turns the devices of another vendor's device plugin into devices of an inventory: names, classes, health.
+"""Turns the devices of another vendor's device plugin into devices of an inventory: names, classes,
+health.
 
-Flows in: a resource name and a plugin's list. Flows out: devices. A plugin's ids are arbitrary text; the names made of them are DNS labels, and the same id always
-gives the same name.
+Flows in: a resource name and a plugin's list. Flows out: devices. A plugin's ids are arbitrary
+text; the names made of them are DNS labels, and the same id always gives the same name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from topobus.values.names import is_dns_label, to_dns_label
 
 __all__ = ["ForeignDevice", "class_of_resource", "foreign_devices", "foreign_names", "observations_of"]
 
-# A class is part of socket names (108 bytes at most) and of a DRA driver's name (63 characters with our domain).
+# A class is part of socket names (108 bytes at most) and of a DRA driver's name
+# (63 characters with our domain).
 _CLASS_LIMIT = 40
 _HASH = 6
 
@@ -32,18 +34,23 @@ class ForeignDevice(Struct, frozen=True, kw_only=True):
 
 
 def class_of_resource(resource: str) -> str:
-    """Name the class of a resource: its own name and its vendor, so that nvidia.com/gpu is not our gpu.
+    """Name the class of a resource: its own name and its vendor, so that nvidia.com/gpu is not our
+    gpu.
 
     >>> class_of_resource("nvidia.com/gpu"), class_of_resource("amd.com/GPU_v2")
     ('gpu-nvidia', 'gpu-v2-amd')
     """
     domain, _, name = resource.partition("/")
     label = to_dns_label(f"{name}-{domain.partition('.')[0]}")
-    return label if len(label) <= _CLASS_LIMIT else f"{label[: _CLASS_LIMIT - _HASH - 1].rstrip('-')}-{_digest(resource)}"
+    return (
+        label if len(label) <= _CLASS_LIMIT else f"{label[: _CLASS_LIMIT - _HASH - 1].rstrip('-')}-{_digest(resource)}"
+    )
 
 
 def foreign_names(ids: Iterable[str]) -> dict[str, str]:
-    """Give each id a name: itself where it is a DNS label, else one made of it with a hash; name to id.
+    """Give each id a name: itself where it is a DNS label, else one made of it with a hash.
+
+    Name to id.
 
     >>> sorted(foreign_names(["dev-0", "GPU-1a"]))
     ['dev-0', 'gpu-1a-c5a5fa']
@@ -69,7 +76,10 @@ def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDe
 def observations_of(listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observation, ...]]:
     """Say what is wrong: the plugin tells only that something is."""
     sick = Observation(
-        dimension=Dimension.DRIVER, state=HealthState.UNHEALTHY, reason="plugin-unhealthy", message="its device plugin calls it unhealthy"
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNHEALTHY,
+        reason="plugin-unhealthy",
+        message="its device plugin calls it unhealthy",
     )
     states = {foreign_device.id: foreign_device.is_healthy for foreign_device in listed}
     return {name: () if states[foreign_name] else (sick,) for name, foreign_name in foreign_names(states).items()}

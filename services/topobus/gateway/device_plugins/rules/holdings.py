@@ -1,7 +1,9 @@
-"""Finds device plugin allocations that no pod uses any more, and those that stand in the way of a new one.
+"""Finds device plugin allocations that no pod uses any more, and those that stand in the way of a
+new one.
 
-Flows in: the ledger, and the ids that kubelet lists for its pods. Flows out: allocations to release, or to wait for. Claims and pods that topology placed are left out: they
-have a release of their own.
+Flows in: the ledger, and the ids that kubelet lists for its pods. Flows out:
+allocations to release, or to wait for. Claims and pods that topology placed are left
+out: they have a release of their own.
 """
 
 from __future__ import annotations
@@ -19,21 +21,26 @@ __all__ = ["allocations_of", "idle_allocations", "with_lingering"]
 
 
 def idle_allocations(ledger: Holders, in_use: Mapping[str, frozenset[str]]) -> tuple[Allocation, ...]:
-    """Find device plugin allocations of which no device is in use; one device in use keeps all of them.
+    """Find device plugin allocations of which no device is in use.
+
+    One device in use keeps all of them.
 
     Shapes: in_use — resource name to device ids. The owner's name is the resource.
     """
     return tuple(
         allocation
         for _, allocation in sorted(ledger.allocations.items())
-        if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and not ids_of(allocation) & in_use.get(allocation.owner.name, frozenset())
+        if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
+        and not ids_of(allocation) & in_use.get(allocation.owner.name, frozenset())
     )
 
 
 def allocations_of(ledger: Holders, device_class: str, names: frozenset[str], chosen: Chosen) -> tuple[Allocation, ...]:
-    """Find device plugin allocations that have some of what kubelet gives to another container now, by whichever resource.
+    """Find device plugin allocations that have some of what kubelet gives to another container now,
+    by whichever resource.
 
-    Shapes: names — kubelet's choice, devices or replicas; chosen — the same as devices. Two replicas of one device do not stand in each other's way, the whole and a replica do.
+    Shapes: names — kubelet's choice, devices or replicas; chosen — the same as devices. Two
+    replicas of one device do not stand in each other's way, the whole and a replica do.
     """
     whole = {*chosen.devices} - chosen.shares.keys()
     allocations: list[Allocation] = []

@@ -8,7 +8,10 @@ __all__ = ["ListEntry"]
 
 
 class ListEntry(Struct, frozen=True, kw_only=True):
-    """One device in the device plugin's list. `nodes` None: no topology is sent, which is not node 0."""
+    """One device in the device plugin's list.
+
+    `nodes` None: no topology is sent, which is not node 0.
+    """
 
     id: str
     is_healthy: bool

@@ -1,7 +1,9 @@
-"""Makes the lists that kubelet gets of a class's devices: ListAndWatch of the device plugin, and DRA health.
+"""Makes the lists that kubelet gets of a class's devices: ListAndWatch of the device plugin, and
+DRA health.
 
-Flows in: the inventory, who holds what, the list sent before. Flows out: complete lists, sorted by name. Two rules of kubelet shape them: a held id must stay in
-the list (kubelet would count a missing one as healthy), and each list replaces the one before as a whole.
+Flows in: the inventory, who holds what, the list sent before. Flows out: complete lists, sorted by
+name. Two rules of kubelet shape them: a held id must stay in the list (kubelet would count a
+missing one as healthy), and each list replaces the one before as a whole.
 """
 
 from __future__ import annotations
@@ -56,13 +58,20 @@ class HealthEntry(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
-    """Find who holds which device of a class; CPUs by their device names, and the groups that they were chosen of. Of several with a share somebody other than a claim, if there is one."""
+    """Find who holds which device of a class.
+
+    CPUs by their device names, and the groups that they were chosen of. Of several with a share
+    somebody other than a claim, if there is one.
+    """
     holders: dict[str, Owner] = {}
     if ledger is None:
         return holders
     for allocation in ledger.allocations.values():
         for holding in allocation.holdings:
-            for name in (*holding.devices.get(device_class, ()), *(holding.groups if device_class == CPU_RESOURCE else ())):
+            for name in (
+                *holding.devices.get(device_class, ()),
+                *(holding.groups if device_class == CPU_RESOURCE else ()),
+            ):
                 if allocation.owner.kind is not OwnerKind.CLAIM or name not in holders:
                     holders[name] = allocation.owner
             if device_class == CPU_RESOURCE:
@@ -73,8 +82,9 @@ def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
 def ledgers_by_class(earlier: Mapping[str, Holders], before: Holders, after: Holders) -> dict[str, Holders]:
     """Give the ledger as it is for each class of which somebody holds something else than before.
 
-    Shapes: earlier — what this function gave for earlier ledgers, up to `before`; result — class to a ledger with the allocations that hold some of it, owners by key.
-    Cost:   O(owners) for finding those that changed, and O(owners with devices of their classes).
+    Shapes: earlier — what this function gave for earlier ledgers, up to `before`; result — class to
+    a ledger with the allocations that hold some of it, owners by key.
+    Cost: O(owners) for finding those that changed, and O(owners with devices of their classes).
     """
     changed = changed_owners(before, after)
     old = {key: _classes_held(before.allocations.get(key)) for key in changed}
@@ -91,7 +101,9 @@ def ledgers_by_class(earlier: Mapping[str, Holders], before: Holders, after: Hol
 def _classes_held(allocation: Allocation | None) -> frozenset[str]:
     holdings = allocation.holdings if allocation is not None else ()
     return frozenset(
-        device_class for holding in holdings for device_class in (*holding.devices, *((CPU_RESOURCE,) if holding.cpus else ()))
+        device_class
+        for holding in holdings
+        for device_class in (*holding.devices, *((CPU_RESOURCE,) if holding.cpus else ()))
     )
 
 
@@ -117,14 +129,18 @@ def plugin_lists(
     profiles: Collection[VendorProfile] = (),
     sharers: ShareHolders = MappingProxyType({}),
 ) -> dict[str, tuple[ListEntry, ...]]:
-    """Build the complete lists of a class's resources: its own, one of each pool, and those that vendors' profiles name.
+    """Build the complete lists of a class's resources: its own, one of each pool, and those that
+    vendors' profiles name.
 
-    Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's; sharers — device to
-    those who have a share of it. A device that its operator has shared is listed by replicas, in its shared pool alone.
-    A device stands in one list, as not healthy when it is held in another way (a claim, a placed pod, another resource), so that kubelet does not
-    choose it; held by kubelet's own allocation of this resource it keeps its real health. kubelet knows neither shares nor counters, so devices that are a claim's
-    to ask for are not listed, unless they are held; nor is what an operator excludes. It stands in the list of a resource through which it is held,
-    too, whichever pool it is in by now, and a held one that left the inventory stays where it was, not healthy.
+    Shapes: own — the class's own resource; holders — device to owner; previous — resource to what
+    was listed before; classes — all of this node's; sharers — device to those who have a share of
+    it. A device that its operator has shared is listed by replicas, in its shared pool alone. A
+    device stands in one list, as not healthy when it is held in another way (a claim, a placed pod,
+    another resource), so that kubelet does not choose it; held by kubelet's own allocation of this
+    resource it keeps its real health. kubelet knows neither shares nor counters, so devices that
+    are a claim's to ask for are not listed, unless they are held; nor is what an operator excludes.
+    It stands in the list of a resource through which it is held, too, whichever pool it is in by
+    now, and a held one that left the inventory stays where it was, not healthy.
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
     withheld = claims_only(map(_whole, inventory.devices), inventory.counter_sets) if inventory else frozenset()
@@ -132,7 +148,9 @@ def plugin_lists(
     for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
         by_pool = _resource(own, device_class, pool)
         for device in devices:
-            if not is_dns_label(device.name) or (device.name not in holders and (device.name in withheld or device.is_excluded)):
+            if not is_dns_label(device.name) or (
+                device.name not in holders and (device.name in withheld or device.is_excluded)
+            ):
                 continue
             resource = resource_in_profile(device, "" if pool == device_class else pool, profiles) or by_pool
             list_entries = lists.setdefault(resource, {})
@@ -143,7 +161,9 @@ def plugin_lists(
                     _keep_replicas(lists, list_entries, device.name, sharers[device.name])
                 continue
             whole = holders.get(device.name) if device.name not in sharers else None
-            list_entries.update((entry.id, entry) for entry in replica_entries(shown, device, sharers.get(device.name, ()), whole))
+            list_entries.update(
+                (entry.id, entry) for entry in replica_entries(shown, device, sharers.get(device.name, ()), whole)
+            )
             through = _through(whole, device_class, own, profiles) if whole is not None else None
             if through is not None:
                 # kubelet gave it as a whole before it was shared, and knows it by that id.
@@ -158,9 +178,21 @@ def plugin_lists(
         home = next((resource for resource, entries in lists.items() if name in entries), None)
         through = _through(holder, device_class, own, profiles)
         if home is None:
-            was_in = next((resource for resource, entries in previous.items() if any(list_entry.id == name for list_entry in entries)), own)
-            nodes = next((list_entry.nodes for entries in previous.values() for list_entry in entries if list_entry.id == name), None)
-            gone = ListEntry(id=name, is_healthy=False, nodes=nodes, reason="it is held but no longer in the inventory", is_held=True)
+            was_in = next(
+                (
+                    resource
+                    for resource, entries in previous.items()
+                    if any(list_entry.id == name for list_entry in entries)
+                ),
+                own,
+            )
+            nodes = next(
+                (list_entry.nodes for entries in previous.values() for list_entry in entries if list_entry.id == name),
+                None,
+            )
+            gone = ListEntry(
+                id=name, is_healthy=False, nodes=nodes, reason="it is held but no longer in the inventory", is_held=True
+            )
             lists.setdefault(through or was_in, {})[name] = gone
             continue
         entry = structs.replace(lists[home][name], is_held=True)
@@ -172,20 +204,32 @@ def plugin_lists(
 
 
 def _whole(device: Device) -> Device:
-    """Give a device that its operator has shared as if it were not: kubelet can have it, by replicas."""
+    """Give a device that its operator has shared as if it were not: kubelet can have it, by
+    replicas.
+    """
     return device if device.sharing is None else structs.replace(device, allows_multiple=False)
 
 
 def _through(holder: Owner, device_class: str, own: str, profiles: Collection[VendorProfile]) -> str | None:
-    """Name the resource by which kubelet gave a device to its holder; None: it was given in another way."""
-    is_ours = is_resource_of(holder.name, device_class, own) or profile_in(holder.name, device_class, profiles) is not None
+    """Name the resource by which kubelet gave a device to its holder.
+
+    None: it was given in another way.
+    """
+    is_ours = (
+        is_resource_of(holder.name, device_class, own) or profile_in(holder.name, device_class, profiles) is not None
+    )
     return holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_ours else None
 
 
 def _keep_replicas(
-    lists: dict[str, dict[str, ListEntry]], home: dict[str, ListEntry], name: str, sharers: Sequence[tuple[Owner, HeldShare]]
+    lists: dict[str, dict[str, ListEntry]],
+    home: dict[str, ListEntry],
+    name: str,
+    sharers: Sequence[tuple[Owner, HeldShare]],
 ) -> None:
-    """Keep held replicas of a device that is not shared any more in the lists through which they are held, and the device itself from everybody."""
+    """Keep held replicas of a device that is not shared any more in the lists through which they
+    are held, and the device itself from everybody.
+    """
     entry = home[name]
     for replica, owner in replica_holders(name, sharers).items():
         lists.setdefault(owner.name, {})[replica] = structs.replace(entry, id=replica, is_held=True)
@@ -195,17 +239,20 @@ def _keep_replicas(
 
 
 def is_resource_of(resource: str, device_class: str, own: str) -> bool:
-    """Say whether a resource is a class's own or could be one of its pools: a pool's name begins with the class's.
+    """Say whether a resource is a class's own or could be one of its pools: a pool's name begins
+    with the class's.
 
     >>> [is_resource_of(name, "gpu", "topobus.dev/gpu") for name in ("topobus.dev/gpu", "topobus.dev/gpu-h100", "old.dev/gpu", "topobus.dev/nic")]
     [True, True, False, False]
-    """
+    """  # noqa: E501
     domain, _, name = resource.partition("/")
     return resource == own or (own == f"{domain}/{device_class}" and name.startswith(f"{device_class}-"))
 
 
 def first_that_fit(entries: Sequence[ListEntry], sizes_bytes: Sequence[int], limit_bytes: int) -> tuple[int, ...]:
-    """Choose what is told when a list is too large for one message: what is held, then by name; positions, ascending.
+    """Choose what is told when a list is too large for one message: what is held, then by name.
+
+    Positions, ascending.
 
     Shapes: sizes_bytes — of each entry in the message, all that is written around it included.
     """
@@ -220,7 +267,10 @@ def first_that_fit(entries: Sequence[ListEntry], sizes_bytes: Sequence[int], lim
 
 
 def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tuple[HealthEntry, ...]:
-    """Build the complete health of a class; a held device that left the inventory is unhealthy, not forgotten."""
+    """Build the complete health of a class.
+
+    A held device that left the inventory is unhealthy, not forgotten.
+    """
     entries = {device.name: _health(device) for device in (inventory.devices if inventory else ())}
     for name in holders.keys() - entries.keys():
         entries[name] = HealthEntry(device=name, health=DraHealth.UNHEALTHY, message="not in the inventory any more")

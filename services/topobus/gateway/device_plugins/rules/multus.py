@@ -1,9 +1,12 @@
-"""Says of PCI devices what Multus, sriov-cni and programs written for the SR-IOV device plugin expect: two variables, a file a device, two attributes in slices.
+"""Says of PCI devices what Multus, sriov-cni and programs written for the SR-IOV device plugin
+expect: two variables, a file a device, two attributes in slices.
 
-Pure. Flows in: a resource, its devices with ids and edits. Flows out: variables, file names, documents.
+Pure. Flows in: a resource, its devices with ids and edits. Flows out:
+variables, file names, documents.
 
-Source: README of the SR-IOV network device plugin (PCIDEVICE_ variables); Device Information Specification 1.1.0 of the Network Plumbing Working Group;
-how-to-use of Multus (attributes of devices of claims).
+Source: README of the SR-IOV network device plugin (PCIDEVICE_ variables); Device
+Information Specification 1.1.0 of the Network Plumbing Working Group; how-to-use of Multus
+(attributes of devices of claims).
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ def variables(resource: str, uses: Mapping[str, PciUse]) -> dict[str, str]:
     Shapes: uses — by the device's id towards kubelet; result — sorted by id.
     >>> variables("intel.com/sriov", {"0000:3b:00.1": PciUse(address=PciAddress.parse("3b:00.1"))})
     {'PCIDEVICE_INTEL_COM_SRIOV': '0000:3b:00.1', 'PCIDEVICE_INTEL_COM_SRIOV_INFO': '{"0000:3b:00.1":{"generic":{"deviceID":"0000:3b:00.1"}}}'}
-    """
-    # A hyphen, too: the SR-IOV plugin forbids it in names of resources, for shells do in names of variables.
+    """  # noqa: E501
+    # A hyphen, too: the SR-IOV plugin forbids it in names of resources, for
+    # shells do in names of variables.
     name = "PCIDEVICE_" + re.sub(r"[^A-Za-z0-9]", "_", resource).upper()
     info = {device_id: _info(use) for device_id, use in sorted(uses.items())}
     return {name: ",".join(sorted(uses)), f"{name}_INFO": json.dumps(info, sort_keys=True, separators=(",", ":"))}
@@ -78,20 +82,22 @@ def file_name(resource: str, device_id: str) -> str:
 
 
 def is_file_of(resource: str, name: str) -> bool:
-    """Say whether a file is of a device of a resource, by its name: other resources may begin alike.
+    """Say whether a file is of a device of a resource, by its name: other resources may begin
+    alike.
 
     >>> is_file_of("t.dev/nic", "t.dev-nic-0000:3b:00.1-device.json"), is_file_of("t.dev/nic", "t.dev-nic-vf-0000:3b:00.1-device.json")
     (True, False)
-    """
+    """  # noqa: E501
     return re.fullmatch(re.escape(resource.replace("/", "-")) + f"-{_ADDRESS}-device\\.json", name) is not None
 
 
 def with_attributes(device: Device, resource: str) -> Device:
-    """Add the attributes by which Multus finds a claim's device: the same resource as networks name, and the id that it hands to plugins.
+    """Add the attributes by which Multus finds a claim's device: the same resource as networks
+    name, and the id that it hands to plugins.
 
     >>> with_attributes(Device(name="nic-0", device_class="nic", pci=PciAddress.parse("3b:00.1")), "intel.com/sriov").attributes
     {'k8s.cni.cncf.io/deviceID': '0000:3b:00.1', 'k8s.cni.cncf.io/resourceName': 'intel.com/sriov'}
-    """
+    """  # noqa: E501
     if device.pci is None:
         return device
     added = {f"{_DOMAIN}/deviceID": str(device.pci), f"{_DOMAIN}/resourceName": resource}

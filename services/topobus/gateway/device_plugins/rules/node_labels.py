@@ -1,9 +1,12 @@
-"""Makes a node's labels of its devices, as the vendors' feature discovery names them: what today's charts select nodes by.
+"""Makes a node's labels of its devices, as the vendors' feature discovery names them: what today's
+charts select nodes by.
 
-Pure. Flows in: inventories. Flows out: labels. What a device does not tell has no label; a value that Kubernetes does not take is left out.
+Pure. Flows in: inventories. Flows out: labels. What a device does not tell has no label; a value
+that Kubernetes does not take is left out.
 
-Source: NVIDIA/k8s-device-plugin internal/lm (nvml.go, resource.go, mig-strategy.go) and docs/gpu-feature-discovery; ROCm/k8s-device-plugin
-cmd/k8s-node-labeller/main.go; the node labels of Intel's GPU plugin.
+Source: NVIDIA/k8s-device-plugin internal/lm (nvml.go, resource.go, mig-strategy.go) and
+docs/gpu-feature-discovery; ROCm/k8s-device-plugin cmd/k8s-node-labeller/main.go; the
+node labels of Intel's GPU plugin.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ _MIG_PARTS = {
     "jpegEngines": "engines.jpeg",
     "ofaEngines": "engines.ofa",
 }
-# Compilers' targets to families of libdrm (amdgpu_drm.h, AMDGPU_FAMILY_*): those of cards. Processors with graphics are left out.
+# Compilers' targets to families of libdrm (amdgpu_drm.h, AMDGPU_FAMILY_*): those of cards.
+# Processors with graphics are left out.
 _AMD_FAMILIES = {
     **dict.fromkeys(("gfx900", "gfx906", "gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"), "AI"),
     **dict.fromkeys(("gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1034"), "NV"),
@@ -91,7 +95,10 @@ def _nvidia(gpus: Sequence[Device]) -> dict[str, str]:
 
 
 def _gpu_labels(gpus: Sequence[Device]) -> dict[str, str]:
-    """Describe whole GPUs; of several models the most frequent, for these labels have room for one."""
+    """Describe whole GPUs.
+
+    Of several models the most frequent, for these labels have room for one.
+    """
     models = Counter(gpu.model for gpu in gpus)
     model = min(models, key=lambda name: (-models[name], name))
     first = next(gpu for gpu in gpus if gpu.model == model)
@@ -126,12 +133,17 @@ def _mig_labels(profile: str, instances: Sequence[Device]) -> dict[str, str]:
 
 
 def _versions(gpus: Sequence[Device]) -> dict[str, str]:
-    """Name the versions of the driver and of the CUDA that it speaks, by the names of now and of before."""
+    """Name the versions of the driver and of the CUDA that it speaks, by the names of now and of
+    before.
+    """
     labels: dict[str, str] = {}
     driver = next((text for gpu in gpus if (text := _text(gpu, "driverVersion"))), "")
     if driver:
         major, minor, revision, *_ = [*driver.split("."), "", ""]
-        labels |= {f"nvidia.com/cuda.driver.{name}": part for name, part in (("major", major), ("minor", minor), ("rev", revision))}
+        labels |= {
+            f"nvidia.com/cuda.driver.{name}": part
+            for name, part in (("major", major), ("minor", minor), ("rev", revision))
+        }
         parts = (("major", major), ("minor", minor), ("revision", revision), ("full", driver))
         labels |= {f"nvidia.com/cuda.driver-version.{name}": part for name, part in parts}
     cuda = next((text for gpu in gpus if (text := _text(gpu, "cudaDriverVersion"))), "")
@@ -144,7 +156,9 @@ def _versions(gpus: Sequence[Device]) -> dict[str, str]:
 
 
 def _amd(gpus: Sequence[Device]) -> dict[str, str]:
-    """Count by kind, as ROCm's labeller does: one value is the label's, several are counted in names."""
+    """Count by kind, as ROCm's labeller does: one value is the label's, several are counted in
+    names.
+    """
     labels: dict[str, str] = {}
     for kind, values in {
         "device-id": [_text(gpu, "pciID").partition(":")[2] for gpu in gpus],

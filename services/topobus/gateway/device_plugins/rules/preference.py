@@ -1,8 +1,10 @@
-"""Answers GetPreferredAllocation, and never with an error: topology's choice when it is legal, else a choice by name.
+"""Answers GetPreferredAllocation, and never with an error: topology's choice when it is legal, else
+a choice by name.
 
-A device can be reached in two ways, by device plugin and by claim. The scheduler gives claims the first free device of a slice, in order of names. Where a class is
-offered both ways, pods with device plugin requests therefore get the last devices, and devices of claims that are allocated but not yet prepared come after all
-others. So the two ways collide only on a node that is nearly full.
+A device can be reached in two ways, by device plugin and by claim. The scheduler gives claims the
+first free device of a slice, in order of names. Where a class is offered both ways, pods with
+device plugin requests therefore get the last devices, and devices of claims that are allocated but
+not yet prepared come after all others. So the two ways collide only on a node that is nearly full.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ __all__ = ["fall_back", "is_legal", "plugin_choices"]
 
 
 def is_legal(chosen: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int) -> bool:
-    """Say whether a choice has the right size, keeps what must be kept, and takes only what there is."""
+    """Say whether a choice has the right size, keeps what must be kept, and takes only what there
+    is.
+    """
     return (
         len(set(chosen)) == len(chosen) == min(size, len(set(available) | set(must_include)))
         and set(must_include) <= set(chosen)
@@ -22,9 +26,16 @@ def is_legal(chosen: Sequence[str], available: Sequence[str], must_include: Sequ
 
 
 def fall_back(
-    available: Sequence[str], must_include: Sequence[str], size: int, *, withheld: Collection[str] = (), is_from_end: bool = False
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    *,
+    withheld: Collection[str] = (),
+    is_from_end: bool = False,
 ) -> tuple[str, ...]:
-    """Choose without help: what must be included, then by name, what is withheld last. Never more than `size` unless more must be included.
+    """Choose without help: what must be included, then by name, what is withheld last.
+
+    Never more than `size` unless more must be included.
 
     >>> fall_back(["c", "a", "b"], ["b"], 2), fall_back(["c", "a", "b"], ["b"], 2, is_from_end=True)
     (('a', 'b'), ('b', 'c'))
@@ -36,12 +47,19 @@ def fall_back(
 
 
 def plugin_choices(
-    available: Sequence[str], must_include: Sequence[str], size: int, *, withheld: Collection[str] = (), is_from_end: bool = False
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    *,
+    withheld: Collection[str] = (),
+    is_from_end: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
-    """List what somebody else's plugin is asked to choose from, one after the other until its choice is among the last.
+    """List what somebody else's plugin is asked to choose from, one after the other until its
+    choice is among the last.
 
-    First all that is not withheld, while that is enough. Then, for a single device where claims are given devices, too, the further half: which of several
-    devices belong together is the plugin's to say, whatever their names are.
+    First all that is not withheld, while that is enough. Then, for a single device where claims are
+    given devices, too, the further half: which of several devices belong together is the plugin's
+    to say, whatever their names are.
 
     >>> plugin_choices(["a", "b", "c", "d", "e"], [], 1, withheld=["e"], is_from_end=True)
     (('a', 'b', 'c', 'd'), ('c', 'd'))

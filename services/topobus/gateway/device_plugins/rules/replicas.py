@@ -1,7 +1,10 @@
-"""Replicas of shared devices towards kubelet: their list, what a choice of them takes of the ledger, and which of them are preferred.
+"""Replicas of shared devices towards kubelet: their list, what a choice of them takes of the
+ledger, and which of them are preferred.
 
-Flows in: devices, who has which share, kubelet's ids. Flows out: list entries, amounts, choices. A replica is `<device>::<number>`; of a device that claims have shares of, only so
-many replicas are healthy as are left. A held one never leaves the list. Source: SharedDevicesAllocationPolicy and failRequestsGreaterThanOne of NVIDIA/k8s-device-plugin.
+Flows in: devices, who has which share, kubelet's ids. Flows out: list entries, amounts, choices. A
+replica is `<device>::<number>`; of a device that claims have shares of, only so many replicas are
+healthy as are left. A held one never leaves the list. Source: SharedDevicesAllocationPolicy and
+failRequestsGreaterThanOne of NVIDIA/k8s-device-plugin.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ __all__ = [
 ]
 
 ShareHolders = Mapping[str, tuple[tuple[Owner, HeldShare], ...]]
-"""Device to those who have a share of it, with what they have; amounts and replicas are empty where the ledger does not say."""
+"""Device to those who have a share of it, with what they have; amounts and replicas are empty where
+the ledger does not say."""
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
@@ -62,7 +66,10 @@ def share_holders(ledger: Holders | None, device_class: str) -> dict[str, tuple[
 
 
 def shares_of(holding: Holding, device_class: str) -> dict[str, HeldShare]:
-    """Say of which devices of a class a holding has a share, and how much; CPUs that were chosen of a group are a share of the group."""
+    """Say of which devices of a class a holding has a share, and how much.
+
+    CPUs that were chosen of a group are a share of the group.
+    """
     amounts = holding.shares.get(device_class, {})
     shares = {name: amounts.get(name, HeldShare()) for name in holding.shared.get(device_class, ())}
     if device_class == CPU_RESOURCE:
@@ -75,7 +82,8 @@ def replica_entries(
 ) -> tuple[ListEntry, ...]:
     """List the replicas of a device in its shared pool.
 
-    Shapes: entry — the device as it would be listed whole; sharers — who has a share; whole — who has the device as a whole, from before it was shared.
+    Shapes: entry — the device as it would be listed whole; sharers — who has a share; whole — who
+    has the device as a whole, from before it was shared.
     """
     if device.sharing is None:
         return ()
@@ -91,7 +99,9 @@ def replica_entries(
             free -= 1
             if free < 0:
                 reason = reason or (
-                    f"{whole} holds {device.name} whole" if whole is not None else f"the rest of {device.name} is held by claims"
+                    f"{whole} holds {device.name} whole"
+                    if whole is not None
+                    else f"the rest of {device.name} is held by claims"
                 )
         entries.append(structs.replace(entry, id=name, is_healthy=not reason, reason=reason, is_held=name in holders))
     return tuple(entries)
@@ -103,7 +113,10 @@ def replica_holders(device: str, sharers: Iterable[tuple[Owner, HeldShare]]) -> 
 
 
 def chosen_of(names: Iterable[str], inventory: Inventory | None) -> Chosen:
-    """Read what kubelet chose; a replica of a device that is not shared (any more) is worth nothing that is counted."""
+    """Read what kubelet chose.
+
+    A replica of a device that is not shared (any more) is worth nothing that is counted.
+    """
     numbers: dict[str, list[int]] = {}
     devices: set[str] = set()
     for name in names:
@@ -120,7 +133,8 @@ def chosen_of(names: Iterable[str], inventory: Inventory | None) -> Chosen:
 
 
 def may_ask_ahead(inventory: Inventory, chosen: Chosen, asked_in_vain: Collection[str]) -> bool:
-    """Say whether these may be prepared before they are anybody's: their drivers can say that it changes nothing, and did not say the contrary of one of them.
+    """Say whether these may be prepared before they are anybody's: their drivers can say that it
+    changes nothing, and did not say the contrary of one of them.
 
     Shapes: asked_in_vain — devices of which they did, in this generation of the inventory.
     """
@@ -151,22 +165,32 @@ def fault_of_many(resource: str, names: Sequence[str], inventory: Inventory | No
     if not strict:
         return ""
     return (
-        f"{resource}: a container asks for {len(names)} shares ({', '.join(sorted(names))}), wanted 1: shares of one device are no further devices, and more of them"
-        " is not more of it. Ask for 1; for a larger part make a claim with the memory that is needed, or let the operator set refuses_many = false"
+        f"{resource}: a container asks for {len(names)} shares ({', '.join(sorted(names))}), wanted 1: shares "
+        "of one device are no further devices, and more of them"
+        " is not more of it. Ask for 1; for a larger part make a claim with the memory that is needed, or "
+        "let the operator set refuses_many = false"
     )
 
 
 def prefer_replicas(
-    available: Sequence[str], must_include: Sequence[str], size: int, inventory: Inventory | None, *, is_from_end: bool = False
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    inventory: Inventory | None,
+    *,
+    is_from_end: bool = False,
 ) -> tuple[str, ...]:
     """Choose replicas by their devices' policy, one after the other.
 
     Shapes: available — what kubelet has free; result — with all that must be included.
-    Order:  spread — the device with the fewest replicas in use, those chosen here counted; pack — with the most; among equals by name, with `is_from_end` the last.
+    Order: spread — the device with the fewest replicas in use, those chosen here counted; pack —
+    with the most; among equals by name, with `is_from_end` the last.
     """
     devices = {device.name: device for device in (inventory.devices if inventory is not None else ())}
     free: dict[str, list[str]] = {}
-    for name in sorted({*available} - {*must_include}, key=lambda name: (device_of_replica(name), number_of_replica(name) or 0)):
+    for name in sorted(
+        {*available} - {*must_include}, key=lambda name: (device_of_replica(name), number_of_replica(name) or 0)
+    ):
         free.setdefault(device_of_replica(name), []).append(name)
     order = {name: index for index, name in enumerate(sorted(free, reverse=is_from_end))}
     chosen = sorted(set(must_include))
@@ -184,7 +208,9 @@ def prefer_replicas(
 
 
 def ids_of(allocation: Allocation) -> frozenset[str]:
-    """Name what an allocation of kubelet's has as kubelet was told it: devices, or replicas of them."""
+    """Name what an allocation of kubelet's has as kubelet was told it: devices, or replicas of
+    them.
+    """
     names: set[str] = set()
     for holding in allocation.holdings:
         for device_class, devices in holding.devices.items():

@@ -1,7 +1,9 @@
 """Compares the devices that kubelet lists for its pods with the ledger.
 
-Flows in: devices by container as kubelet lists them, who holds what, the claims prepared here. Flows out: allocations that the ledger lacks and should adopt, and
-disagreements with both sides. Devices of admin access are left out: the ledger has no holder for them, so there is nothing to compare.
+Flows in: devices by container as kubelet lists them, who holds what, the claims prepared
+here. Flows out: allocations that the ledger lacks and should adopt, and disagreements
+with both sides. Devices of admin access are left out: the ledger has no holder for them,
+so there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class PodUse(Struct, frozen=True, kw_only=True):
 
 
 class PreparedHere(Struct, frozen=True, kw_only=True):
-    """A claim that the checkpoint calls prepared: its uid, what it holds, and what it only looks at (as class and device)."""
+    """A claim that the checkpoint calls prepared: its uid, what it holds, and what it only looks at
+    (as class and device).
+    """
 
     owner: Owner
     held: dict[str, tuple[str, ...]]
@@ -54,7 +58,10 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
 
 
 class Lacking(Struct, frozen=True, kw_only=True):
-    """Devices in use that the ledger gives to nobody. `owner` None: the holder is kubelet's own allocation of `resource`."""
+    """Devices in use that the ledger gives to nobody.
+
+    `owner` None: the holder is kubelet's own allocation of `resource`.
+    """
 
     device_class: str
     devices: tuple[str, ...]
@@ -62,7 +69,8 @@ class Lacking(Struct, frozen=True, kw_only=True):
     resource: str = ""
     owner: Owner | None = None
     whole: tuple[tuple[str, tuple[str, ...]], ...]
-    """What is to be adopted, by class: of a claim all that it holds, since the ledger's entry of an owner is one whole."""
+    """What is to be adopted, by class: of a claim all that it holds, since the ledger's entry of an
+    owner is one whole."""
     by_share: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Those of `whole` that are to be adopted by share."""
     shares: tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...] = ()
@@ -88,13 +96,16 @@ def compare(
 ) -> Comparison:
     """Compare kubelet's word with the ledger's.
 
-    Shapes: holders — class to device to owner; prepared — namespace and name of a claim to what is prepared of it; sharers — class and device to those who hold
-    a share of it.
-    Errors: raises nothing; a claim that is not prepared here is a disagreement, for its devices could be given away.
+    Shapes: holders — class to device to owner; prepared — namespace and name of a claim to what is
+    prepared of it; sharers — class and device to those who hold a share of it.
+    Errors: raises nothing; a claim that is not prepared here is a disagreement, for
+    its devices could be given away.
     """
     lacking: list[Lacking] = []
     disagreements: list[Disagreement] = []
-    for use in sorted(uses, key=lambda use: (use.namespace, use.pod, use.container, use.resource, use.claim, use.device_class)):
+    for use in sorted(
+        uses, key=lambda use: (use.namespace, use.pod, use.container, use.resource, use.claim, use.device_class)
+    ):
         claim = prepared.get((use.claim_namespace, use.claim)) if use.claim else None
         free: list[str] = []
         for name in use.devices:
@@ -103,14 +114,21 @@ def compare(
             holder = holders.get(use.device_class, {}).get(name)
             sharing = sharers.get((use.device_class, name), frozenset())
             if claim is not None and (use.device_class, name) in claim.by_share and (holder is None or sharing):
-                # Others with a share are no disagreement; that it has none itself is what the ledger lacks.
+                # Others with a share are no disagreement; that it has none
+                # itself is what the ledger lacks.
                 free += [] if claim.owner in sharing else [name]
                 continue
             if holder is None and (claim is not None or not use.claim):
                 free.append(name)
             elif holder is None or not _is_the_same(use, holder):
-                side = f"{holder} holds it" if holder is not None else "nobody holds it, and the claim is not prepared here"
-                disagreements.append(Disagreement(device_class=use.device_class, device=name, kubelet=use.where, ledger=side))
+                side = (
+                    f"{holder} holds it"
+                    if holder is not None
+                    else "nobody holds it, and the claim is not prepared here"
+                )
+                disagreements.append(
+                    Disagreement(device_class=use.device_class, device=name, kubelet=use.where, ledger=side)
+                )
         if free:
             lacking.append(
                 Lacking(
@@ -119,7 +137,9 @@ def compare(
                     where=use.where,
                     resource=use.resource,
                     owner=claim.owner if claim is not None else None,
-                    whole=tuple(sorted(claim.held.items())) if claim is not None else ((use.device_class, tuple(sorted(free))),),
+                    whole=tuple(sorted(claim.held.items()))
+                    if claim is not None
+                    else ((use.device_class, tuple(sorted(free))),),
                     by_share=_by_class(claim.by_share) if claim is not None else (),
                     shares=_amounts(claim.shares) if claim is not None else (),
                     group_cpus=tuple(sorted(claim.group_cpus.items())) if claim is not None else (),
@@ -140,7 +160,9 @@ def _by_class(devices: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[str,
     return tuple((device_class, tuple(listed)) for device_class, listed in names.items())
 
 
-def _amounts(shares: Mapping[str, Mapping[str, HeldShare]]) -> tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...]:
+def _amounts(
+    shares: Mapping[str, Mapping[str, HeldShare]],
+) -> tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...]:
     return tuple(
         (device_class, tuple((name, tuple(sorted(share.amounts.items()))) for name, share in sorted(devices.items())))
         for device_class, devices in sorted(shares.items())

@@ -1,7 +1,9 @@
-"""Finds the pods that use a device plugin allocation or a claim: Allocate names no pod, and kubelet's PodResources lists it afterwards; a claim gets further ones.
+"""Finds the pods that use a device plugin allocation or a claim: Allocate names no pod, and
+kubelet's PodResources lists it afterwards; a claim gets further ones.
 
-Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each allocation whose pod the ledger does not have yet. While two pods are
-listed for one allocation (kubelet lists an ended pod for a while) nothing is reported.
+Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each
+allocation whose pod the ledger does not have yet. While two pods are listed for one allocation
+(kubelet lists an ended pod for a while) nothing is reported.
 """
 
 from __future__ import annotations
@@ -21,11 +23,18 @@ __all__ = ["nameless", "pod_of", "pods_of_claims", "unnamed_users", "without_uid
 def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
     """List allocations of kubelet's own of which nobody has said the pod."""
     allocations = ledger.allocations.values() if ledger is not None else ()
-    return tuple(allocation for allocation in allocations if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and allocation.user is None)
+    return tuple(
+        allocation
+        for allocation in allocations
+        if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and allocation.user is None
+    )
 
 
 def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Allocation, Owner], ...]:
-    """Find the pod of each device plugin allocation, where the ledger says none or another one; by the owner's key. kubelet tells no uid, so it is empty."""
+    """Find the pod of each device plugin allocation, where the ledger says none or another one.
+
+    By the owner's key. kubelet tells no uid, so it is empty.
+    """
     pods: dict[tuple[str, str], set[Owner]] = {}
     for use in uses:
         for device in use.devices if use.resource else ():
@@ -40,10 +49,13 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
     return tuple(unnamed)
 
 
-def pods_of_claims(ledger: Holders, uses: Iterable[PodUse], listed_before: Mapping[str, frozenset[Owner]]) -> dict[str, tuple[Owner, ...]]:
+def pods_of_claims(
+    ledger: Holders, uses: Iterable[PodUse], listed_before: Mapping[str, frozenset[Owner]]
+) -> dict[str, tuple[Owner, ...]]:
     """Say which pods use each claim now, by the owner's key.
 
-    Those that kubelet lists, and those that the ledger has and kubelet has not listed yet: a claim may be reserved for a pod some time before kubelet lists it.
+    Those that kubelet lists, and those that the ledger has and kubelet has not listed yet: a claim
+    may be reserved for a pod some time before kubelet lists it.
     Shapes: listed_before — by the owner's key, pods that kubelet has listed once, without uids.
     """
     listed: dict[tuple[str, str], set[Owner]] = {}
@@ -56,7 +68,11 @@ def pods_of_claims(ledger: Holders, uses: Iterable[PodUse], listed_before: Mappi
         if owner.kind is not OwnerKind.CLAIM:
             continue
         present = listed.get((owner.namespace, owner.name), set())
-        kept = [pod for pod in allocation.pods if without_uid(pod) in present or without_uid(pod) not in listed_before.get(key, ())]
+        kept = [
+            pod
+            for pod in allocation.pods
+            if without_uid(pod) in present or without_uid(pod) not in listed_before.get(key, ())
+        ]
         unnamed = present - set(map(without_uid, kept))
         pods[key] = tuple(sorted((*kept, *unnamed), key=lambda pod: pod.key))
     return pods

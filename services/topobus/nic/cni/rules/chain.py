@@ -1,7 +1,9 @@
-"""Reads CNI configuration lists: which plugins run, in which order, and which versions the list may be run in.
+"""Reads CNI configuration lists: which plugins run, in which order, and which versions the list may
+be run in.
 
-Flows in: a decoded JSON document of an operator or a claim. Flows out: a Chain, or a Refusal that names the field. Nothing is run and no file is read here.
-A list of one plugin may be written as the plugin's configuration alone (`type` at the top level), as 0.3.x and 0.4.0 allow.
+Flows in: a decoded JSON document of an operator or a claim. Flows out: a Chain, or a Refusal that
+names the field. Nothing is run and no file is read here. A list of one plugin may be written as the
+plugin's configuration alone (`type` at the top level), as 0.3.x and 0.4.0 allow.
 
 Source: CNI specification 1.1.0, section 1 (network configuration format).
 """
@@ -22,17 +24,23 @@ __all__ = ["VERSIONS", "Chain", "Plugin", "is_at_least", "parse_chain"]
 VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
 """The versions that this runner speaks, newest first. 0.3.0 has the results of 0.3.1."""
 _WANTED = f"one of {', '.join(VERSIONS)}"
-# Before 0.3.0 a result names no interface (ip4, ip6), so nothing can be said of what a plugin made. Source: CNI specification 0.2.0, "Result"; libcni takes "" for 0.1.0.
+# Before 0.3.0 a result names no interface (ip4, ip6), so nothing can be said of what a plugin made.
+# Source: CNI specification 0.2.0, "Result"; libcni takes "" for 0.1.0.
 _TOO_OLD = f"{_WANTED} (a list without it is of 0.1.0, and before 0.3.0 a result names no interface)"
-# Section 1: a network's name begins alphanumeric; the same characters as of an attachment's container id. 63: it becomes part of a file's name.
+# Section 1: a network's name begins alphanumeric; the same characters as of an attachment's
+# container id. 63: it becomes part of a file's name.
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-# A plugin's type is the name of a file in one of the folders of plugins, so never a path. The specification forbids slashes, and we dots in front.
+# A plugin's type is the name of a file in one of the folders of plugins, so never a path. The
+# specification forbids slashes, and we dots in front.
 _TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 # A chain of real use has three to six; each costs a process.
 _MOST_PLUGINS = 16
 
-# Keys that say what is run, and those that the runner alone writes. Plugins in Go take them in any case (encoding/json), and would run what nobody checked.
-_OWN = {key.casefold(): key for key in ("type", "ipam", "capabilities", "cniVersion", "name", "prevResult", "runtimeConfig")}
+# Keys that say what is run, and those that the runner alone writes. Plugins in Go take them in any
+# case (encoding/json), and would run what nobody checked.
+_OWN = {
+    key.casefold(): key for key in ("type", "ipam", "capabilities", "cniVersion", "name", "prevResult", "runtimeConfig")
+}
 
 
 class Plugin(Struct, frozen=True, kw_only=True):
@@ -78,11 +86,13 @@ def parse_chain(document: object, where: str) -> Chain | Refusal:
     (('loopback', 'plugins[0].type'),)
     >>> parse_chain({"cniVersion": "9", "name": "lo", "plugins": [{"type": "loopback"}]}, "net.conflist").reasons[0].facts["field"]
     'cniVersion'
-    """
+    """  # noqa: E501
     if not isinstance(document, Mapping):
         return config_invalid(where, "the list", "a JSON object", document)
     if not isinstance(name := document.get("name"), str) or _NETWORK.fullmatch(name) is None:
-        return config_invalid(where, "name", "1 to 63 of letters, digits, '_', '.', '-', beginning with a letter or digit", name)
+        return config_invalid(
+            where, "name", "1 to 63 of letters, digits, '_', '.', '-', beginning with a letter or digit", name
+        )
     versions = _versions(document, where)
     if isinstance(versions, Refusal):
         return versions

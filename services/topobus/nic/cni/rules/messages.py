@@ -1,8 +1,10 @@
 """Writes what a CNI plugin is given and reads what it answers; nothing here runs one.
 
-Flows in: a chain, an attachment, the result before, the bytes that a plugin wrote. Flows out: bytes for its input, its environment, results, errors, versions.
+Flows in: a chain, an attachment, the result before, the bytes that a plugin wrote. Flows out: bytes
+for its input, its environment, results, errors, versions.
 
-Source: CNI specification 1.1.0, sections 2 (environment), 3 (execution configuration) and 5 (result types).
+Source: CNI specification 1.1.0, sections 2 (environment), 3 (execution
+configuration) and 5 (result types).
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ __all__ = [
     "read_versions",
 ]
 
-# The same rule for container ids as for network names; 64 hexadecimal digits are what runtimes give. 128: it becomes part of a file's name.
+# The same rule for container ids as for network names; 64 hexadecimal digits are what runtimes
+# give. 128: it becomes part of a file's name.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-# IFNAMSIZ is 16 bytes with the closing NUL; the specification forbids '/', ':' and white space, the kernel '.' and '..' alone. ASCII only.
+# IFNAMSIZ is 16 bytes with the closing NUL; the specification forbids '/', ':' and white space, the
+# kernel '.' and '..' alone. ASCII only.
 _INTERFACE = re.compile(r"[!-.0-9;-~]{1,15}")
 _ARGUMENT = re.compile(r"[^;=\s]+")
 # Keys of one plugin's configuration that the runner itself sets or takes away.
@@ -54,7 +58,8 @@ class Target(Struct, frozen=True, kw_only=True):
     arguments: tuple[tuple[str, str], ...] = ()
     """CNI_ARGS, in order."""
     runtime_values: dict[str, Any] = {}
-    """By capability: portMappings, bandwidth, ips, mac, deviceID and the like; a plugin gets those that it declares."""
+    """By capability: portMappings, bandwidth, ips, mac, deviceID and the like; a plugin gets those
+    that it declares."""
 
 
 class Interface(Struct, frozen=True, kw_only=True):
@@ -92,9 +97,13 @@ class CniError(Struct, frozen=True, kw_only=True):
 def check_target(target: Target, where: str) -> Refusal | None:
     """Refuse names that the kernel or the specification does not take, before a plugin sees them."""
     if _CONTAINER.fullmatch(target.container_id) is None:
-        return config_invalid(where, "the container id", "1 to 128 of letters, digits, '_', '.', '-'", target.container_id)
+        return config_invalid(
+            where, "the container id", "1 to 128 of letters, digits, '_', '.', '-'", target.container_id
+        )
     if _INTERFACE.fullmatch(target.interface) is None or target.interface in (".", ".."):
-        return config_invalid(where, "the interface name", "1 to 15 ASCII characters without '/', ':' or white space", target.interface)
+        return config_invalid(
+            where, "the interface name", "1 to 15 ASCII characters without '/', ':' or white space", target.interface
+        )
     for name, value in target.arguments:
         if _ARGUMENT.fullmatch(name) is None or ";" in value or "\0" in value:
             return config_invalid(where, "CNI_ARGS", "names and values without ';'", f"{name}={value}")
@@ -104,7 +113,8 @@ def check_target(target: Target, where: str) -> Refusal | None:
 def environment(command: str, target: Target | None, plugin_path: Sequence[str], program_path: str) -> dict[str, str]:
     """Build a plugin's whole environment: nothing of ours is inherited.
 
-    Shapes: plugin_path — the folders of plugins; program_path — PATH, where plugins look for iptables and the like.
+    Shapes: plugin_path — the folders of plugins; program_path — PATH, where plugins
+    look for iptables and the like.
     """
     variables = {"CNI_COMMAND": command, "CNI_PATH": ":".join(plugin_path), "PATH": program_path}
     if target is not None:
@@ -116,7 +126,13 @@ def environment(command: str, target: Target | None, plugin_path: Sequence[str],
 
 
 def plugin_input(
-    chain: Chain, plugin: Plugin, version: str, target: Target | None, *, previous: Mapping[str, Any] | None, extra: Mapping[str, Any]
+    chain: Chain,
+    plugin: Plugin,
+    version: str,
+    target: Target | None,
+    *,
+    previous: Mapping[str, Any] | None,
+    extra: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Build the configuration that one plugin gets on its input.
 
@@ -125,13 +141,16 @@ def plugin_input(
     >>> target = Target(container_id="c", interface="net1", runtime_values={"portMappings": [], "mac": "02:00:00:00:00:01"})
     >>> plugin_input(Chain(name="n", versions=("1.0.0",), plugins=(plugin,)), plugin, "1.0.0", target, previous=None, extra={})
     {'type': 'portmap', 'snat': True, 'cniVersion': '1.0.0', 'name': 'n', 'runtimeConfig': {'portMappings': []}}
-    """
+    """  # noqa: E501
     document = {key: value for key, value in plugin.configuration.items() if key not in _RUNNERS_OWN}
-    # Within `plugins` of 1.1, the list's own keys belong to the runner; a plugin that is a list by itself has them, too.
+    # Within `plugins` of 1.1, the list's own keys belong to the runner; a plugin that is
+    # a list by itself has them, too.
     for key in ("plugins", "disableCheck", "disableGC", "cniVersions"):
         document.pop(key, None)
     document |= {"cniVersion": version, "name": chain.name}
-    values = {key: value for key, value in (target.runtime_values if target else {}).items() if key in plugin.capabilities}
+    values = {
+        key: value for key, value in (target.runtime_values if target else {}).items() if key in plugin.capabilities
+    }
     if values:
         document["runtimeConfig"] = values
     if previous is not None:
@@ -142,19 +161,28 @@ def plugin_input(
 def read_result(content: bytes, plugin: str, command: str, version: str) -> CniResult | Refusal:
     """Read what ADD wrote.
 
-    Errors: Refusal `cni-plugin-nonsense` for what is no result, `cni-version-answered` for another version. A result without cniVersion counts as in the
-    version asked, which several plugins in use rely on.
+    Errors: Refusal `cni-plugin-nonsense` for what is no result, `cni-version-answered` for
+    another version. A result without cniVersion counts as in the version asked, which
+    several plugins in use rely on.
     """
     document = _decoded(content)
     if not isinstance(document, dict):
-        return plugin_nonsense(plugin, command, "it is not a JSON object" if content.strip() else "it is empty", _text(content))
+        return plugin_nonsense(
+            plugin, command, "it is not a JSON object" if content.strip() else "it is empty", _text(content)
+        )
     answered = document.get("cniVersion", version)
     if answered != version:
         return version_answered(plugin, command, version, str(answered))
     document["cniVersion"] = version
     interfaces, addresses = document.get("interfaces") or [], document.get("ips") or []
-    if not isinstance(interfaces, list) or not isinstance(addresses, list) or len(interfaces) + len(addresses) > _MOST_ENTRIES:
-        return plugin_nonsense(plugin, command, f"interfaces and ips must be lists of {_MOST_ENTRIES} entries at most", _text(content))
+    if (
+        not isinstance(interfaces, list)
+        or not isinstance(addresses, list)
+        or len(interfaces) + len(addresses) > _MOST_ENTRIES
+    ):
+        return plugin_nonsense(
+            plugin, command, f"interfaces and ips must be lists of {_MOST_ENTRIES} entries at most", _text(content)
+        )
     try:
         return CniResult(
             document=document,
@@ -188,7 +216,9 @@ def _interface(entry: object) -> Interface:
     mtu = entry.get("mtu", 0)
     if not isinstance(mtu, int):
         raise TypeError(f"the mtu of {name} is no number")
-    return Interface(name=name, mac=str(entry.get("mac") or "").lower(), sandbox=str(entry.get("sandbox") or ""), mtu=mtu)
+    return Interface(
+        name=name, mac=str(entry.get("mac") or "").lower(), sandbox=str(entry.get("sandbox") or ""), mtu=mtu
+    )
 
 
 def _address(entry: object, interfaces: int) -> Address:

@@ -1,6 +1,8 @@
-"""Makes the refusals of the CNI room: one code a cause, with the plugin, the command and what to do next.
+"""Makes the refusals of the CNI room: one code a cause, with the plugin, the command and what to do
+next.
 
-Pure. Every message says what was found, where, and the next step; docs/reference/cni-errors.md is the operator's page of them.
+Pure. Every message says what was found, where, and the next step; docs/reference/cni-errors.md
+is the operator's page of them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ __all__ = [
     "version_unsupported",
 ]
 
-# CNI specification, section "Error": 11 is "try again later", 50 and 51 are STATUS's "not available" and "limited".
+# CNI specification, section "Error": 11 is "try again later", 50 and 51 are STATUS's
+# "not available" and "limited".
 _TRY_AGAIN = 11
 # A plugin's own words go into events and claims: this much of them.
 _MESSAGE_CHARACTERS = 400
@@ -52,7 +55,8 @@ def plugin_missing(where: str, plugin: str, field: str, looked_in: Sequence[str]
         Reason(
             code="cni-plugin-missing",
             message=(
-                f"{where}: {field} names the CNI plugin {plugin}, and no executable of that name is in {', '.join(looked_in)};"
+                f"{where}: {field} names the CNI plugin {plugin}, and no executable of that name is in "
+                f"{', '.join(looked_in)};"
                 " install it there, or name its folder in the setting cni.bin_dirs"
             ),
             facts={"where": where, "plugin": plugin, "field": field, "looked_in": tuple(looked_in)},
@@ -75,12 +79,15 @@ def plugin_forbidden(where: str, plugin: str, field: str, allowed: Sequence[str]
 
 
 def chain_forbidden(where: str) -> Refusal:
-    """Refuse a claim that brings its own configuration list where only the operator's networks may be named."""
+    """Refuse a claim that brings its own configuration list where only the operator's networks may
+    be named.
+    """
     return _refusal(
         Reason(
             code="cni-chain-forbidden",
             message=(
-                f"{where}: the claim brings a configuration list of its own, and this node's setting cni.allow_claim_chains is off"
+                f"{where}: the claim brings a configuration list of its own, and this node's setting "
+                "cni.allow_claim_chains is off"
                 " (a chain runs programs as root); name one of the operator's networks instead"
             ),
             facts={"where": where},
@@ -93,19 +100,23 @@ def network_unknown(where: str, network: str, names: Sequence[str]) -> Refusal:
     return _refusal(
         Reason(
             code="cni-network-unknown",
-            message=f"{where}: there is no network {network} in the setting cni.networks; it has {', '.join(names) or 'none'}",
+            message=f"{where}: there is no network {network} in the setting cni.networks; it has "
+            f"{', '.join(names) or 'none'}",
             facts={"where": where, "network": network, "known": tuple(names)},
         )
     )
 
 
 def version_unsupported(where: str, wanted: Sequence[str], plugin: str, supported: Sequence[str]) -> Refusal:
-    """Refuse a chain whose versions one of its plugins does not speak, by the plugin's own answer to VERSION."""
+    """Refuse a chain whose versions one of its plugins does not speak, by the plugin's own answer
+    to VERSION.
+    """
     return _refusal(
         Reason(
             code="cni-version-unsupported",
             message=(
-                f"{where}: the configuration list is of CNI version {' or '.join(wanted)}, and {plugin} speaks {', '.join(supported) or 'none'};"
+                f"{where}: the configuration list is of CNI version {' or '.join(wanted)}, and {plugin} "
+                f"speaks {', '.join(supported) or 'none'};"
                 " set cniVersion to one of these, or install a newer plugin"
             ),
             facts={"where": where, "wanted": tuple(wanted), "plugin": plugin, "supported": tuple(supported)},
@@ -118,7 +129,8 @@ def version_answered(plugin: str, command: str, wanted: str, answered: str) -> R
     return _refusal(
         Reason(
             code="cni-version-answered",
-            message=f"the CNI plugin {plugin} was asked to {command} in version {wanted} and answered in {answered}; its result is not used",
+            message=f"the CNI plugin {plugin} was asked to {command} in version {wanted} and answered in {answered}; "
+            "its result is not used",
             facts={"plugin": plugin, "command": command, "wanted": wanted, "answered": answered},
         )
     )
@@ -165,7 +177,8 @@ def output_too_large(plugin: str, command: str, limit_bytes: int) -> Refusal:
     return _refusal(
         Reason(
             code="cni-output-too-large",
-            message=f"the CNI plugin {plugin} wrote more than {limit_bytes} bytes in answer to {command} and was killed",
+            message=f"the CNI plugin {plugin} wrote more than {limit_bytes} bytes in answer to {command} and was "
+            "killed",
             facts={"plugin": plugin, "command": command, "limit_bytes": limit_bytes},
         )
     )
@@ -176,7 +189,11 @@ def plugin_failed(plugin: str, command: str, error_code: int, message: str, deta
     text = f"the CNI plugin {plugin} answered error {error_code} to {command}: {_cut(message) or 'no message'}"
     if details:
         text += f" ({_cut(details)})"
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"plugin": plugin, "command": command, "error_code": error_code}
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "plugin": plugin,
+        "command": command,
+        "error_code": error_code,
+    }
     if error_code == _TRY_AGAIN:
         return _refusal(Reason(code="cni-try-again", message=text + "; it asks to be tried again later", facts=facts))
     return _refusal(Reason(code="cni-plugin-failed", message=text, facts=facts))
@@ -198,7 +215,8 @@ def check_unsupported(network: str, version: str) -> Refusal:
     return _refusal(
         Reason(
             code="cni-check-unsupported",
-            message=f"the CNI network {network} (version {version}) has no CHECK: it came with 0.4.0, and a list may set disableCheck",
+            message=f"the CNI network {network} (version {version}) has no CHECK: it came with 0.4.0, and a list may "
+            "set disableCheck",
             facts={"network": network, "version": version},
         )
     )
@@ -210,7 +228,8 @@ def interface_missing(network: str, interface: str, got: Sequence[str]) -> Refus
         Reason(
             code="cni-interface-missing",
             message=(
-                f"the CNI network {network} reports no interface {interface} inside the sandbox (it reports {', '.join(got) or 'none'});"
+                f"the CNI network {network} reports no interface {interface} inside the sandbox (it reports "
+                f"{', '.join(got) or 'none'});"
                 " its first plugin must be one that makes or moves an interface"
             ),
             facts={"network": network, "interface": interface, "got": tuple(got)},
@@ -223,7 +242,8 @@ def state_unreadable(path: str, problem: str) -> Refusal:
     return _refusal(
         Reason(
             code="cni-state-unreadable",
-            message=f"{path}: the record of a CNI attachment cannot be used: {problem}; see what it names, then mend or delete the file",
+            message=f"{path}: the record of a CNI attachment cannot be used: {problem}; see what it names, then mend "
+            "or delete the file",
             facts={"path": path, "problem": problem},
         )
     )

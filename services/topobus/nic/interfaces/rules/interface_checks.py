@@ -1,7 +1,9 @@
-"""Hold a configuration against the interface that is to have it: what this device cannot do is refused before anything is changed.
+"""Hold a configuration against the interface that is to have it: what this device cannot do is
+refused before anything is changed.
 
-Flows in: the merged configuration and the interface as it is on the host. Flows out: a Refusal that names each field, what was wanted and what the device has.
-Never asks the kernel; what only the pod's namespace can tell (a name that is taken there) is checked when the interface is handed over.
+Flows in: the merged configuration and the interface as it is on the host. Flows out: a Refusal that
+names each field, what was wanted and what the device has. Never asks the kernel; what only the
+pod's namespace can tell (a name that is taken there) is checked when the interface is handed over.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ __all__ = ["addresses_in_pod", "check_interface_config", "name_in_pod"]
 
 # RFC 8200 section 5: on a link with less the kernel switches IPv6 off.
 _LEAST_IPV6_MTU = 1280
-# What the kernel never moves into another namespace (netns_immutable of struct net_device); asked to, it refuses only when the interface is off already.
+# What the kernel never moves into another namespace (netns_immutable of struct net_device); asked
+# to, it refuses only when the interface is off already.
 _IMMOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch", "batadv"})
 
 
@@ -28,41 +31,56 @@ def name_in_pod(config: InterfaceConfig, state: InterfaceState) -> str:
 
 
 def addresses_in_pod(config: InterfaceConfig, state: InterfaceState) -> tuple[str, ...]:
-    """Give the addresses that the interface will be given by us: those written, else those it has on the host, unless others bring theirs."""
+    """Give the addresses that the interface will be given by us: those written, else those it has
+    on the host, unless others bring theirs.
+    """
     if config.interface.addresses is not None:
         return config.interface.addresses
     if config.has_own_addressing or config.share is not None:
         return ()
-    return tuple(held.address for held in state.addresses if not ip_interface(held.address).is_link_local or "." in held.address)
+    return tuple(
+        held.address for held in state.addresses if not ip_interface(held.address).is_link_local or "." in held.address
+    )
 
 
-def check_interface_config(config: InterfaceConfig, state: InterfaceState, *, is_virtual_function: bool = False) -> Refusal | None:
+def check_interface_config(
+    config: InterfaceConfig, state: InterfaceState, *, is_virtual_function: bool = False
+) -> Refusal | None:
     """Say what of a configuration this interface cannot have; None when it can have all.
 
-    Shapes:  state — the device on the host; with `share`, the parent. is_virtual_function — whether there is a physical function to configure it.
-    Errors:  raises nothing.
+    Shapes: state — the device on the host; with `share`, the parent. is_virtual_function — whether
+    there is a physical function to configure it.
+    Errors: raises nothing.
     """
     faults = Faults()
     addresses = [ip_interface(text) for text in addresses_in_pod(config, state)]
     if config.share is None and state.kind in _IMMOVABLE:
-        wanted = f"host, for the kernel never moves a {state.kind} such as {state.name}; or have the operator share it (interfaces.share)"
+        wanted = (
+            f"host, for the kernel never moves a {state.kind} such as {state.name}; or have the operator share it "
+            "(interfaces.share)"
+        )
         faults.wrong("mode", config.mode or "the pod's, by default", wanted)
     mtu = config.interface.mtu
     if mtu is not None:
-        # A child carries no more than its parent (macvlan and ipvlan take the parent's MTU as their largest).
+        # A child carries no more than its parent (macvlan and ipvlan take the
+        # parent's MTU as their largest).
         largest = state.mtu if config.share is not None else min(state.largest_mtu or LARGEST_MTU, LARGEST_MTU)
         least = max(68, state.least_mtu)
         if not least <= mtu <= largest:
             faults.wrong("interface.mtu", mtu, f"{least} to {largest} bytes, which {state.name} takes")
     has_ipv6 = any(address.version == 6 for address in addresses)
     if has_ipv6 and (mtu or state.mtu) < _LEAST_IPV6_MTU:
-        faults.wrong("interface.mtu", mtu or state.mtu, f"{_LEAST_IPV6_MTU} bytes at least, since it has an IPv6 address")
+        faults.wrong(
+            "interface.mtu", mtu or state.mtu, f"{_LEAST_IPV6_MTU} bytes at least, since it has an IPv6 address"
+        )
     if has_ipv6 and config.sysctls.get("net.ipv6.conf.IFNAME.disable_ipv6"):
         faults.wrong("sysctls[net.ipv6.conf.IFNAME.disable_ipv6]", 1, "0, since it has an IPv6 address")
     if not state.mac and config.interface.mac is not None:
         faults.wrong("interface.mac", config.interface.mac, f"none: {state.name} has no hardware address")
     if config.vf is not None and not is_virtual_function:
-        faults.wrong("vf", "set", f"none: {state.name} is no virtual function, so no physical function can configure it")
+        faults.wrong(
+            "vf", "set", f"none: {state.name} is no virtual function, so no physical function can configure it"
+        )
     if config.interface.up is False and config.routes:
         faults.wrong("interface.up", got=False, wanted="true, since routes need an interface that is on")
     if not config.has_own_addressing:
@@ -71,7 +89,11 @@ def check_interface_config(config: InterfaceConfig, state: InterfaceState, *, is
 
 
 def _check_routes(routes: Sequence[Route], addresses: Sequence[Interface], faults: Faults) -> None:
-    """Check that each gateway is a neighbour: in a network of an address, or of a route without a gateway before it. The kernel refuses others, too late."""
+    """Check that each gateway is a neighbour: in a network of an address, or of a route without a
+    gateway before it.
+
+    The kernel refuses others, too late.
+    """
     networks = [address.network for address in addresses]
     for index, route in enumerate(routes):
         if route.source is not None and not any(ip_address(route.source) == address.ip for address in addresses):
@@ -83,7 +105,16 @@ def _check_routes(routes: Sequence[Route], addresses: Sequence[Interface], fault
         if route.onlink or (gateway.version == 6 and gateway.is_link_local):
             continue
         if any(gateway == address.ip for address in addresses):
-            faults.wrong(f"routes[{index}].gateway", route.gateway, "another machine's address: this one is the interface's own")
+            faults.wrong(
+                f"routes[{index}].gateway", route.gateway, "another machine's address: this one is the interface's own"
+            )
         elif not any(gateway in network for network in networks):
-            near = ", ".join(sorted({str(network) for network in networks if network.version == gateway.version})) or "none of its family"
-            faults.wrong(f"routes[{index}].gateway", route.gateway, f"a neighbour (networks of the interface: {near}), or onlink true")
+            near = (
+                ", ".join(sorted({str(network) for network in networks if network.version == gateway.version}))
+                or "none of its family"
+            )
+            faults.wrong(
+                f"routes[{index}].gateway",
+                route.gateway,
+                f"a neighbour (networks of the interface: {near}), or onlink true",
+            )

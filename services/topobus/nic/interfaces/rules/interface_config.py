@@ -1,7 +1,10 @@
-"""The opaque configuration of a network interface in a claim or class: its values, as users write them and as a driver reads them.
+"""The opaque configuration of a network interface in a claim or class: its values, as users write
+them and as a driver reads them.
 
-Flows in: nothing; these are values alone. `topobus.nic.interfaces.rules.interface_reading` reads them from a claim, `topobus.nic.interfaces.rules.interface_checks` holds them against a device.
-A field that is None was not written: the interface keeps what it has. Names on the wire are camelCase, and docs/reference/nic-configuration.md lists them.
+Flows in: nothing; these are values alone. `topobus.nic.interfaces.rules.interface_reading` reads
+them from a claim, `topobus.nic.interfaces.rules.interface_checks` holds them against a device. A
+field that is None was not written: the interface keeps what it has. Names on the wire are
+camelCase, and docs/reference/nic-configuration.md lists them.
 """
 
 from __future__ import annotations
@@ -41,12 +44,13 @@ class InterfaceFields(_Wire, frozen=True, kw_only=True):
     mac: str | None = None
     """Lower case with colons; None: as on the host."""
     addresses: tuple[str, ...] | None = None
-    """`10.1.2.3/24`, `fd00::3/64`, always with the length. None: those that the host gave the interface, unless a CNI chain brings its own; an
-    empty list: none."""
+    """`10.1.2.3/24`, `fd00::3/64`, always with the length. None: those that the host gave the
+    interface, unless a CNI chain brings its own; an empty list: none."""
     up: bool | None = None
     """Whether the interface is switched on in the pod; None: it is."""
     duplicate_address_detection: str | None = None
-    """For IPv6: `wait` until the kernel has found each address unique, `background` (None means this), or `off`."""
+    """For IPv6: `wait` until the kernel has found each address unique, `background` (None means
+    this), or `off`."""
 
 
 class Route(_Wire, frozen=True, kw_only=True):
@@ -86,10 +90,14 @@ class Neighbour(_Wire, frozen=True, kw_only=True):
 
 
 class VfFields(_Wire, frozen=True, kw_only=True):
-    """What the physical function does for this virtual function. Needs a device that is a virtual function."""
+    """What the physical function does for this virtual function.
+
+    Needs a device that is a virtual function.
+    """
 
     mac: str | None = None
-    """The hardware address that the physical function gives it; a pod cannot change it unless it is trusted."""
+    """The hardware address that the physical function gives it; a pod cannot change it unless it is
+    trusted."""
     vlan: int | None = None
     """The switch tag; 0: none."""
     qos: int | None = None
@@ -110,7 +118,8 @@ class RdmaFields(_Wire, frozen=True, kw_only=True):
     """How the pod gets the RDMA device of the interface."""
 
     mode: str = "shared"
-    """`shared`: device nodes only. `exclusive`: the RDMA device moves into the pod's network namespace with the interface."""
+    """`shared`: device nodes only. `exclusive`: the RDMA device moves into the pod's network
+    namespace with the interface."""
 
 
 class ShareFields(_Wire, frozen=True, kw_only=True):
@@ -119,20 +128,23 @@ class ShareFields(_Wire, frozen=True, kw_only=True):
     mode: str
     """`macvlan` or `ipvlan`."""
     submode: str | None = None
-    """macvlan: `bridge` (None means this), `private`, `vepa` or `passthru`. ipvlan: `l2` (None means this), `l3` or `l3s`."""
+    """macvlan: `bridge` (None means this), `private`, `vepa` or `passthru`. ipvlan: `l2` (None
+    means this), `l3` or `l3s`."""
 
 
 class InterfaceConfig(_Wire, frozen=True, kw_only=True):
     """All that classes and claims say of one interface, merged."""
 
     mode: str | None = None
-    """`pod`: the interface is handed over (None means this). `host`: it stays on the host, and containers get device nodes and variables alone."""
+    """`pod`: the interface is handed over (None means this). `host`: it stays on the host, and
+    containers get device nodes and variables alone."""
     interface: InterfaceFields = InterfaceFields()
     routes: tuple[Route, ...] = ()
     rules: tuple[Rule, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     sysctls: dict[str, int] = {}
-    """`net.ipv4.conf.IFNAME.rp_filter` and the like; IFNAME stands for the interface's name in the pod."""
+    """`net.ipv4.conf.IFNAME.rp_filter` and the like; IFNAME stands for the interface's name in the
+    pod."""
     vf: VfFields | None = None
     rdma: RdmaFields | None = None
     share: ShareFields | None = None

@@ -1,7 +1,9 @@
-"""Checks of single fields of an interface's configuration: addresses, names, numbers and words, each with what was wanted.
+"""Checks of single fields of an interface's configuration: addresses, names, numbers and words,
+each with what was wanted.
 
-Flows in: a text or number as a user wrote it, and the path of its field. Flows out: the canonical value, and a Fault for each that is wrong. Sources: net/core/dev.c
-dev_valid_name; include/uapi/linux/if_link.h; RFC 791 section 3.1 and RFC 8200 section 5 for the least MTUs.
+Flows in: a text or number as a user wrote it, and the path of its field. Flows out: the canonical
+value, and a Fault for each that is wrong. Sources: net/core/dev.c dev_valid_name;
+include/uapi/linux/if_link.h; RFC 791 section 3.1 and RFC 8200 section 5 for the least MTUs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Network = IPv4Network | IPv6Network
 # IFNAMSIZ is 16 with the final zero (include/uapi/linux/if.h).
 _NAME_BYTES = 15
 _MAC = re.compile(r"[0-9a-fA-F]{2}([:-])(?:[0-9a-fA-F]{2}\1){4}[0-9a-fA-F]{2}")
-# 68: every IPv4 network carries as much. The kernel keeps an MTU in 32 bits, and devices say what they take; this is what an IP packet can have at all.
+# 68: every IPv4 network carries as much. The kernel keeps an MTU in 32 bits, and devices say what
+# they take; this is what an IP packet can have at all.
 _LEAST_MTU, LARGEST_MTU = 68, 65535
 _SHOWN = 80
 
@@ -30,16 +33,27 @@ _IPV4 = "net.ipv4.conf.IFNAME."
 _IPV6 = "net.ipv6.conf.IFNAME."
 SYSCTLS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(
-        (f"{_IPV4}{name}" for name in ("accept_local", "accept_redirects", "accept_source_route", "arp_notify", "bc_forwarding")), (0, 1)
+        (
+            f"{_IPV4}{name}"
+            for name in ("accept_local", "accept_redirects", "accept_source_route", "arp_notify", "bc_forwarding")
+        ),
+        (0, 1),
     ),
-    **dict.fromkeys((f"{_IPV4}{name}" for name in ("drop_unicast_in_l2_multicast", "forwarding", "proxy_arp", "route_localnet")), (0, 1)),
-    **dict.fromkeys((f"{_IPV4}{name}" for name in ("secure_redirects", "send_redirects", "shared_media", "src_valid_mark")), (0, 1)),
+    **dict.fromkeys(
+        (f"{_IPV4}{name}" for name in ("drop_unicast_in_l2_multicast", "forwarding", "proxy_arp", "route_localnet")),
+        (0, 1),
+    ),
+    **dict.fromkeys(
+        (f"{_IPV4}{name}" for name in ("secure_redirects", "send_redirects", "shared_media", "src_valid_mark")), (0, 1)
+    ),
     f"{_IPV4}arp_accept": (0, 2),
     f"{_IPV4}arp_announce": (0, 2),
     f"{_IPV4}arp_filter": (0, 1),
     f"{_IPV4}arp_ignore": (0, 8),
     f"{_IPV4}rp_filter": (0, 2),
-    **dict.fromkeys((f"{_IPV6}{name}" for name in ("accept_ra_defrtr", "accept_ra_pinfo", "accept_redirects", "autoconf")), (0, 1)),
+    **dict.fromkeys(
+        (f"{_IPV6}{name}" for name in ("accept_ra_defrtr", "accept_ra_pinfo", "accept_redirects", "autoconf")), (0, 1)
+    ),
     **dict.fromkeys((f"{_IPV6}{name}" for name in ("disable_ipv6", "forwarding", "proxy_ndp", "ndisc_notify")), (0, 1)),
     f"{_IPV6}accept_dad": (0, 2),
     f"{_IPV6}accept_ra": (0, 2),
@@ -48,8 +62,10 @@ SYSCTLS: dict[str, tuple[int, int]] = {
     f"{_IPV6}dad_transmits": (0, 16),
     f"{_IPV6}use_tempaddr": (-1, 2),
 }
-"""Which settings of an interface a claim may have, and the least and largest value of each: those that say how this interface takes and sends packets. None of
-another interface or of the whole namespace, which are `securityContext.sysctls` of the pod. Source: Documentation/networking/ip-sysctl.rst."""
+"""Which settings of an interface a claim may have, and the least and largest value of each: those
+that say how this interface takes and sends packets. None of another interface or of the whole
+namespace, which are `securityContext.sysctls` of the pod. Source:
+Documentation/networking/ip-sysctl.rst."""
 
 
 def is_interface_name(name: str) -> bool:
@@ -58,7 +74,8 @@ def is_interface_name(name: str) -> bool:
     >>> [is_interface_name(name) for name in ("net1", "a/b", "sixteen-bytes-xx", "eth%d", "lo")]
     [True, False, False, False, False]
     """
-    # % asks the kernel for a number; lo is in every namespace; the last ones are folders of net.ipv4.conf.
+    # % asks the kernel for a number; lo is in every namespace; the last
+    # ones are folders of net.ipv4.conf.
     return (
         0 < len(name.encode(errors="replace")) <= _NAME_BYTES
         and not any(character in "/:%" or character.isspace() or not character.isprintable() for character in name)
@@ -68,7 +85,10 @@ def is_interface_name(name: str) -> bool:
 
 @dataclass
 class Faults:
-    """Collects what is wrong, by field. Each method returns the canonical value, or None where there is none."""
+    """Collects what is wrong, by field.
+
+    Each method returns the canonical value, or None where there is none.
+    """
 
     reasons: list[Reason] = field(default_factory=list)
 
@@ -81,7 +101,9 @@ class Faults:
         shown = repr(got) if len(repr(got)) <= _SHOWN else repr(got)[:_SHOWN] + "…"
         message = f"{where} is {shown}, wanted {wanted}"
         self.reasons.append(
-            Reason(code="interface-config-invalid", message=message, facts={"field": where, "got": shown, "wanted": wanted})
+            Reason(
+                code="interface-config-invalid", message=message, facts={"field": where, "got": shown, "wanted": wanted}
+            )
         )
 
     def name(self, where: str, value: str) -> str | None:
@@ -116,7 +138,11 @@ class Faults:
             lower = value.lower().replace("-", ":")
             if not int(lower[:2], 16) & 1 and lower != "00:00:00:00:00:00":
                 return lower
-        self.wrong(where, value, "a hardware address of one station, such as 02:00:00:00:00:01 (no group address, not all zero)")
+        self.wrong(
+            where,
+            value,
+            "a hardware address of one station, such as 02:00:00:00:00:01 (no group address, not all zero)",
+        )
         return None
 
     def address(self, where: str, value: str) -> Interface | None:

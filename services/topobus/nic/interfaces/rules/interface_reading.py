@@ -1,11 +1,15 @@
-"""Read the opaque configurations of classes and claims as one InterfaceConfig, or say which field is wrong and what was wanted.
+"""Read the opaque configurations of classes and claims as one InterfaceConfig, or say which field
+is wrong and what was wanted.
 
-Flows in: the dicts of `PrepareContext.config_of(device)`, classes before claims. Flows out: frozen values in canonical form, or a Refusal with one reason for each
-wrong field. Nothing here knows a device: `topobus.nic.interfaces.rules.interface_checks` does.
+Flows in: the dicts of `PrepareContext.config_of(device)`, classes before claims. Flows out: frozen
+values in canonical form, or a Refusal with one reason for each wrong field. Nothing here knows a
+device: `topobus.nic.interfaces.rules.interface_checks` does.
 
-Precedence: of two configurations that write one field, the later one counts, so a claim refines its class. Lists (addresses, routes, rules, neighbours) and `cni`
-are replaced as a whole; `sysctls` by name. What decides who may reach whom is fixed by the first that writes it: `mode`, `vf` and `share`. An administrator's class that sets
-a VLAN keeps it, and a claim that writes another one is refused.
+Precedence: of two configurations that write one field, the later one counts, so a claim
+refines its class. Lists (addresses, routes, rules, neighbours) and `cni` are replaced as a
+whole; `sysctls` by name. What decides who may reach whom is fixed by the first that writes it:
+`mode`, `vf` and `share`. An administrator's class that sets a VLAN keeps it, and a claim that
+writes another one is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ _SUBMODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l
 # 12 bits, of which 4095 is reserved (IEEE 802.1Q).
 _LARGEST_VLAN = 4094
 _LARGEST_U32 = 2**32 - 1
-# A claim's configuration has 10 KiB at most (resource.k8s.io), so this is only what keeps one netlink round within its time.
+# A claim's configuration has 10 KiB at most (resource.k8s.io), so this is only what keeps one
+# netlink round within its time.
 _MOST_ENTRIES = 256
 # The rules of every namespace: local at 0, main at 32766, default at 32767.
 _LARGEST_PRIORITY = 32765
@@ -62,7 +67,7 @@ def read_interface_config(entries: Sequence[Mapping[str, Any]]) -> InterfaceConf
     Errors:  raises nothing; a Refusal names each wrong field as `config[1].interface.mtu`.
     >>> read_interface_config([{"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"mtu": 67}}]).reasons[0].message
     'config[0].interface.mtu is 67, wanted 68 to 65535 bytes'
-    """
+    """  # noqa: E501
     faults = Faults()
     merged = InterfaceConfig()
     for index, entry in enumerate(entries):
@@ -78,7 +83,11 @@ def read_interface_config(entries: Sequence[Mapping[str, Any]]) -> InterfaceConf
 def render_interface_config(config: InterfaceConfig) -> dict[str, Any]:
     """Write a configuration as a user could have; reading it gives an equal one."""
     fields: dict[str, Any] = msgspec.to_builtins(config)
-    return {"apiVersion": CONFIG_VERSION, "kind": CONFIG_KIND, **{name: _as_json(value) for name, value in fields.items()}}
+    return {
+        "apiVersion": CONFIG_VERSION,
+        "kind": CONFIG_KIND,
+        **{name: _as_json(value) for name, value in fields.items()},
+    }
 
 
 def _as_json(value: Any) -> Any:  # JSON of any shape, a CNI configuration's too
@@ -95,7 +104,11 @@ def _read_entry(where: str, entry: object, faults: Faults) -> InterfaceConfig | 
     if kind == SHARING_KIND:
         return None
     if kind != CONFIG_KIND:
-        faults.wrong(f"{where}.kind", kind, f"{CONFIG_KIND} or {SHARING_KIND}{did_you_mean(str(kind), (CONFIG_KIND, SHARING_KIND))}")
+        faults.wrong(
+            f"{where}.kind",
+            kind,
+            f"{CONFIG_KIND} or {SHARING_KIND}{did_you_mean(str(kind), (CONFIG_KIND, SHARING_KIND))}",
+        )
         return None
     if version != CONFIG_VERSION:
         faults.wrong(f"{where}.apiVersion", version, CONFIG_VERSION)
@@ -112,7 +125,9 @@ def _read_entry(where: str, entry: object, faults: Faults) -> InterfaceConfig | 
         _note(problems, faults)
         message, at, path = str(err).partition(" - at `$")
         field = where + path.rstrip("`") if at else where
-        faults.reasons.append(Reason(code="interface-config-invalid", message=f"{field}: {message}", facts={"field": field}))
+        faults.reasons.append(
+            Reason(code="interface-config-invalid", message=f"{field}: {message}", facts={"field": field})
+        )
         return None
     _note(problems, faults)
     return _Entry(where, faults).checked(config)
@@ -120,7 +135,9 @@ def _read_entry(where: str, entry: object, faults: Faults) -> InterfaceConfig | 
 
 def _note(problems: Sequence[Problem], faults: Faults) -> None:
     for problem in problems:
-        faults.reasons.append(Reason(code="interface-config-invalid", message=str(problem), facts={"field": problem.path}))
+        faults.reasons.append(
+            Reason(code="interface-config-invalid", message=str(problem), facts={"field": problem.path})
+        )
 
 
 class _Entry:
@@ -140,7 +157,9 @@ class _Entry:
             interface=self._interface(config.interface),
             routes=tuple(self._route(f"{where}.routes[{index}]", route) for index, route in enumerate(config.routes)),
             rules=tuple(self._rule(f"{where}.rules[{index}]", rule) for index, rule in enumerate(config.rules)),
-            neighbours=tuple(self._neighbour(f"{where}.neighbours[{index}]", entry) for index, entry in enumerate(config.neighbours)),
+            neighbours=tuple(
+                self._neighbour(f"{where}.neighbours[{index}]", entry) for index, entry in enumerate(config.neighbours)
+            ),
             sysctls=self._sysctls(config.sysctls),
             vf=self._vf(config.vf) if config.vf is not None else None,
             rdma=self._rdma(config.rdma) if config.rdma is not None else None,
@@ -166,7 +185,9 @@ class _Entry:
             mac=faults.mac(f"{where}.mac", fields.mac) if fields.mac is not None else None,
             addresses=tuple(map(str, addresses)) if fields.addresses is not None else None,
             up=fields.up,
-            duplicate_address_detection=self._word(f"{where}.duplicateAddressDetection", fields.duplicate_address_detection, _DAD),
+            duplicate_address_detection=self._word(
+                f"{where}.duplicateAddressDetection", fields.duplicate_address_detection, _DAD
+            ),
         )
 
     def _route(self, where: str, route: Route) -> Route:
@@ -175,7 +196,9 @@ class _Entry:
         destination = route.destination
         if destination == "default":
             if route.gateway is None:
-                faults.wrong(f"{where}.destination", destination, "0.0.0.0/0 or ::/0, since no gateway says which family")
+                faults.wrong(
+                    f"{where}.destination", destination, "0.0.0.0/0 or ::/0, since no gateway says which family"
+                )
             destination = "::/0" if ":" in (gateway or "") else "0.0.0.0/0"
         network = faults.network(f"{where}.destination", destination)
         source = faults.host(f"{where}.source", route.source) if route.source is not None else None
@@ -190,7 +213,11 @@ class _Entry:
         self._range(f"{where}.metric", route.metric, 0, _LARGEST_U32)
         self._table(f"{where}.table", route.table)
         return structs.replace(
-            route, destination=str(network) if network is not None else destination, gateway=gateway, source=source, scope=scope
+            route,
+            destination=str(network) if network is not None else destination,
+            gateway=gateway,
+            source=source,
+            scope=scope,
         )
 
     def _rule(self, where: str, rule: Rule) -> Rule:
@@ -198,7 +225,9 @@ class _Entry:
         source = faults.network(f"{where}.from", rule.source) if rule.source is not None else None
         destination = faults.network(f"{where}.to", rule.destination) if rule.destination is not None else None
         family = self._word(f"{where}.family", rule.family, _FAMILIES)
-        families = {f"ipv{network.version}" for network in (source, destination) if network is not None} | ({family} if family else set())
+        families = {f"ipv{network.version}" for network in (source, destination) if network is not None} | (
+            {family} if family else set()
+        )
         if not families and rule.source is None and rule.destination is None:
             faults.wrong(f"{where}.family", rule.family, "ipv4 or ipv6, since neither from nor to says which")
         elif len(families) > 1:
@@ -221,9 +250,12 @@ class _Entry:
         for name, value in sorted(sysctls.items()):
             where = f"{self._where}.sysctls[{name}]"
             if name not in SYSCTLS:
-                # Of a name that is no interface's at all, the nearest would be something else entirely.
+                # Of a name that is no interface's at all, the nearest
+                # would be something else entirely.
                 nearest = (
-                    did_you_mean(name, sorted(SYSCTLS)) if ".conf." in name else ", all of net.ipv4.conf.IFNAME or net.ipv6.conf.IFNAME"
+                    did_you_mean(name, sorted(SYSCTLS))
+                    if ".conf." in name
+                    else ", all of net.ipv4.conf.IFNAME or net.ipv6.conf.IFNAME"
                 )
                 self._faults.wrong(where, value, f"a setting that a claim may have{nearest}")
             else:
@@ -294,7 +326,9 @@ def _fixed(where: str, earlier: S | None, later: S | None, faults: Faults) -> S 
     for attribute in structs.fields(later):
         before, after = getattr(earlier, attribute.name), getattr(later, attribute.name)
         if after is not None and before is not None and after != before:
-            faults.wrong(f"{where}.{attribute.encode_name}", after, f"{before!r}, which an earlier configuration (a class) fixes")
+            faults.wrong(
+                f"{where}.{attribute.encode_name}", after, f"{before!r}, which an earlier configuration (a class) fixes"
+            )
         written[attribute.name] = before if before is not None else after
     return structs.replace(earlier, **written)
 
@@ -302,7 +336,11 @@ def _fixed(where: str, earlier: S | None, later: S | None, faults: Faults) -> S 
 def _check_together(config: InterfaceConfig, faults: Faults) -> None:
     vf, share = config.vf, config.share
     if config.stays_on_host and structs.replace(config, mode=None, rdma=None) != InterfaceConfig():
-        faults.wrong("mode", "host", "pod, since there is more to configure; an interface that stays on the host is left as it is")
+        faults.wrong(
+            "mode",
+            "host",
+            "pod, since there is more to configure; an interface that stays on the host is left as it is",
+        )
     if config.stays_on_host and config.rdma is not None and config.rdma.mode == "exclusive":
         faults.wrong("rdma.mode", config.rdma.mode, "shared: with mode host nothing leaves the host")
     if vf is not None:
@@ -314,13 +352,19 @@ def _check_together(config: InterfaceConfig, faults: Faults) -> None:
     if share is not None and vf is not None:
         faults.wrong("share", share.mode, "no vf beside it: a child is configured by itself")
     if share is not None and share.mode == "ipvlan" and config.interface.mac is not None:
-        faults.wrong("interface.mac", config.interface.mac, "none: an ipvlan child has the hardware address of its parent")
+        faults.wrong(
+            "interface.mac", config.interface.mac, "none: an ipvlan child has the hardware address of its parent"
+        )
     if share is not None and config.rdma is not None and config.rdma.mode == "exclusive":
         faults.wrong("rdma.mode", config.rdma.mode, "shared: the device stays on the host for its other children")
     if config.cni is not None:
         _check_beside_chain(config, faults)
     if vf is not None and vf.mac is not None and config.interface.mac not in (None, vf.mac):
-        faults.wrong("interface.mac", config.interface.mac, f"{vf.mac} as vf.mac, or none: the physical function lets no other through")
+        faults.wrong(
+            "interface.mac",
+            config.interface.mac,
+            f"{vf.mac} as vf.mac, or none: the physical function lets no other through",
+        )
     for index, neighbour in enumerate(config.neighbours):
         if neighbour.address in [other.address for other in config.neighbours[:index]]:
             faults.wrong(f"neighbours[{index}].address", neighbour.address, "an address that stands in the list once")
@@ -330,11 +374,17 @@ def _check_together(config: InterfaceConfig, faults: Faults) -> None:
     keys = [(route.destination, route.table, route.metric) for route in config.routes]
     for index, key in enumerate(keys):
         if key in keys[:index]:
-            faults.wrong(f"routes[{index}].destination", key[0], "a route that stands in the list once, or another metric or table")
+            faults.wrong(
+                f"routes[{index}].destination",
+                key[0],
+                "a route that stands in the list once, or another metric or table",
+            )
 
 
 def _check_beside_chain(config: InterfaceConfig, faults: Faults) -> None:
-    """Refuse what a chain of plugins would not do: what is written is done or refused, and a class's VLAN is not left by naming a chain."""
+    """Refuse what a chain of plugins would not do: what is written is done or refused, and a
+    class's VLAN is not left by naming a chain.
+    """
     interface = config.interface
     written = {
         **{f"interface.{name}": getattr(interface, name) for name in ("mtu", "mac", "addresses", "up")},
@@ -344,5 +394,7 @@ def _check_beside_chain(config: InterfaceConfig, faults: Faults) -> None:
     for name, value in written.items():
         if value is not None:
             faults.wrong(
-                name, value if name.startswith("interface.") else "set", "none beside cni: plugins of the chain configure the interface"
+                name,
+                value if name.startswith("interface.") else "set",
+                "none beside cni: plugins of the chain configure the interface",
             )

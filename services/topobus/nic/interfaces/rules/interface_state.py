@@ -1,7 +1,9 @@
-"""What one network interface is at a moment: everything that a hand-over changes or loses, so that it can be put back.
+"""What one network interface is at a moment: everything that a hand-over changes or loses, so that
+it can be put back.
 
-Flows in: what netlink and /proc/sys say (`topobus.nic.netlink.reading`). Flows out: values that go through a device's journal as JSON and come back equal. Not here,
-and not put back: queueing disciplines, filters, attached BPF programs, offloads and channels of ethtool.
+Flows in: what netlink and /proc/sys say (`topobus.nic.netlink.reading`). Flows out: values that go
+through a device's journal as JSON and come back equal. Not here, and not put back: queueing
+disciplines, filters, attached BPF programs, offloads and channels of ethtool.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ class HeldAddress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: str = ""
     scope: int = 0
     flags: int = 0
-    """Those of IFA_FLAGS that somebody set: no route of its own, no duplicate detection, home address."""
+    """Those of IFA_FLAGS that somebody set: no route of its own, no duplicate detection, home
+    address."""
     valid_s: int | None = None
     """Seconds for which it stays; None: for ever. The host's DHCP client renews it."""
     preferred_s: int | None = None
 
 
 class HeldRoute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One route over an interface, of those that somebody set: what the kernel derives from addresses comes back with them."""
+    """One route over an interface, of those that somebody set: what the kernel derives from
+    addresses comes back with them.
+    """
 
     destination: str
     gateway: str = ""
@@ -50,11 +55,13 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     alternative_names: tuple[str, ...] = ()
-    """Sorted. The kernel finds it by each of them, and gives none of them to another one (`ip link property`); udev makes some for each card."""
+    """Sorted. The kernel finds it by each of them, and gives none of them to another one (`ip link
+    property`); udev makes some for each card."""
     index: int
     mac: str
     permanent_mac: str = ""
-    """The hardware's own; empty for a virtual interface, and for a virtual function, whose own is another one after each reset."""
+    """The hardware's own; empty for a virtual interface, and for a virtual function, whose own is
+    another one after each reset."""
     mtu: int
     least_mtu: int = 0
     largest_mtu: int = 0
@@ -66,11 +73,13 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     alias: str = ""
     tx_queue_length: int = 0
     link: int = 0
-    """The index of the interface below or at the other end, in the namespace that `link_namespace` says; 0: none."""
+    """The index of the interface below or at the other end, in the namespace that `link_namespace`
+    says; 0: none."""
     link_namespace: int | None = None
     """None: the same namespace."""
     bus_device: str = ""
-    """`pci/0000:3b:00.0`, `virtio/virtio2`: the same in every namespace; empty for a virtual interface."""
+    """`pci/0000:3b:00.0`, `virtio/virtio2`: the same in every namespace; empty for a virtual
+    interface."""
     boot_id: str = ""
     """In which boot of the node it was so: its indices and inodes mean nothing in another one."""
     device_inode: int = 0
@@ -81,13 +90,15 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     device_port: int | None = None
     """Of the device's ports, as sysfs tells it on the host."""
     is_only_port: bool = False
-    """Whether its device had no other interface on the host: then no other one can be meant, whatever its driver calls its permanent address."""
+    """Whether its device had no other interface on the host: then no other one can be meant,
+    whatever its driver calls its permanent address."""
     master: str = ""
     """The bridge or bond that it is a port of."""
     addresses: tuple[HeldAddress, ...] = ()
     routes: tuple[HeldRoute, ...] = ()
     sysctls: dict[str, int] = {}
-    """By the names of `topobus.nic.interfaces.rules.interface_fields.SYSCTLS`, those that the kernel has."""
+    """By the names of `topobus.nic.interfaces.rules.interface_fields.SYSCTLS`, those that the
+    kernel has."""
 
 
 def state_to_journal(state: InterfaceState) -> dict[str, Any]:

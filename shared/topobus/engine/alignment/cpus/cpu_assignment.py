@@ -1,8 +1,10 @@
 """Take CPUs exactly as kubelet's static policy takes them.
 
-Flows in: the topology, the free CPUs, how many, and the policy options. Flows out: the very CPUs. `compatible` is kubelet 1.36.2 bit for bit, its
-defect with retained node combinations included; `corrected` differs in the cases named at `CpuOptions.is_corrected`.
-Source: kubelet 1.36 cm/cpumanager/{policy_static,cpu_assignment}.go; docs/knowledge/kubelet-cpu-assignment.md#packing.
+Flows in: the topology, the free CPUs, how many, and the policy options. Flows out: the very CPUs.
+`compatible` is kubelet 1.36.2 bit for bit, its defect with retained node combinations included;
+`corrected` differs in the cases named at `CpuOptions.is_corrected`.
+Source: kubelet 1.36 cm/cpumanager/{policy_static,cpu_assignment}.go;
+docs/knowledge/kubelet-cpu-assignment.md#packing.
 """
 
 from __future__ import annotations
@@ -34,17 +36,22 @@ def contradiction(options: CpuOptions) -> str:
         ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_cores"),
         ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_numa"),
     )
-    clashes = (f"{first} and {second}" for first, second in pairs if getattr(options, first) and getattr(options, second))
+    clashes = (
+        f"{first} and {second}" for first, second in pairs if getattr(options, first) and getattr(options, second)
+    )
     return next(clashes, "").replace("_", "-")
 
 
-def assign_cpus(topology: CpuTopology, usable: CpuSet, count: int, nodes: NodeSet | None, options: CpuOptions = _PLAIN) -> CpuSet | None:
+def assign_cpus(
+    topology: CpuTopology, usable: CpuSet, count: int, nodes: NodeSet | None, options: CpuOptions = _PLAIN
+) -> CpuSet | None:
     """Take `count` of the usable CPUs, those inside the alignment first, the rest from anywhere.
 
-    Shapes:  usable — free CPUs and reusable ones; nodes — the merged affinity, None for no opinion.
+    Shapes: usable — free CPUs and reusable ones; nodes — the merged affinity, None for no opinion.
     Result:  exactly `count` CPUs, or None when there are too few.
-    Order:   deterministic: equal units go by id.
-    Cost:    O(CPUs x levels); with distribute-cpus-across-numa at most 200,000 combinations of NUMA nodes.
+    Order: deterministic: equal units go by id.
+    Cost: O(CPUs x levels); with distribute-cpus-across-numa at most
+    200,000 combinations of NUMA nodes.
     """
     inside: CpuSet | None = CpuSet()
     if nodes is not None:
@@ -55,7 +62,9 @@ def assign_cpus(topology: CpuTopology, usable: CpuSet, count: int, nodes: NodeSe
     return inside | rest if inside is not None and rest is not None else None
 
 
-def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions = _PLAIN, *, floor: int = 0) -> CpuSet | None:
+def take_cpus(
+    topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions = _PLAIN, *, floor: int = 0
+) -> CpuSet | None:
     """Take `count` of the free CPUs, whole units first; None when there are too few.
 
     >>> from topobus.engine.alignment.cpus.cpu_topology import CpuPlace
@@ -81,7 +90,9 @@ def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptio
         floor=floor if options.is_corrected or options.has_affinity_floor else 0,
         is_corrected=options.is_corrected,
     )
-    plain = CpuOptions(distribute_cpus_across_cores=options.distribute_cpus_across_cores, is_corrected=options.is_corrected)
+    plain = CpuOptions(
+        distribute_cpus_across_cores=options.distribute_cpus_across_cores, is_corrected=options.is_corrected
+    )
     if spread is None:
         return _packed(topology, free, count, plain)
     taken = CpuSet()
@@ -103,7 +114,9 @@ def _pack(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions) 
 
 
 class _Taking:
-    """One packed assignment in progress: what is still free, what is taken, how many are wanted yet. kubelet's cpuAccumulator."""
+    """One packed assignment in progress: what is still free, what is taken, how many are wanted
+    yet. kubelet's cpuAccumulator.
+    """
 
     __slots__ = ("free", "options", "taken", "topology", "wanted")
 
@@ -116,7 +129,11 @@ class _Taking:
 
     def run(self) -> None:
         """Take whole NUMA nodes and sockets, whole L3 groups, whole cores, then single CPUs."""
-        steps = [self._take_numa_nodes, self._take_sockets] if self._numa_is_above() else [self._take_sockets, self._take_numa_nodes]
+        steps = (
+            [self._take_numa_nodes, self._take_sockets]
+            if self._numa_is_above()
+            else [self._take_sockets, self._take_numa_nodes]
+        )
         if self.options.prefer_align_cpus_by_uncorecache:
             steps.append(self._take_l3_groups)
         if not self.options.distribute_cpus_across_cores:
@@ -128,12 +145,17 @@ class _Taking:
         self._take_single_cpus()
 
     def sorted_numa_nodes(self) -> list[int]:
-        """NUMA nodes with free CPUs, the fullest first; inside their sockets when sockets are the wider level."""
+        """NUMA nodes with free CPUs, the fullest first.
+
+        Inside their sockets when sockets are the wider level.
+        """
         by_numa, by_socket = self.topology.by_numa, self.topology.by_socket
         if self._numa_is_above():
             return self._sorted(by_numa, self.free)
         return [
-            node for socket in self._sorted_sockets() for node in self._sorted(by_numa, self.free & by_socket[socket], count_in=self.free)
+            node
+            for socket in self._sorted_sockets()
+            for node in self._sorted(by_numa, self.free & by_socket[socket], count_in=self.free)
         ]
 
     def _numa_is_above(self) -> bool:
@@ -142,14 +164,19 @@ class _Taking:
     def _sorted(self, units: Mapping[int, int], within: int, *, count_in: int | None = None) -> list[int]:
         """Ids of units with CPUs in `within`, fewest free CPUs first, then by id."""
         free = self.free if count_in is None else count_in
-        return sorted((key for key, bits in units.items() if bits & within), key=lambda key: ((units[key] & free).bit_count(), key))
+        return sorted(
+            (key for key, bits in units.items() if bits & within),
+            key=lambda key: ((units[key] & free).bit_count(), key),
+        )
 
     def _sorted_sockets(self) -> list[int]:
         by_numa, by_socket = self.topology.by_numa, self.topology.by_socket
         if not self._numa_is_above():
             return self._sorted(by_socket, self.free)
         sockets = [
-            socket for node in self.sorted_numa_nodes() for socket in self._sorted(by_socket, self.free & by_numa[node], count_in=self.free)
+            socket
+            for node in self.sorted_numa_nodes()
+            for socket in self._sorted(by_socket, self.free & by_numa[node], count_in=self.free)
         ]
         # CPUs that tell no NUMA node are in none of the nodes above; kubelet knows no such CPU.
         return [*sockets, *(socket for socket in self._sorted(by_socket, self.free) if socket not in set(sockets))]
@@ -177,8 +204,11 @@ class _Taking:
         for identifier in ids:
             bits = units[identifier]
             size = bits.bit_count()
-            is_free = (bits & self.free).bit_count() == (size if average is None or self.options.is_corrected else average)
-            # Where a sibling is offline, kubelet's average lets a half busy core pass for free and hands out its busy half. Never here.
+            is_free = (bits & self.free).bit_count() == (
+                size if average is None or self.options.is_corrected else average
+            )
+            # Where a sibling is offline, kubelet's average lets a half busy core pass for free and
+            # hands out its busy half. Never here.
             if is_free and self.wanted >= size and not bits & ~self.free:
                 self._take(bits)
 
@@ -193,7 +223,11 @@ class _Taking:
 
     def _sorted_l3(self) -> list[int]:
         by_l3, by_numa = self.topology.by_l3, self.topology.by_numa
-        return [group for node in self.sorted_numa_nodes() for group in self._sorted(by_l3, self.free & by_numa[node], count_in=self.free)]
+        return [
+            group
+            for node in self.sorted_numa_nodes()
+            for group in self._sorted(by_l3, self.free & by_numa[node], count_in=self.free)
+        ]
 
     def _take_l3_groups(self) -> None:
         for group in self._sorted_l3():
@@ -206,14 +240,18 @@ class _Taking:
                 return
 
     def _take_part_of_l3(self, group: int) -> None:
-        """Take what is still wanted from one L3 group, if kubelet's core arithmetic makes it fit exactly."""
+        """Take what is still wanted from one L3 group, if kubelet's core arithmetic makes it fit
+        exactly.
+        """
         threads = self.topology.threads_per_core
         by_core = self.topology.by_core
         cores = [core for core in sorted(by_core) if by_core[core] & self.free & self.topology.by_l3[group]]
         if self.options.is_corrected:
             within = self.free & self.topology.by_l3[group]
             if within.bit_count() >= self.wanted:
-                self._take(_pack(self.topology, CpuSet.from_bits(within), self.wanted, CpuOptions(is_corrected=True)).bits)
+                self._take(
+                    _pack(self.topology, CpuSet.from_bits(within), self.wanted, CpuOptions(is_corrected=True)).bits
+                )
             return
         bits = 0
         for core in cores[: -(-self.wanted // threads)]:

@@ -1,11 +1,14 @@
 """Hints for exclusive CPUs by kubelet's rules: on which NUMA nodes could so many CPUs be had?
 
-Flows in: what exists, what is free, what may be reused, how much is wanted. Flows out: the rule (a `HintRule`) that the merge works on, or the list that
-kubelet would make, in kubelet's order (by width, then by node ids). None is "no opinion"; an empty rule or tuple is "cannot be satisfied". Preferred
-are the masks as narrow as the *whole* capacity allows, busy CPUs included, as in kubelet: on a busy node nothing may be preferred.
+Flows in: what exists, what is free, what may be reused, how much is wanted. Flows out: the rule (a
+`HintRule`) that the merge works on, or the list that kubelet would make, in kubelet's order (by
+width, then by node ids). None is "no opinion"; an empty rule or tuple is "cannot be satisfied".
+Preferred are the masks as narrow as the *whole* capacity allows, busy CPUs included, as in kubelet:
+on a busy node nothing may be preferred.
 Source: kubelet 1.36 cm/cpumanager/policy_static.go.
 
-Rules are exact on any machine. Lists are complete up to 16 candidate nodes (65,535 hints) and cut beyond; see `hint_rule.list_hints`.
+Rules are exact on any machine. Lists are complete up to 16 candidate nodes (65,535 hints) and cut
+beyond; see `hint_rule.list_hints`.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ def cpu_rule(
 ) -> HintRule | None:
     """Give the hints for `request` exclusive CPUs as a rule.
 
-    Shapes:  cpus_by_node — all online CPUs by NUMA node, reserved and busy ones included; nodes without CPUs are no candidates;
-             sockets — by NUMA node, with option align-by-socket only.
+    Shapes: cpus_by_node — all online CPUs by NUMA node, reserved and busy ones included; nodes
+    without CPUs are no candidates; sockets — by NUMA node, with option align-by-socket only.
     Result:  None when no CPU is asked for.
     """
     if request <= 0:
@@ -51,7 +54,8 @@ def cpu_rule(
         if cpus.bits & reusable.bits:
             musts.append(where)
     if reusable.bits & ~everywhere:
-        # A reusable CPU outside every node (it went offline) is in no mask, so kubelet drops them all.
+        # A reusable CPU outside every node (it went offline) is in no
+        # mask, so kubelet drops them all.
         musts.append(0)
     by_socket: dict[int, int] = {}
     for node, sockets_of_node in (sockets or {}).items():

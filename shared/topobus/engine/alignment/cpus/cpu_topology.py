@@ -1,7 +1,9 @@
-"""Where the online CPUs of a machine sit, in the form that CPU assignment works on: bitsets by core, L3 group, NUMA node and socket.
+"""Where the online CPUs of a machine sit, in the form that CPU assignment works on: bitsets by
+core, L3 group, NUMA node and socket.
 
-Ids are kubelet's: a core is the lowest CPU id among its siblings, a missing L3 is the socket's own group. Averages (CPUs per core, per socket) are
-kept beside the real counts because kubelet's tests for "wholly free" use the averages.
+Ids are kubelet's: a core is the lowest CPU id among its siblings, a missing L3 is the socket's own
+group. Averages (CPUs per core, per socket) are kept beside the real counts because kubelet's tests
+for "wholly free" use the averages.
 Source: kubelet 1.36 cm/cpumanager/topology/topology.go.
 """
 
@@ -31,8 +33,8 @@ class CpuPlace(Struct, frozen=True):
 class CpuTopology:
     """The CPUs of one machine by level.
 
-    Shapes: every map goes from an id (core, socket, NUMA node, L3) to a bitset of CPU ids, as Python's integers; a CPU without a NUMA node is in no `by_numa`.
-            Not to be changed once made.
+    Shapes: every map goes from an id (core, socket, NUMA node, L3) to a bitset of CPU ids, as
+    Python's integers; a CPU without a NUMA node is in no `by_numa`. Not to be changed once made.
     """
 
     __slots__ = ("all_bits", "by_core", "by_l3", "by_numa", "by_socket", "count")
@@ -49,16 +51,27 @@ class CpuTopology:
 
     @classmethod
     def of_cores(cls, cores: Iterable[CoreView]) -> Self:
-        """Lay out the cores of a view. Without a socket all is one socket; without an L3 the socket is the group, under an id of its own."""
+        """Lay out the cores of a view. Without a socket all is one socket.
+
+        Without an L3 the socket is the group, under an id of its own.
+        """
         topology = cls(())
         for core in cores:
             socket = core.socket if core.socket is not None else 0
-            topology._add(core.cpus.bits, core.cpus.lowest, socket, core.numa_node, core.l3 if core.l3 is not None else -1 - socket)
+            topology._add(
+                core.cpus.bits,
+                core.cpus.lowest,
+                socket,
+                core.numa_node,
+                core.l3 if core.l3 is not None else -1 - socket,
+            )
         topology.count = topology.all_bits.bit_count()
         return topology
 
     def mirrored(self) -> CpuTopology:
-        """Turn all ids round, so that whoever prefers the smallest takes the largest; `mirrored_cpus` leads there and back."""
+        """Turn all ids round, so that whoever prefers the smallest takes the largest;
+        `mirrored_cpus` leads there and back.
+        """
         mirrored = CpuTopology(())
         mirrored.all_bits, mirrored.count = self._mirror(self.all_bits), self.count
         mirrored.by_core, mirrored.by_l3, mirrored.by_numa, mirrored.by_socket = (
@@ -108,7 +121,8 @@ class CpuTopology:
     def sockets_by_node(self) -> Mapping[int, frozenset[int]]:
         """Sockets that each NUMA node with CPUs lies on."""
         return {
-            node: frozenset(socket for socket, cpus in self.by_socket.items() if cpus & bits) for node, bits in sorted(self.by_numa.items())
+            node: frozenset(socket for socket, cpus in self.by_socket.items() if cpus & bits)
+            for node, bits in sorted(self.by_numa.items())
         }
 
     def cpus_of_nodes(self, nodes: NodeSet) -> int:

@@ -1,7 +1,9 @@
-"""Choose exclusive CPUs for a claim as kubelet's static policy chooses them for a container, its refusals included.
+"""Choose exclusive CPUs for a claim as kubelet's static policy chooses them for a container, its
+refusals included.
 
-Flows in: the topology, the CPUs that may be had, how many are wanted, the policy's options, the CPUs reserved for the system. Flows out: the very CPUs, or a
-Refusal. Both who allocates single CPUs and who decides which CPUs of a group a claim has ask here, so the two cannot differ.
+Flows in: the topology, the CPUs that may be had, how many are wanted, the policy's options, the
+CPUs reserved for the system. Flows out: the very CPUs, or a Refusal. Both who allocates single CPUs
+and who decides which CPUs of a group a claim has ask here, so the two cannot differ.
 Source: kubelet 1.36 cm/cpumanager/policy_static.go, Allocate and validateSMTAlignment.
 """
 
@@ -27,9 +29,10 @@ def choose_exclusive_cpus(
 ) -> CpuSet | Refusal:
     """Take `count` of the free CPUs.
 
-    Shapes:  free — reserved ones are left out of it here; nodes — the alignment, None for no opinion.
-    Order:   deterministic, as `assign_cpus`.
-    Errors:  raises nothing; Refusal codes not-enough-cpus, and with full-pcpus-only smt-alignment.
+    Shapes: free — reserved ones are left out of it here; nodes — the
+    alignment, None for no opinion.
+    Order: deterministic, as `assign_cpus`.
+    Errors: raises nothing; Refusal codes not-enough-cpus, and with full-pcpus-only smt-alignment.
 
     >>> from topobus.engine.alignment.cpus.cpu_topology import CpuPlace
     >>> machine = CpuTopology([CpuPlace(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)])
@@ -42,7 +45,10 @@ def choose_exclusive_cpus(
         threads = topology.threads_per_core
         if count % threads:
             return _refuse(
-                "smt-alignment", f"full-pcpus-only wants whole cores of {threads} CPUs, got {count}", wanted=count, threads=threads
+                "smt-alignment",
+                f"full-pcpus-only wants whole cores of {threads} CPUs, got {count}",
+                wanted=count,
+                threads=threads,
             )
         whole = len(free - topology.siblings_of(reserved))
         if count > whole:

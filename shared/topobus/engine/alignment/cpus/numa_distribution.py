@@ -1,8 +1,10 @@
 """Find how kubelet's `distribute-cpus-across-numa` shares CPUs over NUMA nodes.
 
-Flows in: free CPUs a node, in kubelet's order of nodes. Flows out: how many to take on which node, in order. `compatible` reproduces a defect: kubelet
-keeps slices that the enumeration later overwrites, so for some widths it allocates on nodes that it never scored (k/k 141237).
-Source: kubelet 1.36 cm/cpumanager/cpu_assignment.go, takeByTopologyNUMADistributed and iterateCombinations.
+Flows in: free CPUs a node, in kubelet's order of nodes. Flows out: how many to take on which node,
+in order. `compatible` reproduces a defect: kubelet keeps slices that the enumeration later
+overwrites, so for some widths it allocates on nodes that it never scored (k/k 141237).
+Source: kubelet 1.36 cm/cpumanager/cpu_assignment.go,
+takeByTopologyNUMADistributed and iterateCombinations.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from itertools import islice
 
 __all__ = ["find_spread"]
 
-# Node combinations scored at most; kubelet has no bound (C(64, 32) is 1.8e18). Beyond, the best so far is used.
+# Node combinations scored at most; kubelet has no bound (C(64, 32) is 1.8e18).
+# Beyond, the best so far is used.
 _COMBINATION_BUDGET = 200_000
 
 
@@ -27,7 +30,9 @@ class _Slice:
         self.length = length
 
     def append(self, value: int) -> _Slice:
-        """Append as Go does: in place while the array has room, else into a copy with twice the room (0, 1, 2, 4, 8 … for small arrays)."""
+        """Append as Go does: in place while the array has room, else into a copy with twice the
+        room (0, 1, 2, 4, 8 … for small arrays).
+        """
         array = self.array
         if self.length == len(array):
             array = [*array, *([0] * max(1, len(array)))]
@@ -51,8 +56,9 @@ def find_spread(
 ) -> list[tuple[int, int]] | None:
     """Share `count` CPUs in groups over as few nodes as give equal shares, best balance first.
 
-    Shapes:  amounts — free CPUs by node, in kubelet's order; total_* — of the whole machine; floor — fewest nodes to use.
-    Result:  (node, CPUs) in the order of taking; None when no combination works (the caller packs instead).
+    Shapes: amounts — free CPUs by node, in kubelet's order; total_* — of the whole machine; floor —
+    fewest nodes to use. Result:  (node, CPUs) in the order of taking; None when no combination
+    works (the caller packs instead).
     """
     nodes = list(amounts)
     groups_a_node = ((total_cpus - 1) // group + 1 - 1) // total_nodes + 1
@@ -89,7 +95,10 @@ def _combinations(nodes: Sequence[int], width: int, *, is_corrected: bool) -> It
 def _score(
     amounts: Mapping[int, int], combination: Sequence[int], count: int, group: int, *, is_corrected: bool
 ) -> tuple[float, _Slice | None] | None:
-    """Balance of the free CPUs after taking, and which nodes give the remainder; None when the combination cannot do it."""
+    """Balance of the free CPUs after taking, and which nodes give the remainder.
+
+    None when the combination cannot do it.
+    """
     if sum(amounts[node] // group for node in combination) * group < count:
         return None
     share = count // len(combination) // group * group
@@ -118,7 +127,9 @@ def _score(
 
 
 def _givers_in_turn(after: Mapping[int, int], subset: Sequence[int], remainder: int, group: int) -> list[int] | None:
-    """The nodes that give the remainder, a whole group each, in turn. kubelet 1.36 loops for ever where none can give one; that is never followed."""
+    """The nodes that give the remainder, a whole group each, in turn. kubelet 1.36 loops for ever
+    where none can give one; that is never followed.
+    """
     wanted = -(-remainder // group)
     turns = (node for turn in range(wanted) for node in subset if after[node] // group > turn)
     givers = list(islice(turns, wanted))

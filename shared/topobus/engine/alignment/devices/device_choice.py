@@ -1,13 +1,17 @@
 """Choose k devices of one class: an exact, deterministic choice that asks no driver.
 
-Goal, the first difference decides: (1) fewest degraded devices; (2) widest bottleneck link among the chosen; (3) highest total bandwidth; (4) closest to
-the devices of other classes in the same container, chosen or still to be chosen; (5) least damage to what can be asked for later, single devices
-included; (6) the smallest names, of groups that are alike the one with the smallest name giving most. A class whose devices report no links puts (4)
-before (2): a NIC belongs next to its GPU, not next to another NIC. An unknown link is the worst. Who chooses from the end of the names (`is_from_end`) has
-(6) turned round: the largest names; and for a single device, which has no link to be judged by, (6) goes before (5).
+Goal, the first difference decides: (1) fewest degraded devices; (2) widest bottleneck link among
+the chosen; (3) highest total bandwidth; (4) closest to the devices of other classes in the same
+container, chosen or still to be chosen; (5) least damage to what can be asked for later, single
+devices included; (6) the smallest names, of groups that are alike the one with the smallest name
+giving most. A class whose devices report no links puts (4) before (2): a NIC belongs next to its
+GPU, not next to another NIC. An unknown link is the worst. Who chooses from the end of the names
+(`is_from_end`) has (6) turned round: the largest names; and for a single device, which has no link
+to be judged by, (6) goes before (5).
 
-The search walks counts a symmetry class, not subsets, and cuts branches that cannot win. It is exact up to `SEARCH_BUDGET` count vectors; beyond, the best
-of those walked (the dense ones come first) is taken and `Choice.is_exact` is False.
+The search walks counts a symmetry class, not subsets, and cuts branches that cannot win. It is
+exact up to `SEARCH_BUDGET` count vectors; beyond, the best of those walked (the dense ones come
+first) is taken and `Choice.is_exact` is False.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from topobus.values.idset import NodeSet
 __all__ = ["SEARCH_BUDGET", "Choice", "Neighbours", "Split", "choose_devices", "split_by_affinity"]
 
 SEARCH_BUDGET = 20_000
-"""Count vectors scored at most in one choice; 16 devices of which no two are alike need 12,870 at most."""
+"""Count vectors scored at most in one choice; 16 devices of which no two are alike need 12,870 at
+most."""
 
-# Sets that workloads ask for (powers of two); damage is counted in how many of each fit under one switch, root and NUMA node.
+# Sets that workloads ask for (powers of two); damage is counted in how many of each fit under
+# one switch, root and NUMA node.
 _LATER_SIZES = (8, 4, 2)
 _LATER_LEVELS = (1, 2, 3)
 
@@ -50,12 +56,15 @@ class Choice(Struct, frozen=True, kw_only=True):
     pairs: tuple[int, ...] = ()
     """Pairs made with devices of other classes, by rank from same switch to farthest."""
     tied: int = 0
-    """How many other choices were as good and lost by name; choices that differ only in groups that are alike count once."""
+    """How many other choices were as good and lost by name; choices that differ only in groups that
+    are alike count once."""
     is_exact: bool = True
 
 
 def split_by_affinity(devices: Iterable[Device], nodes: NodeSet | None) -> Split:
-    """Split devices into aligned, unaligned and without affinity, as kubelet does; a device is aligned when any of its nodes is in the mask.
+    """Split devices into aligned, unaligned and without affinity, as kubelet does.
+
+    A device is aligned when any of its nodes is in the mask.
 
     Shapes:  nodes — the affinity; None puts all devices into "without affinity".
     Order:   each bucket is sorted by name, whatever the order of devices.
@@ -63,7 +72,7 @@ def split_by_affinity(devices: Iterable[Device], nodes: NodeSet | None) -> Split
 
     >>> split_by_affinity([Device(name="a", device_class="gpu", numa_nodes=NodeSet(0)), Device(name="b", device_class="gpu")], NodeSet(1))
     Split(aligned=(), unaligned=('a',), no_affinity=('b',))
-    """
+    """  # noqa: E501
     buckets: tuple[list[str], list[str], list[str]] = ([], [], [])
     for device in devices:
         if nodes is None or not device.numa_nodes:
@@ -86,14 +95,16 @@ def choose_devices(
 ) -> Choice:
     """Choose `count` devices, those that must be included among them.
 
-    Shapes:  candidates — may or may not hold `must_include`; sites — of all devices named; free — all free devices of the class, for the damage;
-             neighbours — the devices of the container's other classes, chosen or still to be chosen; is_from_end — ties are won by the largest names
-             instead of the smallest.
-    Units:   bandwidths in Gbit/s.
-    Order:   independent of the order of candidates.
-    Result:  `count` names, sorted; fewer only when there are fewer.
-    Errors:  raises nothing; a search that its bound cut has `is_exact` False.
-    Cost:    at most `SEARCH_BUDGET` vectors of counts a symmetry class, about 5 ms for 16 devices of which no two are alike.
+    Shapes: candidates — may or may not hold `must_include`; sites — of all devices named; free
+    — all free devices of the class, for the damage; neighbours — the devices of the
+    container's other classes, chosen or still to be chosen; is_from_end — ties are won by the
+    largest names instead of the smallest.
+    Units: bandwidths in Gbit/s.
+    Order: independent of the order of candidates. Result:  `count` names, sorted;
+    fewer only when there are fewer.
+    Errors: raises nothing; a search that its bound cut has `is_exact` False.
+    Cost: at most `SEARCH_BUDGET` vectors of counts a symmetry class, about 5 ms for 16
+    devices of which no two are alike.
     """
     musts = {device.name for device in must_include}
     pool = [*must_include, *(candidate for candidate in candidates if candidate.name not in musts)]
@@ -103,7 +114,9 @@ def choose_devices(
         return _report(pool[:count] if count else [], sites, neighbours, links)
     order = {name: place for place, name in enumerate(sorted((device.name for device in pool), reverse=is_from_end))}
     groups = form_groups(pool, musts, sites, links, order)
-    return _Search(groups, sites, count, neighbours, free or pool, links, order, is_order_first=is_from_end and count == 1).run()
+    return _Search(
+        groups, sites, count, neighbours, free or pool, links, order, is_order_first=is_from_end and count == 1
+    ).run()
 
 
 class _Search:
@@ -150,7 +163,11 @@ class _Search:
     def run(self) -> Choice:
         """Search and report."""
         self._walk(0, self.count, [], 0, 0, 0.0, [0.0] * len(self.groups))
-        chosen = [device for group, count in zip(self.groups, self.best_counts, strict=True) for device in group.devices[:count]]
+        chosen = [
+            device
+            for group, count in zip(self.groups, self.best_counts, strict=True)
+            for device in group.devices[:count]
+        ]
         report = _report(chosen, self.sites, self.neighbours, self.all_links)
         return Choice(
             names=report.names,
@@ -167,12 +184,25 @@ class _Search:
         peer = first.devices[1] if first is second else second.devices[0]
         return self.all_links.between(first.devices[0].name, peer.name, first.site, second.site)
 
-    def _walk(self, place: int, left: int, counts: list[int], degraded: int, rank: int, bandwidth: float, gains: Sequence[float]) -> None:
+    def _walk(
+        self,
+        place: int,
+        left: int,
+        counts: list[int],
+        degraded: int,
+        rank: int,
+        bandwidth: float,
+        gains: Sequence[float],
+    ) -> None:
         """Take some of group `place`; `gains` is each group's bandwidth to what is taken so far."""
         if left == 0 and self.owed[place] == 0:
             self._score((*counts, *([0] * (len(self.groups) - place))), degraded, rank, bandwidth)
             return
-        if place == len(self.groups) or self.budget <= 0 or self._is_hopeless(place, left, counts, degraded, rank, bandwidth, gains):
+        if (
+            place == len(self.groups)
+            or self.budget <= 0
+            or self._is_hopeless(place, left, counts, degraded, rank, bandwidth, gains)
+        ):
             return
         group, row = self.groups[place], self.reach[place]
         most = min(len(group.devices), left - self.owed[place + 1])
@@ -181,17 +211,39 @@ class _Search:
         for count in range(most, max(group.musts, left - self.room[place + 1]) - 1, -1):
             new_rank, new_bandwidth, new_gains = rank, bandwidth, gains
             if count:
-                new_rank = max(rank, row[place].rank if count > 1 else 0, *(row[e].rank for e, taken in enumerate(counts) if taken), 0)
+                new_rank = max(
+                    rank,
+                    row[place].rank if count > 1 else 0,
+                    *(row[e].rank for e, taken in enumerate(counts) if taken),
+                    0,
+                )
                 new_bandwidth += row[place].bandwidth_gbps * count * (count - 1) / 2 + gains[place] * count
                 new_gains = [gain + reach.bandwidth_gbps * count for gain, reach in zip(gains, row, strict=True)]
             counts.append(count)
-            self._walk(place + 1, left - count, counts, degraded + (count if group.is_degraded else 0), new_rank, new_bandwidth, new_gains)
+            self._walk(
+                place + 1,
+                left - count,
+                counts,
+                degraded + (count if group.is_degraded else 0),
+                new_rank,
+                new_bandwidth,
+                new_gains,
+            )
             counts.pop()
 
     def _is_hopeless(
-        self, place: int, left: int, counts: Sequence[int], degraded: int, rank: int, bandwidth: float, gains: Sequence[float]
+        self,
+        place: int,
+        left: int,
+        counts: Sequence[int],
+        degraded: int,
+        rank: int,
+        bandwidth: float,
+        gains: Sequence[float],
     ) -> bool:
-        """Say whether nothing below can win: looks at what only grows on the way down, and at the bandwidth still to be had."""
+        """Say whether nothing below can win: looks at what only grows on the way down, and at the
+        bandwidth still to be had.
+        """
         if self.best_links is None:
             return False
         best_degraded, best_rank, best_bandwidth = self.best_links
@@ -219,16 +271,23 @@ class _Search:
 
     def _score(self, counts: tuple[int, ...], degraded: int, rank: int, bandwidth: float) -> None:
         self.budget -= 1
-        if self.links_first and self.best_links is not None and (degraded, rank, -bandwidth) > (*self.best_links[:2], -self.best_links[2]):
+        if (
+            self.links_first
+            and self.best_links is not None
+            and (degraded, rank, -bandwidth) > (*self.best_links[:2], -self.best_links[2])
+        ):
             return
         closeness = _closeness(self._taken(counts), self.neighbours)
         head = (degraded, rank, -bandwidth, closeness) if self.links_first else (degraded, closeness, rank, -bandwidth)
         damage = self.damage.of(counts)
-        # A single device's place in the order tells all apart, so the damage after it never decides.
+        # A single device's place in the order tells all apart, so the
+        # damage after it never decides.
         key = head if self.is_order_first else (*head, damage)
         if self.best is not None and key > self.best:
             return
-        chosen = (device.name for group, count in zip(self.groups, counts, strict=True) for device in group.devices[:count])
+        chosen = (
+            device.name for group, count in zip(self.groups, counts, strict=True) for device in group.devices[:count]
+        )
         places = tuple(sorted(self.order[name] for name in chosen))
         is_tie = self.best is not None and key == self.best
         self.ties = self.ties + 1 if is_tie else 0
@@ -238,7 +297,9 @@ class _Search:
 
 
 class _Bound:
-    """At most how much bandwidth the groups from a place on can add: each device its links to what is taken, and half of its best links to others."""
+    """At most how much bandwidth the groups from a place on can add: each device its links to what
+    is taken, and half of its best links to others.
+    """
 
     def __init__(self, groups: Sequence[Group], reach: Sequence[Sequence[Reach]]) -> None:
         self.sizes = [len(group.devices) for group in groups]
@@ -255,11 +316,14 @@ class _Bound:
             rank = gains[group] + self._best_links(place, group, left - 1) / 2
             worth += [rank] * min(self.sizes[group], left)
         worth.sort(reverse=True)
-        # A hair above the sum: bandwidths are floats, and adding them in another order must not cut a tie.
+        # A hair above the sum: bandwidths are floats, and adding them in
+        # another order must not cut a tie.
         return sum(worth[:left]) * (1 + 1e-12)
 
     def _best_links(self, place: int, group: int, count: int) -> float:
-        """The sum of the `count` best links of one device of the group to devices of groups from `place` on."""
+        """The sum of the `count` best links of one device of the group to devices of groups from
+        `place` on.
+        """
         key = (place, group)
         sums = self._rows.get(key)
         if sums is None:
@@ -275,14 +339,16 @@ class _Bound:
 
 
 class _Damage:
-    """What is left for later: sets of 8, 4, 2 that still fit under one switch, one root, one NUMA node; the fewer are lost the better.
+    """What is left for later: sets of 8, 4, 2 that still fit under one switch, one root, one NUMA
+    node.
 
-    Tables by group, so that the search pays a few additions a set.
+    The fewer are lost the better. Tables by group, so that the search pays a few additions a set.
     """
 
     def __init__(self, groups: Sequence[Group], free: Mapping[Site, int]) -> None:
         self.levels: list[tuple[list[int], list[list[tuple[int, ...]]]]] = []
-        """A level: each group's room (-1: unknown), and each room's losses by how many are taken there."""
+        """A level: each group's room (-1: unknown), and each room's losses by how many are taken
+        there."""
         for level in _LATER_LEVELS:
             rooms: dict[str | int, int] = {}
             for site, count in free.items():
@@ -290,12 +356,15 @@ class _Damage:
                     rooms[key] = rooms.get(key, 0) + count
             places = {key: place for place, key in enumerate(rooms)}
             losses = [
-                [tuple(had // size - (had - taken) // size for size in _LATER_SIZES) for taken in range(had + 1)] for had in rooms.values()
+                [tuple(had // size - (had - taken) // size for size in _LATER_SIZES) for taken in range(had + 1)]
+                for had in rooms.values()
             ]
             self.levels.append(([places.get(group.site.key(level), -1) for group in groups], losses))
 
     def of(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """The sets lost, by size (the largest first) and level, when so many of each group are taken."""
+        """The sets lost, by size (the largest first) and level, when so many of each group are
+        taken.
+        """
         rows: list[tuple[int, ...]] = []
         for homes, losses in self.levels:
             taken = [0] * len(losses)
@@ -309,7 +378,10 @@ class _Damage:
 
 
 def _closeness(taken: Mapping[Site, int], neighbours: Sequence[Neighbours]) -> tuple[int, ...]:
-    """Fewer far pairs first: counts of pairs by rank, the farthest first, over all other classes; pairs that cannot be made are no one's fault."""
+    """Fewer far pairs first: counts of pairs by rank, the farthest first, over all other classes.
+
+    Pairs that cannot be made are no one's fault.
+    """
     if not neighbours:
         return ()
     total = [0] * FARTHEST
@@ -320,7 +392,9 @@ def _closeness(taken: Mapping[Site, int], neighbours: Sequence[Neighbours]) -> t
     return tuple(reversed(total))
 
 
-def _report(chosen: Sequence[Device], sites: Mapping[str, Site], neighbours: Sequence[Neighbours], links: Links) -> Choice:
+def _report(
+    chosen: Sequence[Device], sites: Mapping[str, Site], neighbours: Sequence[Neighbours], links: Links
+) -> Choice:
     rank = -1
     bandwidth = 0.0
     for place, device in enumerate(chosen):

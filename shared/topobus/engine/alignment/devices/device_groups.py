@@ -1,7 +1,9 @@
-"""Devices that nothing tells apart but their names, and how groups of them reach each other: what the search for a set walks on.
+"""Devices that nothing tells apart but their names, and how groups of them reach each other: what
+the search for a set walks on.
 
-Two devices are alike when they sit in the same place, are equally healthy and have the same links to every third device. Groups are interchangeable when,
-besides, their neighbourhoods look the same from every side: then the earlier one may always take more, which halves the search once a pair.
+Two devices are alike when they sit in the same place, are equally healthy and have the same links
+to every third device. Groups are interchangeable when, besides, their neighbourhoods look the same
+from every side: then the earlier one may always take more, which halves the search once a pair.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ __all__ = ["Group", "Links", "Neighbours", "form_groups", "interchangeable"]
 
 
 class Neighbours(Struct, frozen=True):
-    """Another class in the same container: where its devices sit, and how many of them there will be."""
+    """Another class in the same container: where its devices sit, and how many of them there will
+    be.
+    """
 
     sites: Mapping[Site, int]
     count: int
 
 
 class Group(Struct, frozen=True):
-    """Like devices, in the order in which they are taken; the first `musts` of them are wanted in any case."""
+    """Like devices, in the order in which they are taken.
+
+    The first `musts` of them are wanted in any case.
+    """
 
     devices: tuple[Device, ...]
     musts: int
@@ -35,7 +42,10 @@ class Group(Struct, frozen=True):
 
 
 class Links:
-    """The links that a pool of devices reports, by pair; a link that only one side reports counts."""
+    """The links that a pool of devices reports, by pair.
+
+    A link that only one side reports counts.
+    """
 
     __slots__ = ("_by_pair",)
 
@@ -55,7 +65,9 @@ class Links:
         self._by_pair: dict[str, dict[str, Reach]] = {device.name: {} for device in pool}
         for (name, peer), own_total in sums.items():
             other_total = sums.get((peer, name), own_total)
-            both = Reach(min(own_total.rank, other_total.rank), max(own_total.bandwidth_gbps, other_total.bandwidth_gbps))
+            both = Reach(
+                min(own_total.rank, other_total.rank), max(own_total.bandwidth_gbps, other_total.bandwidth_gbps)
+            )
             self._by_pair[name][peer] = both
             self._by_pair[peer][name] = both
 
@@ -78,13 +90,17 @@ class Links:
 def form_groups(
     pool: Sequence[Device], musts: Collection[str], sites: Mapping[str, Site], links: Links, order: Mapping[str, int]
 ) -> list[Group]:
-    """Put like devices together; `order` is the place of each name, the first ones are taken first where nothing else decides."""
+    """Put like devices together; `order` is the place of each name, the first ones are taken first
+    where nothing else decides.
+    """
     groups: list[list[Device]] = []
     by_kind: dict[tuple[Site, bool], list[list[Device]]] = {}
     for device in sorted(pool, key=lambda device: (device.name not in musts, order[device.name])):
         kind = (sites[device.name], device.health.state is HealthState.DEGRADED)
         for group in by_kind.setdefault(kind, []):
-            if links.is_empty or (_are_alike(links, group[0].name, device.name) and _are_linked_alike(links, group, device)):
+            if links.is_empty or (
+                _are_alike(links, group[0].name, device.name) and _are_linked_alike(links, group, device)
+            ):
                 group.append(device)
                 break
         else:
@@ -93,13 +109,21 @@ def form_groups(
             groups.append(group)
     formed = [
         Group(
-            tuple(group), sum(device.name in musts for device in group), sites[group[0].name], group[0].health.state is HealthState.DEGRADED
+            tuple(group),
+            sum(device.name in musts for device in group),
+            sites[group[0].name],
+            group[0].health.state is HealthState.DEGRADED,
         )
         for group in groups
     ]
     return sorted(
         formed,
-        key=lambda each_group: (each_group.is_degraded, -each_group.musts, -len(each_group.devices), order[each_group.devices[0].name]),
+        key=lambda each_group: (
+            each_group.is_degraded,
+            -each_group.musts,
+            -len(each_group.devices),
+            order[each_group.devices[0].name],
+        ),
     )
 
 
@@ -116,7 +140,10 @@ def _are_linked_alike(links: Links, group: Sequence[Device], device: Device) -> 
 
 
 def interchangeable(
-    groups: Sequence[Group], reach: Sequence[Sequence[Reach]], neighbours: Sequence[Neighbours], free: Mapping[Site, int]
+    groups: Sequence[Group],
+    reach: Sequence[Sequence[Reach]],
+    neighbours: Sequence[Neighbours],
+    free: Mapping[Site, int],
 ) -> list[int]:
     """For each group the latest earlier group that it could change places with, or -1."""
     looks = [_neighbourhood(group, neighbours, free) for group in groups]
@@ -128,7 +155,9 @@ def interchangeable(
                 for earlier in range(place - 1, -1, -1)
                 if looks[earlier] == looks[place]
                 and row[place] == reach[earlier][earlier]
-                and all(row[other] == reach[earlier][other] for other in range(len(groups)) if other not in (place, earlier))
+                and all(
+                    row[other] == reach[earlier][other] for other in range(len(groups)) if other not in (place, earlier)
+                )
             ),
             -1,
         )

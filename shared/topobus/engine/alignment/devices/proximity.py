@@ -1,7 +1,9 @@
-"""How close two devices are: by the links that drivers report, else by where the devices sit in the PCIe tree and among NUMA nodes.
+"""How close two devices are: by the links that drivers report, else by where the devices sit in the
+PCIe tree and among NUMA nodes.
 
-What is not known never counts as close: two devices without a switch are not under the same switch, a device without a NUMA node is near nothing.
-The ranks are the positions of `LinkClass`, 0 (fabric) being the closest and 5 (across the system, or unknown) the farthest.
+What is not known never counts as close: two devices without a switch are not under the same switch,
+a device without a NUMA node is near nothing. The ranks are the positions of `LinkClass`, 0 (fabric)
+being the closest and 5 (across the system, or unknown) the farthest.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ LINK_CLASSES: tuple[LinkClass, ...] = tuple(LinkClass)
 FARTHEST = len(LINK_CLASSES) - 1
 
 _SWITCH, _ROOT, _NUMA, _SOCKET = (
-    LINK_CLASSES.index(link_class) for link_class in (LinkClass.SWITCH, LinkClass.ROOT, LinkClass.NUMA, LinkClass.SOCKET)
+    LINK_CLASSES.index(link_class)
+    for link_class in (LinkClass.SWITCH, LinkClass.ROOT, LinkClass.NUMA, LinkClass.SOCKET)
 )
 
 
 class Site(Struct, frozen=True):
-    """Where a device sits, one key a level; empty or None is unknown. Devices with equal sites are equally close to everything by place."""
+    """Where a device sits, one key a level; empty or None is unknown.
+
+    Devices with equal sites are equally close to everything by place.
+    """
 
     switch: str
     root: str
@@ -72,7 +78,8 @@ def socket_of_nodes(cores: Iterable[CoreView]) -> dict[int, int]:
 def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
     """Say where a device sits.
 
-    Shapes:  sockets — node id to bits of socket ids, from `socket_of_nodes`. What is not known is empty or 0, and near to nothing.
+    Shapes: sockets — node id to bits of socket ids, from `socket_of_nodes`. What is not known is
+    empty or 0, and near to nothing.
     """
     bits = 0
     for node in device.numa_nodes or ():
@@ -82,7 +89,8 @@ def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
         root=device.pcie_root,
         numa=device.numa_nodes.bits if device.numa_nodes is not None else 0,
         sockets=bits,
-        # Parts of one card are as close as the card is to itself, also where there is no switch above it.
+        # Parts of one card are as close as the card is to itself, also
+        # where there is no switch above it.
         parent=f"{device.device_class}/{device.parent}" if device.parent else "",
     )
 
@@ -103,9 +111,10 @@ def site_rank(first: Site, second: Site) -> int:
 
 
 def matching(counts: Mapping[Site, int], others: Mapping[Site, int], pairs: int) -> tuple[int, ...]:
-    """Pair devices of two classes off, as close as possible; return how many pairs are made at each rank from switch to farthest.
+    """Pair devices of two classes off, as close as possible.
 
-    Places nest (switch in root in NUMA node in socket), so pairing at the closest level first is optimal.
+    Return how many pairs are made at each rank from switch to farthest. Places nest (switch in root
+    in NUMA node in socket), so pairing at the closest level first is optimal.
 
     >>> here, there = Site("s1", "r1", 1, 1), Site("s2", "r2", 1, 1)
     >>> matching({here: 2}, {here: 1, there: 1}, 2)
@@ -145,8 +154,12 @@ def _is_common(first: str | int, second: str | int) -> bool:
     return bool(first) and first == second
 
 
-def pairs_by_switch(devices: Sequence[tuple[str, Site]], others: Sequence[tuple[str, Site]]) -> tuple[tuple[str, str, str], ...]:
-    """List (our device, their device, switch) for pairs under the same switch, each device in at most one pair, by name."""
+def pairs_by_switch(
+    devices: Sequence[tuple[str, Site]], others: Sequence[tuple[str, Site]]
+) -> tuple[tuple[str, str, str], ...]:
+    """List (our device, their device, switch) for pairs under the same switch, each device in at
+    most one pair, by name.
+    """
     free = list(others)
     pairs: list[tuple[str, str, str]] = []
     for name, site in devices:

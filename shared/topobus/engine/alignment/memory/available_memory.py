@@ -1,6 +1,8 @@
-"""The memory of a node during one plan: hints out of it, blocks taken from it, and what init containers leave for reuse.
+"""The memory of a node during one plan: hints out of it, blocks taken from it, and what init
+containers leave for reuse.
 
-Immutable: taking gives the blocks and what is available afterwards, so a search may fork as often as it likes.
+Immutable: taking gives the blocks and what is available afterwards, so a search
+may fork as often as it likes.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go.
 """
 
@@ -39,13 +41,21 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
         return cls(allocatable={numa_memory.id: numa_memory.allocatable for numa_memory in view.memory}, blocks=blocks)
 
     def rule(self, wanted: Mapping[str, int], *, is_pod: bool) -> HintRule | None:
-        """The hints for so much of each kind; None when nothing is wanted or memory is not aligned."""
+        """The hints for so much of each kind.
+
+        None when nothing is wanted or memory is not aligned.
+        """
         if not self.allocatable or not wanted:
             return None
         return memory_rule(memory_nodes(self.allocatable, self.blocks), wanted, {} if is_pod else self.reusable)
 
-    def take(self, wanted: Mapping[str, int], hint: Hint, kind: ContainerKind) -> tuple[tuple[MemoryBlock, ...], AvailableMemory] | Reason:
-        """Take memory inside the affinity; what an init container takes may be taken again by what comes after it."""
+    def take(
+        self, wanted: Mapping[str, int], hint: Hint, kind: ContainerKind
+    ) -> tuple[tuple[MemoryBlock, ...], AvailableMemory] | Reason:
+        """Take memory inside the affinity.
+
+        What an init container takes may be taken again by what comes after it.
+        """
         if not self.allocatable or not wanted:
             return (), self
         blocks = allocate_memory(memory_nodes(self.allocatable, self.blocks), wanted, hint, reusable=self.reusable)
@@ -53,13 +63,16 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
             return blocks
         return blocks, structs.replace(self, blocks=(*self.blocks, *blocks), reusable=self._left(blocks, wanted, kind))
 
-    def _left(self, blocks: Iterable[MemoryBlock], wanted: Mapping[str, int], kind: ContainerKind) -> dict[NodeSet, dict[str, int]]:
+    def _left(
+        self, blocks: Iterable[MemoryBlock], wanted: Mapping[str, int], kind: ContainerKind
+    ) -> dict[NodeSet, dict[str, int]]:
         left = {nodes: dict(kinds) for nodes, kinds in self.reusable.items()}
         for block in blocks:
             kinds = left.setdefault(block.nodes, {})
             have = kinds.get(block.kind, 0)
             if kind is ContainerKind.INIT:
-                # Init containers run one after the other: what the largest took is there for all that follow.
+                # Init containers run one after the other: what the largest
+                # took is there for all that follow.
                 kinds[block.kind] = max(have, wanted[block.kind])
             else:
                 kinds[block.kind] = max(0, have - wanted[block.kind])

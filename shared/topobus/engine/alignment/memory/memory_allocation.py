@@ -1,9 +1,12 @@
-"""Memory by kubelet's static memory policy: hints for memory and huge pages together, and the allocation over NUMA nodes.
+"""Memory by kubelet's static memory policy: hints for memory and huge pages together, and the
+allocation over NUMA nodes.
 
-Flows in: per node what can be allocated and what is free, the blocks that are held, the amounts wanted. Flows out: one hint list a resource; then, inside
-an affinity, which node gives how much. A node serves either single-node or one group's allocations, never both at a time.
-Source: kubelet 1.36 cm/memorymanager/policy_static.go. Its trap is kept: when nothing survives there is no hint list at all, which means "no opinion",
-not "impossible" (k/k 128708); the allocation fails afterwards. `is_corrected` gives empty lists instead.
+Flows in: per node what can be allocated and what is free, the blocks that are held, the amounts
+wanted. Flows out: one hint list a resource; then, inside an affinity, which node gives how much. A
+node serves either single-node or one group's allocations, never both at a time.
+Source: kubelet 1.36 cm/memorymanager/policy_static.go. Its trap is kept: when nothing survives
+there is no hint list at all, which means "no opinion", not "impossible" (k/k 128708); the
+allocation fails afterwards. `is_corrected` gives empty lists instead.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ __all__ = ["MemoryAmount", "MemoryBlock", "MemoryNode", "allocate_memory", "memo
 
 
 def memory_nodes(allocatable: Mapping[int, Mapping[str, int]], blocks: Iterable[MemoryBlock]) -> tuple[MemoryNode, ...]:
-    """Work out what is free on each node, and which nodes it serves together with, from what is held.
+    """Work out what is free on each node, and which nodes it serves together with, from what is
+    held.
 
-    Shapes:  allocatable — node to kind to bytes; blocks — of all owners; a block on a node that is not there counts for nothing.
-    Units:   bytes.
-    Result:  sorted by node id. Free is never below 0, also when more is held than there is (huge pages were resized).
-    Cost:    O(blocks x nodes of a block).
+    Shapes: allocatable — node to kind to bytes; blocks — of all owners; a block on a node that
+    is not there counts for nothing.
+    Units: bytes. Result:  sorted by node id. Free is never below 0, also when more is held than
+    there is (huge pages were resized).
+    Cost: O(blocks x nodes of a block).
     """
     free = {node: dict(kinds) for node, kinds in allocatable.items()}
     assignments = dict.fromkeys(allocatable, 0)
@@ -41,7 +46,9 @@ def memory_nodes(allocatable: Mapping[int, Mapping[str, int]], blocks: Iterable[
             id=node,
             assignments=assignments[node],
             group=groups[node],
-            amounts={kind: MemoryAmount(allocatable=size, free=max(0, free[node][kind])) for kind, size in kinds.items()},
+            amounts={
+                kind: MemoryAmount(allocatable=size, free=max(0, free[node][kind])) for kind, size in kinds.items()
+            },
         )
         for node, kinds in sorted(allocatable.items())
     )
@@ -54,11 +61,14 @@ def memory_hints(
     reusable: Mapping[NodeSet, Mapping[str, int]] | None = None,
     is_corrected: bool = False,
 ) -> dict[str, tuple[Hint, ...]]:
-    """Give one hint list a resource, the same masks for all of them, in kubelet's order; no list at all when nothing survives.
+    """Give one hint list a resource, the same masks for all of them, in kubelet's order.
 
-    Shapes:  request — kind to bytes; reusable — bytes that init containers left, by exactly the mask they were taken for.
-    Cost:    up to 2^16 masks; the merge works on `memory_rule` instead.
-    Source:  kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
+    No list at all when nothing survives.
+
+    Shapes: request — kind to bytes; reusable — bytes that init containers left, by
+    exactly the mask they were taken for.
+    Cost: up to 2^16 masks; the merge works on `memory_rule` instead.
+    Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
     """
     hints = list_hints(memory_rule(nodes, request, reusable))
     if not hints and not is_corrected:
@@ -73,13 +83,15 @@ def allocate_memory(
     *,
     reusable: Mapping[NodeSet, Mapping[str, int]] | None = None,
 ) -> tuple[MemoryBlock, ...] | Reason:
-    """Allocate inside the affinity as kubelet does: extend it when it is too narrow, keep single and grouped nodes apart, fill nodes by id.
+    """Allocate inside the affinity as kubelet does: extend it when it is too narrow, keep single
+    and grouped nodes apart, fill nodes by id.
 
-    Shapes:  affinity — the merged hint; without nodes, the policy's own best hint is used, which must be preferred if the affinity is.
-    Units:   bytes.
-    Result:  one block a kind, kinds sorted; or the reason (`not-enough-memory`, `memory-group`) why kubelet would fail here, too.
-    Errors:  raises nothing.
-    Source:  kubelet 1.36 cm/memorymanager/policy_static.go, Allocate and extendTopologyManagerHint.
+    Shapes: affinity — the merged hint; without nodes, the policy's own best hint is used, which
+    must be preferred if the affinity is.
+    Units: bytes. Result:  one block a kind, kinds sorted; or the reason (`not-enough-memory`,
+    `memory-group`) why kubelet would fail here, too.
+    Errors: raises nothing.
+    Source: kubelet 1.36 cm/memorymanager/policy_static.go, Allocate and extendTopologyManagerHint.
     """
     chosen = affinity
     rule = memory_rule(nodes, request, reusable)
@@ -93,14 +105,20 @@ def allocate_memory(
         wider = best_hint(rule, inside.bits)
         if wider is None or (chosen.preferred and not wider.preferred):
             return _reason(
-                "not-enough-memory", f"NUMA node {inside} has too little memory, and nothing around it has enough", request, affinity
+                "not-enough-memory",
+                f"NUMA node {inside} has too little memory, and nothing around it has enough",
+                request,
+                affinity,
             )
         chosen = wider
     mask = chosen.nodes if chosen.nodes is not None else NodeSet()
     by_id = {node.id: node for node in nodes}
     if len(mask) > 1 and any(by_id[node].assignments and by_id[node].group != mask for node in mask):
         return _reason("memory-group", f"NUMA nodes {mask} serve other groups already", request, chosen)
-    return tuple(_fill(by_id, mask, kind, wanted, (reusable or {}).get(mask, {}).get(kind, 0)) for kind, wanted in sorted(request.items()))
+    return tuple(
+        _fill(by_id, mask, kind, wanted, (reusable or {}).get(mask, {}).get(kind, 0))
+        for kind, wanted in sorted(request.items())
+    )
 
 
 def _satisfies(nodes: Sequence[MemoryNode], mask: NodeSet, request: Mapping[str, int]) -> bool:
@@ -126,4 +144,6 @@ def _fill(by_id: Mapping[int, MemoryNode], mask: NodeSet, kind: str, wanted: int
 
 def _reason(code: str, message: str, request: Mapping[str, int], hint: Hint) -> Reason:
     wanted = tuple(f"{kind}={size}" for kind, size in sorted(request.items()))
-    return Reason(code=code, message=message, facts={"wanted": wanted, "nodes": str(hint.nodes) if hint.nodes is not None else ""})
+    return Reason(
+        code=code, message=message, facts={"wanted": wanted, "nodes": str(hint.nodes) if hint.nodes is not None else ""}
+    )

@@ -1,8 +1,10 @@
-"""The memory policy's hints as a rule: sets of nodes that hold nothing yet, and a few masks besides.
+"""The memory policy's hints as a rule: sets of nodes that hold nothing yet, and a few masks
+besides.
 
-A node serves either single-node or one group's allocations. So the masks are exactly: sets of unassigned nodes; single nodes that are in no group; each
-existing group; all of them with enough free (docs/knowledge/topology-merge.md#lemma-c). What init containers left for exactly one mask may add a few
-more. Memory and huge pages of each size are wanted together, on the same mask.
+A node serves either single-node or one group's allocations. So the masks are exactly: sets of
+unassigned nodes; single nodes that are in no group; each existing group; all of them with enough
+free (docs/knowledge/topology-merge.md#lemma-c). What init containers left for exactly one mask may
+add a few more. Memory and huge pages of each size are wanted together, on the same mask.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
 """
 
@@ -46,9 +48,9 @@ def memory_rule(
 ) -> HintRule:
     """Give the hints for so much of each kind of memory together as a rule.
 
-    Shapes:  nodes — all of the machine; request — kind to bytes, not empty; reusable — bytes that init containers left, by exactly the mask that they
-             were taken for.
-    Cost:    O(nodes x kinds).
+    Shapes: nodes — all of the machine; request — kind to bytes, not empty; reusable — bytes that
+    init containers left, by exactly the mask that they were taken for.
+    Cost: O(nodes x kinds).
     """
     kinds = sorted(request)
     amounts = [[node.amounts.get(kind, _NOTHING) for kind in kinds] for node in nodes]
@@ -76,7 +78,8 @@ def memory_rule(
         lane_bits=lane_bits,
     )
     left = {mask.bits: lanes(sizes.get(kind, 0) for kind in kinds) for mask, sizes in (reusable or {}).items()}
-    # A group counts when its nodes that hold anything all belong to it; a node that holds nothing is bound to no group.
+    # A group counts when its nodes that hold anything all belong to it; a node that
+    # holds nothing is bound to no group.
     held = {node.id: node.group for node in nodes if node.assignments > 0}
     groups = {
         group.bits
@@ -97,13 +100,16 @@ def memory_rule(
 
     named = sorted({*(1 << node.id for node in nodes), *groups, *left})
     extras = tuple(
-        mask for mask in named if mask and not mask & ~everywhere and is_whole(mask) and is_enough(mask) and not rule.combines(mask)
+        mask
+        for mask in named
+        if mask and not mask & ~everywhere and is_whole(mask) and is_enough(mask) and not rule.combines(mask)
     )
     return structs.replace(rule, extras=extras)
 
 
 def best_hint(rule: HintRule, around: int = 0) -> Hint | None:
-    """Give the hint that kubelet's memory policy takes by itself, among those that hold `around`: preferred, then narrowest, then of smallest value.
+    """Give the hint that kubelet's memory policy takes by itself, among those that hold `around`:
+    preferred, then narrowest, then of smallest value.
 
     Shapes:  around — bits of node ids.
     Result:  None when there is none. Beyond 16 nodes a narrow one that a short look finds.
@@ -120,18 +126,25 @@ def best_hint(rule: HintRule, around: int = 0) -> Hint | None:
         layer = next((layer for size in sizes if (layer := family & algebra.layers[size])), 0)
         mask = unpack(first(layer), order) if layer else None
     else:
-        masks = [mask for mask in (*rule.extras, *(1 << node for node in order), *_combinations(rule, around)) if rule.has(mask)]
+        masks = [
+            mask
+            for mask in (*rule.extras, *(1 << node for node in order), *_combinations(rule, around))
+            if rule.has(mask)
+        ]
         masks = [mask for mask in masks if not around & ~mask]
         mask = min(masks, key=lambda mask: (mask.bit_count() != rule.narrowest, mask.bit_count(), mask), default=None)
     return Hint(NodeSet.from_bits(mask), mask.bit_count() == rule.narrowest) if mask else None
 
 
 def _combinations(rule: HintRule, around: int) -> list[int]:
-    """A few combinations that hold `around`: nodes by id, and nodes by how much they have of the kind they are shortest of."""
+    """A few combinations that hold `around`: nodes by id, and nodes by how much they have of the
+    kind they are shortest of.
+    """
     wanted = rule.lanes(rule.request)
     rest = [node for node in positions(rule.nodes) if not around >> node & 1]
     scarce = {
-        node: min(have / max(want, 1) for have, want in zip(rule.lanes(rule.free_in(1 << node)), wanted, strict=True)) for node in rest
+        node: min(have / max(want, 1) for have, want in zip(rule.lanes(rule.free_in(1 << node)), wanted, strict=True))
+        for node in rest
     }
     masks = [rule.nodes]
     for ranked in (rest, sorted(rest, key=lambda node: -scarce[node])):

@@ -1,11 +1,14 @@
 """The strategy beyond bitset width: search in the order of fitness, within a budget.
 
-Both phases are knapsacks in general, and trivial on real machines, where many nodes are alike or empty. A search that its budget cuts says so and gives the
-best answer found, or a right one that is easy to find. Up to bitset width the search runs first with a small budget, for where it proves its answer it is
-faster than the bitset.
+Both phases are knapsacks in general, and trivial on real machines, where many nodes are alike or
+empty. A search that its budget cuts says so and gives the best answer found, or a right one that is
+easy to find. Up to bitset width the search runs first with a small budget, for where it proves its
+answer it is faster than the bitset.
 
-Combinations grow with width, so the target width is always reached (docs/knowledge/topology-merge.md#lemma-a) and the question is only which nodes can be
-left out together. Extras and lists do not grow: their masks are tried one by one beside it, and the answer is marked as not proved.
+Combinations grow with width, so the target width is always reached
+(docs/knowledge/topology-merge.md#lemma-a) and the question is only which nodes can be left out
+together. Extras and lists do not grow: their masks are tried one by one beside it, and the
+answer is marked as not proved.
 """
 
 from __future__ import annotations
@@ -27,12 +30,22 @@ SEARCH_BUDGET = 20_000
 _MASKS = 2_000
 
 
-def find_common(rules: Sequence[HintRule], common: int, size: int, fit: Fit, most: int, *, is_closest: bool) -> tuple[list[int], bool]:
-    """Find masks of `size` nodes that are hints of all rules, fittest first: `most` at most, or none; and whether the first is proved the fittest.
+def find_common(
+    rules: Sequence[HintRule], common: int, size: int, fit: Fit, most: int, *, is_closest: bool
+) -> tuple[list[int], bool]:
+    """Find masks of `size` nodes that are hints of all rules, fittest first: `most` at most, or
+    none.
+
+    And whether the first is proved the fittest.
 
     Shapes:  common — bits of the nodes that all rules reach.
     """
-    masks = {mask for rule in rules for mask in rule.extras if mask.bit_count() == size and all(other.has(mask) for other in rules)}
+    masks = {
+        mask
+        for rule in rules
+        for mask in rule.extras
+        if mask.bit_count() == size and all(other.has(mask) for other in rules)
+    }
     for rule in rules:
         common &= rule.nodes
     order = positions(common)
@@ -49,7 +62,9 @@ def find_common(rules: Sequence[HintRule], common: int, size: int, fit: Fit, mos
 
 
 class _Lowest:
-    """The combination of smallest value with so many nodes for all rules: decide node by node from the highest, leaving out where possible."""
+    """The combination of smallest value with so many nodes for all rules: decide node by node from
+    the highest, leaving out where possible.
+    """
 
     def __init__(self, rules: Sequence[HintRule], order: Sequence[int]) -> None:
         self.rules = rules
@@ -67,7 +82,9 @@ class _Lowest:
             return 0
         if size == 0:
             return chosen
-        return self._descend(left - 1, size, chosen) or self._descend(left - 1, size - 1, chosen | 1 << self.order[left - 1])
+        return self._descend(left - 1, size, chosen) or self._descend(
+            left - 1, size - 1, chosen | 1 << self.order[left - 1]
+        )
 
     def _can(self, rule: HintRule, left: int, size: int, chosen: int) -> bool:
         """Say whether a rule alone could still be met: its musts, and its best nodes of those left."""
@@ -82,13 +99,20 @@ class _Lowest:
         )
 
 
-def find_reachable(families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool) -> tuple[int, bool]:
-    """Find the fittest intersection of one mask from each family that a bounded search can (bits of ids; 0 for none), and whether it is proved."""
+def find_reachable(
+    families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool
+) -> tuple[int, bool]:
+    """Find the fittest intersection of one mask from each family that a bounded search can (bits of
+    ids.
+
+    0 for none), and whether it is proved.
+    """
     rules = [family for family in families if isinstance(family, HintRule)]
     lists = [family for family in families if isinstance(family, HintMasks)]
     is_exact = not (lists and rules) and not any(rule.extras for rule in rules)
     reached_masks = {window}
-    # A rule can be met by all that it combines, so whatever a list or the extras offer is reachable as it stands, clipped to the window.
+    # A rule can be met by all that it combines, so whatever a list or the extras offer is reachable
+    # as it stands, clipped to the window.
     offers = [[*family.masks, *([window] if family.is_open else [])] for family in lists]
     offers += [[*rule.extras, *([rule.nodes] if rule.is_combining else [])] for rule in rules if rule.extras]
     for masks in offers:
@@ -112,9 +136,11 @@ def find_reachable(families: Sequence[HintRule | HintMasks], window: int, width:
 def find_combined(
     rules: Sequence[HintRule], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool, budget: int
 ) -> tuple[int, bool]:
-    """Find the fittest mask of `size` nodes that is an intersection of one combination from each rule, and say whether that is proved.
+    """Find the fittest mask of `size` nodes that is an intersection of one combination from each
+    rule, and say whether that is proved.
 
-    It exists, since combinations grow with width (docs/knowledge/topology-merge.md#lemma-a). The nodes left out are shared among the rules: each does without some.
+    It exists, since combinations grow with width (docs/knowledge/topology-merge.md#lemma-a). The
+    nodes left out are shared among the rules: each does without some.
     """
     sharing = _Sharing(rules, order, budget)
     window = sum(1 << node for node in order)
@@ -132,7 +158,9 @@ def find_combined(
 
 
 def _some_of_width(rules: Sequence[HintRule], order: Sequence[int], size: int) -> int:
-    """A mask of `size` nodes that is right, whatever its fitness: a narrow combination of one rule, all of what the others combine; 0 when none is found."""
+    """A mask of `size` nodes that is right, whatever its fitness: a narrow combination of one rule,
+    all of what the others combine; 0 when none is found.
+    """
     window = sum(1 << node for node in order)
     for rule in rules:
         narrow = _Lowest([rule], positions(rule.nodes)).find(rule.combination_width or 0)
@@ -144,7 +172,9 @@ def _some_of_width(rules: Sequence[HintRule], order: Sequence[int], size: int) -
 
 
 class _Sharing:
-    """Which nodes can be left out together: each is charged to a rule that can do without it (docs/knowledge/topology-merge.md#lemma-d)."""
+    """Which nodes can be left out together: each is charged to a rule that can do without it
+    (docs/knowledge/topology-merge.md#lemma-d).
+    """
 
     def __init__(self, rules: Sequence[HintRule], order: Sequence[int], budget: int) -> None:
         self.rules = rules
@@ -152,14 +182,18 @@ class _Sharing:
         self.budget = budget
         self.guards = tuple(rule.guards for rule in rules)
         self.spares = tuple(rule.spare_of(rule.free_in(rule.nodes)) for rule in rules)
-        # A unit on several nodes is charged to each of them: then the answer is a right one, but perhaps not the fittest.
+        # A unit on several nodes is charged to each of them: then the answer is a right
+        # one, but perhaps not the fittest.
         self.is_exact = all(rule.is_additive for rule in rules)
         self.amounts = {
-            node: tuple(None if any(must >> node & 1 for must in rule.musts) else rule.free_by_node[node] for rule in rules)
+            node: tuple(
+                None if any(must >> node & 1 for must in rule.musts) else rule.free_by_node[node] for rule in rules
+            )
             for node in order
         }
         self.cost = {
-            node: min((amount for amount in amounts if amount is not None), default=1 << 62) for node, amounts in self.amounts.items()
+            node: min((amount for amount in amounts if amount is not None), default=1 << 62)
+            for node, amounts in self.amounts.items()
         }
 
     def can_leave_out(self, nodes: Sequence[int], more: int, rest: Sequence[int]) -> bool:
@@ -201,7 +235,9 @@ class _Sharing:
         return False
 
     def _most_left_out(self, nodes: Sequence[int], spares: tuple[int, ...]) -> int:
-        """At most how many of the nodes could be left out, each rule taking its cheapest ones on its own, kind by kind."""
+        """At most how many of the nodes could be left out, each rule taking its cheapest ones on
+        its own, kind by kind.
+        """
         most = 0
         for which, (rule, spare) in enumerate(zip(self.rules, spares, strict=True)):
             amounts = [amount for node in nodes if (amount := self.amounts[node][which]) is not None]
@@ -209,11 +245,16 @@ class _Sharing:
                 most += _count_within(sorted(amounts), spare)
                 continue
             lanes = [rule.lanes(amount) for amount in amounts]
-            most += min(_count_within(sorted(lane[kind] for lane in lanes), left) for kind, left in enumerate(rule.lanes(spare)))
+            most += min(
+                _count_within(sorted(lane[kind] for lane in lanes), left) for kind, left in enumerate(rule.lanes(spare))
+            )
         return min(most, len(nodes))
 
     def _charges(self, node: int, spares: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """What is left after charging the node to each rule that can bear it; a free charge alone, when there is one."""
+        """What is left after charging the node to each rule that can bear it.
+
+        A free charge alone, when there is one.
+        """
         charges: list[tuple[int, ...]] = []
         for which, amount in enumerate(self.amounts[node]):
             if amount == 0:
@@ -224,11 +265,14 @@ class _Sharing:
             if left >= 0 and left & guards == guards:
                 charges.append((*spares[:which], left, *spares[which + 1 :]))
         return sorted(
-            set(charges), key=lambda charged: -sum(1 for before, after in zip(spares, charged, strict=True) if after * 2 >= before)
+            set(charges),
+            key=lambda charged: -sum(1 for before, after in zip(spares, charged, strict=True) if after * 2 >= before),
         )
 
     def lowest(self, size: int) -> int:
-        """The reachable mask of smallest value: leave out from the highest node down wherever the rest can still be done."""
+        """The reachable mask of smallest value: leave out from the highest node down wherever the
+        rest can still be done.
+        """
         kept: list[int] = []
         left_out: list[int] = []
         rest = list(self.order)

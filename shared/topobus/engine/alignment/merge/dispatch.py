@@ -1,15 +1,21 @@
-"""Merge the hints of all resources into the one that kubelet's Topology Manager would choose, without walking permutations.
+"""Merge the hints of all resources into the one that kubelet's Topology Manager would choose,
+without walking permutations.
 
-Flows in: the opinion of each resource (a rule, a list of hints, or none), the machine's NUMA nodes, the policy. Flows out: one hint and whether the pod is
-admitted. Exact for every input up to `BITSET_LIMIT` nodes in play, sparse ids and ids above 63 included; beyond, the answer says whether it is proved.
+Flows in: the opinion of each resource (a rule, a list of hints, or none), the machine's
+NUMA nodes, the policy. Flows out: one hint and whether the pod is admitted. Exact for every
+input up to `BITSET_LIMIT` nodes in play, sparse ids and ids above 63 included; beyond, the
+answer says whether it is proved.
 
-Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order (docs/knowledge/topology-merge.md#theorem-1), so only the
-*set* of reachable candidates matters. Phase 1 looks for a mask that all resources prefer. Only when there is none, phase 2 looks for the fittest
-intersection of one mask from each, inside the window of nodes that all resources can use (docs/knowledge/topology-merge.md#lemma-b).
+Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order
+(docs/knowledge/topology-merge.md#theorem-1), so only the *set* of reachable candidates matters.
+Phase 1 looks for a mask that all resources prefer. Only when there is none, phase 2 looks for the
+fittest intersection of one mask from each, inside the window of nodes that all resources can use
+(docs/knowledge/topology-merge.md#lemma-b).
 
-Which strategy when: lists that bind phase 1 are intersected as sets of masks, and one preferred node is looked up node by node, on any machine. Else up to
-`BITSET_LIMIT` nodes in play (common to all for phase 1, in the window for phase 2) `exact` decides, beyond `beyond_bitset`. The search of the latter goes
-first on 10 to 16 nodes, with a small budget, where all rules combine freely.
+Which strategy when: lists that bind phase 1 are intersected as sets of masks, and one preferred
+node is looked up node by node, on any machine. Else up to `BITSET_LIMIT` nodes in play (common to
+all for phase 1, in the window for phase 2) `exact` decides, beyond `beyond_bitset`. The search of
+the latter goes first on 10 to 16 nodes, with a small budget, where all rules combine freely.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,policy_*}.go.
 """
 
@@ -50,24 +56,34 @@ class Merged(Struct, frozen=True, kw_only=True):
     width: int = 0
     """Target width of a non-preferred answer: the widest of the resources' narrowest masks."""
     tied: tuple[NodeSet, ...] = ()
-    """Preferred candidates that were as narrow as the answer and lost by distance or by mask value, fittest first."""
+    """Preferred candidates that were as narrow as the answer and lost by distance or by mask value,
+    fittest first."""
     has_common: bool = True
-    """False when no combination of hints shares a NUMA node (the answer is then the whole machine, not preferred)."""
+    """False when no combination of hints shares a NUMA node (the answer is then the whole machine,
+    not preferred)."""
     is_exact: bool = True
-    """False when a bound cut the search on a very large machine: the hint is a right one, but perhaps not the fittest."""
+    """False when a bound cut the search on a very large machine: the hint is a right one, but
+    perhaps not the fittest."""
 
 
 def merge_hints(
-    opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, *, distances: Distances = (), prefer_closest: bool = False
+    opinions: Sequence[Opinion],
+    nodes: NodeSet,
+    policy: Policy,
+    *,
+    distances: Distances = (),
+    prefer_closest: bool = False,
 ) -> Merged:
     """Merge one opinion a resource into the best common hint.
 
-    Shapes:  opinions — one a resource: None for no opinion, an empty list for "cannot be satisfied"; distances — as for `fit_order`.
-    Order:   independent of the order of opinions and of hints.
-    Errors:  raises nothing; a pod that the policy turns away has `is_admitted` False.
-    Cost:    with n nodes in play: O(opinions x n) when one preferred node serves all; O(opinions x n x 2^n) bit operations up to n = 16; a bounded
-             number of steps beyond (about 50 ms).
-    Source:  kubelet 1.36 topologymanager; prefer_closest is `prefer-closest-numa-nodes`, which single-numa-node ignores.
+    Shapes: opinions — one a resource: None for no opinion, an empty list for "cannot be satisfied";
+    distances — as for `fit_order`.
+    Order: independent of the order of opinions and of hints.
+    Errors: raises nothing; a pod that the policy turns away has `is_admitted` False.
+    Cost: with n nodes in play: O(opinions x n) when one preferred node serves all; O(opinions x n x
+    2^n) bit operations up to n = 16; a bounded number of steps beyond (about 50 ms).
+    Source: kubelet 1.36 topologymanager; prefer_closest is `prefer-closest-numa-nodes`,
+    which single-numa-node ignores.
 
     >>> low, both = NodeSet(0), NodeSet(0, 1)
     >>> merge_hints([[Hint(low, preferred=True), Hint(both, preferred=False)], None], both, Policy.RESTRICTED).hint
@@ -77,7 +93,10 @@ def merge_hints(
         return Merged(hint=Hint(None, preferred=False), is_admitted=True)
     is_single = policy is Policy.SINGLE_NUMA_NODE
     is_closest = bool(prefer_closest and distances and not is_single)
-    families = [_single(opinion) if is_single else opinion if isinstance(opinion, HintRule) else HintMasks(opinion) for opinion in opinions]
+    families = [
+        _single(opinion) if is_single else opinion if isinstance(opinion, HintRule) else HintMasks(opinion)
+        for opinion in opinions
+    ]
     fit = fit_order(nodes, distances if is_closest else ())
     able = [family for family in families if not family.is_empty]
     width = max((family.width or 0 for family in able), default=0)
@@ -88,24 +107,36 @@ def merge_hints(
         # Under single-numa-node the whole machine is no affinity: then nothing is bound to it.
         hint = Hint(None if is_single and best == nodes else best, preferred=True)
         return Merged(hint=hint, is_admitted=True, width=width, tied=tied, is_exact=is_exact)
-    # Under single-numa-node two different masks of one node have nothing in common, so phase 2 finds nothing.
+    # Under single-numa-node two different masks of one node have nothing in
+    # common, so phase 2 finds nothing.
     mask, is_exact = (0, True) if is_single else _reachable_by_all(able, nodes.bits, width, fit, is_closest=is_closest)
     hint = Hint(None if is_single else NodeSet.from_bits(mask or nodes.bits), preferred=False)
-    return Merged(hint=hint, is_admitted=policy is Policy.BEST_EFFORT, width=width, has_common=bool(mask), is_exact=is_exact)
+    return Merged(
+        hint=hint, is_admitted=policy is Policy.BEST_EFFORT, width=width, has_common=bool(mask), is_exact=is_exact
+    )
 
 
 def _single(opinion: Opinion) -> HintMasks:
-    """What counts under single-numa-node: preferred hints of one node, and having no opinion. Without either, nothing will do."""
+    """What counts under single-numa-node: preferred hints of one node, and having no opinion.
+
+    Without either, nothing will do.
+    """
     if isinstance(opinion, HintRule):
         masks = (1 << node for node in positions(opinion.singles))
-        return HintMasks([Hint(NodeSet.from_bits(mask), preferred=True) for mask in masks if opinion.is_preferred(mask)])
+        return HintMasks(
+            [Hint(NodeSet.from_bits(mask), preferred=True) for mask in masks if opinion.is_preferred(mask)]
+        )
     if opinion is None:
         return HintMasks(None)
     return HintMasks([hint for hint in opinion if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)])
 
 
-def _preferred_by_all(families: Sequence[HintRule | HintMasks], whole: int, fit: Fit, *, is_closest: bool) -> tuple[list[int], bool]:
-    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine; and whether the first is proved the fittest.
+def _preferred_by_all(
+    families: Sequence[HintRule | HintMasks], whole: int, fit: Fit, *, is_closest: bool
+) -> tuple[list[int], bool]:
+    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine.
+
+    And whether the first is proved the fittest.
 
     Source:  docs/knowledge/topology-merge.md#phase-1.
     """
@@ -137,13 +168,20 @@ def _preferred_by_all(families: Sequence[HintRule | HintMasks], whole: int, fit:
     most = _TIED_SHOWN + 1
     if len(order) <= BITSET_LIMIT:
         return fittest_common(rules, order, fit, most, is_closest=is_closest), True
-    # The masks that align-by-socket prefers besides are too many here: the narrowest ones are preferred alone.
+    # The masks that align-by-socket prefers besides are too many here: the
+    # narrowest ones are preferred alone.
     widths = {rule.narrowest for rule in rules}
-    return find_common(rules, common, widths.pop(), fit, most, is_closest=is_closest) if len(widths) == 1 else ([], True)
+    return (
+        find_common(rules, common, widths.pop(), fit, most, is_closest=is_closest) if len(widths) == 1 else ([], True)
+    )
 
 
-def _reachable_by_all(families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool) -> tuple[int, bool]:
-    """Phase 2: the fittest intersection of one mask from each (0 for none), and whether that is proved."""
+def _reachable_by_all(
+    families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool
+) -> tuple[int, bool]:
+    """Phase 2: the fittest intersection of one mask from each (0 for none), and whether that is
+    proved.
+    """
     for family in families:
         window &= family.reach
     if not window or not families:
@@ -152,9 +190,13 @@ def _reachable_by_all(families: Sequence[HintRule | HintMasks], window: int, wid
     if len(order) > BITSET_LIMIT:
         return find_reachable(families, window, width, fit, is_closest=is_closest)
     if len(order) > _ALWAYS_BITSET and not is_closest:
-        rules = [family for family in families if isinstance(family, HintRule) and not family.extras and family.least == 1]
+        rules = [
+            family for family in families if isinstance(family, HintRule) and not family.extras and family.least == 1
+        ]
         if len(rules) == len(families):
-            mask, is_exact = find_combined(rules, order, min(width, len(order)), fit, is_closest=is_closest, budget=_SEARCH_FIRST)
+            mask, is_exact = find_combined(
+                rules, order, min(width, len(order)), fit, is_closest=is_closest, budget=_SEARCH_FIRST
+            )
             if is_exact:
                 return mask, True
     return fittest_reachable(families, order, width, fit, is_closest=is_closest), True

@@ -1,8 +1,11 @@
 """The exact strategy: all masks over the window at once, as bits of one integer.
 
-The window is what the hints of all resources have in common (docs/knowledge/topology-merge.md#lemma-b); up to `BITSET_LIMIT` nodes its 2^n masks fit an
-integer. What is reachable is built resource by resource. Where a resource may combine nodes freely, it is built from what can be left out: each resource
-can do without nodes worth its spare amounts, and what is left out together is the union of what each leaves out (docs/knowledge/topology-merge.md#lemma-d).
+The window is what the hints of all resources have in common
+(docs/knowledge/topology-merge.md#lemma-b); up to `BITSET_LIMIT` nodes its 2^n masks fit an integer.
+What is reachable is built resource by resource. Where a resource may combine nodes freely, it is
+built from what can be left out: each resource can do without nodes worth its spare amounts, and
+what is left out together is the union of what each leaves out
+(docs/knowledge/topology-merge.md#lemma-d).
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ __all__ = ["fittest_common", "fittest_reachable"]
 
 # Masks up to which each is simply looked at.
 _FEW = 256
-# Amounts that the nodes left out may add up to: each is a family of masks. Beyond, whole families are intersected instead.
+# Amounts that the nodes left out may add up to: each is a family of masks. Beyond, whole
+# families are intersected instead.
 _SUMS_LIMIT = 512
 
 
-def fittest_common(rules: Sequence[HintRule], order: Sequence[int], fit: Fit, most: int, *, is_closest: bool) -> list[int]:
-    """Give masks inside the nodes of `order` that all rules prefer, fittest first: those of the smallest width, `most` at most, or none."""
+def fittest_common(
+    rules: Sequence[HintRule], order: Sequence[int], fit: Fit, most: int, *, is_closest: bool
+) -> list[int]:
+    """Give masks inside the nodes of `order` that all rules prefer, fittest first: those of the
+    smallest width, `most` at most, or none.
+    """
     algebra = MaskAlgebra(len(order))
     family = algebra.everything
     for rule in rules:
@@ -38,8 +46,12 @@ def fittest_common(rules: Sequence[HintRule], order: Sequence[int], fit: Fit, mo
     return [unpack(mask, order) for mask, _ in zip(members(narrowest), range(most), strict=False)]
 
 
-def fittest_reachable(families: Sequence[HintRule | HintMasks], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool) -> int:
-    """Give the fittest non-empty intersection of one mask from each family (bits of ids); 0 when there is none.
+def fittest_reachable(
+    families: Sequence[HintRule | HintMasks], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool
+) -> int:
+    """Give the fittest non-empty intersection of one mask from each family (bits of ids).
+
+    0 when there is none.
 
     Shapes:  order — the window's node ids, ascending; width — the target width.
     Cost:    O(nodes x families x different amounts) operations on 2^nodes bits.
@@ -75,11 +87,15 @@ class _Step:
         self.order = order
         self.spare = 0
         self.amounts: list[int | None] = []
-        """What leaving a node out takes off the spare amounts; None where it must stay, or is in no combination anyway."""
+        """What leaving a node out takes off the spare amounts; None where it must stay, or is in no
+        combination anyway."""
         self.cost = self._weigh(family) if isinstance(family, HintRule) else _SUMS_LIMIT + 1
 
     def _weigh(self, rule: HintRule) -> int:
-        """Count the different amounts that leaving nodes out can add up to; above the limit where sums do not tell."""
+        """Count the different amounts that leaving nodes out can add up to.
+
+        Above the limit where sums do not tell.
+        """
         if not rule.is_additive or not rule.is_combining:
             return _SUMS_LIMIT + 1
         self.spare = rule.spare_of(rule.free_in(rule.nodes))
@@ -96,10 +112,16 @@ class _Step:
         return len(spares)
 
     def leave_out(self, without: int) -> int:
-        """Given the sets of nodes that the families so far can leave out together, give those that all can with this one."""
+        """Given the sets of nodes that the families so far can leave out together, give those that
+        all can with this one.
+        """
         rule = self.family
         assert isinstance(rule, HintRule), "lists are intersected as they stand"
-        extras = self.algebra.intersections(reverse(without, self.algebra.n), rule.clipped_extras(self.order)) if rule.extras else 0
+        extras = (
+            self.algebra.intersections(reverse(without, self.algebra.n), rule.clipped_extras(self.order))
+            if rule.extras
+            else 0
+        )
         for position, node in enumerate(self.order):
             if not rule.nodes >> node & 1:
                 without = self.algebra.with_position(without, position)
@@ -108,7 +130,8 @@ class _Step:
         for position, amount in enumerate(self.amounts):
             if amount is None:
                 continue
-            # Each node is left out once at most, so what it adds is worked out from the levels as they were.
+            # Each node is left out once at most, so what it adds is worked
+            # out from the levels as they were.
             half, having = 1 << position, algebra.having[position]
             for spare, family in tuple(levels.items()):
                 left = spare - amount
@@ -121,22 +144,29 @@ class _Step:
 
 
 def _closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
-    """The fittest of a family of masks that all have `size` positions, by distance: branch and bound where they are many.
+    """The fittest of a family of masks that all have `size` positions, by distance: branch and
+    bound where they are many.
 
-    Masks are walked by value, so of equally near ones the first is the right one and all others can be cut.
+    Masks are walked by value, so of equally near ones the first is the right
+    one and all others can be cut.
     """
     if layer.bit_count() <= _FEW:
         return min((unpack(mask, order) for mask in members(layer)), key=fit)
     alone = [fit(1 << node)[1] for node in order]
     pairs = [
-        [fit(1 << node | 1 << other)[1] - alone[row] - alone[column] if node != other else 0 for column, other in enumerate(order)]
+        [
+            fit(1 << node | 1 << other)[1] - alone[row] - alone[column] if node != other else 0
+            for column, other in enumerate(order)
+        ]
         for row, node in enumerate(order)
     ]
     nearest = min(pairs[row][column] for row in range(len(order)) for column in range(row))
     best: tuple[int, int] | None = None
 
     def descend(top: int, left: int, mask: int, cost: int, adds: Sequence[int]) -> None:
-        """Choose `left` more positions below `top`; `adds` is what each would cost beside those chosen."""
+        """Choose `left` more positions below `top`; `adds` is what each would cost beside those
+        chosen.
+        """
         nonlocal best
         if not left:
             if layer >> mask & 1 and (best is None or cost < best[0]):
@@ -150,7 +180,13 @@ def _closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
                 if new_cost + least >= best[0]:
                     continue
             row = pairs[position]
-            descend(position, rest, mask | 1 << position, new_cost, [added + row[other] for other, added in enumerate(adds[:position])])
+            descend(
+                position,
+                rest,
+                mask | 1 << position,
+                new_cost,
+                [added + row[other] for other, added in enumerate(adds[:position])],
+            )
 
     descend(len(order), size, 0, 0, alone)
     return unpack(best[1], order) if best is not None else 0

@@ -1,7 +1,8 @@
 """The order of fitness: which of two masks kubelet's Topology Manager would keep.
 
-A merge is the least element of a strict total order (docs/knowledge/topology-merge.md#theorem-1), so neither the order of resources nor the number of
-times that a mask arises matters. This module owns that order; what is reachable is found elsewhere.
+A merge is the least element of a strict total order (docs/knowledge/topology-merge.md#theorem-1),
+so neither the order of resources nor the number of times that a mask arises matters. This module
+owns that order; what is reachable is found elsewhere.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,numa_info}.go.
 """
 
@@ -21,7 +22,8 @@ Fit = Callable[[int], tuple[int, int, int]]
 
 
 def width_class(count: int, width: int) -> tuple[int, int]:
-    """Rank the width of a mask that is not preferred: the target width, then the widest below it, then the narrowest above it.
+    """Rank the width of a mask that is not preferred: the target width, then the widest below it,
+    then the narrowest above it.
 
     >>> sorted([1, 2, 3, 4], key=lambda count: width_class(count, 2))
     [2, 1, 3, 4]
@@ -32,19 +34,22 @@ def width_class(count: int, width: int) -> tuple[int, int]:
 
 
 def fit_order(nodes: NodeSet, distances: Distances = ()) -> Fit:
-    """Make the order of fitness: fewer nodes, then nearer nodes when distances are given, then the smaller mask value.
+    """Make the order of fitness: fewer nodes, then nearer nodes when distances are given, then the
+    smaller mask value.
 
-    Shapes:  distances — a row and a column per node of `nodes`, in its order.
-    Units:   distances as in SLIT, 10 = local.
-    Cost:    of one key: O(nodes of the mask x nodes / 8) with distances, O(1) without.
-    Source:  kubelet compares mean distances, the diagonal included; it does so for masks of equal size only, so the integer sum orders them the same.
+    Shapes: distances — a row and a column per node of `nodes`, in its order.
+    Units: distances as in SLIT, 10 = local.
+    Cost: of one key: O(nodes of the mask x nodes / 8) with distances, O(1) without.
+    Source: kubelet compares mean distances, the diagonal included; it does so for masks of equal
+    size only, so the integer sum orders them the same.
     """
     if not distances:
         return lambda mask: (mask.bit_count(), 0, mask)
     ids = nodes.ids
     rows = {node: dict(zip(ids, row, strict=False)) for node, row in zip(ids, distances, strict=False)}
 
-    # The sum over a mask's ordered pairs, by node: its row's sum over the mask, looked up eight nodes at a time.
+    # The sum over a mask's ordered pairs, by node: its row's sum over the mask,
+    # looked up eight nodes at a time.
     tables = {node: _row_tables([rows[node].get(other, 0) for other in ids]) for node in ids if node in rows}
     place = {node: position for position, node in enumerate(ids)}
 

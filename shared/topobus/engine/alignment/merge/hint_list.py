@@ -1,7 +1,8 @@
 """A list of hints as the merge works on it: what kubelet would be told of a resource, hint by hint.
 
-Lists come from device services that have hints of their own, and from whoever replays kubelet. A hint without nodes is "no opinion" where it is preferred
-and "cannot be satisfied" where it is not; either leaves every node in play.
+Lists come from device services that have hints of their own, and from whoever replays kubelet. A
+hint without nodes is "no opinion" where it is preferred and "cannot be satisfied" where it is not;
+either leaves every node in play.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/policy.go.
 """
 

@@ -1,11 +1,14 @@
 """Hints as a rule instead of a list: how much of a resource is where, and how much is wanted.
 
-A list of hints has up to 2^n - 1 entries; the rule behind it is a handful of numbers, and everything the merge needs follows from it: whether a mask is a
-hint, how narrow hints can be, how narrow the capacity allows, and all hints inside a set of nodes as one bitset.
+A list of hints has up to 2^n - 1 entries; the rule behind it is a handful of numbers, and
+everything the merge needs follows from it: whether a mask is a hint, how narrow hints can be, how
+narrow the capacity allows, and all hints inside a set of nodes as one bitset.
 
-The masks of a rule are the sets of *combinable* nodes that hold enough (they only get more with width), and a few *extras* besides. CPUs and devices have
-no extras; memory has them for nodes that hold something already (docs/knowledge/topology-merge.md#lemma-c). Memory asks for several kinds at once: their
-amounts lie side by side in one integer, a lane each, with one bit above every lane but the last that shows where a subtraction went below zero.
+The masks of a rule are the sets of *combinable* nodes that hold enough (they only get more with
+width), and a few *extras* besides. CPUs and devices have no extras; memory has them for nodes that
+hold something already (docs/knowledge/topology-merge.md#lemma-c). Memory asks for several kinds at
+once: their amounts lie side by side in one integer, a lane each, with one bit above every lane but
+the last that shows where a subtraction went below zero.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from topobus.values.idset import NodeSet
 
 __all__ = ["HintRule", "Unit", "list_hints", "sample_hints"]
 
-# Sets of nodes of one size that are tried beyond BITSET_LIMIT, where sums do not tell the narrowest one; then a greedy choice decides.
+# Sets of nodes of one size that are tried beyond BITSET_LIMIT, where sums do not tell the narrowest
+# one; then a greedy choice decides.
 _TRIES = 20_000
 # Sets listed beyond BITSET_LIMIT at most: kubelet's own list would have 2^17 and more.
 _LISTED = 100_000
@@ -37,7 +41,9 @@ T = TypeVar("T")
 
 
 class _lazy(cached_property[T]):  # noqa: N801
-    """A `cached_property` without the lock that Python 3.11 takes each time one is made (3.12 has none): it costs as much as most of what is made here."""
+    """A `cached_property` without the lock that Python 3.11 takes each time one is made (3.12 has
+    none): it costs as much as most of what is made here.
+    """
 
     @overload
     def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
@@ -53,7 +59,10 @@ class _lazy(cached_property[T]):  # noqa: N801
 
 
 class Unit(Struct, frozen=True):
-    """Amounts of one resource in one place: on the NUMA nodes `where` (bits of ids); on several nodes it counts when any is in the mask."""
+    """Amounts of one resource in one place: on the NUMA nodes `where` (bits of ids).
+
+    On several nodes it counts when any is in the mask.
+    """
 
     where: int
     total: int
@@ -61,7 +70,9 @@ class Unit(Struct, frozen=True):
 
 
 class HintRule(Struct, frozen=True, kw_only=True, dict=True):
-    """The hints of one resource: all sets of combinable nodes that touch enough free units and every place that must be touched, and the extras."""
+    """The hints of one resource: all sets of combinable nodes that touch enough free units and
+    every place that must be touched, and the extras.
+    """
 
     units: tuple[Unit, ...]
     request: int
@@ -70,8 +81,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
     musts: tuple[int, ...] = ()
     """Places (bits of ids) of reusable units; each must be touched; an empty place cannot be."""
     sockets: tuple[int, ...] = ()
-    """Bits of the ids of each socket's nodes, with option align-by-socket only: masks on as few sockets as the narrowest masks need on average are
-    preferred, too."""
+    """Bits of the ids of each socket's nodes, with option align-by-socket only: masks on as few
+    sockets as the narrowest masks need on average are preferred, too."""
     combinable: int = -1
     """Bits of the candidates that may be combined freely (-1: all of them)."""
     least: int = 1
@@ -97,7 +108,9 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return sum(1 << self.lane_bits * lane - 1 for lane in range(1, self.kinds))
 
     def spare_of(self, amount: int) -> int:
-        """What is left of an amount after the request, guards set; `is_left` says whether that is anything."""
+        """What is left of an amount after the request, guards set; `is_left` says whether that is
+        anything.
+        """
         return (amount | self.guards) - self.request
 
     def is_left(self, spare: int) -> bool:
@@ -127,7 +140,9 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
 
     @_lazy
     def is_additive(self) -> bool:
-        """Say whether every unit and every must is on one node: then sums over nodes are all there is to combinations."""
+        """Say whether every unit and every must is on one node: then sums over nodes are all there
+        is to combinations.
+        """
         if self.least > 1 or any(must & (must - 1) for must in self.musts):
             return False
         nodes = self.nodes
@@ -181,13 +196,20 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         guards = self.guards
         for node, amount in self.free_by_node.items():
             left = (amount | guards) - self.request
-            if left >= 0 and left & guards == guards and (not self.musts or all(must >> node & 1 for must in self.musts)):
+            if (
+                left >= 0
+                and left & guards == guards
+                and (not self.musts or all(must >> node & 1 for must in self.musts))
+            ):
                 singles |= 1 << node
         return singles
 
     @_lazy
     def narrowest(self) -> int:
-        """The width that makes a hint preferred: the fewest candidates that have enough in total; all of them when none have."""
+        """The width that makes a hint preferred: the fewest candidates that have enough in total.
+
+        All of them when none have.
+        """
         among = self.candidates
         inside = [(where, unit.total) for unit in self.units if (where := unit.where & among) and unit.total]
         fewest = self._fewest(inside, among, (), 1)
@@ -211,7 +233,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
     @_lazy
     def wanted_sockets(self) -> int:
         """On how many sockets a mask may lie to be preferred by align-by-socket."""
-        # kubelet divides by this; more sockets than nodes makes it zero, and kubelet refuses the option there.
+        # kubelet divides by this; more sockets than nodes makes it zero, and
+        # kubelet refuses the option there.
         return -(-self.narrowest // max(self.candidates.bit_count() // len(self.sockets), 1))
 
     def is_preferred(self, mask: int) -> bool:
@@ -232,7 +255,9 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
     def clipped(self, algebra: MaskAlgebra, order: Sequence[int]) -> int:
         """All hints, clipped to the nodes of `order`, as a family over its positions."""
         window = unpack(algebra.full, order)
-        return self._combinations(algebra, order, self.nodes & window, self.nodes & ~window) | self.clipped_extras(order)
+        return self._combinations(algebra, order, self.nodes & window, self.nodes & ~window) | self.clipped_extras(
+            order
+        )
 
     def clipped_extras(self, order: Sequence[int]) -> int:
         """The extras alone, clipped likewise."""
@@ -253,7 +278,11 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         """Combinations of the nodes `within`, given that all nodes `outside` are in them besides."""
         if not self.is_combining:
             return 0
-        rest = [(pack(unit.where & within, order), unit.free) for unit in self.units if unit.free and not unit.where & outside]
+        rest = [
+            (pack(unit.where & within, order), unit.free)
+            for unit in self.units
+            if unit.free and not unit.where & outside
+        ]
         family = self._enough(algebra, rest, self.request, self.free_in(outside) if outside else 0)
         for must in self.musts:
             if not must & outside:
@@ -276,9 +305,16 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return family
 
     def _fewest(self, inside: Sequence[tuple[int, int]], among: int, musts: Sequence[int], least: int) -> int | None:
-        """The fewest of these nodes that touch enough of every kind and all musts; None when all of them do not."""
+        """The fewest of these nodes that touch enough of every kind and all musts.
+
+        None when all of them do not.
+        """
         have = sum([amount for _, amount in inside])
-        if among.bit_count() < least or not self.is_left(self.spare_of(have)) or (musts and not all(must & among for must in musts)):
+        if (
+            among.bit_count() < least
+            or not self.is_left(self.spare_of(have))
+            or (musts and not all(must & among for must in musts))
+        ):
             return None
         by_node: dict[int, int] = {}
         is_simple = True
@@ -303,7 +339,9 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return self._fewest_by_trying(bound, order, inside, by_node, musts)
 
     def _fewest_of_kind(self, kind: int, by_node: dict[int, int], forced: set[int]) -> int:
-        """The fewest nodes for one kind alone, counted as if units on several nodes were on each: no set of fewer nodes can do."""
+        """The fewest nodes for one kind alone, counted as if units on several nodes were on each:
+        no set of fewer nodes can do.
+        """
         rows = {node: self.lanes(amount)[kind] for node, amount in by_node.items()} if self.kinds > 1 else by_node
         left = self.lanes(self.request)[kind]
         count = len(forced)
@@ -318,9 +356,16 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return count
 
     def _fewest_by_trying(
-        self, bound: int, order: Sequence[int], inside: Sequence[tuple[int, int]], by_node: dict[int, int], musts: Sequence[int]
+        self,
+        bound: int,
+        order: Sequence[int],
+        inside: Sequence[tuple[int, int]],
+        by_node: dict[int, int],
+        musts: Sequence[int],
     ) -> int:
-        """More nodes than a bitset holds, and sums that do not tell: a greedy choice, else all sets of a size where they are few enough."""
+        """More nodes than a bitset holds, and sums that do not tell: a greedy choice, else all sets
+        of a size where they are few enough.
+        """
         wanted = self.lanes(self.request)
         amounts = {node: self.lanes(by_node.get(1 << node, 0)) for node in order}
 
@@ -329,9 +374,15 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
             have = sum(amount for where, amount in inside if where & mask)
             return self.is_left(self.spare_of(have)) and all(must & mask for must in musts)
 
-        # The nodes that have most of one kind, and those that have most of the kind they are shortest of.
+        # The nodes that have most of one kind, and those that have most of
+        # the kind they are shortest of.
         greedy = [sorted(order, key=lambda node: -amounts[node][kind]) for kind in range(self.kinds)]
-        greedy.append(sorted(order, key=lambda node: -min(have / max(want, 1) for have, want in zip(amounts[node], wanted, strict=True))))
+        greedy.append(
+            sorted(
+                order,
+                key=lambda node: -min(have / max(want, 1) for have, want in zip(amounts[node], wanted, strict=True)),
+            )
+        )
         for size in range(bound, len(order)):
             if any(is_enough(ranked[:size]) for ranked in greedy):
                 return size
@@ -343,16 +394,22 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
 def list_hints(rule: HintRule) -> tuple[Hint, ...]:
     """Make the list that kubelet would make: by width, then by ids.
 
-    Beyond BITSET_LIMIT candidates the list is cut: the narrowest hints that a bounded walk finds, then the widest. Merging never needs the list.
+    Beyond BITSET_LIMIT candidates the list is cut: the narrowest hints that a bounded walk finds,
+    then the widest. Merging never needs the list.
     """
     order = positions(rule.candidates)
     if len(order) <= BITSET_LIMIT:
         return _hints(rule, [unpack(mask, order) for mask in members(rule.inside(MaskAlgebra(len(order)), order))])
-    return _hints(rule, {*rule.extras, *islice(_narrow_combinations(rule), _LISTED), *([rule.nodes] if rule.is_combining else [])})
+    return _hints(
+        rule, {*rule.extras, *islice(_narrow_combinations(rule), _LISTED), *([rule.nodes] if rule.is_combining else [])}
+    )
 
 
 def sample_hints(rule: HintRule, limit: int) -> tuple[tuple[Hint, ...], int]:
-    """Give the first hints of kubelet's list, and at most how many there are beyond; cheap on any machine."""
+    """Give the first hints of kubelet's list, and at most how many there are beyond.
+
+    Cheap on any machine.
+    """
     count = rule.candidates.bit_count()
     if count <= _SMALL:
         hints = list_hints(rule)
@@ -368,10 +425,15 @@ def _hints(rule: HintRule, masks: Iterator[int] | Sequence[int] | set[int]) -> t
 
 
 def _narrow_combinations(rule: HintRule) -> Iterator[int]:
-    """Walk combinations by size, then by ids; 0 for each that does not hold enough, so that whoever stops early counts tries."""
+    """Walk combinations by size, then by ids.
+
+    0 for each that does not hold enough, so that whoever stops early counts tries.
+    """
     if not rule.is_combining:
         return
     order = positions(rule.nodes)
-    for chosen in chain.from_iterable(combinations(order, size) for size in range(rule.combination_width or 1, len(order) + 1)):
+    for chosen in chain.from_iterable(
+        combinations(order, size) for size in range(rule.combination_width or 1, len(order) + 1)
+    ):
         mask = sum(1 << node for node in chosen)
         yield mask if rule.combines(mask) else 0

@@ -1,7 +1,9 @@
-"""Families of masks as one integer: bit m says whether mask m is in the family, so a family over n nodes has 2^n bits.
+"""Families of masks as one integer: bit m says whether mask m is in the family, so a family over n
+nodes has 2^n bits.
 
-One operation on such an integer treats all masks at once, which is what makes the merge fast in plain Python: 16 nodes are 8 KiB an operation. Masks
-here are over positions 0..n-1; who calls maps node ids to positions.
+One operation on such an integer treats all masks at once, which is what makes the merge fast
+in plain Python: 16 nodes are 8 KiB an operation. Masks here are over positions 0..n-1; who
+calls maps node ids to positions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ BITSET_LIMIT = 16
 
 
 class MaskAlgebra:
-    """All masks over n positions, with the patterns that the operations need. Made per merge; immutable."""
+    """All masks over n positions, with the patterns that the operations need. Made per merge.
+
+    Immutable.
+    """
 
     __slots__ = ("everything", "full", "having", "layers", "n")
 
@@ -30,7 +35,8 @@ class MaskAlgebra:
             having = [pattern | pattern << half for pattern in having]
             having.append(((1 << half) - 1) << half)
             layers = [
-                (layers[size] if size < len(layers) else 0) | (layers[size - 1] << half if size else 0) for size in range(len(layers) + 1)
+                (layers[size] if size < len(layers) else 0) | (layers[size - 1] << half if size else 0)
+                for size in range(len(layers) + 1)
             ]
         self.having = tuple(having)
         """Position to the family of masks that have it."""
@@ -43,8 +49,9 @@ class MaskAlgebra:
     def at_least(self, units: Sequence[tuple[int, int]], need: int) -> int:
         """The family of masks that touch units worth `need` in total.
 
-        Shapes:  units — (positions as a mask, amount); a unit counts once when the mask has any of its positions.
-        Cost:    bit-sliced addition: units x log(amounts) operations on the family.
+        Shapes: units — (positions as a mask, amount); a unit counts once when the
+        mask has any of its positions.
+        Cost: bit-sliced addition: units x log(amounts) operations on the family.
         """
         if need <= 0:
             return self.everything

@@ -1,4 +1,6 @@
-"""List every set of NUMA nodes that a policy would admit, not only the one that the merge takes: what the planner chooses from."""
+"""List every set of NUMA nodes that a policy would admit, not only the one that the merge takes:
+what the planner chooses from.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from topobus.values.request import Policy
 
 __all__ = ["preferred_hints"]
 
-# Sets looked at; 64 nodes have 2,016 pairs, and wider needs on so large machines have more sets than anyone can try.
+# Sets looked at; 64 nodes have 2,016 pairs, and wider needs on so large machines have
+# more sets than anyone can try.
 _MOST = 4096
 
 
 def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, fit: Fit) -> tuple[list[Hint], bool]:
-    """Give all hints that every resource prefers, the fittest first, and whether these are all of them.
+    """Give all hints that every resource prefers, the fittest first, and whether these are all of
+    them.
 
-    The first one is the merge's answer. Under single-numa-node the whole machine is "no affinity", as in the merge.
+    The first one is the merge's answer. Under single-numa-node the whole machine is
+    "no affinity", as in the merge.
     """
     rules: list[HintRule] = []
     lists: list[frozenset[int]] = []
@@ -36,7 +41,9 @@ def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy,
     candidates, is_all = (sorted(frozenset.intersection(*lists)), True) if lists else _candidates(rules, nodes)
     if policy is Policy.SINGLE_NUMA_NODE:
         candidates = [mask for mask in candidates if mask.bit_count() == 1]
-    preferred = {mask & nodes.bits for mask in candidates if mask & nodes.bits and all(rule.prefers(mask) for rule in rules)}
+    preferred = {
+        mask & nodes.bits for mask in candidates if mask & nodes.bits and all(rule.prefers(mask) for rule in rules)
+    }
     return [_hint(mask, nodes, policy) for mask in sorted(preferred, key=fit)], is_all
 
 
@@ -54,5 +61,7 @@ def _candidates(rules: Sequence[HintRule], nodes: NodeSet) -> tuple[Sequence[int
     sizes: Iterable[int] = widths if len(widths) == 1 else ()
     if any(rule.sockets for rule in rules):
         sizes = range(1, len(order) + 1)
-    masks = list(islice((sum(1 << node for node in chosen) for size in sizes for chosen in combinations(order, size)), _MOST + 1))
+    masks = list(
+        islice((sum(1 << node for node in chosen) for size in sizes for chosen in combinations(order, size)), _MOST + 1)
+    )
     return masks[:_MOST], len(masks) <= _MOST

@@ -1,12 +1,17 @@
-"""Find a placement where kubelet's order of containers and choices ends in a refusal: mode `corrected`.
+"""Find a placement where kubelet's order of containers and choices ends in a refusal: mode
+`corrected`.
 
-Flows in: what greedy could not do. Flows out: a Placement that every container's policy admits, a Conflict when there is none, or `GaveUp` when the budget
-was spent before either was known. It differs from kubelet in three things: a container may take any set of NUMA nodes that its resources prefer, not only
-the lowest; any devices inside it, not only the best; and what an init container leaves may be used again but need not be (k/k 123816, 110306).
+Flows in: what greedy could not do. Flows out: a Placement that every container's policy admits, a
+Conflict when there is none, or `GaveUp` when the budget was spent before either was known. It
+differs from kubelet in three things: a container may take any set of NUMA nodes that its resources
+prefer, not only the lowest; any devices inside it, not only the best; and what an init container
+leaves may be used again but need not be (k/k 123816, 110306).
 
-The search decides which nodes (and which domain of locality) each container gets, and leaves units open: whether enough is left for all is a sharing
-problem that `unit_sharing` solves exactly. A dead end goes back to the latest container that had a part in it. Units are chosen last, each container's best
-choice first, held back only as far as the containers after it need. All of it is deterministic; a step is one try of one container.
+The search decides which nodes (and which domain of locality) each container gets, and leaves units
+open: whether enough is left for all is a sharing problem that `unit_sharing` solves exactly. A dead
+end goes back to the latest container that had a part in it. Units are chosen last, each container's
+best choice first, held back only as far as the containers after it need. All of it is
+deterministic; a step is one try of one container.
 """
 
 from __future__ import annotations
@@ -23,7 +28,14 @@ from topobus.engine.alignment.merge.preferred_hints import preferred_hints
 from topobus.engine.alignment.planning.container_admission import Aligned, align, fill
 from topobus.engine.alignment.planning.demand_faults import demand_faults
 from topobus.engine.alignment.planning.demands import ContainerDemand
-from topobus.engine.alignment.planning.greedy import PlacementTask, groups_of, locality_reason, place_greedily, tiers_of, total_of
+from topobus.engine.alignment.planning.greedy import (
+    PlacementTask,
+    groups_of,
+    locality_reason,
+    place_greedily,
+    tiers_of,
+    total_of,
+)
 from topobus.engine.alignment.planning.locality_domains import Domain
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
@@ -65,27 +77,42 @@ def search(view: NodeView, task: PlacementTask, conflict: Conflict, steps: Steps
     if len(task.demands) < 2:
         return conflict
     if len(task.demands) > _MOST_CONTAINERS:
-        message = f"a pod of {len(task.demands)} containers is not searched (at most {_MOST_CONTAINERS} are): whether there is another way is not known"
-        return GaveUp(conflict=conflict, reason=Reason(code="gave-up", message=message, facts={"steps": 0, "budget": steps.budget}))
+        message = (
+            f"a pod of {len(task.demands)} containers is not searched (at most {_MOST_CONTAINERS} are): whether "
+            "there is another way is not known"
+        )
+        return GaveUp(
+            conflict=conflict,
+            reason=Reason(code="gave-up", message=message, facts={"steps": 0, "budget": steps.budget}),
+        )
     attempt = _Search(available, task, steps)
     placed = attempt.run()
     who = f"container {conflict.demand.name!r}" if conflict.demand.name else "the pod"
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"steps": steps.used, "container": conflict.demand.name}
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "steps": steps.used,
+        "container": conflict.demand.name,
+    }
     if placed is not None:
         message = f"kubelet's order leaves no room for {who}; this way was found in {steps.used} steps"
         reason = Reason(code="searched", message=message, facts=facts)
         containers = tuple(
-            structs.replace(container_placement, reasons=(*container_placement.reasons, reason)) for container_placement in placed
+            structs.replace(container_placement, reasons=(*container_placement.reasons, reason))
+            for container_placement in placed
         )
         return Placement(containers=containers)
     if attempt.is_complete:
         message = f"no other order and no other choice of hints and devices makes room for {who} ({steps.used} steps)"
-        return structs.replace(conflict, notes=(*conflict.notes, Reason(code="no-other-way", message=message, facts=facts)))
+        return structs.replace(
+            conflict, notes=(*conflict.notes, Reason(code="no-other-way", message=message, facts=facts))
+        )
     message = (
-        f"the search for a way to place all containers together stopped after {steps.used} of {steps.budget} steps: whether there is one is not known;"
+        f"the search for a way to place all containers together stopped after {steps.used} of {steps.budget} "
+        "steps: whether there is one is not known;"
         f" kubelet's order leaves no room for {who}"
     )
-    return GaveUp(conflict=conflict, reason=Reason(code="gave-up", message=message, facts={**facts, "budget": steps.budget}))
+    return GaveUp(
+        conflict=conflict, reason=Reason(code="gave-up", message=message, facts={**facts, "budget": steps.budget})
+    )
 
 
 class _Search:
@@ -98,7 +125,9 @@ class _Search:
         self.is_complete = True
         """False once anything was cut off: then "not found" does not mean "there is none"."""
         self.names = {name: sorted(devices) for name, devices in available.devices.items()}
-        self.bits = {name: {each_name: 1 << place for place, each_name in enumerate(names)} for name, names in self.names.items()}
+        self.bits = {
+            name: {each_name: 1 << place for place, each_name in enumerate(names)} for name, names in self.names.items()
+        }
         self.groups = groups_of(task)
         self.group_of = {demand.place: number for number, group in enumerate(self.groups) for demand in group}
         self.options = [self._options(group) for group in self.groups]
@@ -115,7 +144,10 @@ class _Search:
         return self.found
 
     def _descend(self, depth: int) -> set[int]:
-        """Choose for the group at this depth and below; give the groups that had a part in the failure."""
+        """Choose for the group at this depth and below.
+
+        Give the groups that had a part in the failure.
+        """
         if depth == len(self.order):
             self._take_all()
             return set(self.order)
@@ -123,7 +155,8 @@ class _Search:
         blamed: set[int] = set()
         first = self.chosen[twin] if twin is not None else 0
         if twin is not None and first:
-            # Two containers that want the same may change places: what the earlier one passed over the later one need not try.
+            # Two containers that want the same may change places: what the earlier one passed
+            # over the later one need not try.
             blamed.add(twin)
         for number in range(first, len(self.options[group])):
             if not self._step():
@@ -163,11 +196,17 @@ class _Search:
                 if policy in _ADMITS_ANY:
                     aligned = align(fork, total, policy, is_pod=True) if self.task.is_pod else None
                     if isinstance(aligned, Conflict):
-                        raise InvariantError(f"policy {policy.value} admits anything, and turned away what has no fault")
-                    options.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None)))
+                        raise InvariantError(
+                            f"policy {policy.value} admits anything, and turned away what has no fault"
+                        )
+                    options.append(
+                        _Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None))
+                    )
                     continue
                 lists = fork.hint_lists(total, is_pod=True)
-                hints, is_all = preferred_hints([resource_hints.opinion for resource_hints in lists], view.numa_nodes, policy, fit)
+                hints, is_all = preferred_hints(
+                    [resource_hints.opinion for resource_hints in lists], view.numa_nodes, policy, fit
+                )
                 self.is_complete &= is_all
                 for hint in hints:
                     aligned = Aligned(lists, Merged(hint=hint, is_admitted=True), policy)
@@ -179,11 +218,17 @@ class _Search:
     def _allowed(
         self, total: ContainerDemand, domain: Domain | None, nodes: NodeSet | None, bound: set[str] | None = None
     ) -> dict[str, int]:
-        """Units of each class inside the domain and, for classes with an opinion, inside the node set."""
+        """Units of each class inside the domain and, for classes with an opinion, inside the node
+        set.
+        """
         topology = self.available.topology
         cpus = self.available.online.bits
         if nodes is not None and bound and CPU_CLASS in bound:
-            near = topology.cpus_of_sockets_of(nodes) if self.available.view.options.cpu.align_by_socket else topology.cpus_of_nodes(nodes)
+            near = (
+                topology.cpus_of_sockets_of(nodes)
+                if self.available.view.options.cpu.align_by_socket
+                else topology.cpus_of_nodes(nodes)
+            )
             cpus &= near
         if domain is not None and domain.cpus is not None:
             cpus &= domain.cpus.bits
@@ -193,7 +238,8 @@ class _Search:
                 self.available.devices[device_demand.device_class],
                 None if domain is None else domain.devices.get(device_demand.device_class),
             )
-            # A service with hints of its own means its masks in its own way: what is outside may be taken, as in kubelet.
+            # A service with hints of its own means its masks in its own way: what is
+            # outside may be taken, as in kubelet.
             is_bound = (
                 nodes is not None
                 and bound is not None
@@ -204,7 +250,11 @@ class _Search:
                 self.bits[device_demand.device_class][name]
                 for name, device in devices.items()
                 if (inside is None or name in inside)
-                and not (is_bound and nodes is not None and (device.numa_nodes is None or device.numa_nodes.isdisjoint(nodes)))
+                and not (
+                    is_bound
+                    and nodes is not None
+                    and (device.numa_nodes is None or device.numa_nodes.isdisjoint(nodes))
+                )
             )
         return allowed
 
@@ -216,7 +266,12 @@ class _Search:
         if depth == 0:
             return None
         (demand, *more), other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
-        if more or demand.kind is not ContainerKind.APP or demand.named_cpus or any(device.names for device in demand.devices):
+        if (
+            more
+            or demand.kind is not ContainerKind.APP
+            or demand.named_cpus
+            or any(device.names for device in demand.devices)
+        ):
             return None
         is_same = structs.replace(demand, name="", place=0) == structs.replace(other[0], name="", place=0)
         return self.order[depth - 1] if is_same else None
@@ -238,7 +293,10 @@ class _Search:
         return [(option.allowed.get(resource, 0) & ~apart, device_demand.any_count), (named, len(device_demand.names))]
 
     def _clash(self, group: int) -> set[int] | None:
-        """Say who cannot have enough together with this group; None when all that are chosen can."""
+        """Say who cannot have enough together with this group.
+
+        None when all that are chosen can.
+        """
         places = {demand.place for demand in self.groups[group]}
         for clique in self.cliques:
             if not any(demand.place in places for demand in clique):
@@ -289,13 +347,17 @@ class _Search:
     def _try(
         self, position: int, available: NodeAvailability, option: _Option, limits: Mapping[str, int]
     ) -> tuple[dict[int, ContainerPlacement] | None, set[str]]:
-        """Take one container's units within limits and all after it; or say of what too little would be left for those."""
+        """Take one container's units within limits and all after it.
+
+        Or say of what too little would be left for those.
+        """
         demand = self.task.demands[position]
         if not self._step():
             return None, set()
         cpus = CpuSet.from_bits(limits[CPU_CLASS] | demand.named_cpus.bits)
         devices = {
-            resource: {name for name, bit in self.bits[resource].items() if bit & bits} | set(demand.of_class(resource).names)
+            resource: {name for name, bit in self.bits[resource].items() if bit & bits}
+            | set(demand.of_class(resource).names)
             for resource, bits in limits.items()
             if resource != CPU_CLASS
         }
@@ -315,7 +377,10 @@ class _Search:
         if rest is None:
             return None, set()
         reason = locality_reason(self.task, option.domain, option.tier)
-        return {demand.place: structs.replace(placed, reasons=(*placed.reasons, reason)) if reason is not None else placed, **rest}, set()
+        return {
+            demand.place: structs.replace(placed, reasons=(*placed.reasons, reason)) if reason is not None else placed,
+            **rest,
+        }, set()
 
     def _short(self, position: int, available: NodeAvailability) -> set[str]:
         """Resources of which the containers from here on cannot all have enough."""
@@ -326,14 +391,21 @@ class _Search:
             if clique[-1].place not in coming:
                 continue
             for resource in _resources(left):
-                if resource not in short and share(self._available(available, resource), self._all_demands(left, resource)) is None:
+                if (
+                    resource not in short
+                    and share(self._available(available, resource), self._all_demands(left, resource)) is None
+                ):
                     short.add(resource)
         return short
 
-    def _shared_out(self, position: int, available: NodeAvailability, option: _Option, resources: set[str]) -> dict[str, int]:
-        """Limit these resources to units that leave enough for all that run together with the container.
+    def _shared_out(
+        self, position: int, available: NodeAvailability, option: _Option, resources: set[str]
+    ) -> dict[str, int]:
+        """Limit these resources to units that leave enough for all that run together with the
+        container.
 
-        There always are: for the first container `_clash` has found that all can have enough, for each other one `_short` has, when those before it were taken.
+        There always are: for the first container `_clash` has found that all can have enough, for
+        each other one `_short` has, when those before it were taken.
         """
         demand = self.task.demands[position]
         limits = dict(option.allowed)
@@ -343,12 +415,16 @@ class _Search:
             unit_demands = self._demands(demand, resource)
             shares = share(self._available(available, resource), [*unit_demands, *self._all_demands(others, resource)])
             if shares is None:
-                raise InvariantError(f"{resource} cannot be shared among containers for which it was found to be enough")
+                raise InvariantError(
+                    f"{resource} cannot be shared among containers for which it was found to be enough"
+                )
             limits[resource] = self._pick(available, resource, shares[0])
         return limits
 
     def _all_shares(self, position: int, available: NodeAvailability, option: _Option) -> Iterator[dict[str, int]]:
-        """Every way to take a container's units by kind, a kind being units that the same containers may use."""
+        """Every way to take a container's units by kind, a kind being units that the same
+        containers may use.
+        """
         demand = self.task.demands[position]
         resources = sorted(_resources([demand]))
         ways: list[list[int]] = []
@@ -362,16 +438,22 @@ class _Search:
             yield {**option.allowed, **dict(zip(resources, chosen, strict=True))}
 
     def _pick(self, available: NodeAvailability, resource: str, parts: Mapping[int, int]) -> int:
-        """So many units of each kind: what can be used again first, then whole cores, then the first by name."""
+        """So many units of each kind: what can be used again first, then whole cores, then the
+        first by name.
+        """
         bits = 0
         for kind, count in sorted(parts.items()):
             if resource == CPU_CLASS:
-                taken = take_cpus(available.topology, CpuSet.from_bits(kind), count, available.view.options.cpu) or CpuSet()
+                taken = (
+                    take_cpus(available.topology, CpuSet.from_bits(kind), count, available.view.options.cpu) or CpuSet()
+                )
                 bits |= taken.bits
                 continue
             again = available.reusable.get(resource, set())
             names = [name for name in self.names[resource] if self.bits[resource][name] & kind]
-            bits |= sum(self.bits[resource][name] for name in sorted(names, key=lambda name: (name not in again, name))[:count])
+            bits |= sum(
+                self.bits[resource][name] for name in sorted(names, key=lambda name: (name not in again, name))[:count]
+            )
         return bits
 
 
@@ -383,12 +465,21 @@ def _resources(demands: Sequence[ContainerDemand]) -> list[str]:
 
 
 def _cliques(demands: Sequence[ContainerDemand]) -> list[list[ContainerDemand]]:
-    """Containers that hold units at the same time: all sidecars and app containers, and each init container with the sidecars before it (itself last)."""
+    """Containers that hold units at the same time: all sidecars and app containers, and each init
+    container with the sidecars before it (itself last).
+    """
     staying = [demand for demand in demands if demand.kind is not ContainerKind.INIT]
     cliques = [staying] if staying else []
     for position, demand in enumerate(demands):
         if demand.kind is ContainerKind.INIT:
             cliques.append(
-                [*(container_demand for container_demand in demands[:position] if container_demand.kind is ContainerKind.SIDECAR), demand]
+                [
+                    *(
+                        container_demand
+                        for container_demand in demands[:position]
+                        if container_demand.kind is ContainerKind.SIDECAR
+                    ),
+                    demand,
+                ]
             )
     return cliques

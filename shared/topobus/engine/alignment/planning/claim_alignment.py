@@ -1,8 +1,10 @@
-"""A pod's claims and the pod itself, aligned together: the claims' devices count as wanted by name by the containers that use them.
+"""A pod's claims and the pod itself, aligned together: the claims' devices count as wanted by name
+by the containers that use them.
 
-Flows in: a view in which the claims hold their devices, and a request that names the claims. Flows out: the same as if the pod had asked for exactly these
-devices and nobody held them; and from the placement of that, what is the pod's own. So there is one engine and one set of rules for devices of claims and of
-pods, and without claims nothing here runs.
+Flows in: a view in which the claims hold their devices, and a request that names the claims. Flows
+out: the same as if the pod had asked for exactly these devices and nobody held them; and from the
+placement of that, what is the pod's own. So there is one engine and one set of rules for devices of
+claims and of pods, and without claims nothing here runs.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ __all__ = ["join_claims", "leave_claims", "with_claim_held"]
 
 
 def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodRequest]:
-    """Hand the claims' devices to the containers that use them: the view without these claims, and the request with their devices by name.
+    """Hand the claims' devices to the containers that use them: the view without these claims, and
+    the request with their devices by name.
 
-    A claim that several containers use is aligned with the first of them. One that none uses counts for the pod as a whole when that is aligned (scope pod).
+    A claim that several containers use is aligned with the first of them. One that none uses counts
+    for the pod as a whole when that is aligned (scope pod).
     """
     is_pod = (request.scope or view.options.scope) is Scope.POD
     owners: dict[str, list[str]] = {}
@@ -30,26 +34,35 @@ def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodReque
         if container is not None:
             owners.setdefault(container, []).append(use.owner_key)
     joined = tuple(
-        _with_devices(container_request, view, owners.get(container_request.name, [])) for container_request in request.containers
+        _with_devices(container_request, view, owners.get(container_request.name, []))
+        for container_request in request.containers
     )
     keys = frozenset(key for owner_keys in owners.values() for key in owner_keys)
     return without_owners(view, keys), structs.replace(request, containers=joined, claims=())
 
 
 def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> Placement:
-    """Take what the claims hold out of a placement: they hold it already. The placement's NUMA nodes and reasons still count it."""
+    """Take what the claims hold out of a placement: they hold it already.
+
+    The placement's NUMA nodes and reasons still count it.
+    """
     keys = {use.owner_key for use in request.claims}
     cpus = CpuSet()
     for key in keys:
         cpus |= view.held_cpus.get(key, CpuSet())
-    devices = {(name, device) for name, held in view.held_devices.items() for device, owner in held.items() if owner in keys}
-    return structs.replace(placement, containers=tuple(_without_devices(container, cpus, devices) for container in placement.containers))
+    devices = {
+        (name, device) for name, held in view.held_devices.items() for device, owner in held.items() if owner in keys
+    }
+    return structs.replace(
+        placement, containers=tuple(_without_devices(container, cpus, devices) for container in placement.containers)
+    )
 
 
 def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str, ...]], cpus: CpuSet) -> NodeView:
     """Give the same node when a claim holds these devices, too: what will be once it is allocated.
 
-    Shapes:  owner_key — as in `Owner.key`; devices — class to names without CPUs, which come as `cpus`.
+    Shapes: owner_key — as in `Owner.key`; devices — class to names
+    without CPUs, which come as `cpus`.
     """
     held = {name: dict(owners) for name, owners in view.held_devices.items()}
     for name, names in devices.items():
@@ -73,9 +86,18 @@ def _with_devices(container_request: ContainerRequest, view: NodeView, owners: l
     cpus = tuple(cpu_name(cpu) for owner in owners for cpu in view.held_cpus.get(owner, CpuSet()))
     if cpus:
         wanted.append(DeviceRequest(device_class=CPU_CLASS, count=len(cpus), names=cpus))
-    return structs.replace(container_request, devices=(*container_request.devices, *wanted)) if wanted else container_request
+    return (
+        structs.replace(container_request, devices=(*container_request.devices, *wanted))
+        if wanted
+        else container_request
+    )
 
 
 def _without_devices(container: ContainerPlacement, cpus: CpuSet, devices: set[tuple[str, str]]) -> ContainerPlacement:
-    left = {name: tuple(device for device in names if (name, device) not in devices) for name, names in container.devices.items()}
-    return structs.replace(container, cpus=container.cpus - cpus, devices={name: names for name, names in left.items() if names})
+    left = {
+        name: tuple(device for device in names if (name, device) not in devices)
+        for name, names in container.devices.items()
+    }
+    return structs.replace(
+        container, cpus=container.cpus - cpus, devices={name: names for name, names in left.items() if names}
+    )

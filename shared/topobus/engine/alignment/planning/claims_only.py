@@ -1,7 +1,10 @@
-"""Devices that a pod gets by a claim only, never by count: those that several may hold, and those that can exclude each other.
+"""Devices that a pod gets by a claim only, never by count: those that several may hold, and those
+that can exclude each other.
 
-Flows in: a NodeView and a request, by class. Flows out: the view without such devices unless the request names them, and why named ones cannot be had besides what is
-held. Whoever chooses by count (this planner, kubelet's device plugin) counts devices; counters and shares are a claim's to ask for.
+Flows in: a NodeView and a request, by class. Flows out: the view without such devices
+unless the request names them, and why named ones cannot be had besides what is held.
+Whoever chooses by count (this planner, kubelet's device plugin) counts devices; counters
+and shares are a claim's to ask for.
 """
 
 from __future__ import annotations
@@ -30,10 +33,14 @@ def claims_only(devices: Iterable[Device], counter_sets: Sequence[CounterSet]) -
 
     >>> claims_only([Device(name="a", device_class="nic"), Device(name="b", device_class="nic", allows_multiple=True)], ())
     frozenset({'b'})
-    """
+    """  # noqa: E501
     devices = tuple(devices)
     shared = frozenset(device.name for device in devices if device.allows_multiple)
-    return shared | Partitions(devices, counter_sets).rivals() if counter_sets or any(device.consumes for device in devices) else shared
+    return (
+        shared | Partitions(devices, counter_sets).rivals()
+        if counter_sets or any(device.consumes for device in devices)
+        else shared
+    )
 
 
 def by_count(view: NodeView, request: PodRequest) -> NodeView:
@@ -43,17 +50,23 @@ def by_count(view: NodeView, request: PodRequest) -> NodeView:
         return view
     named = _names(request, ("whole", "share", "look"))
     devices = {
-        name: tuple(device for device in devices if device.name not in hidden[name] or device.name in named.get(name, ()))
+        name: tuple(
+            device for device in devices if device.name not in hidden[name] or device.name in named.get(name, ())
+        )
         for name, devices in view.devices.items()
     }
     return structs.replace(view, devices=devices)
 
 
 def share_faults(view: NodeView, request: PodRequest) -> list[Reason]:
-    """List why devices that a request names cannot be had: a counter is short, or a share is wanted of what is held whole, not shared or not well."""
+    """List why devices that a request names cannot be had: a counter is short, or a share is wanted
+    of what is held whole, not shared or not well.
+    """
     whole, shares = _names(request, ("whole",)), _names(request, ("share",))
     reasons = capacity_shortages(view, _amounts(request), view.held_shares)
-    reasons += shortages(view, {name: (*whole.get(name, ()), *shares.get(name, ())) for name in sorted({*whole, *shares})})
+    reasons += shortages(
+        view, {name: (*whole.get(name, ()), *shares.get(name, ())) for name in sorted({*whole, *shares})}
+    )
     for device_class, names in sorted(shares.items()):
         held = view.held_devices.get(device_class, {})
         devices = {device.name: device for device in view.devices.get(device_class, ())}
@@ -61,20 +74,38 @@ def share_faults(view: NodeView, request: PodRequest) -> list[Reason]:
             facts: _Facts = {"resource": device_class, "device": name}
             if name in held and name not in view.shared_devices.get(device_class, ()):
                 reasons.append(
-                    Reason(code="device-held", message=f"{name} is held whole by {held[name]}", facts={**facts, "owner": held[name]})
+                    Reason(
+                        code="device-held",
+                        message=f"{name} is held whole by {held[name]}",
+                        facts={**facts, "owner": held[name]},
+                    )
                 )
             elif name in devices and not devices[name].allows_multiple:
-                reasons.append(Reason(code="not-shared", message=f"{name} is given whole only: its driver does not share it", facts=facts))
+                reasons.append(
+                    Reason(
+                        code="not-shared",
+                        message=f"{name} is given whole only: its driver does not share it",
+                        facts=facts,
+                    )
+                )
             elif name in devices and devices[name].maintenance is not None:
-                reasons.append(Reason(code="device-kept-back", message=f"{name} is {devices[name].why_not}", facts=facts))
+                reasons.append(
+                    Reason(code="device-kept-back", message=f"{name} is {devices[name].why_not}", facts=facts)
+                )
             elif name in devices and not devices[name].is_allocatable:
                 state = devices[name].health.state.value
-                reasons.append(Reason(code="device-unhealthy", message=f"{name} is {state}", facts={**facts, "state": state}))
+                reasons.append(
+                    Reason(code="device-unhealthy", message=f"{name} is {state}", facts={**facts, "state": state})
+                )
     return reasons
 
 
 def shortages(view: NodeView, wanted: Mapping[str, Iterable[str]]) -> list[Reason]:
-    """List the counters that are short when these devices (class to names) are held besides what is held; one a class."""
+    """List the counters that are short when these devices (class to names) are held besides what is
+    held.
+
+    One a class.
+    """
     reasons: list[Reason] = []
     for device_class, names in sorted(wanted.items()):
         devices, held = view.devices.get(device_class, ()), view.held_devices.get(device_class, {})
@@ -86,7 +117,10 @@ def shortages(view: NodeView, wanted: Mapping[str, Iterable[str]]) -> list[Reaso
             continue
         owners = sorted({held[name] for name in short.devices})
         by = f", {short.in_use} in use by {', '.join(short.devices)} of {', '.join(owners)}" if short.devices else ""
-        message = f"{', '.join(sorted(names))}: {short.wanted} of {short.counter_set}/{short.counter} wanted, {short.total} there{by}"
+        message = (
+            f"{', '.join(sorted(names))}: {short.wanted} of {short.counter_set}/{short.counter} wanted, "
+            f"{short.total} there{by}"
+        )
         facts: _Facts = {
             "resource": device_class,
             "counter": f"{short.counter_set}/{short.counter}",
@@ -100,11 +134,14 @@ def shortages(view: NodeView, wanted: Mapping[str, Iterable[str]]) -> list[Reaso
 
 
 def capacity_shortages(
-    view: NodeView, wanted: Mapping[str, Mapping[str, HeldShare]], held: Mapping[str, Mapping[str, Mapping[str, HeldShare]]]
+    view: NodeView,
+    wanted: Mapping[str, Mapping[str, HeldShare]],
+    held: Mapping[str, Mapping[str, Mapping[str, HeldShare]]],
 ) -> list[Reason]:
     """List the shared devices that have too little left; one reason a device.
 
-    Shapes: wanted — class to device to what is wanted of it; held — class to device to owner key to what others have.
+    Shapes: wanted — class to device to what is wanted of it; held — class to device to
+    owner key to what others have.
     """
     reasons: list[Reason] = []
     for device_class, shares in sorted(wanted.items()):
@@ -131,12 +168,19 @@ def capacity_shortages(
 
 def explain_claims_only(view: NodeView, request: PodRequest, refusal: Refusal) -> Refusal:
     """Add to a refusal that devices of a class that was asked for by count can be had by a claim."""
-    asked = {device.device_class for container in request.containers for device in container.devices if not device.names}
-    short = {reason.facts.get("resource") for reason in refusal.reasons if reason.code in ("not-enough-devices", "numa-capacity")}
+    asked = {
+        device.device_class for container in request.containers for device in container.devices if not device.names
+    }
+    short = {
+        reason.facts.get("resource")
+        for reason in refusal.reasons
+        if reason.code in ("not-enough-devices", "numa-capacity")
+    }
     reasons = [
         Reason(
             code="claims-only",
-            message=f"{len(names)} devices of class {device_class} are shared, or exclude each other: ask for them by a ResourceClaim",
+            message=f"{len(names)} devices of class {device_class} are shared, or exclude each other: ask for them by "
+            "a ResourceClaim",
             facts={"resource": device_class, "exists": len(names)},
         )
         for device_class, names in sorted(_hidden(view).items())
@@ -170,5 +214,6 @@ def _amounts(request: PodRequest) -> dict[str, dict[str, HeldShare]]:
                 for capacity, amount in amounts.items():
                     sums[capacity] = sums.get(capacity, 0) + amount
     return {
-        device_class: {name: HeldShare(amounts=amounts) for name, amounts in devices.items()} for device_class, devices in wanted.items()
+        device_class: {name: HeldShare(amounts=amounts) for name, amounts in devices.items()}
+        for device_class, devices in wanted.items()
     }

@@ -1,6 +1,8 @@
-"""Admit one container (or a pod's totals) into what is free: hints, their merge by the policy, and what is taken, with the reasons for each.
+"""Admit one container (or a pod's totals) into what is free: hints, their merge by the policy, and
+what is taken, with the reasons for each.
 
-Flows in: what is available, a demand, the policy. Flows out: an `Aligned` and then a ContainerPlacement, or the Conflict that says why not.
+Flows in: what is available, a demand, the policy. Flows out: an `Aligned` and then a
+ContainerPlacement, or the Conflict that says why not.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ class Aligned:
 
     @property
     def records(self) -> tuple[HintList, ...]:
-        """The hints for the record; made when first asked for, since a search tries many that come to nothing."""
+        """The hints for the record.
+
+        Made when first asked for, since a search tries many that come to nothing.
+        """
         if self._records is None:
             self._records = tuple(resource_hints.record() for resource_hints in self._lists)
         return self._records
@@ -82,7 +87,9 @@ def fill(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned)
     )
 
 
-def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned, taken: ContainerAllocation) -> list[Reason]:
+def _why(
+    available: NodeAvailability, demand: ContainerDemand, aligned: Aligned, taken: ContainerAllocation
+) -> list[Reason]:
     reasons = [_why_aligned(available, aligned)]
     if taken.cpus:
         cores = sum(1 for core in available.view.cores if core.cpus <= taken.cpus)
@@ -92,14 +99,16 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
         reasons.append(
             Reason(
                 code="cpus-taken",
-                message=f"CPUs {taken.cpus} {where}: {cores} whole core{'' if cores == 1 else 's'}, the most used units first",
+                message=f"CPUs {taken.cpus} {where}: {cores} whole core{'' if cores == 1 else 's'}, the most used "
+                "units first",
                 facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
             )
         )
     reasons += [
         Reason(
             code="memory-taken",
-            message=f"{block.kind} on NUMA node {block.nodes}: {', '.join(f'{size} bytes of node {node}' for node, size in block.shares) or 'reused'}",
+            message=f"{block.kind} on NUMA node {block.nodes}: "
+            f"{', '.join(f'{size} bytes of node {node}' for node, size in block.shares) or 'reused'}",
             facts={"resource": block.kind, "numa_nodes": str(block.nodes), "size_bytes": block.size_bytes},
         )
         for block in taken.memory
@@ -135,7 +144,8 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
     reasons += [
         Reason(
             code="no-opinion",
-            message=f"{device.device_class}: its service has hints of its own and did not answer in time; it was left out of the merge",
+            message=f"{device.device_class}: its service has hints of its own and did not answer in time; it was left "
+            "out of the merge",
             facts={"resource": device.device_class},
         )
         for device in demand.devices
@@ -145,7 +155,9 @@ def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned,
 
 
 def _why_outside(available: NodeAvailability, device_class: str, names: Sequence[str], hint: Hint) -> str:
-    """Say why devices are outside the alignment: the machine does not tell their node, or too few are inside."""
+    """Say why devices are outside the alignment: the machine does not tell their node, or too few
+    are inside.
+    """
     devices = available.devices[device_class]
     unknown = [name for name in names if devices[name].numa_nodes is None]
     placed = [name for name in names if devices[name].numa_nodes is not None]
@@ -174,7 +186,8 @@ def _why_aligned(available: NodeAvailability, aligned: Aligned) -> Reason:
         return Reason(code="no-affinity", message=f"no resource has an opinion on NUMA nodes{whole}", facts=facts)
     if not hint.preferred:
         message = (
-            f"no NUMA node set suits all resources best; {aligned.policy.value} takes NUMA node {hint.nodes} (widest need: {merged.width})"
+            f"no NUMA node set suits all resources best; {aligned.policy.value} takes NUMA node {hint.nodes} "
+            f"(widest need: {merged.width})"
         )
         return Reason(code="aligned-not-preferred", message=message, facts=facts)
     if not merged.is_exact:
@@ -184,14 +197,19 @@ def _why_aligned(available: NodeAvailability, aligned: Aligned) -> Reason:
         by = "distance, then lowest ids" if available.view.options.prefer_closest_numa_nodes else "lowest ids"
         facts["tie_break"] = by
         tie = f"; NUMA node {' and '.join(str(node_set) for node_set in merged.tied)} would do as well and lost by {by}"
-    return Reason(code="aligned", message=f"all resources prefer NUMA node {hint.nodes}, {decider} decides{tie}", facts=facts)
+    return Reason(
+        code="aligned", message=f"all resources prefer NUMA node {hint.nodes}, {decider} decides{tie}", facts=facts
+    )
 
 
 def _decider(aligned: Aligned) -> str:
     """The resource that leaves the fewest node sets to choose from, by name on a tie."""
     hint: Hint = aligned.merged.hint
     sizes = [
-        (sum(1 for other_hint in resource.hints if other_hint.preferred or not hint.preferred) + resource.omitted, resource.resource)
+        (
+            sum(1 for other_hint in resource.hints if other_hint.preferred or not hint.preferred) + resource.omitted,
+            resource.resource,
+        )
         for resource in aligned.records
         if resource.hints and any(each_hint.nodes is not None for each_hint in resource.hints)
     ]
@@ -212,7 +230,8 @@ def _why_near(available: NodeAvailability, taken: ContainerAllocation) -> list[R
                 reasons.append(
                     Reason(
                         code="same-switch",
-                        message=f"{len(pairs)} of {len(others)} {other} share a PCIe switch with a {device_class}: {'; '.join(listed)}",
+                        message=f"{len(pairs)} of {len(others)} {other} share a PCIe switch with a {device_class}: "
+                        f"{'; '.join(listed)}",
                         facts={"resource": device_class, "other": other, "pairs": listed, "count": len(pairs)},
                     )
                 )

@@ -1,7 +1,8 @@
-"""What makes a demand impossible whatever the alignment: unknown things, held or sick ones, too few.
+"""What makes a demand impossible whatever the alignment: unknown things, held or sick ones, too
+few.
 
-Flows in: what is free, and what one container (or a pod in total) asks for. Flows out: one reason for each fault, with stable codes; none when the demand may be
-met. Nothing is taken here.
+Flows in: what is free, and what one container (or a pod in total) asks for. Flows out: one reason
+for each fault, with stable codes; none when the demand may be met. Nothing is taken here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def demand_faults(available: NodeAvailability, demand: ContainerDemand) -> list[
         if device.count and device.device_class in unheard:
             continue
         if is_resource_name(device.device_class):
-            reasons.append(demand.unmet("unknown-resource", _nobody_offers(available.view, device.device_class), device.device_class))
+            reasons.append(
+                demand.unmet(
+                    "unknown-resource", _nobody_offers(available.view, device.device_class), device.device_class
+                )
+            )
             continue
         if device.device_class not in available.devices:
             classes = sorted({*available.devices, CPU_CLASS})
@@ -72,7 +77,8 @@ def _cpu_faults(available: NodeAvailability, demand: ContainerDemand) -> Iterabl
         yield demand.unmet(
             "not-enough-cpus",
             f"wants {demand.cpus} exclusive CPUs; of {len(available.online)} online ones {usable} can be had"
-            f" ({len(available.held_cpus & available.online)} held, {len(available.view.reserved_cpus & available.online)} reserved{_own_part(available.own_cpus)})",
+            f" ({len(available.held_cpus & available.online)} held, "
+            f"{len(available.view.reserved_cpus & available.online)} reserved{_own_part(available.own_cpus)})",
             CPU_CLASS,
             wanted=demand.cpus,
             free=usable,
@@ -89,7 +95,9 @@ def _cpu_faults(available: NodeAvailability, demand: ContainerDemand) -> Iterabl
             threads=threads,
         )
     elif available.view.options.cpu.full_pcpus_only:
-        whole = (available.free_cpus - available.topology.siblings_of(available.view.reserved_cpus)) | available.reusable_cpus
+        whole = (
+            available.free_cpus - available.topology.siblings_of(available.view.reserved_cpus)
+        ) | available.reusable_cpus
         if demand.cpus > len(whole):
             yield demand.unmet(
                 "smt-alignment",
@@ -106,7 +114,8 @@ def _nobody_offers(view: NodeView, resource: str) -> str:
     if resource.startswith(CLASS_RESOURCE_PREFIX):
         name = resource.removeprefix(CLASS_RESOURCE_PREFIX)
         return (
-            f"{lacking}: it asks for a claim of DeviceClass {name}, which the controller makes of a stored pod when there is such a class"
+            f"{lacking}: it asks for a claim of DeviceClass {name}, which the controller makes of a stored pod "
+            "when there is such a class"
         )
     near = get_close_matches(resource, view.resource_names, n=1, cutoff=0.85)
     if near:
@@ -134,13 +143,23 @@ def _name_faults(available: NodeAvailability, demand: ContainerDemand, device_de
         elif name in device_demand.shared:
             continue
         elif name in held:
-            yield demand.unmet("device-held", f"{name} is held by {held[name]}", device_demand.device_class, device=name, owner=held[name])
+            yield demand.unmet(
+                "device-held",
+                f"{name} is held by {held[name]}",
+                device_demand.device_class,
+                device=name,
+                owner=held[name],
+            )
         elif device.maintenance is not None:
-            yield demand.unmet("device-kept-back", f"{name} is {device.why_not}", device_demand.device_class, device=name)
+            yield demand.unmet(
+                "device-kept-back", f"{name} is {device.why_not}", device_demand.device_class, device=name
+            )
         elif not device.is_allocatable:
             state, worst = device.health.state.value, device.health.worst
             why = f": {worst.reason}" if worst is not None else ""
-            yield demand.unmet("device-unhealthy", f"{name} is {state}{why}", device_demand.device_class, device=name, state=state)
+            yield demand.unmet(
+                "device-unhealthy", f"{name} is {state}{why}", device_demand.device_class, device=name, state=state
+            )
         elif name not in available.usable(device_demand.device_class):
             yield demand.unmet(
                 "device-held",
@@ -156,12 +175,16 @@ def _user(available: NodeAvailability, device_class: str, name: str) -> str:
     return f"container {container!r}" if container is not None else "another container"
 
 
-def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand: DeviceDemand, exists: int, free: int) -> Reason:
+def _too_few(
+    available: NodeAvailability, demand: ContainerDemand, device_demand: DeviceDemand, exists: int, free: int
+) -> Reason:
     of_class = available.devices[device_demand.device_class]
     held_names = available.view.held_devices.get(device_demand.device_class, {}).keys() & of_class.keys()
     held = len(held_names)
     # What is held and sick is held: each device is counted once.
-    others = [device for name, device in sorted(of_class.items()) if name not in held_names and not device.is_allocatable]
+    others = [
+        device for name, device in sorted(of_class.items()) if name not in held_names and not device.is_allocatable
+    ]
     kept_back = sum(device.maintenance is not None for device in others)
     sick = len(others) - kept_back
     also = f", {kept_back} kept back by an operator" if kept_back else ""
@@ -170,8 +193,8 @@ def _too_few(available: NodeAvailability, demand: ContainerDemand, device_demand
     shown = first_of([f"{device.name} {device.why_not}" for device in others])
     return demand.unmet(
         "not-enough-devices",
-        f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy{also})"
-        + (f": {shown}" if shown else ""),
+        f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be "
+        f"had ({held} held, {sick} not healthy{also})" + (f": {shown}" if shown else ""),
         device_demand.device_class,
         wanted=device_demand.count,
         free=free,
@@ -188,11 +211,17 @@ def _own_part(own: Mapping[str, int]) -> str:
 
 
 def _wanted(demand: ContainerDemand) -> set[str]:
-    """Classes of which something is to be held; what is only shared needs no answer of its service."""
+    """Classes of which something is to be held.
+
+    What is only shared needs no answer of its service.
+    """
     cpus = {CPU_CLASS} if demand.cpus or demand.named_cpus else set()
     return cpus | {device.device_class for device in demand.devices if device.count}
 
 
 def _unheard(demand: ContainerDemand, device_class: str, since: str) -> Reason:
-    message = f"the {device_class} service has not answered since {since}: how its devices are is unknown, so none is handed out"
+    message = (
+        f"the {device_class} service has not answered since {since}: how its devices are is unknown, so none is "
+        "handed out"
+    )
     return demand.unmet("service-silent", message, device_class, since=since)

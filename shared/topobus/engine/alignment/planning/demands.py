@@ -1,7 +1,9 @@
 """What a pod demands, checked and put in the order in which kubelet admits containers.
 
-Flows in: the request as it came. Flows out: one `ContainerDemand` a container, or a Refusal that names every fault. Nothing about the node is looked at here.
-Source: kubelet's order (init containers and sidecars as listed, then app containers); pod totals as in k8s.io/component-helpers/resource PodLimits.
+Flows in: the request as it came. Flows out: one `ContainerDemand` a container, or a Refusal that
+names every fault. Nothing about the node is looked at here.
+Source: kubelet's order (init containers and sidecars as listed, then app containers); pod totals as
+in k8s.io/component-helpers/resource PodLimits.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     """Wanted by name, sorted."""
     shared: tuple[str, ...] = ()
-    """Looked at without being held, or held by share: `claims_only.share_faults` says whether that can be."""
+    """Looked at without being held, or held by share: `claims_only.share_faults` says whether that
+    can be."""
 
     @property
     def count(self) -> int:
@@ -36,7 +39,9 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
 
     @property
     def spoken_for(self) -> set[str]:
-        """Devices that are no choice for the rest: wanted by name, or only looked at (what is looked at is not held, so it must not be chosen, too)."""
+        """Devices that are no choice for the rest: wanted by name, or only looked at (what is
+        looked at is not held, so it must not be chosen, too).
+        """
         return {*self.names, *self.shared}
 
 
@@ -57,22 +62,33 @@ class ContainerDemand(Struct, frozen=True, kw_only=True):
 
     def of_class(self, device_class: str) -> DeviceDemand:
         """What is wanted of a class; zero when nothing is."""
-        return next((device for device in self.devices if device.device_class == device_class), DeviceDemand(device_class=device_class))
+        return next(
+            (device for device in self.devices if device.device_class == device_class),
+            DeviceDemand(device_class=device_class),
+        )
 
     def unmet(self, code: str, message: str, resource: str, **facts: str | int) -> Reason:
         """Make the reason why this cannot be had; the message says whose demand it is."""
         who = f"container {self.name!r}" if self.name else "the pod"
-        return Reason(code=code, message=f"{who}: {message}", facts={"container": self.name, "resource": resource, **facts})
+        return Reason(
+            code=code, message=f"{who}: {message}", facts={"container": self.name, "resource": resource, **facts}
+        )
 
 
 def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
-    """Check a request and order its containers: init containers and sidecars first, then app containers."""
+    """Check a request and order its containers: init containers and sidecars first, then app
+    containers.
+    """
     faults: list[Reason] = []
     if not request.containers:
         faults.append(Reason(code="no-containers", message="the request names no container"))
     names = [container.name for container in request.containers]
     faults += [
-        Reason(code="duplicate-container", message=f"the request names container {name!r} more than once", facts={"container": name})
+        Reason(
+            code="duplicate-container",
+            message=f"the request names container {name!r} more than once",
+            facts={"container": name},
+        )
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     demands = [_read(container, place, faults) for place, container in enumerate(request.containers)]
@@ -82,7 +98,9 @@ def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
 
 
 def pod_total(demands: Sequence[ContainerDemand]) -> ContainerDemand:
-    """Add up a pod: what its init phase needs at its peak, or what runs side by side afterwards, whichever is more."""
+    """Add up a pod: what its init phase needs at its peak, or what runs side by side afterwards,
+    whichever is more.
+    """
     classes = sorted({device.device_class for demand in demands for device in demand.devices})
     devices = []
     for device_class in classes:
@@ -116,10 +134,21 @@ def _peak(demands: Sequence[ContainerDemand], amounts: Sequence[int]) -> int:
 
 def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> ContainerDemand:
     def fault(code: str, message: str, **facts: str | int) -> None:
-        faults.append(Reason(code=code, message=f"container {container.name!r}: {message}", facts={"container": container.name, **facts}))
+        faults.append(
+            Reason(
+                code=code,
+                message=f"container {container.name!r}: {message}",
+                facts={"container": container.name, **facts},
+            )
+        )
 
     if container.cpus < 0:
-        fault("count-zero", f"asks for {container.cpus} exclusive CPUs, wanted 0 or more", resource=CPU_CLASS, wanted=container.cpus)
+        fault(
+            "count-zero",
+            f"asks for {container.cpus} exclusive CPUs, wanted 0 or more",
+            resource=CPU_CLASS,
+            wanted=container.cpus,
+        )
     for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items())):
         if size < 0:
             fault("count-zero", f"asks for {size} bytes of {kind}, wanted 0 or more", resource=kind, wanted=size)
@@ -131,7 +160,11 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
     for device in container.devices:
         wanted: dict[str, str | int] = {"resource": device.device_class, "wanted": device.count}
         if device.count <= 0:
-            fault("count-zero", f"asks for {device.count} devices of class {device.device_class}, wanted 1 or more", **wanted)
+            fault(
+                "count-zero",
+                f"asks for {device.count} devices of class {device.device_class}, wanted 1 or more",
+                **wanted,
+            )
         elif device.names and len(device.names) != device.count:
             fault(
                 "count-mismatch",
@@ -145,14 +178,23 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
             cpu_ids = [cpu_of_name(name) for name in device.names]
             for name, cpu in zip(device.names, cpu_ids, strict=True):
                 if cpu is None:
-                    fault("unknown-device", f"there is no CPU device named {name!r}, wanted cpu-<id>", resource=CPU_CLASS, device=name)
+                    fault(
+                        "unknown-device",
+                        f"there is no CPU device named {name!r}, wanted cpu-<id>",
+                        resource=CPU_CLASS,
+                        device=name,
+                    )
             if not device.is_shared:
                 named_cpus += [cpu for cpu in cpu_ids if cpu is not None]
                 cpus += 0 if device.names else device.count
         else:
             counts[device.device_class] = counts.get(device.device_class, 0) + (0 if device.names else device.count)
-            (shared if device.is_shared or device.by_share else names).setdefault(device.device_class, []).extend(device.names)
-    both = {device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()}
+            (shared if device.is_shared or device.by_share else names).setdefault(device.device_class, []).extend(
+                device.names
+            )
+    both = {
+        device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()
+    }
     for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
         for name in sorted({name for name in listed if listed.count(name) > 1}):
             fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
@@ -176,7 +218,14 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
 
 
 def _memory(container: ContainerRequest) -> dict[str, int]:
-    """What the memory policy speaks of; as in kubelet, only for containers whose memory is guaranteed."""
+    """What the memory policy speaks of.
+
+    As in kubelet, only for containers whose memory is guaranteed.
+    """
     if not container.is_memory_fixed:
         return {}
-    return {kind: size for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items())) if size > 0}
+    return {
+        kind: size
+        for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items()))
+        if size > 0
+    }

@@ -1,7 +1,10 @@
-"""Place a pod as kubelet would: container after container in its order, the best for each, and no way back.
+"""Place a pod as kubelet would: container after container in its order, the best for each, and no
+way back.
 
-Flows in: what is available and what is demanded. Flows out: a Placement or the first Conflict. kubelet knows no locality below NUMA nodes; where a pod asks for some,
-each container (with scope pod: the pod) is tried in every domain of that level, and the one with the best hint wins, then the one left with least free.
+Flows in: what is available and what is demanded. Flows out: a Placement or the first Conflict.
+kubelet knows no locality below NUMA nodes; where a pod asks for some, each container (with
+scope pod: the pod) is tried in every domain of that level, and the one with the best hint wins,
+then the one left with least free.
 """
 
 from __future__ import annotations
@@ -34,15 +37,22 @@ class PlacementTask(Struct, frozen=True, kw_only=True):
 
 
 def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placement | Conflict:
-    """Place all containers, or give the conflict of the first that fails. Updates what is available.
+    """Place all containers, or give the conflict of the first that fails.
 
-    Order:   containers in the order of the task; nothing is taken back.
-    Cost:    one merge and one choice a container; with a locality one of each for every domain of the tier.
-    Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go.
+    Updates what is available.
+
+    Order: containers in the order of the task; nothing is taken back.
+    Cost: one merge and one choice a container; with a locality one of
+    each for every domain of the tier.
+    Source: kubelet 1.36 cm/topologymanager/scope_{container,pod}.go.
     """
     placed: dict[int, ContainerPlacement] = {}
     for group in groups_of(task):
-        placements = _admit_local(available, task, group) if task.locality and _wants_places(group) else _admit(available, task, group)
+        placements = (
+            _admit_local(available, task, group)
+            if task.locality and _wants_places(group)
+            else _admit(available, task, group)
+        )
         if isinstance(placements, Conflict):
             return placements
         placed.update(zip((demand.place for demand in group), placements, strict=True))
@@ -59,7 +69,9 @@ def total_of(task: PlacementTask, group: Sequence[ContainerDemand]) -> Container
     return pod_total(group) if task.is_pod else group[0]
 
 
-def tiers_of(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[list[Domain | None]]:
+def tiers_of(
+    available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]
+) -> list[list[Domain | None]]:
     """List the domains to plan a group within, the most local tier first."""
     if not task.locality or not _wants_places(group):
         return [[None]]
@@ -77,11 +89,15 @@ def locality_reason(task: PlacementTask, domain: Domain | None, tier: int) -> Re
     within = f"all within {where} ({', '.join(met)})" if where else "no locality kept"
     message = f"{within}{f'; {chr(32).join(missed)} could not be had' if missed else ''}"
     return Reason(
-        code="locality-missed" if missed else "locality-met", message=message, facts={"domain": where, "met": met, "missed": missed}
+        code="locality-missed" if missed else "locality-met",
+        message=message,
+        facts={"domain": where, "met": met, "missed": missed},
     )
 
 
-def _admit(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
+def _admit(
+    available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]
+) -> list[ContainerPlacement] | Conflict:
     aligned = align(available, total_of(task, group), task.policy, is_pod=task.is_pod)
     if isinstance(aligned, Conflict):
         return aligned
@@ -94,7 +110,9 @@ def _admit(available: NodeAvailability, task: PlacementTask, group: Sequence[Con
     return container_placements
 
 
-def _admit_local(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
+def _admit_local(
+    available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]
+) -> list[ContainerPlacement] | Conflict:
     tier_domains = tiers_of(available, task, group)
     for tier, domains in enumerate(tier_domains):
         tried: list[tuple[tuple[object, ...], Domain | None, NodeAvailability, list[ContainerPlacement]]] = []
@@ -105,7 +123,9 @@ def _admit_local(available: NodeAvailability, task: PlacementTask, group: Sequen
                 tried.append(((*_rank(fork, group, placed), place), domain, fork, placed))
         if tried:
             _, domain, fork, placed = min(tried, key=lambda attempt: attempt[0])
-            available.absorb(fork, domain.cpus if domain is not None else None, domain.devices if domain is not None else None)
+            available.absorb(
+                fork, domain.cpus if domain is not None else None, domain.devices if domain is not None else None
+            )
             reason = locality_reason(task, domain, tier)
             return [
                 structs.replace(container_placement, reasons=(*container_placement.reasons, reason))
@@ -128,13 +148,24 @@ def _within(available: NodeAvailability, domain: Domain | None) -> NodeAvailabil
     return available.fork() if domain is None else available.fork(domain.cpus, domain.devices)
 
 
-def _rank(fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequence[ContainerPlacement]) -> tuple[object, ...]:
+def _rank(
+    fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequence[ContainerPlacement]
+) -> tuple[object, ...]:
     """The better hint, then the fuller domain: what is left whole elsewhere can be asked for later."""
     hint = placed[0].alignment
     nodes = hint.nodes
-    left = sum(len(fork.free[device_class]) for device_class in {device.device_class for demand in group for device in demand.devices})
+    left = sum(
+        len(fork.free[device_class])
+        for device_class in {device.device_class for demand in group for device in demand.devices}
+    )
     cpus = len(fork.free_cpus) if any(demand.cpus for demand in group) else 0
-    return (not hint.preferred, len(nodes) if nodes is not None else 0, nodes.bits if nodes is not None else 0, left, cpus)
+    return (
+        not hint.preferred,
+        len(nodes) if nodes is not None else 0,
+        nodes.bits if nodes is not None else 0,
+        left,
+        cpus,
+    )
 
 
 def _unmet_locality(

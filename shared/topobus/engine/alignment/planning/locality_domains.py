@@ -1,7 +1,10 @@
-"""Domains of locality: what lies within one PCIe switch, NUMA node, socket, L3 cache or group of linked devices.
+"""Domains of locality: what lies within one PCIe switch, NUMA node, socket, L3 cache or group of
+linked devices.
 
-Flows in: what is where on a node, what a container demands, the locality it asked for. Flows out: limits to plan within, in tiers: first those that keep
-every soft wish, last those that keep only what is hard. What is not known is in no domain; on a machine with one NUMA node all is on that node.
+Flows in: what is where on a node, what a container demands, the locality it asked for.
+Flows out: limits to plan within, in tiers: first those that keep every soft wish, last
+those that keep only what is hard. What is not known is in no domain; on a machine with one
+NUMA node all is on that node.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from topobus.values.request import Locality, LocalityLevel
 
 __all__ = ["Domain", "LocalityTopology", "tiers"]
 
-# A machine has a few dozen places of each level; levels combined, and links that are no clean groups, could make more than anyone can try.
+# A machine has a few dozen places of each level; levels combined, and links that are no clean
+# groups, could make more than anyone can try.
 _MOST = 512
 
 
@@ -49,17 +53,24 @@ class LocalityTopology(Struct, frozen=True, kw_only=True):
         return CpuSet.from_bits(reduce(lambda bits, node: bits | self.by_numa.get(node, 0), nodes, 0))
 
     def nodes_of(self, device: Device) -> NodeSet:
-        """NUMA nodes that a device is local to; none when the machine does not tell and has several."""
+        """NUMA nodes that a device is local to.
+
+        None when the machine does not tell and has several.
+        """
         return device.numa_nodes or (self.nodes if len(self.nodes) <= 1 else NodeSet())
 
 
-def tiers(topology: LocalityTopology, demand: ContainerDemand, localities: Sequence[Locality]) -> list[list[Domain | None]]:
+def tiers(
+    topology: LocalityTopology, demand: ContainerDemand, localities: Sequence[Locality]
+) -> list[list[Domain | None]]:
     """List the domains to plan within, the most local tier first; None is the whole node.
 
-    Shapes:  demand — whose classes must find links in a domain of linked devices; localities — as asked, the most important soft one first.
-    Result:  one list a tier: all soft localities kept, then one less each time, at last the hard ones alone. A list is empty when the node has no such place.
-    Errors:  raises nothing.
-    Cost:    at most 512 domains a tier.
+    Shapes: demand — whose classes must find links in a domain of linked devices; localities
+    — as asked, the most important soft one first. Result:  one list a tier: all soft
+    localities kept, then one less each time, at last the hard ones alone. A list is empty
+    when the node has no such place.
+    Errors: raises nothing.
+    Cost: at most 512 domains a tier.
     """
     hard = [locality for locality in localities if locality.is_hard]
     soft = [locality for locality in localities if not locality.is_hard]
@@ -77,7 +88,9 @@ def _combined(topology: LocalityTopology, demand: ContainerDemand, levels: Seque
         combined = (
             domains
             if level is levels[0]
-            else [both for domain in combined for other in domains if (both := _intersection(domain, other)) is not None]
+            else [
+                both for domain in combined for other in domains if (both := _intersection(domain, other)) is not None
+            ]
         )
         combined = combined[:_MOST]
     return combined
@@ -105,15 +118,24 @@ def _of_level(topology: LocalityTopology, demand: ContainerDemand, level: Locali
         name, units = ("socket", topology.by_socket) if level is LocalityLevel.SOCKET else ("L3 cache", topology.by_l3)
         for unit, bits in sorted(units.items()):
             nodes = NodeSet.of(node for node, cpus in topology.by_numa.items() if cpus & bits)
-            # Without an L3 of its own a CPU stands under an id below zero, which is its socket's: not a cache that anybody knows.
+            # Without an L3 of its own a CPU stands under an id below zero, which is its socket's:
+            # not a cache that anybody knows.
             if unit >= 0:
-                rows.append((f"{name} {unit}", CpuSet.from_bits(bits), nodes or (topology.nodes if len(topology.nodes) <= 1 else nodes)))
+                rows.append(
+                    (
+                        f"{name} {unit}",
+                        CpuSet.from_bits(bits),
+                        nodes or (topology.nodes if len(topology.nodes) <= 1 else nodes),
+                    )
+                )
     return [
         Domain(
             key=key,
             cpus=cpus,
             devices={
-                device_class: frozenset(name for name, device in devices.items() if not topology.nodes_of(device).isdisjoint(nodes))
+                device_class: frozenset(
+                    name for name, device in devices.items() if not topology.nodes_of(device).isdisjoint(nodes)
+                )
                 for device_class, devices in topology.devices.items()
             },
         )
@@ -141,7 +163,10 @@ def _switches(topology: LocalityTopology) -> list[Domain]:
 
 
 def _linked(topology: LocalityTopology, demand: ContainerDemand) -> list[Domain]:
-    """Groups in which every device is linked with every other; classes that report no links are not bound."""
+    """Groups in which every device is linked with every other.
+
+    Classes that report no links are not bound.
+    """
     domains: list[Domain] = []
     for device in demand.devices:
         groups = _cliques(topology.devices.get(device.device_class, {}))
@@ -151,7 +176,12 @@ def _linked(topology: LocalityTopology, demand: ContainerDemand) -> list[Domain]
         ]
         if own_domains:
             domains = (
-                [both for first in domains for other in own_domains if (both := _intersection(first, other)) is not None]
+                [
+                    both
+                    for first in domains
+                    for other in own_domains
+                    if (both := _intersection(first, other)) is not None
+                ]
                 if domains
                 else own_domains
             )

@@ -1,7 +1,9 @@
-"""What is free on a node while a pod is being planned: hints come out of it, CPUs and devices are taken from it, one container after the other.
+"""What is free on a node while a pod is being planned: hints come out of it, CPUs and devices are
+taken from it, one container after the other.
 
-Flows in: a NodeView. Flows out: hint lists a container, and what it takes inside an alignment, or the reasons why it cannot. Reuse follows kubelet:
-what an init container held may be taken again by later containers of the same pod.
+Flows in: a NodeView. Flows out: hint lists a container, and what it takes inside an alignment, or
+the reasons why it cannot. Reuse follows kubelet: what an init container held may be taken again by
+later containers of the same pod.
 Source: kubelet 1.36 cm/{cpumanager/policy_static,devicemanager/manager}.go.
 """
 
@@ -32,10 +34,13 @@ __all__ = ["NodeAvailability"]
 
 
 class NodeAvailability:
-    """What is free on one node during one plan. Mutable, so private to the plan; a search works on forks.
+    """What is free on one node during one plan. Mutable, so private to the plan.
 
-    Shapes:  devices — class to name to device, all of them; free — class to names that are healthy and not held; reusable — class to names that init
-             containers of this pod left; the same for CPUs.
+    A search works on forks.
+
+    Shapes: devices — class to name to device, all of them; free — class to names
+    that are healthy and not held; reusable — class to names that init containers of
+    this pod left; the same for CPUs.
     """
 
     def __init__(self, view: NodeView) -> None:
@@ -50,7 +55,9 @@ class NodeAvailability:
         self.devices = {name: {device.name: device for device in devices} for name, devices in view.devices.items()}
         self.free = {
             name: {
-                device.name for device in devices.values() if device.is_allocatable and device.name not in view.held_devices.get(name, {})
+                device.name
+                for device in devices.values()
+                if device.is_allocatable and device.name not in view.held_devices.get(name, {})
             }
             for name, devices in self.devices.items()
         }
@@ -58,13 +65,17 @@ class NodeAvailability:
         self.reusable_cpus = CpuSet()
         self.reusable: dict[str, set[str]] = {}
         self.own: Mapping[str, Mapping[str, str]] = {}
-        """What containers of this pod keep: class to device to container. Of CPUs the container alone, with how many."""
+        """What containers of this pod keep: class to device to container. Of CPUs the container
+        alone, with how many."""
         self.own_cpus: Mapping[str, int] = {}
         self._sockets = socket_of_nodes(view.cores)
         self._sites: dict[str, dict[str, Site]] = {}
 
     def sites(self, device_class: str) -> Mapping[str, Site]:
-        """Say where the devices of a class sit; empty for a class that the node does not have. Worked out once a plan."""
+        """Say where the devices of a class sit; empty for a class that the node does not have.
+
+        Worked out once a plan.
+        """
         if device_class not in self._sites:
             self._sites[device_class] = {
                 device.name: site_of(device, self._sockets) for device in self.devices.get(device_class, {}).values()
@@ -84,18 +95,30 @@ class NodeAvailability:
             by_l3=topology.by_l3,
         )
 
-    def fork(self, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> NodeAvailability:
-        """Copy what is free, cut down to the limits; None and absent classes are not limited. The copy changes apart from this one."""
+    def fork(
+        self, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None
+    ) -> NodeAvailability:
+        """Copy what is free, cut down to the limits; None and absent classes are not limited.
+
+        The copy changes apart from this one.
+        """
         part = copy.copy(self)
         limits = devices or {}
-        part.free = {name: names & frozenset(limits[name]) if name in limits else set(names) for name, names in self.free.items()}
-        part.reusable = {name: names & frozenset(limits[name]) if name in limits else set(names) for name, names in self.reusable.items()}
+        part.free = {
+            name: names & frozenset(limits[name]) if name in limits else set(names) for name, names in self.free.items()
+        }
+        part.reusable = {
+            name: names & frozenset(limits[name]) if name in limits else set(names)
+            for name, names in self.reusable.items()
+        }
         if cpus is not None:
             part.free_cpus &= cpus
             part.reusable_cpus &= cpus
         return part
 
-    def absorb(self, fork: NodeAvailability, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> None:
+    def absorb(
+        self, fork: NodeAvailability, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None
+    ) -> None:
         """Take over what happened in a fork that was made with these limits."""
         self.memory, self.own, self.own_cpus = fork.memory, fork.own, fork.own_cpus
         limits = devices or {}
@@ -109,10 +132,12 @@ class NodeAvailability:
             self.reusable_cpus = (self.reusable_cpus - cpus) | fork.reusable_cpus
 
     def hint_lists(self, demand: ContainerDemand, *, is_pod: bool = False) -> list[ResourceHints]:
-        """Collect the opinion of each resource that the demand touches, in kubelet's order: CPUs, devices by class, memory by kind.
+        """Collect the opinion of each resource that the demand touches, in kubelet's order: CPUs,
+        devices by class, memory by kind.
 
-        Shapes:  is_pod — scope pod, which starts without anything to reuse. Named CPUs and devices are resources of their own.
-        Errors:  raises nothing for a demand that `demand_faults` has nothing against.
+        Shapes: is_pod — scope pod, which starts without anything to reuse. Named CPUs and
+        devices are resources of their own.
+        Errors: raises nothing for a demand that `demand_faults` has nothing against.
         """
         lists: list[ResourceHints] = []
         reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
@@ -130,15 +155,22 @@ class NodeAvailability:
             opinion = cpu_rule(homes, demand.named_cpus, len(demand.named_cpus)) if any(homes.values()) else None
             lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", opinion=opinion))
         for device in demand.devices:
-            lists += self._device_lists(device, reusable=set() if is_pod else self.reusable.get(device.device_class, set()))
+            lists += self._device_lists(
+                device, reusable=set() if is_pod else self.reusable.get(device.device_class, set())
+            )
         return [*lists, *self._memory_lists(demand, is_pod=is_pod)]
 
     def take(self, demand: ContainerDemand, hint: Hint) -> ContainerAllocation | list[Reason]:
-        """Take what a container demands, inside the alignment first; the reasons when that fails. Updates what is free and what may be reused.
+        """Take what a container demands, inside the alignment first; the reasons when that fails.
 
-        Shapes:  hint — the merged one; without nodes nothing is aligned.
-        Order:   memory first, since it alone may fail after a merge; devices with links before others, so that these can go next to them.
-        Source:  kubelet 1.36 cm/{cpumanager/policy_static,devicemanager/manager,memorymanager/policy_static}.go, Allocate.
+        Updates what is free and what may be reused.
+
+        Shapes: hint — the merged one; without nodes nothing is aligned.
+        Order: memory first, since it alone may fail after a merge; devices with links before
+        others, so that these can go next to them.
+        Source: kubelet 1.36
+        cm/{cpumanager/policy_static,devicemanager/manager,memorymanager/policy_static}.go,
+        Allocate.
         """
         nodes = hint.nodes
         blocks = self.memory.take(demand.memory, hint, demand.kind)
@@ -147,10 +179,16 @@ class NodeAvailability:
         cpus = CpuSet()
         if demand.cpus:
             assigned = assign_cpus(
-                self.topology, (self.free_cpus | self.reusable_cpus) - demand.named_cpus, demand.cpus, nodes, self.view.options.cpu
+                self.topology,
+                (self.free_cpus | self.reusable_cpus) - demand.named_cpus,
+                demand.cpus,
+                nodes,
+                self.view.options.cpu,
             )
             if assigned is None:
-                return [demand.unmet("not-enough-cpus", f"{demand.cpus} exclusive CPUs cannot be taken together", CPU_CLASS)]
+                return [
+                    demand.unmet("not-enough-cpus", f"{demand.cpus} exclusive CPUs cannot be taken together", CPU_CLASS)
+                ]
             cpus = assigned
         cpus |= demand.named_cpus
         devices: dict[str, tuple[str, ...]] = {}
@@ -164,7 +202,9 @@ class NodeAvailability:
             ),
         )
         for place, device_demand in enumerate(waiting):
-            choice, strays = self._choose(device_demand, nodes, self._neighbours(device_demand, devices, waiting[place + 1 :], nodes))
+            choice, strays = self._choose(
+                device_demand, nodes, self._neighbours(device_demand, devices, waiting[place + 1 :], nodes)
+            )
             devices[device_demand.device_class] = tuple(sorted({*choice.names, *device_demand.shared}))
             if device_demand.any_count:
                 choices[device_demand.device_class] = choice
@@ -183,7 +223,9 @@ class NodeAvailability:
         )
 
     def usable(self, device_class: str) -> set[str]:
-        """Names of the devices of a class that can be taken: free ones, and those that earlier containers left for reuse."""
+        """Names of the devices of a class that can be taken: free ones, and those that earlier
+        containers left for reuse.
+        """
         return self.free[device_class] | self.reusable.get(device_class, set())
 
     def _device_lists(self, device: DeviceDemand, *, reusable: set[str]) -> Iterable[ResourceHints]:
@@ -192,12 +234,15 @@ class NodeAvailability:
         if device.names:
             named = [devices[name] for name in device.names]
             yield ResourceHints(
-                resource=f"{device.device_class} (named)", opinion=device_rule(named, device.names, len(device.names), nodes)
+                resource=f"{device.device_class} (named)",
+                opinion=device_rule(named, device.names, len(device.names), nodes),
             )
         if device.any_count:
             asked = self.view.custom_hints.get(f"{device.device_class}/{device.any_count}")
             if asked is not None:
-                yield ResourceHints(resource=device.device_class, opinion=tuple(Hint(nodes, preferred) for nodes, preferred in asked))
+                yield ResourceHints(
+                    resource=device.device_class, opinion=tuple(Hint(nodes, preferred) for nodes, preferred in asked)
+                )
             elif device.device_class in self.view.silent_classes:
                 yield ResourceHints(resource=device.device_class, opinion=None)
             else:
@@ -213,7 +258,10 @@ class NodeAvailability:
                 yield ResourceHints(resource=device.device_class, opinion=opinion)
 
     def _memory_lists(self, demand: ContainerDemand, *, is_pod: bool) -> Iterable[ResourceHints]:
-        """One list a kind of memory, the same for all, as kubelet has it; nothing that fits is "no opinion" there, and impossible when corrected."""
+        """One list a kind of memory, the same for all, as kubelet has it.
+
+        Nothing that fits is "no opinion" there, and impossible when corrected.
+        """
         rule = self.memory.rule(demand.memory, is_pod=is_pod)
         if rule is not None:
             is_silent = rule.is_empty and self.view.options.mode is PlanMode.COMPATIBLE
@@ -221,7 +269,11 @@ class NodeAvailability:
                 yield ResourceHints(resource=kind, opinion=None if is_silent else rule)
 
     def _neighbours(
-        self, demand: DeviceDemand, chosen: Mapping[str, tuple[str, ...]], waiting: Iterable[DeviceDemand], nodes: NodeSet | None
+        self,
+        demand: DeviceDemand,
+        chosen: Mapping[str, tuple[str, ...]],
+        waiting: Iterable[DeviceDemand],
+        nodes: NodeSet | None,
     ) -> list[Neighbours]:
         """The other classes: those chosen as they are, those to come as what could be chosen."""
         neighbours = [
@@ -230,17 +282,29 @@ class NodeAvailability:
             if devices
         ]
         for other in waiting:
-            usable = [self.devices[other.device_class][name] for name in sorted(self.usable(other.device_class) | set(other.names))]
+            usable = [
+                self.devices[other.device_class][name]
+                for name in sorted(self.usable(other.device_class) | set(other.names))
+            ]
             if other.names and not other.any_count:
                 usable = [device for device in usable if device.name in other.names]
             split = split_by_affinity(usable, nodes)
-            names = split.aligned if len(split.aligned) >= other.count else (*split.aligned, *split.unaligned, *split.no_affinity)
+            names = (
+                split.aligned
+                if len(split.aligned) >= other.count
+                else (*split.aligned, *split.unaligned, *split.no_affinity)
+            )
             sites = self.sites(other.device_class)
             neighbours.append(Neighbours(Counter(sites[name] for name in names), other.count))
         return neighbours
 
-    def _choose(self, device_demand: DeviceDemand, nodes: NodeSet | None, neighbours: list[Neighbours]) -> tuple[Choice, tuple[str, ...]]:
-        """Choose by kubelet's order: reusable ones, then aligned ones, then the rest; the choice inside each is ours."""
+    def _choose(
+        self, device_demand: DeviceDemand, nodes: NodeSet | None, neighbours: list[Neighbours]
+    ) -> tuple[Choice, tuple[str, ...]]:
+        """Choose by kubelet's order: reusable ones, then aligned ones, then the rest.
+
+        The choice inside each is ours.
+        """
         devices, sites = self.devices[device_demand.device_class], self.sites(device_demand.device_class)
         free = [devices[name] for name in sorted(self.free[device_demand.device_class] - device_demand.spoken_for)]
         reuse = sorted(self.reusable.get(device_demand.device_class, set()) - device_demand.spoken_for)
@@ -267,7 +331,9 @@ class NodeAvailability:
                 strays = (*strays, *bucket) if nodes is not None and bucket is not split.aligned else strays
                 continue
             before = {device.name for device in must}
-            choice = choose_devices([devices[name] for name in bucket], sites, total, must_include=must, neighbours=neighbours, free=free)
+            choice = choose_devices(
+                [devices[name] for name in bucket], sites, total, must_include=must, neighbours=neighbours, free=free
+            )
             if nodes is not None and bucket is not split.aligned:
                 strays = tuple(name for name in choice.names if name not in before)
             return choice, strays

@@ -1,7 +1,8 @@
 """Make the NodeView that a plan works on, out of the machine, the inventories and the ledger.
 
-Flows in: what discovery, the device services and the ledger say. Flows out: one frozen value, which a decision event keeps, so that the plan can be made again.
-A view of another state (an owner gone, a claim allocated, another ledger) is a new value made from it.
+Flows in: what discovery, the device services and the ledger say. Flows out: one frozen value, which
+a decision event keeps, so that the plan can be made again. A view of another state (an owner gone,
+a claim allocated, another ledger) is a new value made from it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def cpu_of_name(name: str) -> int | None:
     (7, None, None, None)
     """
     digits = name.removeprefix(_PREFIX)
-    if not (name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) <= len(str(CpuSet.MAX_ID))):
+    if not (
+        name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) <= len(str(CpuSet.MAX_ID))
+    ):
         return None
     # A number that no set of CPUs can have is a name that no CPU has.
     return int(digits) if str(int(digits)) == digits and int(digits) <= CpuSet.MAX_ID else None
@@ -79,15 +82,17 @@ def node_view(
 ) -> NodeView:
     """Put together what a plan sees.
 
-    Shapes:  inventories — by class; ledger — None when nothing is held; custom_hints — by `class/count`; unheard_classes — classes of silent services to
-             since when (their devices are Unknown); silent_classes — classes whose service was asked for hints and did not answer.
-    Units:   reserved_memory — bytes by NUMA node.
-    Order:   independent of the order of inventories and devices: all are sorted.
-    Errors:  raises nothing; CPUs that are offline are left out.
+    Shapes: inventories — by class; ledger — None when nothing is held; custom_hints — by
+    `class/count`; unheard_classes — classes of silent services to since when (their devices are
+    Unknown); silent_classes — classes whose service was asked for hints and did not answer.
+    Units: reserved_memory — bytes by NUMA node.
+    Order: independent of the order of inventories and devices: all are sorted.
+    Errors: raises nothing; CPUs that are offline are left out.
     """
     silences = unheard_classes or {}
     inventories = {
-        name: unheard(inventory, since=silences[name]) if name in silences else inventory for name, inventory in inventories.items()
+        name: unheard(inventory, since=silences[name]) if name in silences else inventory
+        for name, inventory in inventories.items()
     }
     cpu_inventory = inventories.get(CPU_CLASS)
     sick = _sick_cpus(cpu_inventory.devices) if cpu_inventory is not None else CpuSet()
@@ -105,19 +110,28 @@ def node_view(
             for name, inventory in sorted(inventories.items())
             if name != CPU_CLASS
         },
-        counter_sets={name: inventory.counter_sets for name, inventory in sorted(inventories.items()) if inventory.counter_sets},
+        counter_sets={
+            name: inventory.counter_sets for name, inventory in sorted(inventories.items()) if inventory.counter_sets
+        },
         unhealthy_cpus=sick,
-        memory=tuple(_memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes),
+        memory=tuple(
+            _memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes
+        ),
         unheard_classes=dict(sorted(silences.items())),
         silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
-        resource_names={inventory.resource: name for name, inventory in sorted(inventories.items()) if inventory.resource},
+        resource_names={
+            inventory.resource: name for name, inventory in sorted(inventories.items()) if inventory.resource
+        },
     )
     return with_ledger(empty, ledger) if ledger is not None else empty
 
 
 def _sick_cpus(devices: Sequence[Device]) -> CpuSet:
-    """List CPUs that nobody gets; one that is only not listed by itself any more, but in a group, is none of these."""
+    """List CPUs that nobody gets.
+
+    One that is only not listed by itself any more, but in a group, is none of these.
+    """
     grouped = CpuSet()
     for device in devices:
         if is_cpu_group(device) and device.is_allocatable:
@@ -125,7 +139,9 @@ def _sick_cpus(devices: Sequence[Device]) -> CpuSet:
     return CpuSet.of(
         device.cpu
         for device in devices
-        if device.cpu is not None and not device.is_allocatable and not (device.cpu in grouped and _is_only_gone(device))
+        if device.cpu is not None
+        and not device.is_allocatable
+        and not (device.cpu in grouped and _is_only_gone(device))
     )
 
 
@@ -159,12 +175,17 @@ def aligned_view(
     *,
     unheard_classes: Mapping[str, str] | None = None,
 ) -> NodeView:
-    """Put together what the node's own plan would see, from what it publishes: for who plans for a node from elsewhere.
+    """Put together what the node's own plan would see, from what it publishes: for who plans for a
+    node from elsewhere.
 
-    Shapes:  alignment — the node's options, reserved CPUs and memory (text of a node id to bytes; what is no id is ignored).
-    Errors:  raises nothing. Custom hints are not published, so classes that have some are planned by their devices' nodes.
+    Shapes: alignment — the node's options, reserved CPUs and memory (text of a node id to
+    bytes; what is no id is ignored).
+    Errors: raises nothing. Custom hints are not published, so classes that have some are
+    planned by their devices' nodes.
     """
-    reserved = {int(node): size for node, size in alignment.reserved_memory.items() if node.isascii() and node.isdecimal()}
+    reserved = {
+        int(node): size for node, size in alignment.reserved_memory.items() if node.isascii() and node.isdecimal()
+    }
     return node_view(
         machine,
         inventories,
@@ -187,10 +208,12 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
     shares: dict[str, set[str]] = {}
     for key, allocation in sorted(ledger.allocations.items()):
         if not any(holding.devices or holding.cpus or holding.memory for holding in allocation.holdings):
-            # Placed, too, though it asked for nothing: without it the pod could be placed again, and two decisions would stand for one owner.
+            # Placed, too, though it asked for nothing: without it the pod could be placed again,
+            # and two decisions would stand for one owner.
             held_cpus[key] = CpuSet()
         if any(holding.shared for holding in allocation.holdings):
-            # Of several owners with a share of one device a view names the last; this one is placed, too.
+            # Of several owners with a share of one device a view names the
+            # last; this one is placed, too.
             held_cpus[key] = CpuSet()
         for holding in allocation.holdings:
             for device_class, names in holding.devices.items():
@@ -215,9 +238,12 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
 
 
 def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]]) -> NodeView:
-    """Give the same node with more devices held by an owner; what is held already stays its holder's.
+    """Give the same node with more devices held by an owner.
 
-    Shapes:  devices — class to names, CPUs by their device names (`cpu-7`); what is no CPU's name is ignored there.
+    What is held already stays its holder's.
+
+    Shapes: devices — class to names, CPUs by their device names (`cpu-7`); what is
+    no CPU's name is ignored there.
     """
     held = {name: dict(holders) for name, holders in view.held_devices.items()}
     cpus = CpuSet()
@@ -228,14 +254,20 @@ def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]
             held[device_class] = dict.fromkeys(names, owner) | held.get(device_class, {})
     held_cpus = {**view.held_cpus, owner: view.held_cpus.get(owner, CpuSet()) | cpus} if cpus else view.held_cpus
     return structs.replace(
-        view, held_devices={name: dict(sorted(owners.items())) for name, owners in sorted(held.items())}, held_cpus=held_cpus
+        view,
+        held_devices={name: dict(sorted(owners.items())) for name, owners in sorted(held.items())},
+        held_cpus=held_cpus,
     )
 
 
 def _memory(node: NumaNode, reserved: int) -> NumaMemory:
-    """Ordinary memory is what is left beside the huge pages and what is reserved, as kubelet counts."""
+    """Ordinary memory is what is left beside the huge pages and what is reserved, as kubelet
+    counts.
+    """
     pools = {f"hugepages-{_size(pool.page_bytes)}": pool.total * pool.page_bytes for pool in node.hugepages}
-    return NumaMemory(id=node.id, allocatable={MEMORY: max(0, node.memory_bytes - sum(pools.values()) - reserved), **pools})
+    return NumaMemory(
+        id=node.id, allocatable={MEMORY: max(0, node.memory_bytes - sum(pools.values()) - reserved), **pools}
+    )
 
 
 def _size(size_bytes: int) -> str:
@@ -254,11 +286,13 @@ def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
     return structs.replace(
         view,
         held_devices={
-            name: {device: owner for device, owner in held.items() if owner not in owner_keys} for name, held in view.held_devices.items()
+            name: {device: owner for device, owner in held.items() if owner not in owner_keys}
+            for name, held in view.held_devices.items()
         },
         held_shares={
             device_class: {
-                name: {owner: share for owner, share in shares.items() if owner not in owner_keys} for name, shares in devices.items()
+                name: {owner: share for owner, share in shares.items() if owner not in owner_keys}
+                for name, shares in devices.items()
             }
             for device_class, devices in view.held_shares.items()
         },

@@ -1,11 +1,13 @@
 """Place a pod on a node: all its containers, or none, with reasons.
 
-Flows in: a NodeView and a PodRequest. Flows out: a Placement, or a Refusal whose reasons a machine can act on. A pure function: the same inputs give the
-same answer, so a decision event replays by calling `place` again.
+Flows in: a NodeView and a PodRequest. Flows out: a Placement, or a Refusal whose reasons a
+machine can act on. A pure function: the same inputs give the same answer, so a decision event
+replays by calling `place` again.
 
-Containers are planned in kubelet's order (init containers and sidecars, then app containers), each with one merge (scope container) or all with one
-merge of the pod's totals (scope pod); CPUs and devices are taken inside the alignment first, then, where the policy allows it, outside.
-Pools are resources of their own, as they are to kubelet: `resource_pools` says how.
+Containers are planned in kubelet's order (init containers and sidecars, then app containers), each
+with one merge (scope container) or all with one merge of the pod's totals (scope pod); CPUs and
+devices are taken inside the alignment first, then, where the policy allows it, outside. Pools are
+resources of their own, as they are to kubelet: `resource_pools` says how.
 """
 
 from __future__ import annotations
@@ -39,17 +41,22 @@ from topobus.values.view import NodeView, PlanMode
 
 __all__ = ["place", "plan", "policy_of", "prefer"]
 
-# Steps spent on finding out whether a pod that mode compatible refuses would fit otherwise, for the hint in the refusal.
+# Steps spent on finding out whether a pod that mode compatible refuses would fit
+# otherwise, for the hint in the refusal.
 _HINT_STEPS = 200
 
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     """Place all containers of a pod, or say why not and what would have to be freed.
 
-    Shapes:  view — by class, with what the pod's claims hold held by them; request — as it came. The Placement has one entry a container, in its order.
-    Errors:  raises nothing for any request; a Refusal has a reason for each fault, and `to_free` is proved by planning without these owners.
-    Cost:    one merge and one choice of devices a container; a refusal up to 200 further plans, in mode corrected up to `search_steps` tries.
-    Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected: docs/adr/0009-upstreams-order-by-default.md.
+    Shapes: view — by class, with what the pod's claims hold held by them; request — as it came. The
+    Placement has one entry a container, in its order.
+    Errors: raises nothing for any request; a Refusal has a reason for each fault, and `to_free` is
+    proved by planning without these owners.
+    Cost: one merge and one choice of devices a container; a refusal up to 200 further plans, in
+    mode corrected up to `search_steps` tries.
+    Source: kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected:
+    docs/adr/0009-upstreams-order-by-default.md.
     """
     request = named_by_class(view, request)
     if faults := share_faults(view, request):
@@ -69,10 +76,11 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
 def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
     """Place without looking into what would have to be freed: for whoever tries many requests.
 
-    Shapes:  view, request — as for `place`; steps — the budget of the search in mode corrected, instead of the node's own.
-    Result:  a Refusal is a fault of the request itself, a Conflict what stopped the first container that failed, GaveUp that the budget was spent.
-    Errors:  raises nothing.
-    Cost:    as `place` without a refusal's plans.
+    Shapes: view, request — as for `place`; steps — the budget of the search in mode corrected,
+    instead of the node's own. Result:  a Refusal is a fault of the request itself, a Conflict what
+    stopped the first container that failed, GaveUp that the budget was spent.
+    Errors: raises nothing.
+    Cost: as `place` without a refusal's plans.
     """
     request = named_by_class(view, request)
     if faults := share_faults(view, request):
@@ -92,7 +100,8 @@ def _place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     if isinstance(outcome, Placement | Refusal):
         return outcome
     is_corrected = view.options.mode is PlanMode.CORRECTED
-    # One budget for all that is tried to find out what to free: the answer must not take a hundred times as long as the plan.
+    # One budget for all that is tried to find out what to free: the answer must not take a
+    # hundred times as long as the plan.
     spare = Steps(view.options.search_steps if is_corrected else 0)
     if isinstance(outcome, GaveUp):
         spare = Steps(0)
@@ -105,8 +114,13 @@ def _place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     if isinstance(outcome, GaveUp):
         return structs.replace(refusal, reasons=(outcome.reason,))
     if not is_corrected and _would_fit_otherwise(view, request):
-        message = "another order or choice of hints and devices would fit: mode corrected finds it (alignment.mode of the topology service)"
-        return structs.replace(refusal, reasons=(*refusal.reasons, Reason(code="fits-in-corrected-mode", message=message)))
+        message = (
+            "another order or choice of hints and devices would fit: mode corrected finds it (alignment.mode of "
+            "the topology service)"
+        )
+        return structs.replace(
+            refusal, reasons=(*refusal.reasons, Reason(code="fits-in-corrected-mode", message=message))
+        )
     return refusal
 
 
@@ -146,7 +160,8 @@ def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
 def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
     """Name what the pod asks for itself on a node that does not let it.
 
-    Policy none is never forbidden to a claim: its devices are chosen already, and a claim that asks for no alignment comes with this policy.
+    Policy none is never forbidden to a claim: its devices are chosen already, and a claim that asks
+    for no alignment comes with this policy.
     """
     options = view.options
     if options.allow_request_policy:
@@ -160,7 +175,8 @@ def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
     return [
         Reason(
             code="policy-forbidden",
-            message=f"{request.owner} asks for {what} {wanted}, and this node allows no {what} but its own{f', {own}' if own else ''}",
+            message=f"{request.owner} asks for {what} {wanted}, and this node allows no {what} but its "
+            f"own{f', {own}' if own else ''}",
             facts={"what": what, "wanted": str(wanted), "node": str(own)},
         )
         for what, wanted, own in asked
@@ -169,18 +185,24 @@ def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
 
 
 def _too_many_nodes(view: NodeView, policy: Policy) -> list[Reason]:
-    """Where kubelet does not start on a machine above the limit, the limit here is the operator's wish, and the pods are refused."""
+    """Where kubelet does not start on a machine above the limit, the limit here is the operator's
+    wish, and the pods are refused.
+    """
     limit, nodes = view.options.max_allowable_numa_nodes, len(view.numa_nodes)
     if not limit or nodes <= limit or policy is Policy.NONE:
         return []
-    message = f"this machine has {nodes} NUMA nodes and max-allowable-numa-nodes is {limit}: raise it, set it to 0, or use policy none"
+    message = (
+        f"this machine has {nodes} NUMA nodes and max-allowable-numa-nodes is {limit}: raise it, set it to 0, or "
+        "use policy none"
+    )
     return [Reason(code="too-many-numa-nodes", message=message, facts={"nodes": nodes, "limit": limit})]
 
 
 def policy_of(view: NodeView, request: PodRequest) -> Policy:
     """Give the policy that applies: the request's, else the node's.
 
-    A claim whose devices are all chosen already is aligned as well as possible and never turned away: its allocation stands.
+    A claim whose devices are all chosen already is aligned as well as possible and never
+    turned away: its allocation stands.
     """
     if request.policy is not None:
         return request.policy
@@ -200,13 +222,16 @@ def prefer(
     withheld: Collection[str] = (),
     is_from_end: bool = False,
 ) -> tuple[tuple[str, ...], str]:
-    """Choose the best `size` of the available devices, and say why: the answer to GetPreferredAllocation.
+    """Choose the best `size` of the available devices, and say why: the answer to
+    GetPreferredAllocation.
 
-    Shapes:  available, must_include — device names of the class, in any order; withheld — free devices that are about to be another owner's, taken
-             after all others; is_from_end — of equally aligned devices the largest names, for a caller beside one that takes the smallest.
-    Result:  `size` names, those of `must_include` first; fewer only when fewer are available. Names that the inventory does not know come last.
-    Errors:  raises nothing and never fails: kubelet would refuse the pod.
-    Cost:    one choice of devices (`choose_devices`).
+    Shapes: available, must_include — device names of the class, in any order; withheld — free
+    devices that are about to be another owner's, taken after all others; is_from_end — of equally
+    aligned devices the largest names, for a caller beside one that takes the smallest. Result:
+    `size` names, those of `must_include` first; fewer only when fewer are available. Names that the
+    inventory does not know come last.
+    Errors: raises nothing and never fails: kubelet would refuse the pod.
+    Cost: one choice of devices (`choose_devices`).
     """
     musts = tuple(dict.fromkeys(must_include))
     pool = tuple(sorted(set(available) - set(musts)))
@@ -217,12 +242,17 @@ def prefer(
     node = NodeAvailability(view)
     devices = node.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
-    # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
-    free = [devices[name] for name in pool if name in devices and devices[name].is_allocatable and name not in spoken_for]
+    # kubelet knows neither pods placed without it nor what went sick a moment ago: such
+    # devices come after all others.
+    free = [
+        devices[name] for name in pool if name in devices and devices[name].is_allocatable and name not in spoken_for
+    ]
     fit = [device for device in free if device.name not in withheld]
     kept = [devices[name] for name in musts if name in devices]
     strangers = len(musts) - len(kept)
-    choice = choose_devices(fit, node.sites(device_class), size - strangers, must_include=kept, free=free, is_from_end=is_from_end)
+    choice = choose_devices(
+        fit, node.sites(device_class), size - strangers, must_include=kept, free=free, is_from_end=is_from_end
+    )
     chosen = [*musts, *(name for name in choice.names if name not in musts)]
     rest = sorted((name for name in pool if name not in chosen), reverse=is_from_end)
     rest.sort(key=lambda name: (name in spoken_for, name not in devices, name in withheld))
@@ -235,7 +265,10 @@ def prefer(
 
 
 def _spoken_for(view: NodeView, device_class: str) -> set[str]:
-    """Devices of live pods and claims; what kubelet's own allocations hold is free when kubelet offers it again."""
+    """Devices of live pods and claims.
+
+    What kubelet's own allocations hold is free when kubelet offers it again.
+    """
     stale = (f"{OwnerKind.DEVICE_PLUGIN}/", f"{OwnerKind.CONTAINER}/")
     if device_class == CPU_CLASS:
         return {cpu_name(cpu) for owner, cpus in view.held_cpus.items() if not owner.startswith(stale) for cpu in cpus}
@@ -243,13 +276,23 @@ def _spoken_for(view: NodeView, device_class: str) -> set[str]:
 
 
 def _prefer_cpus(
-    view: NodeView, pool: Sequence[str], musts: tuple[str, ...], size: int, withheld: Collection[str], *, is_from_end: bool
+    view: NodeView,
+    pool: Sequence[str],
+    musts: tuple[str, ...],
+    size: int,
+    withheld: Collection[str],
+    *,
+    is_from_end: bool,
 ) -> tuple[tuple[str, ...], str]:
     """Whole free cores first, as the static policy packs."""
     node = NodeAvailability(view)
     spoken_for = _spoken_for(view, CPU_CLASS)
     wanted = size - len(musts)
-    ids = {name: cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in node.online and name not in spoken_for}
+    ids = {
+        name: cpu
+        for name in pool
+        if (cpu := cpu_of_name(name)) is not None and cpu in node.online and name not in spoken_for
+    }
     free = CpuSet.of(ids.values())
     offered = CpuSet.of(cpu for name, cpu in ids.items() if name not in withheld)
     if len(offered) < min(wanted, len(free)):
@@ -260,6 +303,9 @@ def _prefer_cpus(
     taken = node.topology.mirrored_cpus(taken) if is_from_end else taken
     chosen = [*musts, *(cpu_name(cpu) for cpu in taken)]
     taken_names = set(chosen)
-    rest = sorted((name for name in pool if name not in taken_names), key=lambda name: (name in spoken_for, name in withheld, name))
+    rest = sorted(
+        (name for name in pool if name not in taken_names),
+        key=lambda name: (name in spoken_for, name in withheld, name),
+    )
     chosen += rest[: max(0, size - len(chosen))]
     return tuple(chosen), "whole free cores first"

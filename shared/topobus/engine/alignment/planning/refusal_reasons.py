@@ -1,7 +1,9 @@
-"""Say why a pod does not fit, what would have to give way, and whose devices would have to be freed.
+"""Say why a pod does not fit, what would have to give way, and whose devices would have to be
+freed.
 
-Flows in: the conflict that stopped the plan, and a way to ask "and if these owners were gone?". Flows out: a Refusal. All searches are bounded; where a
-bound cuts in, the answer is still true, but perhaps not the smallest.
+Flows in: the conflict that stopped the plan, and a way to ask "and if these owners were
+gone?". Flows out: a Refusal. All searches are bounded; where a bound cuts in, the answer is
+still true, but perhaps not the smallest.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ __all__ = ["Conflict", "explain_conflict"]
 _FREE_BUDGET = 200
 # What the fact `nodes` says when no set of NUMA nodes is offered.
 _NOWHERE = "none"
-# Sets of owners beyond this size are found by leaving out one owner after the other instead of by trying all sets.
+# Sets of owners beyond this size are found by leaving out one owner after the other
+# instead of by trying all sets.
 _FREE_SIZE = 3
-# Devices that nobody new gets now, of which it is tried which would be enough; with more of them something else is wrong.
+# Devices that nobody new gets now, of which it is tried which would be enough; with more
+# of them something else is wrong.
 _RECOVER_TRIES = 16
 
 
@@ -51,12 +55,16 @@ class Conflict(Struct, frozen=True, kw_only=True):
     """Said after all other reasons."""
 
 
-def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fits: Callable[[NodeView], bool]) -> Refusal:
+def explain_conflict(
+    view: NodeView, request: PodRequest, conflict: Conflict, fits: Callable[[NodeView], bool]
+) -> Refusal:
     """Turn a conflict into a Refusal with reasons and what to free.
 
-    Shapes:  fits — says whether the request fits a view; it is asked of this node without some owners.
-    Order:   of reasons: the policy's, each resource's by name, what to relax, the conflict's own notes.
-    Cost:    at most 440 calls of `fits`.
+    Shapes: fits — says whether the request fits a view; it is asked of
+    this node without some owners.
+    Order: of reasons: the policy's, each resource's by name, what to
+    relax, the conflict's own notes.
+    Cost: at most 440 calls of `fits`.
     """
     reasons = list(conflict.reasons)
     if conflict.merged is not None and conflict.policy is not None:
@@ -123,16 +131,25 @@ def _offer_text(hint_list: HintList, policy: Policy) -> str:
     return f"on NUMA node {nodes}" if nodes != _NOWHERE else "on no NUMA node"
 
 
-def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason:
+def _resource_reason(
+    available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy
+) -> Reason:
     """How much of a resource is where, and which node sets it offers."""
     resource = hint_list.resource.removesuffix(" (named)")
     if resource == CPU_CLASS:
         wanted = len(demand.named_cpus) if hint_list.resource != resource else demand.cpus
-        rows = [(node, len(cpus), len(cpus & available.free_cpus)) for node, cpus in available.topology.cpus_by_node().items()]
+        rows = [
+            (node, len(cpus), len(cpus & available.free_cpus))
+            for node, cpus in available.topology.cpus_by_node().items()
+        ]
     elif resource in demand.memory:
         wanted = demand.memory[resource]
         nodes = memory_nodes(available.memory.allocatable, available.memory.blocks)
-        rows = [(node.id, node.amounts[resource].allocatable, node.amounts[resource].free) for node in nodes if resource in node.amounts]
+        rows = [
+            (node.id, node.amounts[resource].allocatable, node.amounts[resource].free)
+            for node in nodes
+            if resource in node.amounts
+        ]
     else:
         device_demand = demand.of_class(resource)
         wanted = len(device_demand.names) if hint_list.resource != resource else device_demand.any_count
@@ -141,7 +158,11 @@ def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_
             (
                 node,
                 sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes),
-                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes and device.name in available.free[resource]),
+                sum(
+                    1
+                    for device in devices
+                    if device.numa_nodes and node in device.numa_nodes and device.name in available.free[resource]
+                ),
             )
             for node in available.view.numa_nodes
         ]
@@ -162,7 +183,8 @@ def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_
         table = (*table, first_of(out))
     return Reason(
         code="resource-nodes",
-        message=f"{hint_list.resource}: {wanted} wanted, offered {_offer_text(hint_list, policy)} ({'; '.join(table) or 'none exists'})",
+        message=f"{hint_list.resource}: {wanted} wanted, offered {_offer_text(hint_list, policy)} "
+        f"({'; '.join(table) or 'none exists'})",
         facts={
             "container": demand.name,
             "resource": hint_list.resource,
@@ -181,7 +203,10 @@ class _WithoutNode(Struct, frozen=True, kw_only=True):
 
 
 def _without_node(available: NodeAvailability, resource: str) -> _WithoutNode | None:
-    """Find what is in no hint, as in kubelet, since its NUMA node is not known; None when there is nothing of the kind."""
+    """Find what is in no hint, as in kubelet, since its NUMA node is not known.
+
+    None when there is nothing of the kind.
+    """
     if resource == CPU_CLASS:
         cpus = available.online
         for at_home in available.topology.cpus_by_node().values():
@@ -190,12 +215,18 @@ def _without_node(available: NodeAvailability, resource: str) -> _WithoutNode | 
     devices = [device for device in available.devices.get(resource, {}).values() if device.numa_nodes is None]
     free = available.free.get(resource, set())
     return (
-        _WithoutNode(exists=len(devices), free=tuple(sorted(device.name for device in devices if device.name in free))) if devices else None
+        _WithoutNode(exists=len(devices), free=tuple(sorted(device.name for device in devices if device.name in free)))
+        if devices
+        else None
     )
 
 
-def _unknown_node_reason(available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason | None:
-    """Say that what is wanted is there, but that a part of it does not tell its NUMA node, which no policy but none and best-effort passes over."""
+def _unknown_node_reason(
+    available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy
+) -> Reason | None:
+    """Say that what is wanted is there, but that a part of it does not tell its NUMA node, which no
+    policy but none and best-effort passes over.
+    """
     resource = hint_list.resource
     if resource in demand.memory or resource.endswith(" (named)"):
         return None
@@ -204,7 +235,9 @@ def _unknown_node_reason(available: NodeAvailability, demand: ContainerDemand, h
     free = len(available.free_cpus) if resource == CPU_CLASS else len(available.free[resource])
     if without is None or not free - len(without.free) < wanted <= free:
         return None
-    names = f"CPUs {CpuSet.of(map(int, without.free))}" if resource == CPU_CLASS else f"{resource} {first_of(without.free)}"
+    names = (
+        f"CPUs {CpuSet.of(map(int, without.free))}" if resource == CPU_CLASS else f"{resource} {first_of(without.free)}"
+    )
     verb, which = (
         ("does not tell its NUMA node", "it")
         if len(without.free) == 1 and resource != CPU_CLASS
@@ -212,13 +245,22 @@ def _unknown_node_reason(available: NodeAvailability, demand: ContainerDemand, h
     )
     return Reason(
         code="numa-node-unknown",
-        message=f"{names} {verb}, so {which} cannot be aligned: only policies none and best-effort place {wanted} {resource} here",
-        facts={"container": demand.name, "resource": resource, "wanted": wanted, "policy": policy.value, "devices": without.free},
+        message=f"{names} {verb}, so {which} cannot be aligned: only policies none and best-effort place {wanted} "
+        f"{resource} here",
+        facts={
+            "container": demand.name,
+            "resource": resource,
+            "wanted": wanted,
+            "policy": policy.value,
+            "devices": without.free,
+        },
     )
 
 
 def _strays(available: NodeAvailability, resource: str) -> tuple[str, ...]:
-    """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in kubelet."""
+    """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in
+    kubelet.
+    """
     return tuple(
         f"{device.name} ({device.numa_nodes})"
         for device in available.devices.get(resource, {}).values()
@@ -227,13 +269,20 @@ def _strays(available: NodeAvailability, resource: str) -> tuple[str, ...]:
 
 
 def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tuple[str, ...]:
-    """The smallest set of resources without which the policy would admit the rest; by name on a tie."""
+    """The smallest set of resources without which the policy would admit the rest.
+
+    By name on a tie.
+    """
     places = sorted(range(len(lists)), key=lambda place: lists[place].resource)
     for size in range(1, len(lists)):
         for dropped in combinations(places, size):
             kept = [resource_hints.opinion for place, resource_hints in enumerate(lists) if place not in dropped]
             merged = merge_hints(
-                kept, view.numa_nodes, policy, distances=view.distances, prefer_closest=view.options.prefer_closest_numa_nodes
+                kept,
+                view.numa_nodes,
+                policy,
+                distances=view.distances,
+                prefer_closest=view.options.prefer_closest_numa_nodes,
             )
             if merged.is_admitted:
                 return tuple(lists[place].resource for place in dropped)
@@ -241,7 +290,10 @@ def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tu
 
 
 def _ways_out(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> tuple[Reason, ...]:
-    """Say whose devices would have to go, or which would have to come back; where neither helps alone, both: a device may be held and out."""
+    """Say whose devices would have to go, or which would have to come back.
+
+    Where neither helps alone, both: a device may be held and out.
+    """
     ways = (*_to_free(view, request, fits), *_to_recover(view, request, fits))
     if ways:
         return ways
@@ -252,7 +304,9 @@ def _ways_out(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bo
 
 
 def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> Iterable[Reason]:
-    """Name the owners whose release would make the pod fit: as few as possible, then those that hold least."""
+    """Name the owners whose release would make the pod fit: as few as possible, then those that
+    hold least.
+    """
     classes = {device.device_class for container in request.containers for device in container.devices}
     wants_cpus = any(container.cpus for container in request.containers) or CPU_CLASS in classes
     wants_memory = any(container.memory_bytes or container.hugepages for container in request.containers)
@@ -264,7 +318,9 @@ def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], boo
 
 
 def _to_recover(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> Iterable[Reason]:
-    """Name the devices that nobody new gets now and with which the pod would fit: as few as possible, those that come back by themselves first."""
+    """Name the devices that nobody new gets now and with which the pod would fit: as few as
+    possible, those that come back by themselves first.
+    """
     classes = sorted({device.device_class for container in request.containers for device in container.devices})
     out = [
         device
@@ -297,7 +353,9 @@ def _with_devices_well(view: NodeView, devices: Sequence[Device]) -> NodeView:
         view,
         devices={
             resource: tuple(
-                structs.replace(device, health=HEALTHY, maintenance=None) if (device.device_class, device.name) in names else device
+                structs.replace(device, health=HEALTHY, maintenance=None)
+                if (device.device_class, device.name) in names
+                else device
                 for device in resource_devices
             )
             for resource, resource_devices in view.devices.items()
@@ -306,24 +364,35 @@ def _with_devices_well(view: NodeView, devices: Sequence[Device]) -> NodeView:
 
 
 def _recovery_reason(device: Device) -> Reason:
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"device": device.name, "device_class": device.device_class}
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "device": device.name,
+        "device_class": device.device_class,
+    }
     if device.maintenance is not None:
         message = f"{device.name} is {device.why_not}; it would fit with it: `topobus device return {device.name}`"
         return Reason(code="return", message=message, facts=facts)
     worst = device.health.worst
     if device.health.state is HealthState.RECOVERING and worst is not None:
         end = f", and is given out again at {worst.until} unless it gets sick before" if worst.until else ""
-        message = f"{device.name} is recovering ({worst.reason}) since {worst.since or 'lately'}{end}; it would fit with it"
+        message = (
+            f"{device.name} is recovering ({worst.reason}) since {worst.since or 'lately'}{end}; it would fit with it"
+        )
         return Reason(code="wait", message=message, facts={**facts, "until": worst.until})
     action = f": {worst.action.value}" if worst is not None and worst.action is not RecoveryAction.NONE else ""
-    return Reason(code="repair", message=f"{device.name} is {device.why_not}; it would fit with it{action}", facts=facts)
+    return Reason(
+        code="repair", message=f"{device.name} is {device.why_not}; it would fit with it{action}", facts=facts
+    )
 
 
-def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...]]], fits: Callable[[NodeView], bool]) -> frozenset[str]:
+def _smallest(
+    view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...]]], fits: Callable[[NodeView], bool]
+) -> frozenset[str]:
     weight = {owner: sum(len(names) for names in held.values()) for owner, held in holdings.items()}
     budget = _FREE_BUDGET
     for size in range(1, min(_FREE_SIZE, len(holdings)) + 1):
-        sets = sorted(combinations(sorted(holdings), size), key=lambda owners: (sum(weight[owner] for owner in owners), owners))
+        sets = sorted(
+            combinations(sorted(holdings), size), key=lambda owners: (sum(weight[owner] for owner in owners), owners)
+        )
         for owners in sets:
             budget -= 1
             if budget < 0:
@@ -337,8 +406,12 @@ def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...
     return frozenset(left)
 
 
-def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memory: bool) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Who holds anything of the classes wanted: owner to class to names (CPUs by id, memory by amount)."""
+def _holdings(
+    view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memory: bool
+) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Who holds anything of the classes wanted: owner to class to names (CPUs by id, memory by
+    amount).
+    """
     holdings: dict[str, dict[str, list[str]]] = {}
     for device_class in sorted(classes):
         for name, owner in sorted(view.held_devices.get(device_class, {}).items()):
@@ -348,7 +421,9 @@ def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memo
             holdings.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
     if wants_memory:
         for owner, blocks in sorted(view.held_memory.items()):
-            holdings.setdefault(owner, {}).setdefault(MEMORY, []).extend(f"{block.size_bytes} bytes of {block.kind}" for block in blocks)
+            holdings.setdefault(owner, {}).setdefault(MEMORY, []).extend(
+                f"{block.size_bytes} bytes of {block.kind}" for block in blocks
+            )
     return {owner: {name: tuple(held) for name, held in rows.items()} for owner, rows in holdings.items()}
 
 
@@ -358,7 +433,9 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
     for device_class, names in sorted(held.items()):
         if device_class == CPU_CLASS:
             cpus = CpuSet.of(int(name) for name in names)
-            nodes |= NodeSet.of(core.numa_node for core in view.cores if core.numa_node is not None and not core.cpus.isdisjoint(cpus))
+            nodes |= NodeSet.of(
+                core.numa_node for core in view.cores if core.numa_node is not None and not core.cpus.isdisjoint(cpus)
+            )
             parts.append(f"CPUs {cpus}")
         elif device_class == MEMORY:
             for block in view.held_memory.get(owner, ()):
@@ -377,7 +454,10 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
             "owner": owner,
             "classes": tuple(sorted(held)),
             "devices": tuple(
-                device for device_class in sorted(held) if device_class not in (CPU_CLASS, MEMORY) for device in held[device_class]
+                device
+                for device_class in sorted(held)
+                if device_class not in (CPU_CLASS, MEMORY)
+                for device in held[device_class]
             ),
             "cpus": str(CpuSet.of(int(cpu) for cpu in held.get(CPU_CLASS, ()))),
             "numa_nodes": str(nodes),

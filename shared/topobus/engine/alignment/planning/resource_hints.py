@@ -1,4 +1,6 @@
-"""What goes into a merge and what comes out of taking: the opinion of one resource, and what one container got."""
+"""What goes into a merge and what comes out of taking: the opinion of one resource, and what one
+container got.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from topobus.values.outcome import HintList, MemoryBlock
 
 __all__ = ["ContainerAllocation", "ResourceHints"]
 
-# Hints recorded a resource: a decision event must stay small on machines with many NUMA nodes (8 nodes have 255 masks).
+# Hints recorded a resource: a decision event must stay small on machines with many NUMA
+# nodes (8 nodes have 255 masks).
 _RECORDED_HINTS = 64
 
 

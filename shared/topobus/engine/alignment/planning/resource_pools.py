@@ -1,7 +1,9 @@
-"""Pools while a pod is being planned: each resource is planned like a class of its own, as kubelet plans resources.
+"""Pools while a pod is being planned: each resource is planned like a class of its own, as kubelet
+plans resources.
 
-Flows in: a view and a request by class. Flows out: the same by resource (`gpu-h100` beside `gpu`), and an answer turned back: who holds what is kept by
-class, for a device's name is unique in its class. A count asks a resource; names ask the class, for a claim may take any of its devices.
+Flows in: a view and a request by class. Flows out: the same by resource (`gpu-h100` beside `gpu`),
+and an answer turned back: who holds what is kept by class, for a device's name is unique in its
+class. A count asks a resource; names ask the class, for a claim may take any of its devices.
 """
 
 from __future__ import annotations
@@ -17,36 +19,56 @@ from topobus.values.request import ContainerRequest, DeviceRequest, PodRequest
 from topobus.values.resource_names import is_resource_name
 from topobus.values.view import NodeView
 
-__all__ = ["class_of_resource", "has_pools", "named_by_class", "offered_part", "placed_by_class", "request_by_resource", "view_by_resource"]
+__all__ = [
+    "class_of_resource",
+    "has_pools",
+    "named_by_class",
+    "offered_part",
+    "placed_by_class",
+    "request_by_resource",
+    "view_by_resource",
+]
 
 
 def has_pools(view: NodeView) -> bool:
-    """Say whether any device is in a pool; without one a view by resource is the view by class. Cost: O(devices)."""
+    """Say whether any device is in a pool; without one a view by resource is the view by class.
+
+    Cost: O(devices).
+    """
     return any(device.pool for devices in view.devices.values() for device in devices)
 
 
 def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
-    """Give the same request with resources of third-party device plugins by the class that has their devices.
+    """Give the same request with resources of third-party device plugins by the class that has
+    their devices.
 
-    Shapes:  a resource name (`vendor.com/thing`) becomes the class that `view.resource_names` says; one that nobody offers keeps its name, which is
-             refused later with what comes near to it.
+    Shapes: a resource name (`vendor.com/thing`) becomes the class that `view.resource_names` says;
+    one that nobody offers keeps its name, which is refused later with what comes near to it.
     """
-    if not any(is_resource_name(device_request.device_class) for container in request.containers for device_request in container.devices):
+    if not any(
+        is_resource_name(device_request.device_class)
+        for container in request.containers
+        for device_request in container.devices
+    ):
         return request
 
     def by_class(device_request: DeviceRequest) -> DeviceRequest:
         return structs.replace(
-            device_request, device_class=view.resource_names.get(device_request.device_class, device_request.device_class)
+            device_request,
+            device_class=view.resource_names.get(device_request.device_class, device_request.device_class),
         )
 
-    containers = (structs.replace(container, devices=tuple(map(by_class, container.devices))) for container in request.containers)
+    containers = (
+        structs.replace(container, devices=tuple(map(by_class, container.devices))) for container in request.containers
+    )
     return structs.replace(request, containers=tuple(containers))
 
 
 def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
     """Give the same request without resources that no service of this node knows.
 
-    On a cluster's node kubelet has those from plugins that do not run here, and judges them itself. A class (`gpu`) always stays: that it is missing is a refusal.
+    On a cluster's node kubelet has those from plugins that do not run here, and judges them itself.
+    A class (`gpu`) always stays: that it is missing is a refusal.
     """
 
     def is_known(device_request: DeviceRequest) -> bool:
@@ -54,22 +76,31 @@ def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
 
     if all(is_known(device_request) for container in request.containers for device_request in container.devices):
         return request
-    containers = (structs.replace(container, devices=tuple(filter(is_known, container.devices))) for container in request.containers)
+    containers = (
+        structs.replace(container, devices=tuple(filter(is_known, container.devices)))
+        for container in request.containers
+    )
     return structs.replace(request, containers=tuple(containers))
 
 
 def class_of_resource(view: NodeView, resource: str) -> str:
     """Name the class whose devices a resource has.
 
-    Shapes:  resource — without the prefix (`gpu-h100`). Result: the class (`gpu`); the same text when it is a class, or nothing on this node.
+    Shapes: resource — without the prefix (`gpu-h100`). Result: the class (`gpu`); the same text
+    when it is a class, or nothing on this node.
     """
     if resource in view.devices:
         return resource
-    return next((name for name, devices in view.devices.items() if any(device.pool == resource for device in devices)), resource)
+    return next(
+        (name for name, devices in view.devices.items() if any(device.pool == resource for device in devices)), resource
+    )
 
 
 def view_by_resource(view: NodeView) -> NodeView:
-    """Give the same node with each pool as a class of its own; a class keeps its name for what no pool has."""
+    """Give the same node with each pool as a class of its own.
+
+    A class keeps its name for what no pool has.
+    """
     devices: dict[str, tuple[Device, ...]] = {}
     held: dict[str, dict[str, str]] = {name: dict(owners) for name, owners in view.held_devices.items()}
     unheard = dict(view.unheard_classes)
@@ -93,7 +124,10 @@ def view_by_resource(view: NodeView) -> NodeView:
 
 
 def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
-    """Give the same request with names sorted by the resource that has them. `view` is the one by class."""
+    """Give the same request with names sorted by the resource that has them.
+
+    `view` is the one by class.
+    """
     places = {
         (device_class, device.name): resource
         for device_class, devices in view.devices.items()
@@ -110,7 +144,8 @@ def placed_by_class(view: NodeView, placement: Placement) -> Placement:
 
 def _container(container_request: ContainerRequest, places: Mapping[tuple[str, str], str]) -> ContainerRequest:
     return structs.replace(
-        container_request, devices=tuple(part for device_request in container_request.devices for part in _parts(device_request, places))
+        container_request,
+        devices=tuple(part for device_request in container_request.devices for part in _parts(device_request, places)),
     )
 
 
@@ -120,7 +155,9 @@ def _parts(device_request: DeviceRequest, places: Mapping[tuple[str, str], str])
         return (device_request,)
     by_resource: dict[str, list[str]] = {}
     for name in device_request.names:
-        by_resource.setdefault(places.get((device_request.device_class, name), device_request.device_class), []).append(name)
+        by_resource.setdefault(places.get((device_request.device_class, name), device_request.device_class), []).append(
+            name
+        )
     return tuple(
         structs.replace(device_request, device_class=resource, count=len(names), names=tuple(names))
         for resource, names in sorted(by_resource.items())
@@ -131,4 +168,6 @@ def _placed(container_placement: ContainerPlacement, view: NodeView) -> Containe
     devices: dict[str, set[str]] = {}
     for resource, names in container_placement.devices.items():
         devices.setdefault(class_of_resource(view, resource), set()).update(names)
-    return structs.replace(container_placement, devices={name: tuple(sorted(names)) for name, names in sorted(devices.items())})
+    return structs.replace(
+        container_placement, devices={name: tuple(sorted(names)) for name, names in sorted(devices.items())}
+    )

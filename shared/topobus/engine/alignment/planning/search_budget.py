@@ -1,4 +1,5 @@
-"""How long a search for another way to place a pod may go on, and what it says when it stopped before it knew.
+"""How long a search for another way to place a pod may go on, and what it says when it stopped
+before it knew.
 
 The planner counts tries, not time: the same view and request give the same answer on any machine.
 """

@@ -1,7 +1,9 @@
-"""Share units of one resource among several who may use different ones: is there enough for all, and who takes how many of what?
+"""Share units of one resource among several who may use different ones: is there enough for all,
+and who takes how many of what?
 
-Flows in: the units that can be had (bits), and for each taker which units would do (bits) and how many it wants. Flows out: how many units each takes of
-each kind, units being of one kind when the same takers may use them; or None. Exact: a maximum flow between takers and kinds.
+Flows in: the units that can be had (bits), and for each taker which units would do (bits) and how
+many it wants. Flows out: how many units each takes of each kind, units being of one kind when the
+same takers may use them; or None. Exact: a maximum flow between takers and kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | N
     """Give every taker what it wants, or None when that cannot be done.
 
     Result:  one map a taker: the units of a kind (bits) to how many of them it takes.
-    Cost:    O(takers x kinds) a path; nothing is searched where one taker's units lie apart from all others'.
+    Cost: O(takers x kinds) a path; nothing is searched where one taker's
+    units lie apart from all others'.
 
     >>> share(0b111, [(0b011, 1), (0b001, 1), (0b110, 1)])
     [{2: 1}, {1: 1}, {4: 1}]
@@ -27,7 +30,9 @@ def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | N
     True
     """
     wanted = [count for _, count in demands]
-    if sum(wanted) > available.bit_count() or any(count > (available & allowed).bit_count() for allowed, count in demands):
+    if sum(wanted) > available.bit_count() or any(
+        count > (available & allowed).bit_count() for allowed, count in demands
+    ):
         return None
     kinds = _kinds(available, {allowed for allowed, count in demands if count})
     remaining = [kind.bit_count() for kind in kinds]
@@ -44,7 +49,8 @@ def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | N
 
 
 def compositions(kinds: Sequence[int], count: int) -> Iterator[dict[int, int]]:
-    """Every way to take `count` units out of kinds (bits), as many as possible of the first ones first.
+    """Every way to take `count` units out of kinds (bits), as many as possible of the first ones
+    first.
 
     >>> list(compositions([0b011, 0b100], 2))
     [{3: 2, 4: 0}, {3: 1, 4: 1}]
@@ -68,8 +74,13 @@ def _kinds(available: int, sets: set[int]) -> list[int]:
     return sorted(kind for kind in kinds if kind & union)
 
 
-def _augment(start: int, most: int, usable: Sequence[Sequence[int]], taken: list[dict[int, int]], remaining: list[int]) -> int:
-    """Find a shortest way to a kind with room, moving other takers aside; take along it and say how many."""
+def _augment(
+    start: int, most: int, usable: Sequence[Sequence[int]], taken: list[dict[int, int]], remaining: list[int]
+) -> int:
+    """Find a shortest way to a kind with room, moving other takers aside.
+
+    Take along it and say how many.
+    """
     came_from: dict[int, tuple[int, int]] = {}
     reached: dict[int, int] = {}
     queue = deque([start])

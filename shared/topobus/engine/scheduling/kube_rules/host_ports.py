@@ -1,7 +1,8 @@
 """Host ports: which of a pod's are taken on a node by pods that are there.
 
-Pure. Source: kube-scheduler's NodePorts plugin, util.GetHostPorts and HostPortInfo.CheckConflict, 1.36: containers and sidecars count, plain init containers do not; two ports
-are in each other's way when protocol and number are the same, and the address, too, or one of them is for all addresses.
+Pure. Source: kube-scheduler's NodePorts plugin, util.GetHostPorts and HostPortInfo.CheckConflict,
+1.36: containers and sidecars count, plain init containers do not; two ports are in each other's way
+when protocol and number are the same, and the address, too, or one of them is for all addresses.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class HostPort(NamedTuple):
 
 
 def host_ports_of(spec: Mapping[str, Any]) -> tuple[HostPort, ...]:
-    """List the host ports of a pod's spec, each once; what cannot be read asks for nothing, for the API server has checked it.
+    """List the host ports of a pod's spec, each once.
+
+    What cannot be read asks for nothing, for the API server has checked it.
 
     >>> [str(port) for port in host_ports_of({"containers": [{"ports": [{"hostPort": 80}, {"containerPort": 8080}]}]})]
     ['80/TCP']
@@ -39,18 +42,24 @@ def host_ports_of(spec: Mapping[str, Any]) -> tuple[HostPort, ...]:
     for part in ("initContainers", "containers"):
         containers = spec.get(part)
         for container in containers if isinstance(containers, list) else ():
-            if not isinstance(container, Mapping) or (part == "initContainers" and container.get("restartPolicy") != "Always"):
+            if not isinstance(container, Mapping) or (
+                part == "initContainers" and container.get("restartPolicy") != "Always"
+            ):
                 continue
             listed = container.get("ports")
             for port in listed if isinstance(listed, list) else ():
                 number = port.get("hostPort") if isinstance(port, Mapping) else None
                 if isinstance(number, int) and not isinstance(number, bool) and 0 < number <= _MAX_PORT:
-                    ports[HostPort(str(port.get("hostIP") or ANY_ADDRESS), str(port.get("protocol") or "TCP"), number)] = None
+                    ports[
+                        HostPort(str(port.get("hostIP") or ANY_ADDRESS), str(port.get("protocol") or "TCP"), number)
+                    ] = None
     return tuple(ports)
 
 
 def taken_ports(wanted: Collection[HostPort], used: Collection[HostPort]) -> tuple[HostPort, ...]:
-    """List those of the wanted ports that one in use stands in the way of, in the order in which they are wanted."""
+    """List those of the wanted ports that one in use stands in the way of, in the order in which
+    they are wanted.
+    """
     return tuple(port for port in wanted if any(_conflict(port, other) for other in used))
 
 
@@ -63,9 +72,13 @@ def why_ports_taken(node: str, wanted: Collection[HostPort], used: Collection[Ho
     ports = f"host port{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
     message = f"node {node}: {ports} of {len(wanted)} wanted {'are' if len(shown) > 1 else 'is'} taken by pods there"
     return Reason(
-        code="host-port-taken", message=message, facts={"node": node, "ports": shown, "wanted": len(wanted), "hindrances": len(shown)}
+        code="host-port-taken",
+        message=message,
+        facts={"node": node, "ports": shown, "wanted": len(wanted), "hindrances": len(shown)},
     )
 
 
 def _conflict(one_port: HostPort, other: HostPort) -> bool:
-    return one_port[1:] == other[1:] and (one_port.address == other.address or ANY_ADDRESS in (one_port.address, other.address))
+    return one_port[1:] == other[1:] and (
+        one_port.address == other.address or ANY_ADDRESS in (one_port.address, other.address)
+    )

@@ -1,6 +1,7 @@
 """Label selectors as the API server stores them: which labels they select.
 
-Pure. Source: k8s.io/apimachinery/pkg/apis/meta/v1 (LabelSelectorAsSelector) and pkg/labels, 1.36: no selector selects nothing, an empty one everything.
+Pure. Source: k8s.io/apimachinery/pkg/apis/meta/v1 (LabelSelectorAsSelector) and pkg/labels, 1.36:
+no selector selects nothing, an empty one everything.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
 
     >>> selects(None, {}), selects(LabelSelector(), {}), selects(LabelSelector(match_labels={"a": "1"}), {"a": "1", "b": "2"})
     (False, True, True)
-    """
+    """  # noqa: E501
     return (
         selector is not None
         and all(labels.get(key) == value for key, value in selector.match_labels.items())
@@ -46,7 +47,10 @@ def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
 
 
 def with_labels(selector: LabelSelector | None, labels: Mapping[str, str]) -> LabelSelector | None:
-    """Narrow a selector to objects that have these labels as well; what selects nothing stays so."""
+    """Narrow a selector to objects that have these labels as well.
+
+    What selects nothing stays so.
+    """
     if selector is None or not labels:
         return selector
     more = tuple(LabelRequirement(key=key, operator="In", values=(value,)) for key, value in sorted(labels.items()))

@@ -1,6 +1,8 @@
-"""What pods on nodes mean for a pod that is to be placed: host ports, affinity and anti-affinity, topology spread; one Reason a node, or None.
+"""What pods on nodes mean for a pod that is to be placed: host ports, affinity and anti-affinity,
+topology spread.
 
-Pure. Flows in: a pod, the nodes, the pods on them. Flows out: rules that are counted once for a choice and then asked node by node.
+One Reason a node, or None. Pure. Flows in: a pod, the nodes, the pods on them. Flows out: rules
+that are counted once for a choice and then asked node by node.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from topobus.engine.scheduling.kube_rules.host_ports import HostPort, host_ports_of, why_ports_taken
-from topobus.engine.scheduling.kube_rules.pod_affinity import AffinityCounts, PodAffinity, count_affinity, terms_of, why_apart
+from topobus.engine.scheduling.kube_rules.pod_affinity import (
+    AffinityCounts,
+    PodAffinity,
+    count_affinity,
+    terms_of,
+    why_apart,
+)
 from topobus.engine.scheduling.kube_rules.topology_spread import (
     SpreadConstraint,
     SpreadCounts,
@@ -30,9 +38,18 @@ from topobus.values.outcome import Reason
 __all__ = ["PLACEMENT_CODES", "PlacementRules", "PodPlacement", "count_rules", "read_placement"]
 
 PLACEMENT_CODES = frozenset(
-    {"host-port-taken", "pod-affinity", "pod-anti-affinity", "anti-affinity-of-others", "topology-spread", "no-room", "volume-limit"}
+    {
+        "host-port-taken",
+        "pod-affinity",
+        "pod-anti-affinity",
+        "anti-affinity-of-others",
+        "topology-spread",
+        "no-room",
+        "volume-limit",
+    }
 )
-"""Codes of what other pods stand in the way of: it ends when they go, which is no change of what there is to allocate."""
+"""Codes of what other pods stand in the way of: it ends when they go, which is no change of what
+there is to allocate."""
 
 
 class _Affinity(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -108,7 +125,8 @@ def count_rules(
 ) -> PlacementRules:
     """Count what is on the nodes for one pod.
 
-    Namespaces' labels are not known here: a term that asks for them speaks of the namespaces that it names, and of all where it asks for all.
+    Namespaces' labels are not known here: a term that asks for them speaks of the namespaces that
+    it names, and of all where it asks for all.
     Cost: one look at each group for each term, and at each node for each spread constraint.
     """
     listed = list(groups)

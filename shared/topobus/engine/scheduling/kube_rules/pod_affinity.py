@@ -1,8 +1,11 @@
-"""Pod affinity and anti-affinity: near which pods a pod has to be, and which it does not bear, or do not bear it.
+"""Pod affinity and anti-affinity: near which pods a pod has to be, and which it does not bear, or
+do not bear it.
 
-Pure. Flows in: a pod's required terms, the groups of pods on nodes. Flows out: counts by topology domain, made once for a choice, and for each node a Reason or None.
-Source: kube-scheduler's InterPodAffinity plugin (PreFilter, Filter), 1.36. `matchLabelKeys` and `mismatchLabelKeys` are in the label selector already: the API server puts them
-there when it stores a pod.
+Pure. Flows in: a pod's required terms, the groups of pods on nodes. Flows out: counts by topology
+domain, made once for a choice, and for each node a Reason or None.
+Source: kube-scheduler's InterPodAffinity plugin (PreFilter, Filter), 1.36.
+`matchLabelKeys` and `mismatchLabelKeys` are in the label selector already: the API server
+puts them there when it stores a pod.
 """
 
 from __future__ import annotations
@@ -17,7 +20,15 @@ from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector
 from topobus.engine.scheduling.pod_groups import AffinityTerm, Groups, PodGroup, TopologyPair, by_domain
 from topobus.values.outcome import Reason
 
-__all__ = ["AffinityCounts", "PodAffinity", "PodAffinityTerm", "affinity_term", "count_affinity", "terms_of", "why_apart"]
+__all__ = [
+    "AffinityCounts",
+    "PodAffinity",
+    "PodAffinityTerm",
+    "affinity_term",
+    "count_affinity",
+    "terms_of",
+    "why_apart",
+]
 
 
 class PodAffinityTerm(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -30,7 +41,9 @@ class PodAffinityTerm(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PodAffinity(Struct, frozen=True, kw_only=True, rename="camel"):
-    """PodSpec.affinity.podAffinity or podAntiAffinity: what it requires, and whether it prefers anything."""
+    """PodSpec.affinity.podAffinity or podAntiAffinity: what it requires, and whether it prefers
+    anything.
+    """
 
     required_during_scheduling_ignored_during_execution: tuple[PodAffinityTerm, ...] = ()
 
@@ -58,7 +71,9 @@ def affinity_term(term: PodAffinityTerm, namespace: str) -> AffinityTerm:
     return AffinityTerm(
         topology_key=term.topology_key,
         selector=term.label_selector,
-        namespaces=frozenset(term.namespaces if term.namespaces or term.namespace_selector is not None else (namespace,)),
+        namespaces=frozenset(
+            term.namespaces if term.namespaces or term.namespace_selector is not None else (namespace,)
+        ),
         namespace_selector=term.namespace_selector,
     )
 
@@ -72,8 +87,9 @@ def count_affinity(
 ) -> AffinityCounts:
     """Count the pods that matter to a pod, by topology domain.
 
-    Shapes: pod — its labels, and whom it does not bear; affinity — whom it wants to be near to; labels, namespaces — of nodes and namespaces, by name.
-    Cost:   one look at each group for each term.
+    Shapes: pod — its labels, and whom it does not bear; affinity — whom it wants to be near to;
+    labels, namespaces — of nodes and namespaces, by name.
+    Cost: one look at each group for each term.
     """
     near: dict[TopologyPair, int] = {}
     unwanted: dict[TopologyPair, int] = {}
@@ -92,26 +108,46 @@ def count_affinity(
 
 
 def why_apart(
-    pod: PodGroup, affinity: tuple[AffinityTerm, ...], counts: AffinityCounts, node: Node, namespaces: Mapping[str, Mapping[str, str]]
+    pod: PodGroup,
+    affinity: tuple[AffinityTerm, ...],
+    counts: AffinityCounts,
+    node: Node,
+    namespaces: Mapping[str, Mapping[str, str]],
 ) -> Reason | None:
     """Say why other pods keep a pod off a node; None when they do not."""
     lacking = [term.topology_key for term in affinity if term.topology_key not in node.labels]
     if lacking:
-        return _reason("pod-affinity", node, f"it has no label {lacking[0]}, by which the pod's affinity goes", key=lacking[0])
+        return _reason(
+            "pod-affinity", node, f"it has no label {lacking[0]}, by which the pod's affinity goes", key=lacking[0]
+        )
     missed = [term for term in affinity if not counts.near.get((term.topology_key, node.labels[term.topology_key]))]
     # The first of a series of pods that want to be near each other has nobody to be near to.
     is_first = not counts.near and all(term.matches(pod.namespace, pod.labels, namespaces) for term in affinity)
     if missed and not is_first:
         key = missed[0].topology_key
-        return _reason("pod-affinity", node, f"no pod that its affinity asks for is in {key}={node.labels[key]}", key=key, pods=0)
+        return _reason(
+            "pod-affinity", node, f"no pod that its affinity asks for is in {key}={node.labels[key]}", key=key, pods=0
+        )
     for term in pod.anti_affinity:
         count = counts.unwanted.get((term.topology_key, node.labels.get(term.topology_key, "")), 0)
         if count and term.topology_key in node.labels:
             where = f"{term.topology_key}={node.labels[term.topology_key]}"
-            return _reason("pod-anti-affinity", node, f"{_pods(count)} that it does not bear in {where}", key=term.topology_key, pods=count)
+            return _reason(
+                "pod-anti-affinity",
+                node,
+                f"{_pods(count)} that it does not bear in {where}",
+                key=term.topology_key,
+                pods=count,
+            )
     for (key, value), count in sorted(counts.unwilling.items()):
         if node.labels.get(key) == value:
-            return _reason("anti-affinity-of-others", node, f"{_pods(count)} in {key}={value} that do not bear it", key=key, pods=count)
+            return _reason(
+                "anti-affinity-of-others",
+                node,
+                f"{_pods(count)} in {key}={value} that do not bear it",
+                key=key,
+                pods=count,
+            )
     return None
 
 

@@ -1,8 +1,13 @@
-"""What a pod prefers of nodes without requiring it: preferred node affinity, preferred pod affinity and anti-affinity, spread constraints that may be broken.
+"""What a pod prefers of nodes without requiring it: preferred node affinity, preferred pod affinity
+and anti-affinity, spread constraints that may be broken.
 
-Pure. Flows in: a pod, the nodes, the groups of pods on them. Flows out: points for each node, an order in which nodes are tried. Each of the three kinds gives 0 to 100 points, and they are added up, for
-kube-scheduler's plugins of the three have the same weight. Points are compared over all nodes, not over those that fit, so that nobody has to be asked first; what the pods that are there prefer is left out.
-Source: kube-scheduler's NodeAffinity, InterPodAffinity and PodTopologySpread plugins (Score, NormalizeScore), 1.36.
+Pure. Flows in: a pod, the nodes, the groups of pods on them. Flows out: points for each node,
+an order in which nodes are tried. Each of the three kinds gives 0 to 100 points, and they are
+added up, for kube-scheduler's plugins of the three have the same weight. Points are compared
+over all nodes, not over those that fit, so that nobody has to be asked first; what the pods
+that are there prefer is left out.
+Source: kube-scheduler's NodeAffinity, InterPodAffinity and PodTopologySpread plugins
+(Score, NormalizeScore), 1.36.
 """
 
 from __future__ import annotations
@@ -15,8 +20,21 @@ from msgspec import Struct
 
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.pod_affinity import PodAffinityTerm, affinity_term
-from topobus.engine.scheduling.kube_rules.topology_spread import SpreadConstraint, SpreadCounts, SpreadNode, count_spread, spread_of
-from topobus.engine.scheduling.node_fit import NodeFacts, Placing, has_preferences, is_tolerated, is_wanted, preference_of
+from topobus.engine.scheduling.kube_rules.topology_spread import (
+    SpreadConstraint,
+    SpreadCounts,
+    SpreadNode,
+    count_spread,
+    spread_of,
+)
+from topobus.engine.scheduling.node_fit import (
+    NodeFacts,
+    Placing,
+    has_preferences,
+    is_tolerated,
+    is_wanted,
+    preference_of,
+)
 from topobus.engine.scheduling.pod_groups import AffinityTerm, Groups, TopologyPair, by_domain
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.kubernetes.shape import read_as
@@ -55,7 +73,8 @@ class PodPreferences:
     labels: Mapping[str, str]
     placing: Placing
     near: tuple[tuple[int, AffinityTerm], ...] = ()
-    """Terms with their weights: above nothing for pods that it likes beside itself, below for those that it does not."""
+    """Terms with their weights: above nothing for pods that it likes beside itself, below for those
+    that it does not."""
     spread: tuple[SpreadConstraint, ...] = ()
 
     @property
@@ -116,22 +135,36 @@ def _by_pods(wishes: PodPreferences, nodes: Mapping[str, NodeFacts], groups: Gro
     keys = {key for key, _ in sums}
     weights = {name: sum(sums.get((key, own[key]), 0) for key in keys if key in own) for name, own in labels.items()}
     least, most = min(weights.values(), default=0), max(weights.values(), default=0)
-    return {name: (weight - least) * MOST_POINTS // (most - least) for name, weight in weights.items()} if most > least else {}
+    return (
+        {name: (weight - least) * MOST_POINTS // (most - least) for name, weight in weights.items()}
+        if most > least
+        else {}
+    )
 
 
 def _by_spread(wishes: PodPreferences, nodes: Mapping[str, NodeFacts], groups: Groups) -> dict[str, int]:
-    """Compare nodes by how few of the pods that are spread their domains have; a node that lacks a key of the constraints gets nothing."""
+    """Compare nodes by how few of the pods that are spread their domains have.
+
+    A node that lacks a key of the constraints gets nothing.
+    """
     if not wishes.spread:
         return {}
-    seen = [SpreadNode(at.node, is_wanted(wishes.placing, at.node), is_tolerated(wishes.placing, at)) for at in nodes.values()]
+    seen = [
+        SpreadNode(at.node, is_wanted(wishes.placing, at.node), is_tolerated(wishes.placing, at))
+        for at in nodes.values()
+    ]
     counts = count_spread(wishes.namespace, wishes.labels, wishes.spread, seen, groups)
     crowds = {at.node.name: crowd for at in nodes.values() if (crowd := _crowd(counts, at.node)) is not None}
     least, most = min(crowds.values(), default=0), max(crowds.values(), default=0)
-    return {name: MOST_POINTS * (most + least - crowd) // most if most else MOST_POINTS for name, crowd in crowds.items()}
+    return {
+        name: MOST_POINTS * (most + least - crowd) // most if most else MOST_POINTS for name, crowd in crowds.items()
+    }
 
 
 def _crowd(counts: Sequence[SpreadCounts], node: Node) -> int | None:
-    """Say how many of the pods that are spread are in a node's domains, weighed so that a key of few domains does not count for less; None without one of the keys."""
+    """Say how many of the pods that are spread are in a node's domains, weighed so that a key of
+    few domains does not count for less; None without one of the keys.
+    """
     if any(spread.constraint.topology_key not in node.labels for spread in counts):
         return None
     return round(

@@ -1,7 +1,10 @@
-"""Says of the nodes that rules keep a pod off which are the nearest misses: what ends by itself before what somebody has to change, nodes that say the same as one.
+"""Says of the nodes that rules keep a pod off which are the nearest misses: what ends by itself
+before what somebody has to change, nodes that say the same as one.
 
-Flows in: the misses of a choice. Flows out: a condition's reason and the Reasons behind it: nodes on which devices are what is missing first, as `explanations` has them, then those that rules keep out.
-A cluster has many nodes and few kinds of them: told one by one, the taints of eight nodes filled a condition, and the node that lacked only a free port stood behind them.
+Flows in: the misses of a choice. Flows out: a condition's reason and the Reasons behind it: nodes
+on which devices are what is missing first, as `explanations` has them, then those that rules keep
+out. A cluster has many nodes and few kinds of them: told one by one, the taints of eight nodes
+filled a condition, and the node that lacked only a free port stood behind them.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ _SHOWN_NAMES = 4
 def nearness(reasons: Sequence[Reason]) -> tuple[int, int, int]:
     """Say how near a miss is, the less the nearer.
 
-    Shapes: result — reasons that do not end by themselves when pods come or go, all reasons, and what these count: ports, pods, resources.
+    Shapes: result — reasons that do not end by themselves when pods come or go, all reasons, and
+    what these count: ports, pods, resources.
     """
     lasting = sum(reason.code not in PLACEMENT_CODES or reason.facts.get("permanent") is True for reason in reasons)
     counts = (reason.facts.get("hindrances", 1) for reason in reasons)
@@ -45,9 +49,12 @@ def nearness(reasons: Sequence[Reason]) -> tuple[int, int, int]:
 def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]:
     """Name a condition's reason and the reasons behind it.
 
-    Order: misses of devices, the nearest first; then misses by rules, the nearest first, of equals in the order of the nodes.
+    Order: misses of devices, the nearest first; then misses by rules, the nearest first, of
+    equals in the order of the nodes.
     """
-    ruled = [(miss.node, miss.outcome.reasons) for miss in misses if _is_ruled_out(miss) and isinstance(miss.outcome, NoFit)]
+    ruled = [
+        (miss.node, miss.outcome.reasons) for miss in misses if _is_ruled_out(miss) and isinstance(miss.outcome, NoFit)
+    ]
     others = [miss for miss in misses if not _is_ruled_out(miss)]
     if not ruled:
         return explain_misses(misses)
@@ -61,7 +68,9 @@ def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
     uncounted = [reason for reason in reasons if reason.code != "more-nodes"]
     room = max(SHOWN_NODES - len(uncounted), 1)
     shown, hidden = list(groups.items())[:room], list(groups.values())[room:]
-    counts = [reason.facts.get("count") for reason in reasons if reason.code == "more-nodes"] + [len(members) for members in hidden]
+    counts = [reason.facts.get("count") for reason in reasons if reason.code == "more-nodes"] + [
+        len(members) for members in hidden
+    ]
     more = sum(count for count in counts if isinstance(count, int))
     uncounted += [_reason_of(texts, members) for texts, members in shown]
     if more:
@@ -70,7 +79,10 @@ def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
 
 
 def _is_ruled_out(miss: NodeMiss) -> bool:
-    """Say whether rules alone keep a node out; an allocation that is elsewhere is told by itself."""
+    """Say whether rules alone keep a node out.
+
+    An allocation that is elsewhere is told by itself.
+    """
     return isinstance(miss.outcome, NoFit) and bool(miss.outcome.reasons) and miss.outcome.reasons[0].code in RULE_CODES
 
 

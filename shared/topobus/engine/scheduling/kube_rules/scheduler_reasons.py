@@ -1,7 +1,9 @@
-"""Reads why kube-scheduler does not place a pod, and says which of its rules are not looked at here before devices are bound.
+"""Reads why kube-scheduler does not place a pod, and says which of its rules are not looked at here
+before devices are bound.
 
-Pure. Flows in: the message of the condition PodScheduled. Flows out: the parts of it that no rule here stands for, in kube-scheduler's words. What nobody knows, such as the words of a plugin that somebody
-added to the scheduler, is such a part.
+Pure. Flows in: the message of the condition PodScheduled. Flows out: the parts of it that no rule
+here stands for, in kube-scheduler's words. What nobody knows, such as the words of a plugin that
+somebody added to the scheduler, is such a part.
 Source: kube-scheduler's FitError and the reasons of its plugins, 1.36; some of earlier releases.
 """
 
@@ -22,7 +24,8 @@ _TAIL = re.compile(r"\.(?: |$)")
 _BETWEEN = re.compile(r", (?=\d+ )")
 _COUNT = re.compile(r"\d+ +")
 
-# How reasons begin whose rule is looked at here before devices are bound, or that speak of the claims that were allocated here; in small letters.
+# How reasons begin whose rule is looked at here before devices are bound, or that speak of the
+# claims that were allocated here; in small letters.
 _COVERED = (
     "insufficient ",
     "too many pods",
@@ -72,7 +75,7 @@ def uncovered_reasons(message: str) -> tuple[str, ...]:
 
     >>> uncovered_reasons("0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had no available disk. preemption: 0/3 nodes are available: 3 x.")
     ('node(s) had no available disk',)
-    """
+    """  # noqa: E501
     reasons = _TAIL.split(_HEAD.sub("", message.strip(), count=1), maxsplit=1)[0]
     parts = (_COUNT.sub("", part, count=1).strip() for part in _BETWEEN.split(reasons))
     return tuple(dict.fromkeys(part for part in parts if part and not part.lower().startswith(_COVERED)))
@@ -81,4 +84,11 @@ def uncovered_reasons(message: str) -> tuple[str, ...]:
 def _scheduled(pod: ApiObject) -> Mapping[str, Any]:
     conditions = pod.status.get("conditions")
     listed = conditions if isinstance(conditions, list) else []
-    return next((condition for condition in listed if isinstance(condition, Mapping) and condition.get("type") == "PodScheduled"), {})
+    return next(
+        (
+            condition
+            for condition in listed
+            if isinstance(condition, Mapping) and condition.get("type") == "PodScheduled"
+        ),
+        {},
+    )

@@ -1,8 +1,12 @@
-"""Topology spread constraints: how uneven the pods of a selector may lie over the domains of a topology key.
+"""Topology spread constraints: how uneven the pods of a selector may lie over the domains of a
+topology key.
 
-Pure. Flows in: a pod's constraints, the nodes, the groups of pods on them. Flows out: counts by domain, made once for a choice, and for each node a Reason or None.
-Source: kube-scheduler's PodTopologySpread plugin (calPreFilterState, Filter, countPodsMatchSelector), 1.36. Pods that are being deleted do not count, nodes that lack the key of any
-of the constraints neither; a selector that is empty counts nobody. The scheduler's own default constraints are all `ScheduleAnyway`.
+Pure. Flows in: a pod's constraints, the nodes, the groups of pods on them. Flows out: counts by
+domain, made once for a choice, and for each node a Reason or None.
+Source: kube-scheduler's PodTopologySpread plugin (calPreFilterState, Filter,
+countPodsMatchSelector), 1.36. Pods that are being deleted do not count, nodes that lack the key of
+any of the constraints neither; a selector that is empty counts nobody. The scheduler's own default
+constraints are all `ScheduleAnyway`.
 """
 
 from __future__ import annotations
@@ -17,7 +21,15 @@ from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, 
 from topobus.engine.scheduling.pod_groups import Groups
 from topobus.values.outcome import Reason
 
-__all__ = ["SpreadConstraint", "SpreadCounts", "SpreadNode", "count_spread", "required_spread", "spread_of", "why_uneven"]
+__all__ = [
+    "SpreadConstraint",
+    "SpreadCounts",
+    "SpreadNode",
+    "count_spread",
+    "required_spread",
+    "spread_of",
+    "why_uneven",
+]
 
 _HONOR = "Honor"
 
@@ -57,18 +69,29 @@ class SpreadCounts:
 
     @property
     def least(self) -> int:
-        """The fewest pods in a domain; 0 while there are fewer domains than the constraint asks for."""
+        """The fewest pods in a domain.
+
+        0 while there are fewer domains than the constraint asks for.
+        """
         wanted = self.constraint.min_domains if self.constraint.min_domains is not None else 1
         return 0 if len(self.matching) < wanted else min(self.matching.values(), default=0)
 
 
-def required_spread(constraints: Collection[SpreadConstraint], labels: Mapping[str, str]) -> tuple[SpreadConstraint, ...]:
-    """Choose the constraints that must hold, with the pod's own values of `matchLabelKeys` put into their selectors."""
+def required_spread(
+    constraints: Collection[SpreadConstraint], labels: Mapping[str, str]
+) -> tuple[SpreadConstraint, ...]:
+    """Choose the constraints that must hold, with the pod's own values of `matchLabelKeys` put into
+    their selectors.
+    """
     return spread_of(constraints, labels, "DoNotSchedule")
 
 
-def spread_of(constraints: Collection[SpreadConstraint], labels: Mapping[str, str], action: str) -> tuple[SpreadConstraint, ...]:
-    """Choose the constraints with one `whenUnsatisfiable`, as `required_spread` does for those that must hold."""
+def spread_of(
+    constraints: Collection[SpreadConstraint], labels: Mapping[str, str], action: str
+) -> tuple[SpreadConstraint, ...]:
+    """Choose the constraints with one `whenUnsatisfiable`, as `required_spread` does for those that
+    must hold.
+    """
     chosen = []
     for constraint in constraints:
         if constraint.when_unsatisfiable != action:
@@ -88,15 +111,22 @@ def spread_of(constraints: Collection[SpreadConstraint], labels: Mapping[str, st
 
 
 def count_spread(
-    namespace: str, labels: Mapping[str, str], constraints: Collection[SpreadConstraint], nodes: Collection[SpreadNode], groups: Groups
+    namespace: str,
+    labels: Mapping[str, str],
+    constraints: Collection[SpreadConstraint],
+    nodes: Collection[SpreadNode],
+    groups: Groups,
 ) -> tuple[SpreadCounts, ...]:
     """Count the pods of each constraint by domain.
 
-    Shapes: namespace, labels — the pod's, whose namespace alone counts; constraints — as `required_spread` gives them.
-    Cost:   one look at each group and at each node for each constraint.
+    Shapes: namespace, labels — the pod's, whose namespace alone counts; constraints —
+    as `required_spread` gives them.
+    Cost: one look at each group and at each node for each constraint.
     """
     listed = [(group, counts) for group, counts in groups if group.namespace == namespace and not group.is_deleting]
-    eligible = [seen for seen in nodes if all(constraint.topology_key in seen.node.labels for constraint in constraints)]
+    eligible = [
+        seen for seen in nodes if all(constraint.topology_key in seen.node.labels for constraint in constraints)
+    ]
     result = []
     for constraint in constraints:
         by_node: dict[str, int] = {}
@@ -123,16 +153,29 @@ def why_uneven(counts: Collection[SpreadCounts], node: Node) -> Reason | None:
         facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"node": node.name, "topology_key": key}
         if key not in node.labels:
             return Reason(
-                code="topology-spread", message=f"node {node.name}: it has no label {key}, over which the pod is spread", facts=facts
+                code="topology-spread",
+                message=f"node {node.name}: it has no label {key}, over which the pod is spread",
+                facts=facts,
             )
         present, least = spread.matching.get(node.labels[key], 0), spread.least
         skew = present + spread.is_own - least
         if skew > constraint.max_skew:
-            facts |= {"pods": present, "least": least, "skew": skew, "max_skew": constraint.max_skew, "domains": len(spread.matching)}
+            facts |= {
+                "pods": present,
+                "least": least,
+                "skew": skew,
+                "max_skew": constraint.max_skew,
+                "domains": len(spread.matching),
+            }
             facts["hindrances"] = skew - constraint.max_skew
-            few = f", of fewer than {constraint.min_domains} domains" if len(spread.matching) < (constraint.min_domains or 1) else ""
+            few = (
+                f", of fewer than {constraint.min_domains} domains"
+                if len(spread.matching) < (constraint.min_domains or 1)
+                else ""
+            )
             message = (
-                f"node {node.name}: {key}={node.labels[key]} has {present} of the pods that are spread, the least is {least}{few}: "
+                f"node {node.name}: {key}={node.labels[key]} has {present} of the pods that are spread, the "
+                f"least is {least}{few}: "
                 f"with this pod the skew would be {skew}, allowed is {constraint.max_skew}"
             )
             return Reason(code="topology-spread", message=message, facts=facts)
@@ -140,7 +183,10 @@ def why_uneven(counts: Collection[SpreadCounts], node: Node) -> Reason | None:
 
 
 def _counts(constraint: SpreadConstraint, seen: SpreadNode) -> bool:
-    """Say whether a node is one over which is spread; by default the pod's node affinity is honoured, and taints are ignored."""
+    """Say whether a node is one over which is spread.
+
+    By default the pod's node affinity is honoured, and taints are ignored.
+    """
     if (constraint.node_affinity_policy or _HONOR) == _HONOR and not seen.is_wanted:
         return False
     return constraint.node_taints_policy != _HONOR or seen.is_tolerated

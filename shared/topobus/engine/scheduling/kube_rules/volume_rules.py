@@ -1,9 +1,13 @@
-"""Where the volumes of a pod let it go: what of them is not ready on any node, and what keeps the pod off one.
+"""Where the volumes of a pod let it go: what of them is not ready on any node, and what keeps the
+pod off one.
 
-Pure. Flows in: a pod's volumes, a view of claims, volumes and classes. Flows out: Reasons; what a choice needs of each node is prepared once.
-Source: kube-scheduler's VolumeBinding (GetPodVolumeClaims, FindPodVolumes), VolumeZone, VolumeRestrictions (ReadWriteOncePod) and NodeVolumeLimits plugins, FindMatchingVolume and
-CheckNodeAffinity, 1.36. Left out: free capacity of storage (CSIStorageCapacity), volumes of drivers that moved out of Kubernetes (CSI migration), disks that a pod names itself,
-VolumeAttachments of no pod, and volumes that a pod placed a moment ago is about to get.
+Pure. Flows in: a pod's volumes, a view of claims, volumes and classes. Flows out: Reasons; what a
+choice needs of each node is prepared once.
+Source: kube-scheduler's VolumeBinding (GetPodVolumeClaims, FindPodVolumes), VolumeZone,
+VolumeRestrictions (ReadWriteOncePod) and NodeVolumeLimits plugins, FindMatchingVolume and
+CheckNodeAffinity, 1.36. Left out: free capacity of storage (CSIStorageCapacity), volumes of drivers
+that moved out of Kubernetes (CSI migration), disks that a pod names itself, VolumeAttachments of no
+pod, and volumes that a pod placed a moment ago is about to get.
 """
 
 from __future__ import annotations
@@ -64,7 +68,9 @@ class VolumeView(Protocol):
         ...
 
     def users_of(self, claim: Key, assumed: Collection[Key]) -> Collection[Key]:
-        """Name the pods on nodes that use a claim, and those of `assumed`, for which a node is intended."""
+        """Name the pods on nodes that use a claim, and those of `assumed`, for which a node is
+        intended.
+        """
         ...
 
     def limits_of(self, node: str) -> Mapping[str, int]:
@@ -77,7 +83,8 @@ class VolumeView(Protocol):
 
 
 class _Candidates:
-    """Volumes that a claim may be bound to, but for the node: the best first, found by the node's labels.
+    """Volumes that a claim may be bound to, but for the node: the best first, found by the node's
+    labels.
 
     Shapes: own — the one that names the claim; then no other will do.
     """
@@ -95,10 +102,15 @@ class _Candidates:
                     self._by_label.setdefault(label.key, {}).setdefault(value, []).append((place, volume))
 
     def first_on(self, node: Node, chosen: Collection[str]) -> Volume | None:
-        """Give the first volume that can be used on a node and is not chosen yet; None when there is none."""
+        """Give the first volume that can be used on a node and is not chosen yet.
+
+        None when there is none.
+        """
         if self._own is not None:
             return self._own if _is_usable(self._own, node) else None
-        near = [volume for key, by_value in self._by_label.items() for volume in by_value.get(node.labels.get(key, ""), ())]
+        near = [
+            volume for key, by_value in self._by_label.items() for volume in by_value.get(node.labels.get(key, ""), ())
+        ]
         for _, volume in sorted([*self._anywhere, *near], key=lambda placed: placed[0]):
             if volume.name not in chosen and _is_usable(volume, node):
                 return volume
@@ -126,8 +138,16 @@ class PodVolumes:
         for claim, volume in self.bound:
             if not _is_usable(volume, node):
                 where = f"PersistentVolume {volume.name} of {claim} can be used on other nodes only"
-                yield _reason("volume-elsewhere", node, f"{where} ({_shown(volume.nodes)})", volume=volume.name, claim=claim.key[1])
-        yield from (reason for _, volume in self.bound if volume.name in self.zoned for reason in _zone_reasons(volume, node))
+                yield _reason(
+                    "volume-elsewhere",
+                    node,
+                    f"{where} ({_shown(volume.nodes)})",
+                    volume=volume.name,
+                    claim=claim.key[1],
+                )
+        yield from (
+            reason for _, volume in self.bound if volume.name in self.zoned for reason in _zone_reasons(volume, node)
+        )
         yield from self._unavailable(node)
         yield from self._over_limits(node, assumed)
 
@@ -149,13 +169,18 @@ class PodVolumes:
                 else:
                     why = self._unmade(claim, node)
             if why:
-                yield _reason("volume-unavailable", node, f"{claim}: {why}", claim=claim.key[1], storage_class=claim.class_name)
+                yield _reason(
+                    "volume-unavailable", node, f"{claim}: {why}", claim=claim.key[1], storage_class=claim.class_name
+                )
 
     def _unmade(self, claim: VolumeClaim, node: Node) -> str:
         """Say why no volume can be made for a claim here; empty when one can."""
         storage = self.view.classes[claim.class_name]
         if storage.provisioner in _NO_PROVISIONER:
-            return f"no free volume of StorageClass {storage.name} that it could have is here, and none is made for that class"
+            return (
+                f"no free volume of StorageClass {storage.name} that it could have is here, and none is made for "
+                "that class"
+            )
         fits = not storage.topologies or any(
             term and all(node.labels.get(key) in values for key, values in term) for term in storage.topologies
         )
@@ -172,14 +197,26 @@ class PodVolumes:
         for driver in sorted({driver for driver, _ in wanted - attached} & limits.keys()):
             new, present = (sum(each == driver for each, _ in volumes) for volumes in (wanted - attached, attached))
             if new + present > limits[driver]:
-                text = f"CSI driver {driver} may attach {limits[driver]} volumes there, {present} are, and the pod has {new} more"
+                text = (
+                    f"CSI driver {driver} may attach {limits[driver]} volumes there, {present} are, and the pod "
+                    f"has {new} more"
+                )
                 over = new + present - limits[driver]
                 yield _reason(
-                    "volume-limit", node, text, driver=driver, wanted=new, attached=present, limit=limits[driver], hindrances=over
+                    "volume-limit",
+                    node,
+                    text,
+                    driver=driver,
+                    wanted=new,
+                    attached=present,
+                    limit=limits[driver],
+                    hindrances=over,
                 )
 
 
-def read_pod_volumes(pod: Key, uid: str, volumes: Sequence[PodVolume], view: VolumeView, assumed: Collection[Key]) -> PodVolumes:
+def read_pod_volumes(
+    pod: Key, uid: str, volumes: Sequence[PodVolume], view: VolumeView, assumed: Collection[Key]
+) -> PodVolumes:
     """Look up a pod's volumes.
 
     Shapes: assumed — other pods for which any node is intended.
@@ -211,9 +248,10 @@ def read_pod_volumes(pod: Key, uid: str, volumes: Sequence[PodVolume], view: Vol
 
 
 def attachment_of(claim: VolumeClaim, view: VolumeView) -> Attachment | None:
-    """Name what has to be attached for a claim; None when it is no CSI driver's, as far as is known.
+    """Name what has to be attached for a claim.
 
-    A claim without a volume counts for the driver that will make it.
+    None when it is no CSI driver's, as far as is known. A claim without a volume counts
+    for the driver that will make it.
     """
     volume = view.volumes.get(claim.volume) if claim.volume else None
     if volume is not None:
@@ -227,7 +265,13 @@ def attachment_of(claim: VolumeClaim, view: VolumeView) -> Attachment | None:
 
 
 def _blocker(
-    wanted: PodVolume, key: Key, claim: VolumeClaim | None, pod: Key, uid: str, view: VolumeView, assumed: Collection[Key]
+    wanted: PodVolume,
+    key: Key,
+    claim: VolumeClaim | None,
+    pod: Key,
+    uid: str,
+    view: VolumeView,
+    assumed: Collection[Key],
 ) -> Reason | None:
     """Say why a claim is of no use to a pod on any node; None when it is."""
     named = f"PersistentVolumeClaim {key[0]}/{key[1]}"
@@ -239,41 +283,67 @@ def _blocker(
     if claim.is_deleting:
         return _blocked("volume-claim-deleting", wanted, f"{named} is being deleted")
     if wanted.is_ephemeral and uid not in claim.controllers:
-        return _blocked("volume-claim-of-another", wanted, f"{named} was not made for this pod: another object of that name exists")
+        return _blocked(
+            "volume-claim-of-another", wanted, f"{named} was not made for this pod: another object of that name exists"
+        )
     if not claim.is_bound:
         storage = view.classes.get(claim.class_name)
         if claim.volume:
-            return _blocked("volume-claim-unbound", wanted, f"{named} is not bound yet to PersistentVolume {claim.volume}, which it names")
+            return _blocked(
+                "volume-claim-unbound",
+                wanted,
+                f"{named} is not bound yet to PersistentVolume {claim.volume}, which it names",
+            )
         if storage is None or not storage.is_delayed:
             how = "it names no StorageClass" if not claim.class_name else f"there is no StorageClass {claim.class_name}"
-            how = how if storage is None else f"StorageClass {storage.name} binds at once (Immediate), whatever pod comes"
+            how = (
+                how if storage is None else f"StorageClass {storage.name} binds at once (Immediate), whatever pod comes"
+            )
             return _blocked("volume-claim-unbound", wanted, f"{named} is not bound to a volume yet, and {how}")
     elif claim.volume not in view.volumes:
-        return _blocked("volume-missing", wanted, f"{named} is bound to PersistentVolume {claim.volume}, which does not exist")
+        return _blocked(
+            "volume-missing", wanted, f"{named} is bound to PersistentVolume {claim.volume}, which does not exist"
+        )
     users = (
-        sorted(user for user in view.users_of(key, assumed) if user != pod) if _ONE_POD in claim.access and not wanted.is_ephemeral else []
+        sorted(user for user in view.users_of(key, assumed) if user != pod)
+        if _ONE_POD in claim.access and not wanted.is_ephemeral
+        else []
     )
     if users:
-        return _blocked("volume-in-use", wanted, f"{named} is for one pod ({_ONE_POD}), and pod {'/'.join(users[0])} uses it")
+        return _blocked(
+            "volume-in-use", wanted, f"{named} is for one pod ({_ONE_POD}), and pod {'/'.join(users[0])} uses it"
+        )
     return None
 
 
 def _candidates(claim: VolumeClaim, view: VolumeView) -> _Candidates:
-    """Find the volumes that a claim may be bound to, but for the node: the one that names it, or the free ones, the smallest first, then by name."""
+    """Find the volumes that a claim may be bound to, but for the node: the one that names it, or
+    the free ones, the smallest first, then by name.
+    """
     own: list[Volume] = []
     free: list[Volume] = []
     for volume in view.of_class(claim.class_name):
-        if volume.is_deleting or volume.size < claim.size or (volume.mode, volume.attributes_class) != (claim.mode, claim.attributes_class):
+        if (
+            volume.is_deleting
+            or volume.size < claim.size
+            or (volume.mode, volume.attributes_class) != (claim.mode, claim.attributes_class)
+        ):
             continue
         if volume.is_for(claim):
             own.append(volume)
         elif volume.claim is None and volume.is_available and claim.access <= volume.access:
             free += [volume] if claim.selector is None or selects(claim.selector, volume.labels) else []
-    return _Candidates(min(own, key=lambda volume: volume.name, default=None), sorted(free, key=lambda volume: (volume.size, volume.name)))
+    return _Candidates(
+        min(own, key=lambda volume: volume.name, default=None),
+        sorted(free, key=lambda volume: (volume.size, volume.name)),
+    )
 
 
 def _zone_reasons(volume: Volume, node: Node) -> Iterator[Reason]:
-    """Say which labels about zones and regions of a volume a node does not match; a node that has none of them is in a cluster of one zone."""
+    """Say which labels about zones and regions of a volume a node does not match.
+
+    A node that has none of them is in a cluster of one zone.
+    """
     if not any(label in node.labels for label in _PLACES):
         return
     for label, newer in _PLACES.items():
@@ -287,12 +357,17 @@ def _zone_reasons(volume: Volume, node: Node) -> Iterator[Reason]:
 
 
 def _is_usable(volume: Volume, node: Node) -> bool:
-    """Say whether a volume can be used on a node: by its labels alone, as CheckNodeAffinity does, so that a term which names nodes holds nowhere."""
+    """Say whether a volume can be used on a node: by its labels alone, as CheckNodeAffinity does,
+    so that a term which names nodes holds nowhere.
+    """
     return volume.nodes is None or selector_matches(volume.nodes, Node("", node.labels))
 
 
 def _only_label(selector: NodeSelector | None) -> NodeRequirement | None:
-    """Give the one label of which a selector wants one of several values, as local volumes have it; None for any other selector."""
+    """Give the one label of which a selector wants one of several values, as local volumes have it.
+
+    None for any other selector.
+    """
     terms = selector.node_selector_terms if selector is not None else ()
     if len(terms) != 1 or terms[0].match_fields or len(terms[0].match_expressions) != 1:
         return None
@@ -312,7 +387,9 @@ def _shown(selector: NodeSelector | None) -> str:
 
 
 def _blocked(code: str, wanted: PodVolume, why: str) -> Reason:
-    return Reason(code=code, message=f"volume {wanted.name}: {why}", facts={"volume": wanted.name, "claim": wanted.claim})
+    return Reason(
+        code=code, message=f"volume {wanted.name}: {why}", facts={"volume": wanted.name, "claim": wanted.claim}
+    )
 
 
 def _reason(code: str, node: Node, why: str, **facts: str | int) -> Reason:

@@ -1,6 +1,8 @@
-"""Volumes of pods as the rules about nodes see them: PersistentVolumeClaims, PersistentVolumes, StorageClasses and CSINodes, reduced to what decides where a pod can go.
+"""Volumes of pods as the rules about nodes see them: PersistentVolumeClaims, PersistentVolumes,
+StorageClasses and CSINodes, reduced to what decides where a pod can go.
 
-Pure. Flows in: objects as the API server shows them. Flows out: frozen values. Source: k8s.io/api core/v1 and storage/v1, k8s.io/component-helpers/storage/volume, 1.36.
+Pure. Flows in: objects as the API server shows them. Flows out: frozen values. Source: k8s.io/api
+core/v1 and storage/v1, k8s.io/component-helpers/storage/volume, 1.36.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Key = tuple[str, str]
 Attachment = tuple[str, str]
 """A CSI driver and its name for a volume."""
 
-# Written by the volume controller when both sides of a binding are there, and by kube-scheduler for the node on which a volume is to be made; the class as it was named before 1.6.
+# Written by the volume controller when both sides of a binding are there, and by kube-scheduler for
+# the node on which a volume is to be made; the class as it was named before 1.6.
 _BOUND = "pv.kubernetes.io/bind-completed"
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _OLD_CLASS = "volume.beta.kubernetes.io/storage-class"
@@ -112,7 +115,8 @@ class VolumeClass:
     is_delayed: bool = False
     """Whether claims of it wait for a pod to be placed (WaitForFirstConsumer)."""
     topologies: tuple[tuple[tuple[str, frozenset[str]], ...], ...] = ()
-    """Where volumes can be made: terms of which one must hold, each with labels and their values, all of which must; none: anywhere."""
+    """Where volumes can be made: terms of which one must hold, each with labels and their values,
+    all of which must; none: anywhere."""
 
 
 class _Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -215,11 +219,13 @@ class _CsiNode(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def volumes_of(pod: str, spec: Mapping[str, Any]) -> tuple[PodVolume, ...]:
-    """List the volumes of a pod that come by claims; what cannot be read is none, for the API server has checked it.
+    """List the volumes of a pod that come by claims.
+
+    What cannot be read is none, for the API server has checked it.
 
     >>> volumes_of("p", {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "b", "ephemeral": {}}, {"name": "c", "emptyDir": {}}]})
     (PodVolume(name='a', claim='data', is_ephemeral=False), PodVolume(name='b', claim='p-b', is_ephemeral=True))
-    """
+    """  # noqa: E501
     listed = spec.get("volumes")
     volumes = []
     for volume in listed if isinstance(listed, list) else ():
@@ -254,7 +260,9 @@ def read_volume_claim(plain: Mapping[str, Any]) -> VolumeClaim:
         mode=spec.volume_mode,
         attributes_class=spec.volume_attributes_class_name,
         selector=spec.selector,
-        controllers=frozenset(str(owner.get("uid")) for owner in metadata.owner_references if owner.get("controller") is True),
+        controllers=frozenset(
+            str(owner.get("uid")) for owner in metadata.owner_references if owner.get("controller") is True
+        ),
     )
 
 
@@ -295,13 +303,16 @@ def read_volume_class(plain: Mapping[str, Any]) -> VolumeClass:
         provisioner=read.provisioner,
         is_delayed=read.volume_binding_mode == _DELAYED,
         topologies=tuple(
-            tuple((label.key, frozenset(label.values)) for label in term.match_label_expressions) for term in read.allowed_topologies
+            tuple((label.key, frozenset(label.values)) for label in term.match_label_expressions)
+            for term in read.allowed_topologies
         ),
     )
 
 
 def read_attach_limits(plain: Mapping[str, Any]) -> dict[str, int]:
-    """Read from a CSINode how many volumes each driver may attach there; a driver that does not say is left out.
+    """Read from a CSINode how many volumes each driver may attach there.
+
+    A driver that does not say is left out.
 
     Errors: raises ContractError.
     """
@@ -310,7 +321,10 @@ def read_attach_limits(plain: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _storage(amounts: Mapping[str, str | int | float]) -> Quantity:
-    """Read an amount of storage; the API server has checked it, so what cannot be read is nothing."""
+    """Read an amount of storage.
+
+    The API server has checked it, so what cannot be read is nothing.
+    """
     try:
         return Quantity.parse(amounts.get("storage", 0))
     except ValueError:

@@ -1,7 +1,10 @@
-"""Classic DRA as it travels: resource.k8s.io/v1alpha2 of Kubernetes 1.26 to 1.31, the fields that we read or write, under Kubernetes' names.
+"""Classic DRA as it travels: resource.k8s.io/v1alpha2 of Kubernetes 1.26 to 1.31, the fields that
+we read or write, under Kubernetes' names.
 
-A struct reads what is there and refuses nothing but wrong types; the limits stand in `classic_limits`. A ResourceClass has no `spec` on the wire: its fields stand
-at the top of the object, and in the store under `spec` (`fold_class`, `unfold_class`). Source: k8s.io/api/resource/v1alpha2/types.go, 1.30.
+A struct reads what is there and refuses nothing but wrong types; the limits stand in
+`classic_limits`. A ResourceClass has no `spec` on the wire: its fields stand at the top of the
+object, and in the store under `spec` (`fold_class`, `unfold_class`). Source:
+k8s.io/api/resource/v1alpha2/types.go, 1.30.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ CLASS_FIELDS = ("driverName", "parametersRef", "suitableNodes", "structuredParam
 
 
 class ParametersReference(Wire, frozen=True, kw_only=True):
-    """Where a claim's parameters stand: an object of its own namespace (ResourceClaimParametersReference)."""
+    """Where a claim's parameters stand: an object of its own namespace
+    (ResourceClaimParametersReference).
+    """
 
     api_group: str = ""
     """Empty for the core group."""
@@ -75,7 +80,8 @@ class ResourceClassSpec(Wire, frozen=True, kw_only=True):
     parameters_ref: ClassParametersReference | None = None
     suitable_nodes: NodeSelector | None = None
     structured_parameters: bool | None = None
-    """True: a scheduler allocates by ResourceClassParameters (1.30's first try at structured parameters), and no driver's controller is asked."""
+    """True: a scheduler allocates by ResourceClassParameters (1.30's first try at structured
+    parameters), and no driver's controller is asked."""
 
 
 class ClaimSpec(Wire, frozen=True, kw_only=True):
@@ -95,7 +101,9 @@ class ClaimTemplateSpec(Wire, frozen=True, kw_only=True):
 
 
 class ResourceHandle(Wire, frozen=True, kw_only=True):
-    """What a driver's controller tells its part on the node: text that the driver alone understands."""
+    """What a driver's controller tells its part on the node: text that the driver alone
+    understands.
+    """
 
     driver_name: str = ""
     data: str = ""
@@ -153,7 +161,10 @@ class PodSchedulingStatus(Wire, frozen=True, kw_only=True):
 
 
 def is_classic(api_object: ApiObject) -> bool:
-    """Say whether an object belongs to classic DRA (resource.k8s.io/v1alpha2). The version decides, because kinds like ResourceClaim exist in both."""
+    """Say whether an object belongs to classic DRA (resource.k8s.io/v1alpha2).
+
+    The version decides, because kinds like ResourceClaim exist in both.
+    """
     return api_object.api_version == API_VERSION
 
 
@@ -176,11 +187,22 @@ def deletion_protection(driver: str) -> str:
 
 
 def fold_class(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Move a ResourceClass's own fields under `spec`, which is where stored objects keep what users ask for."""
+    """Move a ResourceClass's own fields under `spec`, which is where stored objects keep what users
+    ask for.
+    """
     rest = {key: value for key, value in manifest.items() if key not in CLASS_FIELDS}
     return rest | {"spec": {key: manifest[key] for key in CLASS_FIELDS if manifest.get(key) is not None}}
 
 
 def unfold_class(api_object: ApiObject) -> dict[str, Any]:
-    """Give a stored ResourceClass as Kubernetes writes it, with its fields at the top instead of under `spec`; the inverse of `fold_class`."""
-    return {"apiVersion": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, **api_object.spec}
+    """Give a stored ResourceClass as Kubernetes writes it, with its fields at the top instead of
+    under `spec`.
+
+    The inverse of `fold_class`.
+    """
+    return {
+        "apiVersion": api_object.api_version,
+        "kind": api_object.kind,
+        "metadata": api_object.metadata,
+        **api_object.spec,
+    }

@@ -1,8 +1,12 @@
-"""A classic selector as a CEL expression of structured parameters: it wants the very devices that the selector wants.
+"""A classic selector as a CEL expression of structured parameters: it wants the very devices that
+the selector wants.
 
-Flows in: a DeviceSelector and the driver in whose domain the devices publish. Flows out: an expression, or nothing when all devices are wanted. Every value is
-asked for with `has` and by its type first: what a device does not publish is a "no" in classic parameters, and an error that stops a pod everywhere in CEL.
-Source: k8s.io/dynamic-resource-allocation/cel; CEL libraries of Kubernetes 1.34 (strings, quantity, semver with normalization).
+Flows in: a DeviceSelector and the driver in whose domain the devices publish. Flows out: an
+expression, or nothing when all devices are wanted. Every value is asked for with `has` and by its
+type first: what a device does not publish is a "no" in classic parameters, and an error that
+stops a pod everywhere in CEL.
+Source: k8s.io/dynamic-resource-allocation/cel; CEL libraries of Kubernetes 1.34 (strings,
+quantity, semver with normalization).
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from topobus.values.quantity import Quantity
 
 __all__ = ["OUR_NAMES", "attribute_name", "selector_expression"]
 
-OUR_NAMES: Mapping[str, str] = MappingProxyType({"product_name": "model", "cuda_runtime_version": "cuda_driver_version"})
-"""A selector's field to the attribute that our drivers publish for it, where the two are called differently."""
+OUR_NAMES: Mapping[str, str] = MappingProxyType(
+    {"product_name": "model", "cuda_runtime_version": "cuda_driver_version"}
+)
+"""A selector's field to the attribute that our drivers publish for it, where the two are called
+differently."""
 
 _SIGNS = {
     "Equals": "==",
@@ -46,7 +53,7 @@ def selector_expression(selector: DeviceSelector, driver: str, names: Mapping[st
 
     >>> selector_expression(DeviceSelector(index=0), "gpu.topobus.dev")
     'has(device.attributes["gpu.topobus.dev"].index) && type(device.attributes["gpu.topobus.dev"].index) in [int] && device.attributes["gpu.topobus.dev"].index == 0'
-    """
+    """  # noqa: E501
     return " && ".join(_Writer(driver, names).terms(selector))
 
 
@@ -67,7 +74,9 @@ class _Writer:
         if device_selector.index is not None:
             tests.append(self._plain(self._of("index"), "int", "==", str(device_selector.index)))
         if device_selector.mig_enabled is not None:
-            tests.append(self._plain(self._of("mig_enabled"), "bool", "==", "true" if device_selector.mig_enabled else "false"))
+            tests.append(
+                self._plain(self._of("mig_enabled"), "bool", "==", "true" if device_selector.mig_enabled else "false")
+            )
         if device_selector.memory is not None:
             tests.append(self._amount("memory", device_selector.memory.value, device_selector.memory.operator))
         for field in ("driver_version", "cuda_runtime_version", "cuda_compute_capability"):
@@ -79,14 +88,22 @@ class _Writer:
             if isinstance(value, str):
                 tests.append(self._text(path, value, device_selector.attribute.operator))
             elif isinstance(value, bool):
-                tests.append(self._plain(path, "bool", _SIGNS[device_selector.attribute.operator], "true" if value else "false"))
+                tests.append(
+                    self._plain(path, "bool", _SIGNS[device_selector.attribute.operator], "true" if value else "false")
+                )
             else:
                 tests.append(self._plain(path, "int", _SIGNS[device_selector.attribute.operator], str(value)))
         if device_selector.capacity is not None:
-            tests.append(self._amount(device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator))
+            tests.append(
+                self._amount(
+                    device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator
+                )
+            )
         tests.extend(_bracketed(self.terms(part), " && ") for part in device_selector.and_expression)
         if device_selector.or_expression:
-            tests.append(_bracketed([_bracketed(self.terms(part), " && ") for part in device_selector.or_expression], " || "))
+            tests.append(
+                _bracketed([_bracketed(self.terms(part), " && ") for part in device_selector.or_expression], " || ")
+            )
         return tests
 
     def _of(self, field: str) -> str:
@@ -96,7 +113,8 @@ class _Writer:
         domain, slash, identifier = name.partition("/")
         return f"device.{part}[{_literal(domain if slash else self._driver)}].{identifier if slash else name}"
 
-    # `type(x) == string` means the same, but API servers refuse it: their estimate knows no size of a type.
+    # `type(x) == string` means the same, but API servers refuse it: their
+    # estimate knows no size of a type.
     def _plain(self, path: str, kind: str, sign: str, value: str) -> str:
         return f"has({path}) && type({path}) in [{kind}] && {path} {sign} {value}"
 
@@ -117,11 +135,15 @@ class _Writer:
         return f"has({path}) && {path}.compareTo(quantity({_literal(str(Quantity.parse(value)))})) {_SIGNS[operator]} 0"
 
     def _version(self, path: str, version_condition: VersionCondition) -> str:
-        """Compare versions: published as one, or as text such as `535.104.05`, which only normalizing makes a version."""
+        """Compare versions: published as one, or as text such as `535.104.05`, which only
+        normalizing makes a version.
+        """
         numbers = [str(int(part)) for part in version_condition.value.removeprefix("v").split(".")]
         wanted = f"semver({_literal('.'.join((*numbers, '0', '0')[:3]))})"
         sign = _SIGNS[version_condition.operator]
-        as_text = f"{path}.matches({_literal(f'^{VERSION_PATTERN}$')}) && semver({path}, true).compareTo({wanted}) {sign} 0"
+        as_text = (
+            f"{path}.matches({_literal(f'^{VERSION_PATTERN}$')}) && semver({path}, true).compareTo({wanted}) {sign} 0"
+        )
         return f"has({path}) && (type({path}) in [string] ? {as_text} : {path}.compareTo({wanted}) {sign} 0)"
 
 

@@ -1,7 +1,10 @@
-"""Whose classic parameters can be read, and how that driver's devices look in structured parameters.
+"""Whose classic parameters can be read, and how that driver's devices look in structured
+parameters.
 
-Known are Topobus' own drivers and NVIDIA's of 2023 (`gpu.resource.nvidia.com`), whose parameters ours were made after. Of any other driver only the name is used.
-Source: kubernetes-sigs/dra-driver-nvidia-gpu, api of v0.1 (gpu.resource.nvidia.com/v1alpha1) and of v25 (resource.nvidia.com/v1beta1, attributes of gpu.nvidia.com).
+Known are Topobus' own drivers and NVIDIA's of 2023 (`gpu.resource.nvidia.com`), whose parameters
+ours were made after. Of any other driver only the name is used.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, api of v0.1 (gpu.resource.nvidia.com/v1alpha1) and of
+v25 (resource.nvidia.com/v1beta1, attributes of gpu.nvidia.com).
 """
 
 from __future__ import annotations
@@ -76,7 +79,9 @@ class Dialect:
         """Show claim parameters in our own words: without what only this dialect has."""
         if api_object.kind != _MIG_PARAMETERS:
             return api_object
-        return msgspec.structs.replace(api_object, spec={key: value for key, value in api_object.spec.items() if key == "sharing"})
+        return msgspec.structs.replace(
+            api_object, spec={key: value for key, value in api_object.spec.items() if key == "sharing"}
+        )
 
     def claim_expressions(self, api_object: ApiObject) -> tuple[str, ...]:
         """Select what the kind of the parameters says by itself."""
@@ -93,7 +98,11 @@ class Dialect:
         """List what claim parameters say that cannot be said any more: field and why."""
         if api_object.kind == _MIG_PARAMETERS and api_object.spec.get("gpuClaimName"):
             return (
-                ("gpuClaimName", "a part of the GPU of another claim: put both requests into one claim with matchAttribute parentUUID"),
+                (
+                    "gpuClaimName",
+                    "a part of the GPU of another claim: put both requests into one claim with "
+                    "matchAttribute parentUUID",
+                ),
             )
         return ()
 

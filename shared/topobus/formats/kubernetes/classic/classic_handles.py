@@ -1,7 +1,9 @@
-"""What our own classic drivers write into an allocation for the node: which devices of which node, with what configuration.
+"""What our own classic drivers write into an allocation for the node: which devices of which node,
+with what configuration.
 
-Flows in: a claim with resource handles. Flows out: the same allocation in the shape of structured claims, so that whoever asks what a claim has reads one shape:
-the gateway when it prepares, the controller when it counts what is taken. Handles of other drivers are theirs and stay unread.
+Flows in: a claim with resource handles. Flows out: the same allocation in the shape of structured
+claims, so that whoever asks what a claim has reads one shape: the gateway when it prepares, the
+controller when it counts what is taken. Handles of other drivers are theirs and stay unread.
 """
 
 from __future__ import annotations
@@ -25,10 +27,20 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.values.device import driver_name
 from topobus.values.errors import ContractError
 
-__all__ = ["REQUEST", "DeviceHandle", "as_structured", "class_of", "device_handles", "only_node", "shown", "write_handle"]
+__all__ = [
+    "REQUEST",
+    "DeviceHandle",
+    "as_structured",
+    "class_of",
+    "device_handles",
+    "only_node",
+    "shown",
+    "write_handle",
+]
 
 REQUEST = "devices"
-"""A classic claim has no named requests; to readers of structured ones all of its devices came of one with this name."""
+"""A classic claim has no named requests; to readers of structured ones all of its devices came of
+one with this name."""
 _VERSION = "topobus.dev/v1"
 _KIND = "AllocatedDevices"
 _SUFFIX = driver_name("")
@@ -45,10 +57,13 @@ class DeviceHandle(Wire, frozen=True, kw_only=True):
     """Opaque configuration, class before claim: what the device service is given at prepare."""
 
 
-def write_handle(driver: str, node: str, devices: tuple[str, ...], config: tuple[dict[str, Any], ...] = ()) -> classic.ResourceHandle:
+def write_handle(
+    driver: str, node: str, devices: tuple[str, ...], config: tuple[dict[str, Any], ...] = ()
+) -> classic.ResourceHandle:
     """Make the resource handle by which our classic driver tells the node what to prepare.
 
-    Shapes: node, devices — their names; config — opaque parameters for `prepare`, in order; result — `data` is JSON of at most 16 KiB, checked by `check_status`.
+    Shapes: node, devices — their names; config — opaque parameters for `prepare`, in order; result
+    — `data` is JSON of at most 16 KiB, checked by `check_status`.
     """
     data = DeviceHandle(api_version=_VERSION, kind=_KIND, node=node, devices=devices, config=config)
     return classic.ResourceHandle(driver_name=driver, data=encode(data).decode())
@@ -59,7 +74,9 @@ def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[st
 
     Errors: raises ContractError for one that is not ours to have written.
     """
-    for index, resource_handle in enumerate(status.allocation.resource_handles if status.allocation is not None else ()):
+    for index, resource_handle in enumerate(
+        status.allocation.resource_handles if status.allocation is not None else ()
+    ):
         driver = resource_handle.driver_name or status.driver_name
         if not class_of(driver):
             continue
@@ -83,7 +100,10 @@ def as_structured(claim: ApiObject) -> ApiObject:
         results: list[dict[str, Any]] = []
         config: list[dict[str, Any]] = []
         for driver, handle in device_handles(status, name_of(claim)):
-            results.extend({"request": REQUEST, "driver": driver, "pool": handle.node, "device": device} for device in handle.devices)
+            results.extend(
+                {"request": REQUEST, "driver": driver, "pool": handle.node, "device": device}
+                for device in handle.devices
+            )
             config.extend(
                 {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": parameters}}
                 for parameters in handle.config
@@ -95,7 +115,9 @@ def as_structured(claim: ApiObject) -> ApiObject:
 
 
 def shown(claim: ApiObject) -> ApiObject:
-    """Give a classic claim in the shape of a structured one, for output; one that cannot be read is returned unchanged.
+    """Give a classic claim in the shape of a structured one, for output.
+
+    One that cannot be read is returned unchanged.
 
     Errors: raises nothing.
     """
@@ -118,7 +140,8 @@ def class_of(driver: str) -> str:
 def only_node(name: str) -> NodeSelector:
     """Make a node selector that matches one node by name.
 
-    It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand; a label may be missing or be somebody else's.
+    It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand;
+    a label may be missing or be somebody else's.
     """
     requirement = NodeRequirement(key="metadata.name", operator="In", values=(name,))
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))

@@ -1,6 +1,8 @@
-"""The limits that resource.k8s.io/v1alpha2 puts on its objects, and the rules for parameters of ours.
+"""The limits that resource.k8s.io/v1alpha2 puts on its objects, and the rules for parameters of
+ours.
 
-Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that is broken, in the order of the fields.
+Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that is
+broken, in the order of the fields.
 Source: k8s.io/api/resource/v1alpha2/types.go and pkg/apis/resource/validation/validation.go, 1.30.
 """
 
@@ -16,7 +18,15 @@ from topobus.formats.kubernetes.shape import Problem, did_you_mean, read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.names import is_dns_subdomain
 
-__all__ = ["MAX_HANDLES", "MAX_HANDLE_BYTES", "MAX_NODES", "MAX_RESERVED", "check_classic", "check_context", "check_status"]
+__all__ = [
+    "MAX_HANDLES",
+    "MAX_HANDLE_BYTES",
+    "MAX_NODES",
+    "MAX_RESERVED",
+    "check_classic",
+    "check_context",
+    "check_status",
+]
 
 MAX_NODES = 128
 """Potential nodes of a pod, and unsuitable nodes of a claim."""
@@ -70,13 +80,19 @@ def check_status(status: c.ClaimStatus) -> list[Problem]:
         problems.append(Problem("status.driverName", "wanted the driver's name beside an allocation"))
     if len(allocation.resource_handles) > MAX_HANDLES:
         problems.append(
-            Problem("status.allocation.resourceHandles", f"got {len(allocation.resource_handles)}, wanted at most {MAX_HANDLES}")
+            Problem(
+                "status.allocation.resourceHandles",
+                f"got {len(allocation.resource_handles)}, wanted at most {MAX_HANDLES}",
+            )
         )
     for index, handle in enumerate(allocation.resource_handles):
         if len(handle.data.encode()) > MAX_HANDLE_BYTES:
             got = len(handle.data.encode())
             problems.append(
-                Problem(f"status.allocation.resourceHandles[{index}].data", f"got {got} bytes, wanted at most {MAX_HANDLE_BYTES}")
+                Problem(
+                    f"status.allocation.resourceHandles[{index}].data",
+                    f"got {got} bytes, wanted at most {MAX_HANDLE_BYTES}",
+                )
             )
     most = MAX_RESERVED if allocation.shareable else 1
     if len(status.reserved_for) > most:
@@ -87,7 +103,11 @@ def check_status(status: c.ClaimStatus) -> list[Problem]:
 def _check_class(spec: c.ResourceClassSpec) -> list[Problem]:
     problems: list[Problem] = []
     if not is_dns_subdomain(spec.driver_name) or len(spec.driver_name) > MAX_DRIVER_NAME:
-        problems.append(Problem("driverName", f"got {spec.driver_name!r}, wanted a DNS name of at most {MAX_DRIVER_NAME} characters"))
+        problems.append(
+            Problem(
+                "driverName", f"got {spec.driver_name!r}, wanted a DNS name of at most {MAX_DRIVER_NAME} characters"
+            )
+        )
     if spec.parameters_ref is not None:
         problems.extend(_check_reference(spec.parameters_ref, "parametersRef"))
     if spec.suitable_nodes is not None:
@@ -98,18 +118,27 @@ def _check_class(spec: c.ResourceClassSpec) -> list[Problem]:
 def _check_claim(spec: c.ClaimSpec, path: str) -> list[Problem]:
     problems: list[Problem] = []
     if not is_dns_subdomain(spec.resource_class_name):
-        problems.append(Problem(f"{path}.resourceClassName", f"got {spec.resource_class_name!r}, wanted the name of a ResourceClass"))
+        problems.append(
+            Problem(
+                f"{path}.resourceClassName", f"got {spec.resource_class_name!r}, wanted the name of a ResourceClass"
+            )
+        )
     if spec.parameters_ref is not None:
         problems.extend(_check_reference(spec.parameters_ref, f"{path}.parametersRef"))
     if spec.allocation_mode not in ("", *c.ALLOCATION_MODES):
         meant = did_you_mean(spec.allocation_mode, c.ALLOCATION_MODES)
         problems.append(
-            Problem(f"{path}.allocationMode", f"got {spec.allocation_mode!r}, wanted one of {', '.join(c.ALLOCATION_MODES)}{meant}")
+            Problem(
+                f"{path}.allocationMode",
+                f"got {spec.allocation_mode!r}, wanted one of {', '.join(c.ALLOCATION_MODES)}{meant}",
+            )
         )
     return problems
 
 
-def _check_reference(parameters_ref: c.ParametersReference | c.ClassParametersReference, path: str) -> Iterator[Problem]:
+def _check_reference(
+    parameters_ref: c.ParametersReference | c.ClassParametersReference, path: str
+) -> Iterator[Problem]:
     if parameters_ref.api_group and not is_dns_subdomain(parameters_ref.api_group):
         yield Problem(f"{path}.apiGroup", f"got {parameters_ref.api_group!r}, wanted a DNS name, without the version")
     for name, got in (("kind", parameters_ref.kind), ("name", parameters_ref.name)):

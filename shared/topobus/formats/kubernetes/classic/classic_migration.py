@@ -1,8 +1,10 @@
 """Classic objects turned into structured ones, with a note for each thing that has no counterpart.
 
-Flows in: the objects of some manifests. Flows out: resource.k8s.io/v1 objects in the order of their originals, and notes. A class with its parameters becomes a
-DeviceClass, a claim with its parameters one request; pods' claims get their newer form. What a class or claim means is never widened silently: what cannot be said
-in structured parameters is either noted as lost, or the object is not written at all.
+Flows in: the objects of some manifests. Flows out: resource.k8s.io/v1 objects in the order of
+their originals, and notes. A class with its parameters becomes a DeviceClass, a claim with
+its parameters one request; pods' claims get their newer form. What a class or claim means is
+never widened silently: what cannot be said in structured parameters is either noted as lost,
+or the object is not written at all.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from topobus.values.errors import ContractError
 __all__ = ["CLASSIC_VERSION_TEXTS", "Migration", "Note", "Severity", "migrate"]
 
 CLASSIC_VERSION_TEXTS = ("resource.k8s.io/v1alpha1", classic.API_VERSION)
-"""Versions of the API group in which classic objects were written; the specs of classes, claims and templates are the same in both."""
+"""Versions of the API group in which classic objects were written; the specs of classes, claims and
+templates are the same in both."""
 ALLOCATION_MODE = "topobus.dev/allocation-mode"
 """Of Topobus' stand-alone home: when a claim is allocated. Kubernetes ignores it."""
 
@@ -89,7 +92,9 @@ class Migration:
 
 
 def migrate(objects: Sequence[ApiObject | Mapping[str, Any]]) -> Migration:
-    """Translate classic objects, and the claims of pods and of workloads' pod templates; everything else stays as it is.
+    """Translate classic objects, and the claims of pods and of workloads' pod templates.
+
+    Everything else stays as it is.
 
     Shapes: objects — classic ones read strictly, others as written. Order: as given.
     Errors: none raised; what cannot be read or said becomes a note.
@@ -124,7 +129,12 @@ class _Migrator:
                 made.append(translated)
         for parameters_object in self.api_objects:
             if parameters_object.kind.endswith("Parameters") and _key(parameters_object) not in self.used:
-                self._note(parameters_object, "", Severity.INFO, "no class or claim among these files refers to it: it is left out")
+                self._note(
+                    parameters_object,
+                    "",
+                    Severity.INFO,
+                    "no class or claim among these files refers to it: it is left out",
+                )
         return Migration(tuple(made), tuple(self.notes))
 
     def _translate(self, api_object: ApiObject) -> dict[str, Any] | None:
@@ -142,10 +152,16 @@ class _Migrator:
         spec = read_as(api_object.spec, classic.ResourceClassSpec, where=name_of(api_object))
         dialect = dialect_of(spec.driver_name)
         if spec.structured_parameters:
-            self._note(api_object, "structuredParameters", Severity.LOST, "true: parameters for the scheduler of 1.30 are another language")
+            self._note(
+                api_object,
+                "structuredParameters",
+                Severity.LOST,
+                "true: parameters for the scheduler of 1.30 are another language",
+            )
         if spec.suitable_nodes is not None:
             message = (
-                "has no counterpart in a DeviceClass: put it into the pods' node affinity, or publish such devices on these nodes only"
+                "has no counterpart in a DeviceClass: put it into the pods' node affinity, or publish such "
+                "devices on these nodes only"
             )
             self._note(api_object, "suitableNodes", Severity.LOST, message)
         expressions = [f'device.driver == "{dialect.driver}"']
@@ -155,13 +171,21 @@ class _Migrator:
             self._selector(api_object, "parametersRef", class_parameters.selector, dialect, expressions)
             self._config(class_parameters.sharing, dialect, made)
             if not class_parameters.shareable:
-                message = "false: nothing keeps a second pod from using a claim by name; use templates, which make a claim for each pod"
+                message = (
+                    "false: nothing keeps a second pod from using a claim by name; use templates, which make a "
+                    "claim for each pod"
+                )
                 self._note(api_object, "parametersRef.shareable", Severity.LOST, message)
             else:
                 self._note(api_object, "parametersRef.shareable", Severity.INFO, "true: so is every structured claim")
         made = {"selectors": [{"cel": {"expression": text}} for text in expressions], **made}
         if dialect.driver != spec.driver_name:
-            self._note(api_object, "driverName", Severity.INFO, f"{spec.driver_name} publishes its devices as {dialect.driver} now")
+            self._note(
+                api_object,
+                "driverName",
+                Severity.INFO,
+                f"{spec.driver_name} publishes its devices as {dialect.driver} now",
+            )
         return _object("DeviceClass", self._metadata(api_object), made)
 
     def _class_parameters(
@@ -180,7 +204,8 @@ class _Migrator:
             return None
         if found_api_object is None:
             raise _Stop(
-                "parametersRef", f"{_shown(spec.parameters_ref)} is not among these files: which devices the class has is not known"
+                "parametersRef",
+                f"{_shown(spec.parameters_ref)} is not among these files: which devices the class has is not known",
             )
         return self._read(found_api_object, parameters.DeviceClassParameters, "parametersRef")
 
@@ -196,7 +221,9 @@ class _Migrator:
         metadata = self._metadata(api_object)
         metadata["annotations"] = metadata.get("annotations", {}) | {ALLOCATION_MODE: classic.mode_of(spec)}
         return _object(
-            "ResourceClaim", metadata, self._claim_spec(api_object, spec, metadata_of(api_object).namespace or "default", "spec")
+            "ResourceClaim",
+            metadata,
+            self._claim_spec(api_object, spec, metadata_of(api_object).namespace or "default", "spec"),
         )
 
     def _template(self, api_object: ApiObject) -> dict[str, Any]:
@@ -212,9 +239,16 @@ class _Migrator:
         """Write what a claim asks for as one request."""
         dialect = self._dialect(api_object, spec, path)
         if classic.mode_of(spec) == classic.IMMEDIATE:
-            message = "Immediate: structured claims are allocated for the first pod that uses them (Topobus' stand-alone home keeps the mode, by an annotation)"
+            message = (
+                "Immediate: structured claims are allocated for the first pod that uses them (Topobus' "
+                "stand-alone home keeps the mode, by an annotation)"
+            )
             self._note(api_object, f"{path}.allocationMode", Severity.LOST, message)
-        exactly: dict[str, Any] = {"deviceClassName": spec.resource_class_name, "allocationMode": "ExactCount", "count": 1}
+        exactly: dict[str, Any] = {
+            "deviceClassName": spec.resource_class_name,
+            "allocationMode": "ExactCount",
+            "count": 1,
+        }
         devices: dict[str, Any] = {"requests": [{"name": REQUEST, "exactly": exactly}]}
         reference = spec.parameters_ref
         if reference is None:
@@ -224,10 +258,16 @@ class _Migrator:
             self._foreign(api_object, found_api_object, reference, dialect, devices, f"{path}.parametersRef")
             return {"devices": devices}
         if found_api_object is None:
-            raise _Stop(f"{path}.parametersRef", f"{_shown(reference)} is not among these files: what the claim asks for is not known")
+            raise _Stop(
+                f"{path}.parametersRef",
+                f"{_shown(reference)} is not among these files: what the claim asks for is not known",
+            )
         expressions: list[str] = []
         wanted = self._read(
-            dialect.as_claim_parameters(found_api_object), parameters.ClaimParameters, f"{path}.parametersRef", name_of(found_api_object)
+            dialect.as_claim_parameters(found_api_object),
+            parameters.ClaimParameters,
+            f"{path}.parametersRef",
+            name_of(found_api_object),
         )
         for field_name, message in dialect.losses(found_api_object):
             self._note(api_object, f"{path}.parametersRef.{field_name}", Severity.LOST, message)
@@ -244,7 +284,10 @@ class _Migrator:
         for other in self.api_objects:
             if other.kind == "ResourceClass" and metadata_of(other).name == spec.resource_class_name:
                 return dialect_of(str(other.spec.get("driverName")))
-        message = f"ResourceClass {spec.resource_class_name} is not among these files: a DeviceClass of that name is taken for granted"
+        message = (
+            f"ResourceClass {spec.resource_class_name} is not among these files: a DeviceClass of that name is "
+            "taken for granted"
+        )
         self._note(api_object, f"{path}.resourceClassName", Severity.INFO, message)
         return Dialect.of_group(spec.parameters_ref.api_group) if spec.parameters_ref is not None else None
 
@@ -257,7 +300,9 @@ class _Migrator:
         devices: dict[str, Any],
         path: str,
     ) -> None:
-        """Pass another driver's parameters on as opaque configuration: that is where such drivers take them from now."""
+        """Pass another driver's parameters on as opaque configuration: that is where such drivers
+        take them from now.
+        """
         if found_api_object is None or dialect is None:
             raise _Stop(path, f"{_shown(reference)} is understood by its driver alone, and it is not among these files")
         parameter = {
@@ -266,22 +311,37 @@ class _Migrator:
             **({"spec": found_api_object.spec} if found_api_object.spec else {}),
         }
         devices["config"] = [{"requests": [REQUEST], "opaque": {"driver": dialect.driver, "parameters": parameter}}]
-        message = "is understood by its driver alone: it is passed on as opaque configuration; what it says of count and selection is not translated"
+        message = (
+            "is understood by its driver alone: it is passed on as opaque configuration; what it says of count "
+            "and selection is not translated"
+        )
         self._note(api_object, path, Severity.LOST, f"{_shown(reference)} {message}")
 
     def _selector(
-        self, api_object: ApiObject, path: str, selector: parameters.DeviceSelector, dialect: Dialect, expressions: list[str]
+        self,
+        api_object: ApiObject,
+        path: str,
+        selector: parameters.DeviceSelector,
+        dialect: Dialect,
+        expressions: list[str],
     ) -> None:
         text = selector_expression(selector, dialect.driver, dialect.names)
         if len(text.encode()) > MAX_EXPRESSION_BYTES:
-            raise _Stop(f"{path}.selector", f"as CEL it has {len(text.encode())} bytes, and {MAX_EXPRESSION_BYTES} are the most")
+            raise _Stop(
+                f"{path}.selector", f"as CEL it has {len(text.encode())} bytes, and {MAX_EXPRESSION_BYTES} are the most"
+            )
         if text:
             expressions.append(text)
 
     def _config(self, sharing: parameters.Sharing | None, dialect: Dialect, into: dict[str, Any]) -> None:
         if sharing is not None and sharing.strategy != parameters.EXCLUSIVE:
             into["config"] = [
-                {"opaque": {"driver": dialect.driver, "parameters": dialect.sharing_config(_plain(sharing), sharing.strategy)}}
+                {
+                    "opaque": {
+                        "driver": dialect.driver,
+                        "parameters": dialect.sharing_config(_plain(sharing), sharing.strategy),
+                    }
+                }
             ]
 
     def _read(self, api_object: ApiObject, kind: type[P], path: str, name: str = "") -> P:
@@ -303,13 +363,19 @@ class _Migrator:
             raise _Stop(path, f"{name}: " + "; ".join(str(problem) for problem in problems))
         return read
 
-    def _find(self, reference: classic.ParametersReference | classic.ClassParametersReference, namespace: str) -> ApiObject | None:
+    def _find(
+        self, reference: classic.ParametersReference | classic.ClassParametersReference, namespace: str
+    ) -> ApiObject | None:
         for api_object in self.api_objects:
             group = api_object.api_version.partition("/")[0]
             is_there = metadata_of(api_object).namespace in ("", namespace) or (
                 namespace == "default" and not metadata_of(api_object).namespace
             )
-            if (group, api_object.kind, metadata_of(api_object).name) == (reference.api_group, reference.kind, reference.name) and is_there:
+            if (group, api_object.kind, metadata_of(api_object).name) == (
+                reference.api_group,
+                reference.kind,
+                reference.name,
+            ) and is_there:
                 self.used.add(_key(api_object))
                 return api_object
         return None
@@ -324,7 +390,9 @@ class _Migrator:
 
 
 def _with_pod_claims(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the claims of a pod, and of the pod templates of workloads, in the form of Kubernetes 1.31 and later."""
+    """Write the claims of a pod, and of the pod templates of workloads, in the form of Kubernetes
+    1.31 and later.
+    """
     made: dict[str, Any] = {}
     for key, value in manifest.items():
         if key == "resourceClaims" and isinstance(value, list):

@@ -1,8 +1,10 @@
 """Parameters of our own classic drivers: which devices a class has, and what a claim wants of them.
 
-One group a device class, `<class>.resource.topobus.dev/v1alpha1`, with two kinds: DeviceClassParameters (of the cluster) and ClaimParameters (of a namespace).
-The fields are those that the classic GPU drivers of 2023 had, so that their parameters can be carried over; `attribute` and `capacity` reach whatever else
-a device of any class publishes. Flows in: a spec as read. Flows out: one Problem for each thing that is wrong.
+One group a device class, `<class>.resource.topobus.dev/v1alpha1`, with two kinds:
+DeviceClassParameters (of the cluster) and ClaimParameters (of a namespace). The fields are those
+that the classic GPU drivers of 2023 had, so that their parameters can be carried over; `attribute`
+and `capacity` reach whatever else a device of any class publishes. Flows in: a spec as read. Flows
+out: one Problem for each thing that is wrong.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ __all__ = [
 PARAMETERS_GROUP = "resource.topobus.dev"
 SHARING_VERSION = "topobus.dev/v1"
 SHARING_KIND = "SharingParameters"
-"""How a sharing strategy travels as opaque configuration: to the node with a classic handle, and in a structured claim."""
+"""How a sharing strategy travels as opaque configuration: to the node with a classic handle, and in
+a structured claim."""
 
 OPERATORS = ("Equals", "NotEquals", "LessThan", "LessThanOrEqualTo", "GreaterThan", "GreaterThanOrEqualTo")
 _ORDER_FREE = ("Equals", "NotEquals")
@@ -55,18 +58,22 @@ EXCLUSIVE, TIME_SLICING, MPS = "Exclusive", "TimeSlicing", "MPS"
 STRATEGIES = (EXCLUSIVE, TIME_SLICING, MPS)
 TIME_SLICES = ("Default", "Short", "Medium", "Long")
 
-# resource.k8s.io takes 32 devices for one claim; a classic claim that asks for more could never be migrated.
+# resource.k8s.io takes 32 devices for one claim; a classic claim that asks
+# for more could never be migrated.
 MAX_COUNT = 32
-# Deep enough for any written by a person; it keeps a hostile one from costing time, and its CEL below 10 KiB.
+# Deep enough for any written by a person; it keeps a hostile one from costing
+# time, and its CEL below 10 KiB.
 MAX_DEPTH = 8
 MAX_TERMS = 64
 MAX_TEXT = 128
 
 VERSION_PATTERN = r"v?[0-9]{1,9}(\.[0-9]{1,9}){0,2}"
-"""What counts as a version here, of a condition and of a device: one to three numbers. Drivers write `535.104.05`, which semantic versioning itself refuses."""
+"""What counts as a version here, of a condition and of a device: one to three numbers. Drivers
+write `535.104.05`, which semantic versioning itself refuses."""
 
 _VERSION = re.compile(VERSION_PATTERN)
-# Words that CEL keeps for itself: an attribute of such a name can be published and never be read by an expression.
+# Words that CEL keeps for itself: an attribute of such a name can be published and
+# never be read by an expression.
 _RESERVED = frozenset(
     [
         "as",
@@ -96,21 +103,28 @@ _NAME = re.compile(r"(?:[a-z0-9.-]{1,63}/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 
 
 class Amount(Wire, frozen=True, kw_only=True):
-    """A quantity and how a device's own compares to it: `{value: 40Gi, operator: GreaterThanOrEqualTo}`."""
+    """A quantity and how a device's own compares to it: `{value: 40Gi, operator:
+    GreaterThanOrEqualTo}`.
+    """
 
     value: QuantityText
     operator: str = "Equals"
 
 
 class VersionCondition(Wire, frozen=True, kw_only=True):
-    """A version and how a device's own compares to it, by semantic versioning; `535.104` counts as `535.104.0`."""
+    """A version and how a device's own compares to it, by semantic versioning; `535.104` counts as
+    `535.104.0`.
+    """
 
     value: str
     operator: str = "Equals"
 
 
 class AttributeCondition(Wire, frozen=True, kw_only=True):
-    """Any attribute that a device publishes. Text is a pattern with `*` and `?` for Equals and NotEquals; other operators want a number."""
+    """Any attribute that a device publishes.
+
+    Text is a pattern with `*` and `?` for Equals and NotEquals; other operators want a number.
+    """
 
     name: str
     value: bool | int | str
@@ -126,7 +140,10 @@ class CapacityCondition(Wire, frozen=True, kw_only=True):
 
 
 class DeviceSelector(Wire, frozen=True, kw_only=True):
-    """Which devices are wanted: all that is said here must hold. A device that does not publish what is asked about is not wanted."""
+    """Which devices are wanted: all that is said here must hold.
+
+    A device that does not publish what is asked about is not wanted.
+    """
 
     product_name: str | None = None
     """A pattern with `*` and `?`, in any case: `*a100*`."""
@@ -215,20 +232,26 @@ def check_claim_parameters(spec: ClaimParameters, path: str = "spec") -> list[Pr
     problems: list[Problem] = []
     if not 1 <= spec.count <= MAX_COUNT:
         problems.append(Problem(f"{path}.count", f"got {spec.count}, wanted 1 to {MAX_COUNT}"))
-    return [*problems, *_check_selector(spec.selector, f"{path}.selector"), *check_sharing(spec.sharing, f"{path}.sharing")]
+    return [
+        *problems,
+        *_check_selector(spec.selector, f"{path}.selector"),
+        *check_sharing(spec.sharing, f"{path}.sharing"),
+    ]
 
 
 def check_sharing(sharing: Sharing | None, path: str) -> Iterator[Problem]:
     """Check a sharing strategy: it is a known one, and only its own configuration is given.
 
-    Shapes: path — the place of `sharing` in the object, which each Problem begins with; None is sound.
+    Shapes: path — the place of `sharing` in the object, which each
+    Problem begins with; None is sound.
     """
     if sharing is None:
         return
     if sharing.strategy not in STRATEGIES:
         yield Problem(
             f"{path}.strategy",
-            f"got {sharing.strategy!r}, wanted one of {', '.join(STRATEGIES)}{did_you_mean(sharing.strategy, STRATEGIES)}",
+            f"got {sharing.strategy!r}, wanted one of "
+            f"{', '.join(STRATEGIES)}{did_you_mean(sharing.strategy, STRATEGIES)}",
         )
     if sharing.time_slicing_config is not None:
         if sharing.strategy != TIME_SLICING:
@@ -244,7 +267,9 @@ def check_sharing(sharing: Sharing | None, path: str) -> Iterator[Problem]:
         if share is not None and not 1 <= share <= 100:
             yield Problem(f"{here}.defaultActiveThreadPercentage", f"got {share}, wanted 1 to 100")
         if sharing.mps_config.default_pinned_device_memory_limit is not None:
-            yield from _check_amount(sharing.mps_config.default_pinned_device_memory_limit, f"{here}.defaultPinnedDeviceMemoryLimit")
+            yield from _check_amount(
+                sharing.mps_config.default_pinned_device_memory_limit, f"{here}.defaultPinnedDeviceMemoryLimit"
+            )
 
 
 def _check_selector(selector: DeviceSelector, path: str) -> list[Problem]:
@@ -261,8 +286,13 @@ def _walk(device_selector: DeviceSelector, path: str, depth: int, problems: list
         problems.append(Problem(path, f"expressions nest deeper than {MAX_DEPTH}"))
         return 0
     problems.extend(_check_terms(device_selector, path))
-    terms = sum(value is not None for name, value in structs.asdict(device_selector).items() if not name.endswith("_expression"))
-    for key, inner in (("andExpression", device_selector.and_expression), ("orExpression", device_selector.or_expression)):
+    terms = sum(
+        value is not None for name, value in structs.asdict(device_selector).items() if not name.endswith("_expression")
+    )
+    for key, inner in (
+        ("andExpression", device_selector.and_expression),
+        ("orExpression", device_selector.or_expression),
+    ):
         terms += sum(_walk(part, f"{path}.{key}[{index}]", depth + 1, problems) for index, part in enumerate(inner))
     return terms
 
@@ -288,10 +318,14 @@ def _check_terms(device_selector: DeviceSelector, path: str) -> Iterator[Problem
         if version is not None:
             yield from _check_operator(version.operator, f"{path}.{name}", OPERATORS)
             if _VERSION.fullmatch(version.value) is None or len(version.value) > MAX_TEXT:
-                yield Problem(f"{path}.{name}.value", f"got {version.value!r}, wanted a version such as 535.104.5 or 8.0")
+                yield Problem(
+                    f"{path}.{name}.value", f"got {version.value!r}, wanted a version such as 535.104.5 or 8.0"
+                )
     if device_selector.attribute is not None:
         here = f"{path}.attribute"
-        is_number = isinstance(device_selector.attribute.value, int) and not isinstance(device_selector.attribute.value, bool)
+        is_number = isinstance(device_selector.attribute.value, int) and not isinstance(
+            device_selector.attribute.value, bool
+        )
         yield from _check_operator(device_selector.attribute.operator, here, OPERATORS if is_number else _ORDER_FREE)
         yield from _check_name(device_selector.attribute.name, f"{here}.name")
         if isinstance(device_selector.attribute.value, str):
