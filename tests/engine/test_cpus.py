@@ -2,7 +2,7 @@
 answer on, and everybody does again afterwards.
 
 The services run on this very machine's tree; kubelet alone is the simulator. The same promises, and
-the rare roads, are held by `tests/integration/test_gateway_cpus.py` on a simulated runtime.
+the rare roads, are held by `tests/integration/gateway/attachments/test_gateway_cpus.py` on a simulated runtime.
 """
 
 from __future__ import annotations

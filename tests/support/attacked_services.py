@@ -1,8 +1,8 @@
 """The services that an attack is aimed at: all asks of a node answered under their own principals,
 what they heard, and what the streams hold of others.
 
-Used with one server (`tests/integration/test_bus_account_attacks.py`) and with a hub and leaves
-(`tests/integration/test_leaf_attacks.py`).
+Used with one server (`tests/integration/bus/test_bus_account_attacks.py`) and with a hub and leaves
+(`tests/integration/leaf/test_leaf_attacks.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 Flows in: the node as its engine sees it, and asks of the bus. Flows out: answers, and the ledger,
 written by compare-and-set. Dry runs and reservations are not served. Thousands of real services
 would keep watches of their own on the machine that measures something else.
-tests/integration/test_topology_places.py holds it to what the service answers.
+tests/integration/topology/test_topology_places.py holds it to what the service answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bus without a server: `topobus.bus.bus.Bus` as it is, on a nats-server in memory.
 
 State, events, asks, feeds and their errors are the runtime's own code; what is replaced is nats-py
-and the server. The bus's contract suite (tests/integration/test_bus_*.py) runs on both.
+and the server. The bus's contract suite (tests/integration/bus/test_bus_*.py) runs on both.
 
 >>> import asyncio
 >>> from topobus.formats.messages.catalogue import LEDGER

@@ -4,7 +4,7 @@ watch that keeps a copy.
 A NATS stream counts its messages and an API server its resource versions; both refuse a write whose
 revision is not the stored one, and both may leave a write without an answer. So one protocol serves
 both homes, and one contract suite holds both stores to it
-(`tests/integration/test_object_store.py`).
+(`tests/integration/controller/test_object_store.py`).
 
 Flows in: the next versions of objects. Flows out: the stored object, or why it was not stored.
 A store puts what it wrote into its copy at once, so that the next decision sees it. Writes of

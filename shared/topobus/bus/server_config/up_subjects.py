@@ -159,7 +159,7 @@ node remain, and answers to its relay.
 
 The up subjects are not among them, though nobody behind a leaf listens there: server 2.15.1 with
 them here takes no interest of the hub in them either, so that all that its relay says is answered
-"no responders" (tests/integration/test_simulated_leaf.py, on that version)."""
+"no responders" (tests/integration/leaf/test_simulated_leaf.py, on that version)."""
 
 
 def _tokens(noun: State[Any] | Event[Any], parts: dict[str, str]) -> list[str]:

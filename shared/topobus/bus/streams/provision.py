@@ -53,7 +53,7 @@ async def provision(
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
     # One after the other: a cluster of three servers that was asked for all at once did not come to
-    # an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
+    # an end now and then (2.10, set-up of tests/integration/bus/test_bus_cluster.py).
     failures: list[ConfigError | JetStreamError | _NotMadeYet] = []
     for config in wanted_streams(replicas, store_bytes=store_bytes):
         if only is not None and config["name"] not in only:
