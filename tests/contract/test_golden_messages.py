@@ -132,7 +132,9 @@ def test_message_is_read_the_same_when_it_has_unknown_fields(file: Path) -> None
 def test_message_has_a_golden_file_that_is_complete_when_it_is_in_the_catalogue(
     kind: type[Struct], variant: str
 ) -> None:
-    """Every form of every message has a golden file, and the newest one has every field of today."""
+    """Every form of every message has a golden file, and the newest one
+    has every field of today.
+    """
     file = _newest(kind, variant)
     if file is None:
         pytest.fail(f"there is no golden file {file_stem(kind, variant)}.json for {kind.__name__}.{_HOW}")

@@ -45,7 +45,9 @@ def test_kubeletpb_equals_its_protos_when_generated_again() -> None:
 
 
 def test_regenerate_check_fails_with_a_diff_when_code_was_edited(tmp_path: Path) -> None:
-    """An edited file is found, named and shown, and nothing is repaired behind the author's back."""
+    """An edited file is found, named and shown, and nothing is repaired
+    behind the author's back.
+    """
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
     (tmp_path / "requirements").mkdir()
     shutil.copy(ROOT / "requirements" / "proto.txt", tmp_path / "requirements")

@@ -168,7 +168,9 @@ def test_reason_codes_are_given_somewhere_when_they_are_in_the_catalogue() -> No
 
 
 def test_reason_codes_are_followed_through_helpers() -> None:
-    """The reader of the source is worth its name: it finds codes that only a helper's caller names."""
+    """The reader of the source is worth its name: it finds codes that
+    only a helper's caller names.
+    """
     codes = codes_in_source()
 
     assert {

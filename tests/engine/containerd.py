@@ -335,7 +335,9 @@ def _network(folder: Path) -> None:
 
 
 def _programs() -> Path:
-    """Find the folder with a containerd of version 2 and its shim: installed, else unpacked aside."""
+    """Find the folder with a containerd of version 2 and its shim:
+    installed, else unpacked aside.
+    """
     installed = shutil.which("containerd")
     if installed is not None and _major(Path(installed)) >= 2:
         return Path(installed).parent

@@ -70,7 +70,9 @@ def its_own(own: int, other: int, devices: dict[str, str]) -> list[str]:
 
 @pytest_asyncio.fixture
 async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
-    """All services on a recorded machine with real device nodes, an allocated claim, and a kubelet."""
+    """All services on a recorded machine with real device nodes, an
+    allocated claim, and a kubelet.
+    """
     build("dgx", folder / "machine", has_device_nodes=True)
     results = [
         {"request": key, "driver": f"{key}.topobus.dev", "pool": NODE, "device": name} for key, name in DEVICES.items()

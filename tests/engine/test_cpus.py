@@ -1,8 +1,9 @@
 """CPUs of a claim on a real containerd 2 and real CPUs: nobody else runs on them from kubelet's
 answer on, and everybody does again afterwards.
 
-The services run on this very machine's tree; kubelet alone is the simulator. The same promises, and
-the rare roads, are held by `tests/integration/gateway/attachments/test_gateway_cpus.py` on a simulated runtime.
+The services run on this very machine's tree; kubelet alone is the simulator. The same
+promises, and the rare roads, are held by
+`tests/integration/gateway/attachments/test_gateway_cpus.py` on a simulated runtime.
 """
 
 from __future__ import annotations

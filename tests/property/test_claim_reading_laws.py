@@ -97,7 +97,9 @@ def test_slice_of_any_shape_is_carried_between_versions(spec: dict[str, Any], ve
     st.lists(st.fixed_dictionaries({"name": WORDS, "attributes": st.dictionaries(WORDS, JSON, max_size=2)}), max_size=3)
 )
 def test_slice_comes_back_as_it_was_sent_when_a_server_is_older(devices: list[dict[str, Any]]) -> None:
-    """What v1beta1 was given, read back, is what v1 would hold: no difference is seen that is none."""
+    """What v1beta1 was given, read back, is what v1 would hold: no
+    difference is seen that is none.
+    """
     body = {"apiVersion": "resource.k8s.io/v1", "spec": {"driver": "d", "devices": devices}}
 
     for version in ("v1", "v1beta2", "v1beta1"):

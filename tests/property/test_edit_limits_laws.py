@@ -111,7 +111,9 @@ def check_edits(edits: dict[str, Any]) -> None:
 
 @given(answer=ANSWERS)
 def test_rendered_file_is_within_the_rights_when_any_answer_comes(answer: Prepared) -> None:
-    """Refused, or a CDI file with nothing outside the allow-list and no character that nobody sees."""
+    """Refused, or a CDI file with nothing outside the allow-list and no
+    character that nobody sees.
+    """
     if refuse_forbidden("acme", answer, RIGHTS) is not None:
         event("refused")
         return

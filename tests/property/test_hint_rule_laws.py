@@ -54,7 +54,9 @@ simple_rules = rules(node_bits).filter(lambda rule: not rule.sockets)
 
 
 def walk(rule: HintRule) -> tuple[Hint, ...]:
-    """Kubelet's walk over all sets of candidates: which touch enough, which of these are preferred."""
+    """Kubelet's walk over all sets of candidates: which touch enough,
+    which of these are preferred.
+    """
     nodes = [node for node in IDS if rule.candidates >> node & 1]
     sets = [
         sum(1 << node for node in chosen)
@@ -218,7 +220,9 @@ def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None
 def test_closest_mask_is_found_without_looking_at_all(
     monkeypatch: pytest.MonkeyPatch, nodes: int, data: st.DataObject
 ) -> None:
-    """Branch and bound gives the mask of least distance, and of equal ones that of smallest value."""
+    """Branch and bound gives the mask of least distance, and of equal
+    ones that of smallest value.
+    """
     ids = tuple(range(0, 3 * nodes, 3))
     rows = [[data.draw(st.sampled_from([10, 12, 20, 31])) for _ in ids] for _ in ids]
     fit = fit_order(NodeSet(*ids), rows)

@@ -147,7 +147,9 @@ def test_reading_accepts_a_configuration_when_all_fields_are_right(fields: dict[
 def test_reading_gives_the_claims_word_when_class_and_claim_write_one_field(
     of_class: dict[str, Any], of_claim: dict[str, Any]
 ) -> None:
-    """A claim refines: whatever of the interface it writes stands, and the class's word elsewhere."""
+    """A claim refines: whatever of the interface it writes stands, and
+    the class's word elsewhere.
+    """
     answer = read_interface_config([{**HEAD, **of_class, "vf": None}, {**HEAD, **of_claim, "vf": None}])
 
     assert isinstance(answer, InterfaceConfig), answer

@@ -154,7 +154,9 @@ def test_planner_never_says_that_a_pod_does_not_fit_when_it_gave_up(
 @settings(max_examples=examples(150), deadline=None)
 @given(small_nodes(), small_pods())
 def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, request: PodRequest) -> None:
-    """A refusal of mode compatible says that mode corrected would place the pod only when it does."""
+    """A refusal of mode compatible says that mode corrected would place
+    the pod only when it does.
+    """
     compatible = place(in_mode(view, PlanMode.COMPATIBLE), request)
 
     if isinstance(compatible, Refusal) and "fits-in-corrected-mode" in [reason.code for reason in compatible.reasons]:

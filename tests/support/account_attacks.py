@@ -225,7 +225,9 @@ def _requests_to_jetstream(victim: Victim) -> Iterator[Attack]:
 
 
 def _consumers(prefix: str, stream: str, subjects: str, deliver_subject: str) -> Iterator[Attack]:
-    """Make a consumer that delivers to a subject, by each of the requests that servers take for it."""
+    """Make a consumer that delivers to a subject, by each of the requests
+    that servers take for it.
+    """
     config = {
         "deliver_subject": deliver_subject,
         "ack_policy": "none",

@@ -50,7 +50,8 @@ class FakeGpu:
     ecc: tuple[int, int] | None = (0, 0)
     """Corrected and uncorrected errors since the driver was loaded; None: no ECC."""
     retired: int | None = None
-    """Whether pages wait for their retirement; None: not supported, as on all GPUs that remap rows."""
+    """Whether pages wait for their retirement; None: not supported, as on
+    all GPUs that remap rows."""
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     clocks: int = 0
     recovery: int = 0

@@ -136,7 +136,9 @@ def rig(*, is_inside: bool = True) -> Iterator[Rig]:
 
 @contextmanager
 def _entered(path: str) -> Iterator[None]:
-    """Have this process' first thread, whose namespace is the process' own, in a network namespace."""
+    """Have this process' first thread, whose namespace is the process'
+    own, in a network namespace.
+    """
     assert threading.current_thread() is threading.main_thread()
     before = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     inside = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,6 @@
-"""Network interfaces in a recorded tree, as the kernel shows those that are no PCI function's own."""
+"""Network interfaces in a recorded tree, as the kernel shows those that
+are no PCI function's own.
+"""
 
 from __future__ import annotations
 

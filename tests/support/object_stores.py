@@ -36,7 +36,9 @@ MakeWatch = Callable[[str, Callable[[], None], Callable[[Exception], None]], Obj
 
 
 class Deafening:
-    """A bus or an API server whose answers to writes are lost, before or after the write was done."""
+    """A bus or an API server whose answers to writes are lost, before or
+    after the write was done.
+    """
 
     def __init__(self, peer: Any, error: Exception, names: tuple[str, ...]) -> None:
         self._peer = peer

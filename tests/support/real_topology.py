@@ -109,7 +109,9 @@ class WatchedTopology(Bus):
     async def watch(
         self, state: State[M], on_rejected: Callable[[str, str], None] | None = None, /, **parts: str
     ) -> AsyncGenerator[Change[M], None]:
-        """Watch, and note what the service has taken in: it asks for the next change when it has."""
+        """Watch, and note what the service has taken in: it asks for
+        the next change when it has.
+        """
         async with aclosing(super().watch(state, on_rejected, **parts)) as changes:
             async for change in changes:
                 yield change

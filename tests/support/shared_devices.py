@@ -1,4 +1,6 @@
-"""GPUs that their operator has shared, as an inventory shows them, and claims with shares of them."""
+"""GPUs that their operator has shared, as an inventory shows them, and
+claims with shares of them.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ def discovered(recorded: RecordedMachine) -> tuple[Tree, dict[str, Device]]:
 
 
 class TestNexaContract(HandsContract):
-    """All that the service relies on, for the whole card: its verbs do all that a half's do, twice."""
+    """All that the service relies on, for the whole card: its verbs do
+    all that a half's do, twice.
+    """
 
     def make_driver(self) -> DeviceDriver:
         """Make the driver."""

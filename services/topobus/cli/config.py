@@ -11,7 +11,9 @@ __all__ = ["CliSettings"]
 
 
 class CliSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the operator's tool reads from its file and from `TOPOBUS_ALL__…` and `TOPOBUS_CLI__…`."""
+    """What the operator's tool reads from its file and from
+    `TOPOBUS_ALL__…` and `TOPOBUS_CLI__…`.
+    """
 
     connect_timeout_s: float = 3.0
     """How long a command waits for NATS before it says that nothing is there. 3 s: a local server

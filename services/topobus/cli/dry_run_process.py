@@ -1,8 +1,8 @@
 """Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a
 running controller.
 
-The child is the controller's program: the command line loads neither the allocator nor CEL. Flows in: a
-situation, as `topobus.controller.dry_run.rules.run` describes it. Flows out: its answers.
+The child is the controller's program: the command line loads neither the allocator nor CEL. Flows
+in: a situation, as `topobus.controller.dry_run.rules.run` describes it. Flows out: its answers.
 """
 
 from __future__ import annotations

@@ -176,7 +176,9 @@ def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:
 
 
 def _with_login(settings: CliSettings, source: str, *, context: str = "") -> Target:
-    """Add the login of a `topobus up` of this user that runs at that address, where none is named."""
+    """Add the login of a `topobus up` of this user that runs at that
+    address, where none is named.
+    """
     nats = settings.nats
     login = None if nats.user else find_login(nats.url)
     if login is not None:

@@ -105,7 +105,8 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     restarts, NATS, the API server. kubelet itself would come back only after a minute and more; a
     peer that hangs uses this up with its first answer that does not come."""
     health_refresh_s: Annotated[float, Meta(gt=0, lt=30)] = 10.0
-    """How often DRA health is sent again without news. kubelet calls a device Unknown after 30 s."""
+    """How often DRA health is sent again without news. kubelet calls a
+    device Unknown after 30 s."""
     reconcile_s: Seconds = 10.0
     """How often kubelet's PodResources are compared with what device plugin allocations hold: that
     API has no deallocate."""
@@ -165,7 +166,8 @@ class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long a plugin's socket may take to answer when it registers, in seconds; kubelet's own
     limit."""
     allocate_s: Seconds = 4.0
-    """How long its Allocate may take, in seconds. Twice this must fit into `deadlines.prepare_s`."""
+    """How long its Allocate may take, in seconds. Twice this must fit
+    into `deadlines.prepare_s`."""
     look_s: Seconds = 0.5
     """How often its list is taken over, in seconds."""
 

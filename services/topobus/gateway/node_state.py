@@ -100,7 +100,8 @@ class NodeState:
         key of the owner to why nobody else gets them; set by `linger`."""
         self.lingering_changed = Broadcast()
         self.awaited: frozenset[str] = frozenset()
-        """Keys of owners that hold what a claim of a pod of this node waits for; set by `wait_for`."""
+        """Keys of owners that hold what a claim of a pod of this node
+        waits for; set by `wait_for`."""
         self.awaited_changed = Broadcast()
         self._bus = bus
         self._own_resource = own_resource

@@ -131,7 +131,8 @@ class DeviceDriver(ABC):
     host: HostServices = HostServices()
     """What the service gave to `configure`."""
     sharing_strategies: frozenset[str] = frozenset()
-    """How containers of one claim may share its devices, besides Exclusive: `TimeSlicing`, `MPS`."""
+    """How containers of one claim may share its devices, besides
+    Exclusive: `TimeSlicing`, `MPS`."""
     passthrough_variables: Mapping[str, str] = MappingProxyType({})
     """What a virtual machine's container gets beside VFIO's nodes."""
 

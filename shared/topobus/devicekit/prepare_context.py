@@ -49,7 +49,8 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
     """How much the owner has of devices that it shares: device to capacity to amount. Of what it
     has whole, and in `unprepare`, nothing is said."""
     others: Mapping[str, tuple[RecordState, ...]] = MappingProxyType({})
-    """By device: what the journal says of each other owner that has it now; none for the last one."""
+    """By device: what the journal says of each other owner that has it
+    now; none for the last one."""
     in_use: Callable[[], frozenset[str]] = frozenset
     """Which devices of the class the journal knows as somebody's at the moment of the call, those
     that are still to be cleaned included; not the devices of this request, as far as they are this

@@ -77,7 +77,8 @@ class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """All of these are true of the physical function's device, in the words of a pool's conditions:
     `[{field = "pci", equals = "0000:3b:00.0"}]`."""
     count: Annotated[int, Meta(ge=1, le=256)]
-    """How many virtual functions are made; fewer where the card can have no more (sriov_totalvfs)."""
+    """How many virtual functions are made; fewer where the card can have
+    no more (sriov_totalvfs)."""
     when_idle: Literal["keep", "remove"] = "keep"
     """What becomes of them when the last is given back. `keep`: the next claim of one waits for
     nothing; a claim of the physical function removes them. `remove`: they go at once."""

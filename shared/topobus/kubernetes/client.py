@@ -221,7 +221,9 @@ class KubernetesClient:
         content: bytes | None,
         headers: Mapping[str, str],
     ) -> httpx2.Response:
-        """Send, and once more when it failed because our token or certificates have been replaced."""
+        """Send, and once more when it failed because our token or
+        certificates have been replaced.
+        """
         used = self._access
         try:
             answer = await self._request(method, path, params, content, headers)

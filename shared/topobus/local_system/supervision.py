@@ -78,7 +78,8 @@ class Program:
     """Asked while it runs and is not ready: whether only a restart helps. None: nobody knows such a
     state of it."""
     cleanup: tuple[str, ...] = ()
-    """A command that removes what a killed program may leave (a container); its failure is no news."""
+    """A command that removes what a killed program may leave (a
+    container); its failure is no news."""
 
 
 @dataclass(kw_only=True)

@@ -81,7 +81,8 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The endpoint for probes and metrics: /healthz, /readyz, /metrics."""
 
     host: str = "127.0.0.1"
-    """The address to listen at. The default keeps metrics on this machine; 0.0.0.0 or :: opens them."""
+    """The address to listen at. The default keeps metrics on this machine; 0.0.0.0 or :: opens
+    them."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """0: no endpoint."""
     stalled_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0

@@ -158,7 +158,9 @@ def called(name: str, /, **attributes: str | int) -> AbstractContextManager[obje
 
 
 def annotate(**attributes: str | int) -> None:
-    """Add facts to the present span: `annotate(decision_id=…)` is attribute `topobus.decision_id`."""
+    """Add facts to the present span: `annotate(decision_id=…)` is
+    attribute `topobus.decision_id`.
+    """
     if _tracer is not None:
         from opentelemetry import trace
 

@@ -108,7 +108,8 @@ class SimulatedRuntime:
     cdi_dir: Path | None = None
     """Where CDI files are; None: names bring nothing."""
     while_making: Callable[[], Awaitable[None]] | None = None
-    """Awaited when the plugin has said what a container gets, and the container is not there yet."""
+    """Awaited when the plugin has said what a container gets, and the
+    container is not there yet."""
     while_starting: Callable[[], Awaitable[None]] | None = None
     """Awaited when a container is there and its start has read what was stored of it, and it does
     not run yet."""

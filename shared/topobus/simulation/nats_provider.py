@@ -36,7 +36,9 @@ _DOCKER_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class NatsProgram:
-    """How to run a NATS server: a program of this machine, or an image when `program` is Docker's."""
+    """How to run a NATS server: a program of this machine, or an image
+    when `program` is Docker's.
+    """
 
     program: Path
     image: str = ""

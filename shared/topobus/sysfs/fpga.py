@@ -66,7 +66,8 @@ class DflCard(Struct, frozen=True, kw_only=True):
     """The PCI function it hangs on; None for one on the processor's own bus."""
     numa_node: int | None = None
     engine: str = ""
-    """`dfl-fme.0`, also its character device; empty on a virtual function, which has ports alone."""
+    """`dfl-fme.0`, also its character device; empty on a virtual
+    function, which has ports alone."""
     bitstream_id: str = ""
     interface_ids: tuple[str, ...] = ()
     """Compatibility ids of the reconfigurable regions, in their order: a bitstream fits when it

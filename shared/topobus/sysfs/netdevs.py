@@ -44,7 +44,8 @@ class NetDevice(Struct, frozen=True, kw_only=True):
     driver: str = ""
     """The kernel driver of the device below; empty for an interface without one."""
     function: PciAddress | None = None
-    """The PCI function that the interface belongs to, itself or as a part (a scalable function's)."""
+    """The PCI function that the interface belongs to, itself or as a
+    part (a scalable function's)."""
 
 
 def interface_path(name: str) -> str:
@@ -53,7 +54,9 @@ def interface_path(name: str) -> str:
 
 
 def list_net_devices(tree: Tree) -> tuple[str, ...]:
-    """Name the interfaces that this network namespace shows, in natural order, loopback included."""
+    """Name the interfaces that this network namespace shows, in natural
+    order, loopback included.
+    """
     # Beside the interfaces' folders there are files: bonding_masters.
     return tuple(name for name in tree.names(NET) if tree.exists(f"{NET}/{name}/ifindex"))
 

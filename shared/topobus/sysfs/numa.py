@@ -42,7 +42,9 @@ class NumaFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeCpus(Struct, frozen=True, kw_only=True):
-    """What the nodes' own files say: online node ids, and the CPUs of those nodes that can be used."""
+    """What the nodes' own files say: online node ids, and the CPUs of
+    those nodes that can be used.
+    """
 
     ids: NodeSet
     cpus: dict[int, CpuSet]

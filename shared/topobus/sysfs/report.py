@@ -68,7 +68,9 @@ def machine_report(
 
 
 class _View:
-    """Groups of CPUs of one machine, those included that hold memory or devices and no CPU for us."""
+    """Groups of CPUs of one machine, those included that hold memory or
+    devices and no CPU for us.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

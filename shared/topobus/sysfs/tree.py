@@ -53,7 +53,8 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     library_path: str = ""
     """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
     driver_files: DriverFilesSettings = DriverFilesSettings()
-    """The user-space files of a driver that containers need of the host; class gpu alone reads it."""
+    """The user-space files of a driver that containers need of the host;
+    class gpu alone reads it."""
     rescan_s: Annotated[float, Meta(gt=0)] = 5.0
     """Seconds between two looks at the tree, besides the kernel's own events. 5 s: what can change
     is read in milliseconds; see `full_rescan_s` of discovery."""

@@ -70,7 +70,9 @@ class DeviceRole(StrEnum):
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """A direct link from one device to a peer of the same class and node, as the driver reports it."""
+    """A direct link from one device to a peer of the same class and node,
+    as the driver reports it.
+    """
 
     peer: str
     kind: LinkClass = LinkClass.FABRIC

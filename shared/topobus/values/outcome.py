@@ -87,7 +87,8 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
     """Memory by NUMA node, where the node aligns memory."""
     hints: tuple[HintList, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    """Why this alignment and why these devices: which hint decided, what tied, how the tie broke."""
+    """Why this alignment and why these devices: which hint decided,
+    what tied, how the tie broke."""
 
     @property
     def has_alignment(self) -> bool:

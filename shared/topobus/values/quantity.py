@@ -53,7 +53,8 @@ class Quantity:
     nano: int
     form: QuantityForm
     scale: int | None
-    """The power of ten in which apimachinery keeps it in 64 bits; None when it keeps a long number."""
+    """The power of ten in which apimachinery keeps it in 64 bits; None
+    when it keeps a long number."""
 
     def __init__(self, nano: int, form: QuantityForm = QuantityForm.DECIMAL, scale: int | None = 0) -> None:
         object.__setattr__(self, "nano", nano)

@@ -95,9 +95,11 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     prefer_closest_numa_nodes: bool = False
     cpu: CpuOptions = CpuOptions()
     mode: PlanMode = PlanMode.COMPATIBLE
-    """The default is kubelet's, and what decisions recorded before there was a choice were made by."""
+    """The default is kubelet's, and what decisions recorded before there
+    was a choice were made by."""
     search_steps: int = 2000
-    """Tries of one container that mode corrected may spend on a pod; 2000 take about half a second."""
+    """Tries of one container that mode corrected may spend on a pod; 2000
+    take about half a second."""
     kubelet: KubeletVersion = KubeletVersion.V1_36
     aligns_memory: bool = False
     """kubelet's memory manager policy Static: memory and huge pages are aligned and kept apart by
@@ -168,7 +170,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
     """Owner key to the memory that it holds."""
     unheard_classes: dict[str, str] = {}
-    """Class whose service keeps silent to since when (RFC 3339, UTC): nothing of it is handed out."""
+    """Class whose service keeps silent to since when (RFC 3339, UTC):
+    nothing of it is handed out."""
     silent_classes: tuple[str, ...] = ()
     """Classes whose service had no opinion in time (custom hints asked, no answer)."""
     custom_hints: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}

@@ -1,4 +1,6 @@
-"""Events on a real server: stored once, read back from the end, and CloudEvents to everybody else."""
+"""Events on a real server: stored once, read back from the end, and
+CloudEvents to everybody else.
+"""
 
 from __future__ import annotations
 

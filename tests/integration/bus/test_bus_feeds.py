@@ -186,7 +186,9 @@ async def test_watch_goes_on_when_the_server_froze(
 
 
 async def test_watch_goes_on_when_its_consumer_is_deleted(bus: Bus) -> None:
-    """Somebody removing our consumer on the server is noticed, and the watch goes on where it was."""
+    """Somebody removing our consumer on the server is noticed, and the
+    watch goes on where it was.
+    """
     await _put(bus, 1)
     async with Reader(bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: len(items) == 2)

@@ -130,7 +130,9 @@ async def _settled(*buses: Bus) -> None:
 
 
 async def _until_refused(url: str, user: str, password: str) -> None:
-    """Log in until the server, which was told to read its users again, does not take this any more."""
+    """Log in until the server, which was told to read its users again,
+    does not take this any more.
+    """
 
     async def ignore(_: Exception) -> None:
         return

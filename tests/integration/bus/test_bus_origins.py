@@ -59,7 +59,9 @@ async def process(
 async def test_readers_learn_release_and_clock_of_who_wrote_a_value(
     nats_server: NatsServer, bus: Bus, ahead_s: float
 ) -> None:
-    """The server's own time of storing is the measure, so that the reader's clock does not matter."""
+    """The server's own time of storing is the measure, so that the
+    reader's clock does not matter.
+    """
     async with process(nats_server, "gpu", release_text="9.1.0", clock=WrongClock(ahead_s)) as gpu:
         await gpu.put(INVENTORY, inventory(1), node="n1", device_class="gpu")
     async with process(nats_server, "controller", clock=WrongClock(_HOUR_S)) as reader:

@@ -89,7 +89,9 @@ async def test_claim_is_tried_elsewhere_when_the_node_refuses(served: ClassicPla
 
 
 async def test_claim_goes_elsewhere_when_its_node_does_not_answer(served: ClassicPlace) -> None:
-    """Silence is neither yes nor no: the pod is not held up by it, and nothing is handed out twice."""
+    """Silence is neither yes nor no: the pod is not held up by it, and
+    nothing is handed out twice.
+    """
     machine = await served.bus.get(catalogue.MACHINE, node="n1")
     inventory = await served.bus.get(catalogue.INVENTORY, node="n1", device_class="gpu")
     assert machine is not None

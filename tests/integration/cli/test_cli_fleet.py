@@ -1,4 +1,6 @@
-"""Commands that look at a fleet: what many nodes have alike is said once, and what differs is seen."""
+"""Commands that look at a fleet: what many nodes have alike is said once,
+and what differs is seen.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ async def test_forget_says_what_it_would_remove_and_then_what_it_removed(nats_se
 async def test_forget_names_who_holds_something_and_takes_all_without_a_machine_when_it_is_forced(
     nats_server: NatsServer, ghosts: Bus
 ) -> None:
-    """Without force one is refused and the others go; `doctor` no longer counts what was forgotten."""
+    """Without force one is refused and the others go; `doctor` no longer
+    counts what was forgotten.
+    """
     code, output, noted = await run_cli(nats_server, "forget", "node", "--without-machine")
     forced = await run_cli(nats_server, "forget", "node", "held", "--force", "--json")
     _, empty, none_left = await run_cli(nats_server, "forget", "node", "--without-machine")

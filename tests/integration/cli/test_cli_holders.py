@@ -100,7 +100,9 @@ async def test_holders_are_narrowed_when_options_say_so(
 async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_devices(
     nats_server: NatsServer, bus: Bus
 ) -> None:
-    """`place` stores no object: `describe` answers from the ledger, and `get` says where to look."""
+    """`place` stores no object: `describe` answers from the ledger, and
+    `get` says where to look.
+    """
     await _publish(bus)
 
     code, output, noted = await run_cli(nats_server, "describe", "pod", "trainer")

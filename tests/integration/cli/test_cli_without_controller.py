@@ -72,7 +72,9 @@ async def test_place_says_which_service_is_missing_when_the_named_node_has_no_to
 async def test_place_names_the_service_that_keeps_silent_behind_the_controller(
     nats_server: NatsServer, bus: Bus, tmp_path: Path
 ) -> None:
-    """The controller answers, and a node's topology did not answer it: that one is to be looked at."""
+    """The controller answers, and a node's topology did not answer it:
+    that one is to be looked at.
+    """
     await _publish(bus, "n1")
     (tmp_path / "pod.yaml").write_text(_POD)
 

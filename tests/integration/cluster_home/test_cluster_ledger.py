@@ -175,7 +175,9 @@ async def test_device_that_went_keeps_nobody_from_the_others(
 
 
 async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:
-    """A node's no takes the intent back, finalizer included, and the next one avoids those devices."""
+    """A node's no takes the intent back, finalizer included, and the next
+    one avoids those devices.
+    """
     rig.topology.refuse_next = 2
     rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"))
     async with rig.home.controller():

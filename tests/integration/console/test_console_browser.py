@@ -244,7 +244,9 @@ async def test_owner_of_the_legend_says_what_it_has(url: str) -> None:
 
 
 async def test_owners_have_other_colours_when_their_letters_differ(url: str, bus: Bus) -> None:
-    """Twelve owners of one node are twelve colours, as long as their letters are not twelve apart."""
+    """Twelve owners of one node are twelve colours, as long as their
+    letters are not twelve apart.
+    """
     owners = [Owner(kind=OwnerKind.POD, name=name, uid=name) for name in "abcdefghijkl"]
     ledger = Ledger(
         node=NODE,

@@ -1,4 +1,6 @@
-"""The console as the NATS user that it has: it reads all that it shows, and may write none of it."""
+"""The console as the NATS user that it has: it reads all that it shows,
+and may write none of it.
+"""
 
 from __future__ import annotations
 

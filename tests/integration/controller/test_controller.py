@@ -100,7 +100,9 @@ async def test_example_claim_is_allocated_on_the_demo_machine(served: Home) -> N
 
 
 async def test_controller_writes_kubernetes_status_when_allocated(served: Home) -> None:
-    """The status has Kubernetes' shape: node selector, time, finalizer, and no attempt left behind."""
+    """The status has Kubernetes' shape: node selector, time, finalizer,
+    and no attempt left behind.
+    """
     await served.apply(claim("one"))
     await served.allocated("one")
 

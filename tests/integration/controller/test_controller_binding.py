@@ -1,4 +1,6 @@
-"""Binding conditions on a real server: a pod waits for its devices, and gets others when they fail."""
+"""Binding conditions on a real server: a pod waits for its devices, and
+gets others when they fail.
+"""
 
 from __future__ import annotations
 

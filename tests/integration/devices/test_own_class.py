@@ -38,7 +38,9 @@ _CARD = "npu-0000-16-00-0"
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder with a path so short that kubelet's sockets below it fit (pytest's own may not be)."""
+    """A folder with a path so short that kubelet's sockets below it fit
+    (pytest's own may not be).
+    """
     made = Path(tempfile.mkdtemp(prefix="tb-"))
     yield made
     shutil.rmtree(made)

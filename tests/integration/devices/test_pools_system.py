@@ -48,7 +48,9 @@ spec:
 
 @pytest_asyncio.fixture
 async def node(nats_server: NatsServer) -> AsyncIterator[tuple[KubeletSimulator, Path]]:
-    """A recorded machine whose GPUs of NUMA node 1 are a pool, with topology, gateway and kubelet."""
+    """A recorded machine whose GPUs of NUMA node 1 are a pool, with
+    topology, gateway and kubelet.
+    """
     with tempfile.TemporaryDirectory(prefix="po") as name:
         folder = Path(name)
         build("dgx", folder / "machine")

@@ -118,7 +118,9 @@ async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed
 
 
 async def test_pods_are_refused_until_it_goes_on_when_a_device_service_hangs(node: Node) -> None:
-    """A stopped process counts as silent after the longer time, and is heard again when it goes on."""
+    """A stopped process counts as silent after the longer time, and is
+    heard again when it goes on.
+    """
     gpu = node.running["gpu"].process
     assert isinstance(await node.place("first", gpu=1), Placement)
     gpu.send_signal(signal.SIGSTOP)

@@ -77,7 +77,9 @@ async def test_hub_has_what_the_node_stores_when_it_is_joined(joined: Joined) ->
 
 
 async def test_hub_hears_the_relays_note_and_forgets_no_node_when_it_alone_runs(joined: Joined) -> None:
-    """Over the link it is told what the relay has noted, and that a node with a relay is not gone."""
+    """Over the link it is told what the relay has noted, and that a node
+    with a relay is not gone.
+    """
     await _write_node(joined.leaf)
     async with relay(joined.pair):
         await tell_sickness(joined.leaf, 1)

@@ -122,7 +122,9 @@ def test_attach_refuses_a_name_that_the_pod_has_already(rig: NicRig) -> None:
 
 
 def test_attach_takes_another_name_when_the_host_s_is_taken_in_the_pod(rig: NicRig) -> None:
-    """A pod has an eth0 of its own, as the host may have: nobody has to configure a name for that."""
+    """A pod has an eth0 of its own, as the host may have: nobody has to
+    configure a name for that.
+    """
     ip("-n", rig.pod, "link", "add", rig.name, "type", "veth", "peer", "name", "net1")
     driver, record = rig.driver(), DeviceRecord()
 

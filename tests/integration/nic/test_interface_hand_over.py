@@ -144,7 +144,9 @@ def test_hand_over_waits_for_addresses_when_it_is_asked_to(machine: Rig) -> None
     ],
 )
 def test_hand_over_changes_nothing_when_it_refuses(machine: Rig, fields: dict[str, Any], field: str) -> None:
-    """A refusal names its field, writes nothing to the record, and leaves the interface as it is."""
+    """A refusal names its field, writes nothing to the record, and
+    leaves the interface as it is.
+    """
     ip("-n", machine.pod, "link", "add", "taken", "type", "bridge")
     ip("-n", machine.pod, "link", "property", "add", "dev", "taken", "altname", "other-name")
     before, record = machine.state(), DeviceRecord()

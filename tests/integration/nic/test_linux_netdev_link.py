@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), 
 
 
 def test_driver_offers_a_real_veth_and_sees_its_other_end_go_down_and_up() -> None:
-    """The kernel's own carrier: lost as soon as the peer is switched off, back as soon as it is on."""
+    """The kernel's own carrier: lost as soon as the peer is switched off,
+    back as soon as it is on.
+    """
     machine = Machine(node="n", numa_nodes=(), cpus=())
     tree = Tree(HardwareSettings(root="/"))
     with network_namespace() as far, veth_pair(far) as name:

@@ -31,7 +31,9 @@ PARAMETERS = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interfac
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node without a cluster: an interface and two CPUs of its second NUMA node are one claim's."""
+    """A node without a cluster: an interface and two CPUs of its second
+    NUMA node are one claim's.
+    """
     async with make_rig(nats_server.url) as made:
         machine = Machine(
             node=NODE,
@@ -52,7 +54,9 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
 
 async def _prepare(request: PrepareRequest) -> PrepareReply:
-    """Answer as the nic and cpu services do: an interface must be attached, a CPU needs no edits."""
+    """Answer as the nic and cpu services do: an interface must be
+    attached, a CPU needs no edits.
+    """
     names = [name for name in request.devices if name.startswith("nic-")]
     return PrepareReply(result=Prepared(edits={name: ContainerEdits() for name in names}, to_attach=tuple(names)))
 
@@ -131,7 +135,9 @@ async def test_spec_has_the_claims_cpus_with_their_memory_and_hooks_for_its_inte
 
 
 async def test_claim_is_refused_when_a_device_to_attach_is_no_interface(rig: Rig) -> None:
-    """What hooks cannot bring into a container is said by name, and no spec without it is printed."""
+    """What hooks cannot bring into a container is said by name, and no
+    spec without it is printed.
+    """
     await _claim(rig, "nic-1")
 
     code, document, notes = await _oci(rig)

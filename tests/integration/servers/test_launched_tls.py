@@ -115,7 +115,9 @@ async def test_each_user_comes_in_by_tls_alone_when_the_server_is_reached_from_e
 
 
 async def test_probe_looks_by_tls_when_the_server_has_it(layout: Layout, tmp_path: Path) -> None:
-    """It says that the server stores, and not when it trusts another authority, or talks in clear."""
+    """It says that the server stores, and not when it trusts another
+    authority, or talks in clear.
+    """
     async with Supervisor(tmp_path / "logs") as supervisor, asyncio.timeout(2 * _LIMIT_S):
         system = await _launch(supervisor, layout)
         text = (layout.nats / "topobus-up.conf").read_text()

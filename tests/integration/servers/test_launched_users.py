@@ -202,7 +202,9 @@ async def test_probe_fails_when_its_login_is_wrong(layout: Layout, tmp_path: Pat
 
 
 async def _is_refused(settings: NatsSettings) -> bool:
-    """Say whether the server does not let this login in, by what the bus says of it while it waits."""
+    """Say whether the server does not let this login in, by what the bus
+    says of it while it waits.
+    """
     readiness = WatchedReadiness()
     connecting = asyncio.create_task(Bus.connect(settings, name="gpu", readiness=readiness))
     await readiness.until(

@@ -121,7 +121,9 @@ async def test_pod_fits_no_node_when_its_device_is_on_node_minus_one(root: Path)
 
 
 async def test_resource_is_known_with_nothing_when_its_first_list_is_too_large(root: Path) -> None:
-    """More than 4 MiB ends the stream: a capacity of 0, and the event says what kubelet only logs."""
+    """More than 4 MiB ends the stream: a capacity of 0, and the event
+    says what kubelet only logs.
+    """
     many = [device(f"{number:063d}") for number in range(60_000)]
     async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, many) as plugin:
         await plugin.register()

@@ -246,7 +246,9 @@ async def test_simulator_merges_one_hint_for_the_pod_when_scope_is_pod(root: Pat
 
 
 async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(root: Path) -> None:
-    """The plugin's preference counts only where there is a choice, and only within what is aligned."""
+    """The plugin's preference counts only where there is a choice, and
+    only within what is aligned.
+    """
     devices = (device("a", 0), device("b", 0), device("c", 1), device("d", 1), device("e", 1))
     async with (
         two_nodes(root, Policy.BEST_EFFORT) as kubelet,

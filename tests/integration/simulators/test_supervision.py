@@ -52,7 +52,9 @@ async def until(supervisor: Supervisor, name: str, state: ProgramState, *, resta
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process exists (zombies are reaped by the supervisor, so they count as alive)."""
+    """Say whether a process exists (zombies are reaped by the
+    supervisor, so they count as alive).
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

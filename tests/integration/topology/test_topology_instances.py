@@ -132,7 +132,9 @@ async def test_topology_hands_nothing_out_twice_when_two_instances_race(nats_ser
 async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_before_it_starts(
     nats_server: NatsServer, bus: Bus
 ) -> None:
-    """A forgery that waits for the next start is judged by the revisions that the bucket has kept."""
+    """A forgery that waits for the next start is judged by the revisions
+    that the bucket has kept.
+    """
     await publish_node(bus)
     async with topology(nats_server.url):
         await ask_place(bus, "op-1", TRAINER)

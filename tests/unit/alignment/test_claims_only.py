@@ -37,7 +37,9 @@ def _codes(outcome: Placement | Refusal) -> list[str]:
 
 
 def test_place_chooses_what_excludes_nobody_when_devices_are_asked_for_by_count() -> None:
-    """The plain GPU is chosen, and of the card and its partitions nothing, however many are wanted."""
+    """The plain GPU is chosen, and of the card and its partitions
+    nothing, however many are wanted.
+    """
     plain = Device(name="gpu-9", device_class="gpu")
 
     placed = place(_view(plain), pod("p", container(gpu=1)))

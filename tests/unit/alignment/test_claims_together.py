@@ -100,7 +100,9 @@ def test_place_gives_the_pod_nothing_of_what_its_claims_hold() -> None:
 
 
 def test_place_refuses_when_the_claims_devices_and_the_cpus_have_no_node_in_common() -> None:
-    """Two GPUs of two NUMA nodes cannot be on one: single-numa-node says no, best-effort goes on."""
+    """Two GPUs of two NUMA nodes cannot be on one: single-numa-node
+    says no, best-effort goes on.
+    """
     view = _view(gpu=("gpu-0", "gpu-3"))
 
     assert isinstance(place(view, _pod(policy=Policy.SINGLE_NUMA_NODE)), Refusal)

@@ -1,4 +1,6 @@
-"""Promises of CPU assignment: kubelet's static policy, its options, and what `corrected` changes."""
+"""Promises of CPU assignment: kubelet's static policy, its options, and
+what `corrected` changes.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ def test_take_cpus_packs_when_no_cpu_tells_its_node(options: CpuOptions) -> None
 
 
 def test_spread_takes_the_first_combination_that_leaves_all_nodes_alike() -> None:
-    """Nothing is better than a balance of 0, so that the combinations behind it are not looked at."""
+    """Nothing is better than a balance of 0, so that the combinations
+    behind it are not looked at.
+    """
     assert find_spread({0: 6, 1: 2, 2: 6}, 8, 1, total_nodes=3, total_cpus=18) == [(0, 4), (2, 4)]
 
 

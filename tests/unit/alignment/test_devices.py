@@ -171,7 +171,9 @@ def test_split_by_affinity_counts_any_shared_node_when_a_device_spans_nodes() ->
 
 
 def test_matching_pairs_the_closest_first_when_places_nest() -> None:
-    """Pairs are made under the same switch first, then under the same root, NUMA node and socket."""
+    """Pairs are made under the same switch first, then under the same
+    root, NUMA node and socket.
+    """
     here, there, far = Site("s1", "r1", 1, 1), Site("s2", "r1", 1, 1), Site("s3", "r3", 2, 2)
 
     assert matching({here: 2, far: 1}, {here: 1, there: 1, far: 1}, 3) == (2, 1, 0, 0, 0)

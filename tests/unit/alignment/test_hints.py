@@ -28,7 +28,9 @@ def texts(hints: tuple[Hint, ...] | None) -> list[tuple[str, bool]]:
 
 
 def test_cpu_hints_prefer_by_capacity_when_node_is_busy() -> None:
-    """A node whose CPUs are busy is not hinted, and the wide hint stays unpreferred, as in kubelet."""
+    """A node whose CPUs are busy is not hinted, and the wide hint stays
+    unpreferred, as in kubelet.
+    """
     hints = cpu_hints({0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}, CpuSet.parse("3-5"), 3)
 
     assert texts(hints) == [("0-1", False)]

@@ -191,7 +191,9 @@ def test_locality_keeps_linked_devices_together_when_asked_for_links(mode: PlanM
 
 @MODES
 def test_locality_says_that_nothing_is_known_when_the_machine_tells_no_links(mode: PlanMode) -> None:
-    """Where no GPU reports a link, a hard wish for links cannot be kept, and the refusal says why."""
+    """Where no GPU reports a link, a hard wish for links cannot be kept,
+    and the refusal says why.
+    """
     outcome = refused(place(node(mode), asking("hard:link", container(gpu=2))))
 
     assert [reason.code for reason in outcome.reasons] == ["locality-not-met"]

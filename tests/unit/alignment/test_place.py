@@ -1,4 +1,6 @@
-"""Promises of `place`: whole pods, exact devices, stable reasons, and what would have to be freed."""
+"""Promises of `place`: whole pods, exact devices, stable reasons, and
+what would have to be freed.
+"""
 
 from __future__ import annotations
 
@@ -347,7 +349,9 @@ def test_place_follows_custom_hints_when_a_service_gave_some() -> None:
 
 
 def test_place_refuses_machines_above_the_limit_when_the_operator_set_one() -> None:
-    """max-allowable-numa-nodes refuses aligned pods on larger machines, and only where it is set."""
+    """max-allowable-numa-nodes refuses aligned pods on larger machines,
+    and only where it is set.
+    """
     view = structs.replace(dgx(), numa_nodes=NodeSet.of(range(10)), distances=())
     limited = structs.replace(view, options=AlignmentOptions(max_allowable_numa_nodes=8))
 

@@ -18,7 +18,9 @@ from topobus.values.view import AlignmentOptions, CoreView, CpuOptions, NodeView
 
 
 def node(cpus: int = 4, *, mode: PlanMode = PlanMode.CORRECTED, **devices: dict[str, NodeSet]) -> NodeView:
-    """Two NUMA nodes with so many CPUs each, and devices by class and name with their NUMA nodes."""
+    """Two NUMA nodes with so many CPUs each, and devices by class and
+    name with their NUMA nodes.
+    """
     return NodeView(
         node="small",
         numa_nodes=NodeSet(0, 1),

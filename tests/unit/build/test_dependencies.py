@@ -66,7 +66,9 @@ def test_extra_all_installs_the_union_of_what_services_need() -> None:
 
 
 def test_project_depends_on_what_every_service_needs() -> None:
-    """What one service alone needs stands in its extra, so that another service does not bring it."""
+    """What one service alone needs stands in its extra, so that another
+    service does not bring it.
+    """
     shared = set.intersection(*(_needs(service) for service in SERVICES))
 
     assert set(PROJECT["project"]["dependencies"]) == shared

@@ -36,7 +36,9 @@ _GKE = "home/kubernetes/bin/nvidia"
 
 
 def _alternatives(host: Path) -> None:
-    """Debian's own packages: links to the programs lead through /etc, which the pod does not see."""
+    """Debian's own packages: links to the programs lead through /etc,
+    which the pod does not see.
+    """
     driver_root(host, folder="usr/lib/x86_64-linux-gnu/nvidia/current", programs="usr/lib/nvidia/current")
     (host / "usr/bin").mkdir()
     (host / "usr/bin/nvidia-smi").symlink_to("/etc/alternatives/nvidia--nvidia-smi")

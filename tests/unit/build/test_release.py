@@ -64,7 +64,9 @@ def release(repository: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def test_release_begins_to_build_when_all_is_committed(repository: Path) -> None:
-    """Version, changelog, a clean tree and no tag: the first thing that is run is the interpreter."""
+    """Version, changelog, a clean tree and no tag: the first thing that
+    is run is the interpreter.
+    """
     answer = release(repository, "1.2.0")
 
     assert (answer.returncode, "it builds" in answer.stderr) == (7, True)

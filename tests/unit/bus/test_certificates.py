@@ -329,7 +329,9 @@ def test_certificate_needs_names_when_it_is_the_first(server: Path, authority: P
 
 @pytest.mark.parametrize("secret", ["authority/ca.key", "tls/tls.key"])
 def test_key_is_refused_when_others_may_read_it(server: Path, authority: Path, tmp_path: Path, secret: str) -> None:
-    """A key that others may have read signs nothing more: the error names the file and what to do."""
+    """A key that others may have read signs nothing more: the error
+    names the file and what to do.
+    """
     certify(server, _NAMES, authority=authority, now=_NOW)
     (tmp_path / secret).chmod(0o644)
 

@@ -1,4 +1,6 @@
-"""Our clock against the server's: judged by what cannot be explained by a slow way there and back."""
+"""Our clock against the server's: judged by what cannot be explained by
+a slow way there and back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is said of a stream that exists: every field counts, also those that nobody here asked for."""
+"""What is said of a stream that exists: every field counts, also those
+that nobody here asked for.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,9 @@ def _endless(*_: object) -> object:
 
 
 def test_selector_gives_an_error_when_an_evaluation_nests_deeper_than_the_stack() -> None:
-    """Whatever an expression does to the stack, the caller gets an error for its claim and lives."""
+    """Whatever an expression does to the stack, the caller gets an
+    error for its claim and lives.
+    """
     selector = CelSelector(lambda _: _endless(), 0, None, 0)
 
     assert selector.evaluate(DEVICE) == (SelectorError("cannot be evaluated: it nests too deep"), 0)

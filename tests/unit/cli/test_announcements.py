@@ -1,4 +1,6 @@
-"""The context of a `topobus up`: one for each state folder, under the name that it was given last."""
+"""The context of a `topobus up`: one for each state folder, under the
+name that it was given last.
+"""
 
 from __future__ import annotations
 

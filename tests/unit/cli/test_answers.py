@@ -203,7 +203,9 @@ def test_decisions_call_a_reset_begun_until_its_outcome_is_decided() -> None:
 
 
 def test_explain_says_nothing_of_freeing_when_a_reset_was_refused() -> None:
-    """No pod or claim stood in its way, so none that lets go could help, and none that could not."""
+    """No pod or claim stood in its way, so none that lets go could
+    help, and none that could not.
+    """
     text = "".join(map(shown, explanation(_reset("op:outcome", REFUSAL), None)))
 
     assert "numa-capacity" in text

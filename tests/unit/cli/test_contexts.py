@@ -119,7 +119,9 @@ def test_context_is_stopped_when_its_process_was_of_another_boot(folder: Context
 
 
 def test_second_run_leaves_the_selection_when_the_first_still_runs(folder: ContextFolder, tmp_path: Path) -> None:
-    """Commands that are typed for one system do not go to another that somebody starts beside it."""
+    """Commands that are typed for one system do not go to another that
+    somebody starts beside it.
+    """
     with announced_context(folder, _up(tmp_path / "a", "a"), is_kept=True):
         with announced_context(folder, _up(tmp_path / "b", "b"), is_kept=True) as is_selected:
             assert not is_selected
@@ -220,7 +222,9 @@ def test_target_is_the_first_of_option_environment_file_and_selection_when_sever
 
 
 def test_target_has_the_login_of_the_context_unless_the_settings_name_one(environ: dict[str, str]) -> None:
-    """A user that the environment names comes with its own password and never with the context's."""
+    """A user that the environment names comes with its own password and
+    never with the context's.
+    """
     ContextFolder(environ).put(_ADDED)
 
     nats = choose_target(nats=None, context="prod", config=None, environ=environ).settings.nats

@@ -19,7 +19,9 @@ from topobus.values.view import AlignmentOptions
 
 
 def _decided(folder: Path, gpus: int, fpgas: int) -> Path:
-    """Store the decision about a pod on the recorded DGX, whose FPGAs are all on node 0, as a file."""
+    """Store the decision about a pod on the recorded DGX, whose FPGAs are
+    all on node 0, as a file.
+    """
     owner = Owner(kind=OwnerKind.POD, namespace="default", name="wide", uid="u-1")
     devices = (DeviceRequest(device_class="gpu", count=gpus), DeviceRequest(device_class="fpga", count=fpgas))
     request = PodRequest(

@@ -81,7 +81,9 @@ def test_help_imports_neither_bus_nor_parser_when_it_is_printed() -> None:
     ids=_text,
 )
 def test_command_that_asks_nobody_imports_no_client(words: list[str]) -> None:
-    """NATS' client, metrics and logs come with the connection, not with the options that name it."""
+    """NATS' client, metrics and logs come with the connection, not with
+    the options that name it.
+    """
     script = (
         "import sys\nfrom topobus.cli.application import run\nrun(sys.argv[1:])\nsys.stderr.write(repr([name for "
         "name in ('nats', 'structlog', 'prometheus_client') if name in sys.modules]))"

@@ -1,4 +1,6 @@
-"""Kinds as they are typed, tables and descriptions of objects: what people read, from values alone."""
+"""Kinds as they are typed, tables and descriptions of objects: what
+people read, from values alone.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from topobus.values.errors import ConfigError
 
 
 def test_state_folder_is_fresh_and_goes_when_none_is_wanted() -> None:
-    """Without a wish each run has a folder of its own, removed afterwards with all that is in it."""
+    """Without a wish each run has a folder of its own, removed
+    afterwards with all that is in it.
+    """
     with state_folder(None) as first, state_folder(None) as second:
         (first / "logs").mkdir()
         assert first != second
@@ -101,7 +103,9 @@ def test_planted_link_reaches_no_file_when_a_run_starts(
 
 
 def test_abandoned_folder_is_left_when_others_may_write_to_it(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others can change is not deleted: by the time of the deletion it may be something else."""
+    """What others can change is not deleted: by the time of the deletion
+    it may be something else.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     open_to_all = shared / "topobus-aaaaaaaa"
     open_to_all.mkdir()

@@ -33,7 +33,9 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[byt
 
 
 def test_no_line_ends_with_blanks_when_stdout_is_no_terminal(laptop: Path) -> None:
-    """What goes into a file or a program has no padding: a diff of two outputs shows what changed."""
+    """What goes into a file or a program has no padding: a diff of two
+    outputs shows what changed.
+    """
     outputs = [
         _run("machine", "--root", str(laptop)).stdout,
         _run("profile", "list").stdout,

@@ -163,7 +163,9 @@ def test_allocation_fails_when_a_node_selector_of_a_slice_has_several_terms() ->
 
 
 def test_fault_is_the_nodes_own_when_a_quantity_of_a_slice_is_none() -> None:
-    """What one driver published wrongly ends the search on its node alone, and the text is shown."""
+    """What one driver published wrongly ends the search on its node
+    alone, and the text is shown.
+    """
     counters = [{"name": "set", "counters": {"memory": {"value": "much"}}}]
     pool = [
         slice_of([], sharedCounters=counters, name="a", count=2, nodeName=NODE),

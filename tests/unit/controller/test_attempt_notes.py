@@ -1,4 +1,6 @@
-"""The notes of attempts as replicas write them: what one has noted in a claim is read by any other."""
+"""The notes of attempts as replicas write them: what one has noted in a
+claim is read by any other.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ DEVICE = DeviceFacts("d.io", {"d.io": {"n": 3, "s": "fish"}}, {})
 
 
 def _chain(first: str, again: Callable[[str], str], last: Callable[[str], str], times: int) -> str:
-    """Name a value made of the one before, so many times: what doubles at each step is large soon."""
+    """Name a value made of the one before, so many times: what doubles
+    at each step is large soon.
+    """
     written = last(f"v{times}")
     for step in range(times, 0, -1):
         written = f"cel.bind(v{step}, {again(f'v{step - 1}')}, {written})"

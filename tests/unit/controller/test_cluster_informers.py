@@ -257,7 +257,9 @@ async def test_kind_that_the_server_lacks_is_empty_when_it_may_be_missing(tmp_pa
 
 
 async def test_kind_that_must_be_served_says_what_is_wrong_when_it_is_not(tmp_path: Path) -> None:
-    """A server without resource.k8s.io in a version that we can read is told by name and version."""
+    """A server without resource.k8s.io in a version that we can read is
+    told by name and version.
+    """
     claims = Kind(
         name="ResourceClaim",
         plural="resourceclaims",

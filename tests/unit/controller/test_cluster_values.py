@@ -77,7 +77,9 @@ def plain_claim(
 
 
 def patched(plain: dict[str, Any], change: Callable[[ApiObject], ApiObject | Reason]) -> dict[str, Any]:
-    """Write a claim's next version as the store does: the difference, to the status or to all else."""
+    """Write a claim's next version as the store does: the difference, to
+    the status or to all else.
+    """
     claim = read_again("ResourceClaim", plain)
     value = change(claim)
     assert isinstance(value, ApiObject)

@@ -27,7 +27,9 @@ async def _turn() -> None:
 
 
 async def test_round_ends_before_its_writes_when_somebody_runs_them() -> None:
-    """The next round decides on other claims while these are written, and hears when they are done."""
+    """The next round decides on other claims while these are written, and
+    hears when they are done.
+    """
     woken: list[str] = []
     tasks = CommitTasks(2, wake=lambda: woken.append("woken"))
     running = asyncio.create_task(tasks.run())

@@ -63,7 +63,9 @@ def _member(expression: str) -> Member:
 
 
 async def test_finder_refuses_a_selector_that_may_cost_too_much_on_every_way() -> None:
-    """A claim that an API server would refuse is refused, however quickly a node could be judged."""
+    """A claim that an API server would refuse is refused, however
+    quickly a node could be judged.
+    """
     state = _state("n1", "n2")
     allocator, members = _allocator(state, ManualClock()), [_member(f"true || {TOO_DEAR}")]
 

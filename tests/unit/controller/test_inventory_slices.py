@@ -1,4 +1,6 @@
-"""Inventories as slices: names, attributes, capacities and taints as kube-scheduler would see them."""
+"""Inventories as slices: names, attributes, capacities and taints as
+kube-scheduler would see them.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_slices_leave_out_the_numa_node_when_the_machine_does_not_tell() -> None
 
 
 def test_slices_taint_a_device_when_it_is_sick() -> None:
-    """Evidence of a fault evicts, silence only keeps new claims away, and less speed does neither."""
+    """Evidence of a fault evicts, silence only keeps new claims away,
+    and less speed does neither.
+    """
     taints = {
         state: slices_from_inventory(
             _inventory(Device(name="d", device_class="gpu", health=DeviceHealth(state=state)))
@@ -90,7 +94,9 @@ def test_slices_taint_a_device_when_it_is_sick() -> None:
 
 
 def test_slices_are_cut_when_there_are_many_devices() -> None:
-    """More devices than a slice takes make more slices of one complete pool, and every limit holds."""
+    """More devices than a slice takes make more slices of one complete
+    pool, and every limit holds.
+    """
     devices = tuple(Device(name=f"cpu-{index}", device_class="cpu", cpu=index) for index in range(224))
 
     slices = slices_from_inventory(_inventory(*devices))

@@ -65,7 +65,9 @@ def refusals(
     assumed: dict[str, str] | None = None,
     taints: dict[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Say for each of n1 and n2 (zone a) and n3 (zone b) by which rule the wanted pod is kept off."""
+    """Say for each of n1 and n2 (zone a) and n3 (zone b) by which rule
+    the wanted pod is kept off.
+    """
     index = PlacedPods()
     for plain in present:
         index.put_pod((plain["metadata"]["namespace"], plain["metadata"]["name"]), plain, is_ours=True)

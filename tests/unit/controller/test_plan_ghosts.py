@@ -47,7 +47,9 @@ async def test_plan_asks_no_node_that_has_published_nothing_but_an_inventory() -
 
 
 async def test_plan_tells_of_all_silent_nodes_in_one_line() -> None:
-    """However many nodes are silent, the log has one line with their number and the first of them."""
+    """However many nodes are silent, the log has one line with their
+    number and the first of them.
+    """
     state = StandaloneState()
     for number in range(200):
         state.put_machine(Machine(node=f"n{number:03d}", numa_nodes=(), cpus=()))

@@ -90,7 +90,9 @@ def test_claims_of_a_pod_lie_together_when_the_pod_wishes_it(
 
 
 def test_claims_of_a_pod_are_served_as_ever_when_it_wishes_nothing() -> None:
-    """Without annotations the result is the very one of the ordinary search, whatever lies where."""
+    """Without annotations the result is the very one of the ordinary
+    search, whatever lies where.
+    """
     there = state(gpu=("gpu-0", "gpu-1"))
     specs = [(Claim(api_object), read_claim(api_object)) for api_object in (GPUS, NICS)]
 
@@ -142,7 +144,9 @@ def test_pod_is_refused_with_the_engines_reason_when_no_place_has_devices_and_cp
 
 
 def test_controller_judges_with_the_nodes_own_options() -> None:
-    """The node reserves all CPUs of NUMA node 0: the controller knows, and looks at node 1 at once."""
+    """The node reserves all CPUs of NUMA node 0: the controller knows,
+    and looks at node 1 at once.
+    """
     there = state()
     view = there.view_of(NODE)
     assert view is not None

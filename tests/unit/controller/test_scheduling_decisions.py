@@ -344,7 +344,9 @@ def test_reservation_is_refused_when_the_claim_is_full() -> None:
 
 
 def test_bound_allocation_says_all_in_one_write_when_a_pod_is_bound() -> None:
-    """Allocation, reservation and condition stand in one version: no crash can come between them."""
+    """Allocation, reservation and condition stand in one version: no
+    crash can come between them.
+    """
     bound = objects.with_bound_allocation(_claim("common"), _allocation("n1", "d3"), WHO, now="2026-01-01T00:00:00Z")
 
     assert isinstance(bound, ApiObject)

@@ -1,4 +1,6 @@
-"""Shares and partitions from an inventory to an allocation: what a driver says is what claims get."""
+"""Shares and partitions from an inventory to an allocation: what a
+driver says is what claims get.
+"""
 
 from __future__ import annotations
 

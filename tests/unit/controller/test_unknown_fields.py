@@ -35,7 +35,9 @@ def stored() -> ApiObject:
 
 
 def test_unknown_fields_stay_when_the_controller_writes() -> None:
-    """Attempt, allocation, reservation, condition and the way back leave everything else as it was."""
+    """Attempt, allocation, reservation, condition and the way back leave
+    everything else as it was.
+    """
     api_object = stored()
     allocation = AllocationResult()
 

@@ -1,4 +1,6 @@
-"""What the kernel counts of CPUs: heat and memory errors, each of which touches its own CPUs alone."""
+"""What the kernel counts of CPUs: heat and memory errors, each of which
+touches its own CPUs alone.
+"""
 
 from __future__ import annotations
 

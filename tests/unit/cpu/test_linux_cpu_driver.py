@@ -100,7 +100,9 @@ def test_observe_finds_nothing_when_the_tree_does_not_list_cpus(tmp_path: Path) 
 
 
 def test_observe_names_the_file_when_it_is_garbled(tmp_path: Path) -> None:
-    """A list that is none is an error with path and text, for the host to make the devices Unknown."""
+    """A list that is none is an error with path and text, for the host to
+    make the devices Unknown.
+    """
     driver = LinuxCpuDriver()
 
     with pytest.raises(HardwareError, match=r"cpu/online.*0-x"):

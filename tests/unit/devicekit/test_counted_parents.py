@@ -199,7 +199,9 @@ def test_prepare_gives_all_ports_when_the_card_is_asked_for(tmp_path: Path) -> N
 
 
 def test_use_sees_the_processes_of_all_parts_when_the_card_was_held(tmp_path: Path) -> None:
-    """A process on the third partition is left on the card, and on that partition, and on no other."""
+    """A process on the third partition is left on the card, and on that
+    partition, and on no other.
+    """
     cut = _amd(tmp_path)
     devices = cut.inventory(is_counted=True).devices
     # KFD's node 4, which is the third partition, has gpu_id 1004.

@@ -239,7 +239,9 @@ async def _attach_too_slowly(bench: HandsBench, driver: _HangingDriver, sandbox:
 
 
 async def test_attach_is_refused_by_name_and_ends_later_when_the_driver_hangs(tmp_path: Path) -> None:
-    """The call that came back too late has written what is, so the next question gets its answer."""
+    """The call that came back too late has written what is, so the next
+    question gets its answer.
+    """
     driver = _HangingDriver()
     bench = HandsBench(tmp_path, driver=driver)
     sandbox = bench.sandbox("s1")

@@ -75,7 +75,9 @@ class _SlowCleaner(FolderDriver):
 
 
 async def test_device_stays_dirty_over_a_restart_when_cleaning_fails(bench: HandsBench) -> None:
-    """The owner that left it is named by the next life, too, and nobody gets it until it is clean."""
+    """The owner that left it is named by the next life, too, and nobody
+    gets it until it is clean.
+    """
     dirt = bench.root / CARDS / "card-0" / "dirt"
     async with bench.life():
         await bench.prepare("card-0")

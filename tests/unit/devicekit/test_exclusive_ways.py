@@ -1,4 +1,6 @@
-"""Ways in which a card can be held, counted: what fits together, for any number of ways and parts."""
+"""Ways in which a card can be held, counted: what fits together, for any
+number of ways and parts.
+"""
 
 from __future__ import annotations
 

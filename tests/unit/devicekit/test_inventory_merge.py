@@ -86,7 +86,9 @@ def test_inventory_merge_lists_devices_by_name_when_drivers_find_them() -> None:
 def test_inventory_merge_keeps_a_device_as_unhealthy_when_it_vanishes(
     pci: PciAddress | None, machine: Machine, reason: str
 ) -> None:
-    """A vanished device stays listed, Unhealthy, with a reason that tells whether it left the bus."""
+    """A vanished device stays listed, Unhealthy, with a reason that
+    tells whether it left the bus.
+    """
     devices = _step((), {"acme": DriverView(devices=(_device(pci=pci),))}).devices
 
     merged = _step(devices, {"acme": DriverView(devices=())}, machine=machine, at_s=1)

@@ -1,4 +1,6 @@
-"""A device that sits in a pod's sandbox is listed as it was, whatever of it the driver still sees."""
+"""A device that sits in a pod's sandbox is listed as it was, whatever of
+it the driver still sees.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def test_devices_are_the_same_values_when_nothing_is_said_of_them() -> None:
 
 
 def test_time_stays_when_the_same_is_said_again_and_changes_when_it_drains() -> None:
-    """A toleration that ends counts from when the taint came, and a stronger taint is another one."""
+    """A toleration that ends counts from when the taint came, and a
+    stronger taint is another one.
+    """
     first = changed_by(EMPTY, request(DeviceVerb.MAINTAIN, time="t1"))
     again = changed_by(first, request(DeviceVerb.MAINTAIN, why="fan ordered", time="t2"))
     draining = changed_by(again, request(DeviceVerb.MAINTAIN, time="t3", is_draining=True))

@@ -1,4 +1,6 @@
-"""From Allocate answers and CDI files to an OCI spec: order, winners, and every disagreement told."""
+"""From Allocate answers and CDI files to an OCI spec: order, winners,
+and every disagreement told.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ async def test_prepare_gives_each_device_its_own_configuration_when_a_claim_conf
 
 
 async def test_prepare_gives_a_sick_device_only_to_who_looks_at_it(bench: _Bench) -> None:
-    """Admin access is for finding out what is wrong: it is given a sick device, and nobody else is."""
+    """Admin access is for finding out what is wrong: it is given a sick
+    device, and nobody else is.
+    """
     bench.devices["acme-0"] = msgspec.structs.replace(bench.devices["acme-0"], health=_SICK)
 
     refused = await bench.prepare("acme-0")

@@ -1,4 +1,6 @@
-"""The how-to page on CUDA shows settings, a configuration and a patch of manifests that are right."""
+"""The how-to page on CUDA shows settings, a configuration and a patch of
+manifests that are right.
+"""
 
 from __future__ import annotations
 

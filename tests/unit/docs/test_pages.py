@@ -102,7 +102,9 @@ def test_page_links_lead_somewhere(page: Path) -> None:
     "page", [page for page in PAGES if _command_lines(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_page_commands_are_taken_by_the_program(page: Path) -> None:
-    """Each `topobus …` line of a console block parses: the command exists, and so do its options."""
+    """Each `topobus …` line of a console block parses: the command
+    exists, and so do its options.
+    """
     refused = {}
     for line in _command_lines(page):
         arguments = _arguments(line)

@@ -1,4 +1,6 @@
-"""CONTRIBUTING answers where a thing is done: the files are there, and what to read stands in them."""
+"""CONTRIBUTING answers where a thing is done: the files are there, and
+what to read stands in them.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def test_wishes_reach_the_request_when_a_pod_is_annotated() -> None:
     ],
 )
 def test_wishes_are_refused_by_name_when_they_cannot_be_read(annotations: dict[str, object], says: str) -> None:
-    """The error names the object, the annotation, what it says, what it could say, and a near miss."""
+    """The error names the object, the annotation, what it says, what it
+    could say, and a near miss.
+    """
     with pytest.raises(ContractError, match="Pod default/p") as caught:
         read_annotations(annotations, "Pod default/p")
 

@@ -40,7 +40,9 @@ def _pod(resources: dict[str, Any], **metadata: Any) -> ApiObject:
 def test_pod_request_counts_exclusive_cpus_when_the_container_is_guaranteed(
     resources: dict[str, Any], cpus: int
 ) -> None:
-    """Only a whole cpu limit that equals the request is exclusive, as with kubelet's static policy."""
+    """Only a whole cpu limit that equals the request is exclusive, as
+    with kubelet's static policy.
+    """
     request = pod_request(_pod(resources), uid="u")
 
     assert request.containers[0].cpus == cpus

@@ -158,7 +158,9 @@ def test_claim_is_refused_when_nothing_is_programmed_here(bench: DflBench) -> No
 
 @pytest.mark.parametrize("looks_only", [True, False])
 def test_card_is_never_programmed_under_a_user(bench: DflBench, looks_only: bool) -> None:
-    """Not for another claim, and not for an administrator who looks at a device that others hold."""
+    """Not for another claim, and not for an administrator who looks at
+    a device that others hold.
+    """
     bench.prepare("", claim("user"))
 
     answer = bench.prepare("matrix", claim("two"), looks_only=looks_only)

@@ -108,7 +108,9 @@ def slot(tmp_path: Path) -> Slot:
 
 
 def test_discover_makes_one_card_of_two_functions_when_they_share_a_slot(slot: Slot) -> None:
-    """Management and user function are one device, which computes at the user function's address."""
+    """Management and user function are one device, which computes at
+    the user function's address.
+    """
     (card,) = slot.discover()
 
     assert (card.name, str(card.pci), card.model, card.uuid) == (NAME, "0000:3b:00.1", "Alveo U55C", "XFL1ABCD")
@@ -253,7 +255,9 @@ def test_prepare_refuses_when_the_card_is_no_longer_there(slot: Slot) -> None:
 
 
 def test_discover_leaves_the_card_out_when_its_user_function_is_passed_through(tmp_path: Path) -> None:
-    """A card whose user function a virtual machine holds is not offered, and the inventory says so."""
+    """A card whose user function a virtual machine holds is not offered,
+    and the inventory says so.
+    """
     slot = Slot(tmp_path, functions=(MANAGEMENT, msgspec.structs.replace(USER, driver="vfio-pci")))
 
     assert slot.discover() == ()

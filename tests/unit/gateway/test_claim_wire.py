@@ -97,7 +97,9 @@ def test_others_entries_and_the_allocation_keep_their_bytes() -> None:
 
 
 def test_conditions_of_others_stay_and_keep_their_entry() -> None:
-    """Somebody else may watch our device: its condition stays when ours comes, and when ours goes."""
+    """Somebody else may watch our device: its condition stays when ours
+    comes, and when ours goes.
+    """
     watched = claim(entry(NIC, "nic-0", "Ready", "Watched"))
 
     there = with_device_statuses(watched, NIC, [ENTRY])

@@ -195,7 +195,9 @@ async def test_refused_write_is_repeated_rarely(server: Server, tmp_path: Path) 
 
 
 async def test_one_claims_refusal_delays_no_other(server: Server, tmp_path: Path) -> None:
-    """Claims are written side by side, and a new one goes before one that waits to be tried again."""
+    """Claims are written side by side, and a new one goes before one
+    that waits to be tried again.
+    """
     server.answers = [FORBIDDEN]
     async with statuses(server, tmp_path) as made:
         made.attached(entry("bad"), SANDBOX, {})
@@ -317,7 +319,9 @@ async def test_since_stays_while_the_state_is_the_same(server: Server, tmp_path:
 
 
 async def test_unreadable_file_is_set_aside(server: Server, tmp_path: Path) -> None:
-    """No container depends on it: the gateway starts, and what cannot be read is kept for people."""
+    """No container depends on it: the gateway starts, and what cannot
+    be read is kept for people.
+    """
     (tmp_path / "reports.json").write_text("{", encoding="utf-8")
 
     async with statuses(server, tmp_path) as made:

@@ -96,7 +96,9 @@ async def test_checkpoint_is_finished_only_when_nobody_writes_any_more(
 async def test_given_answer_is_still_known_when_the_disk_refused_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be stored is compared from memory, and stored with the container's next start."""
+    """What could not be stored is compared from memory, and stored with
+    the container's next start.
+    """
     store = AllocationRecord(tmp_path / "given.json", lambda _: True, boot_id="b")
     edits = ContainerEdits(env={"A": "1"})
     store.note("o", edits)

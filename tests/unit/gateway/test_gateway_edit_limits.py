@@ -226,7 +226,9 @@ def test_plugin_of_others_may_bring_nvidias_hooks_and_groups_and_no_other_progra
 
 
 def test_plugin_of_others_is_trusted_as_by_kubelet_only_when_it_is_one() -> None:
-    """The word means something for a foreign plugin alone: our own services never pass unchecked."""
+    """The word means something for a foreign plugin alone: our own
+    services never pass unchecked.
+    """
     prepared = Prepared(edits={"w": mount("relative")})
     trusted = EditRights(as_kubelet=True)
 
@@ -248,7 +250,9 @@ def test_runtime_obeys_no_annotation_when_a_plugin_of_others_may_set_any() -> No
 
 
 def test_refusal_stays_short_when_everything_is_wrong() -> None:
-    """An answer with thousands of faults against all rules gives an error that fits into a status."""
+    """An answer with thousands of faults against all rules gives an
+    error that fits into a status.
+    """
     edits = {f"acme-{number}": mount("/" + "x" * 1000) for number in range(1000)}
     edits |= {f"other-{number}": forbidden for number, (forbidden, _) in enumerate(FORBIDDEN.values())}
     refusal = refuse_forbidden("acme", Prepared(edits=edits), OPERATORS)

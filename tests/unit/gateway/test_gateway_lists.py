@@ -134,7 +134,9 @@ def test_holders_name_cpus_as_devices_when_a_pod_holds_them() -> None:
 
 
 def test_holders_name_the_group_when_cpus_were_chosen_of_one() -> None:
-    """Kubelet knows the group, the ledger its CPUs: the claim holds both, and of the group a share."""
+    """Kubelet knows the group, the ledger its CPUs: the claim holds both,
+    and of the group a share.
+    """
     held = ledger(CLAIM, Holding(cpus=CpuSet(2, 4), groups={"cpus-numa-0": CpuSet(2, 4)}))
 
     assert sorted(holders_of(held, "cpu")) == ["cpu-2", "cpu-4", "cpus-numa-0"]

@@ -1,4 +1,6 @@
-"""Replicas as kubelet is told of them, what its choice means, and what a slice shows beside them."""
+"""Replicas as kubelet is told of them, what its choice means, and what
+a slice shows beside them.
+"""
 
 from __future__ import annotations
 

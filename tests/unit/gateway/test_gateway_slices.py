@@ -237,7 +237,9 @@ def test_plan_keeps_the_servers_time_when_a_taint_has_none_of_its_own() -> None:
 
 
 def test_plan_does_not_write_what_the_server_drops_when_that_is_known() -> None:
-    """A field that the server does not keep is found by comparing, and from then on no difference."""
+    """A field that the server does not keep is found by comparing, and
+    from then on no difference.
+    """
     plan = plan_of(3, sick=1)
     sent = plan.creates[0]
     kept = msgspec.structs.replace(

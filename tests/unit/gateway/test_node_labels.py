@@ -1,4 +1,6 @@
-"""A node's labels are those that vendors' feature discovery gives it, from what its devices tell."""
+"""A node's labels are those that vendors' feature discovery gives it,
+from what its devices tell.
+"""
 
 from __future__ import annotations
 

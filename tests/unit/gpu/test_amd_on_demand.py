@@ -115,7 +115,9 @@ def test_prepare_cuts_the_card_when_a_part_is_wanted(bench: AmdBench) -> None:
 
 
 def test_card_stays_in_its_mode_when_the_last_part_is_given_back(bench: AmdBench) -> None:
-    """Nothing is written at unprepare, and the next claim of this mode has no switch to wait for."""
+    """Nothing is written at unprepare, and the next claim of this mode
+    has no switch to wait for.
+    """
     bench.get("a", f"{CARD}-qpx-0")
 
     bench.unprepare("a", f"{CARD}-qpx-0")

@@ -44,7 +44,9 @@ def _find(host: Path, root: str = "") -> DriverFiles:
 
 @pytest.fixture
 def whole(tmp_path: Path, toolkits: dict[str, Any]) -> Iterator[Path]:
-    """A host with all that the toolkit's list names, and with files that are none of the driver's."""
+    """A host with all that the toolkit's list names, and with files that
+    are none of the driver's.
+    """
     require_compiler()
     host = tmp_path / "host"
     for base in toolkits["versioned"]:

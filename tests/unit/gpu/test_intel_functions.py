@@ -25,7 +25,9 @@ PARTS = [f"gpu-0000-3b-02-{index}" for index in range(COUNT)]
 
 
 def make_driver() -> IntelDriver:
-    """Make a driver that looks at no leftovers: the processes of this machine are not the card's."""
+    """Make a driver that looks at no leftovers: the processes of this
+    machine are not the card's.
+    """
     driver = IntelDriver()
     driver.configure(GpuServices(leftovers=LeftoverSettings(check=False)))
     return driver

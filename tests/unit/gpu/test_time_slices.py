@@ -163,7 +163,9 @@ def code(result: object) -> str:
 
 
 async def test_slice_is_set_by_the_first_and_set_back_by_the_last(node: Node) -> None:
-    """Two replicas and a claim share the GPU: one setting, and one setting back to what was before."""
+    """Two replicas and a claim share the GPU: one setting, and one
+    setting back to what was before.
+    """
     life = node.life()
     for owner in (plugin("r0"), plugin("r1"), claim("c")):
         assert isinstance(await life.prepare(owner), Prepared)

@@ -292,7 +292,9 @@ def test_clock_is_moved_for_askers_and_for_processes_when_it_is_stepped_or_skewe
 
 @pytest.mark.skipif(find_libfaketime() is None, reason="libfaketime is not installed")
 async def test_process_sees_its_wall_clock_move_and_its_monotonic_clock_stay(tmp_path: Path) -> None:
-    """A running process has the moved time at its next look, and waits no longer or shorter for it."""
+    """A running process has the moved time at its next look, and waits no
+    longer or shorter for it.
+    """
     clocks = WallClocks(tmp_path, find_libfaketime())
     code = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
     process = await asyncio.create_subprocess_exec(
@@ -321,7 +323,9 @@ async def test_process_sees_its_wall_clock_move_and_its_monotonic_clock_stay(tmp
 
 
 def test_clock_is_moved_by_hours_both_ways_when_faults_are_drawn() -> None:
-    """The schedule sets clocks forward and back, by minutes to hours, the same for the same fault."""
+    """The schedule sets clocks forward and back, by minutes to hours,
+    the same for the same fault.
+    """
     moves = [Planned(at=0.0, fault=Fault.STEP_CLOCK, lasts_s=0.2 + step / 10).moves_s for step in range(50)]
 
     assert min(moves) < -3600

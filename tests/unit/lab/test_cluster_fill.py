@@ -1,4 +1,6 @@
-"""The benchmark of a cluster's fill: what it calls wrong in the end, and how it shows its figures."""
+"""The benchmark of a cluster's fill: what it calls wrong in the end, and
+how it shows its figures.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_fill_names_its_fault_when_something_is_wrong(claims: list[dict[str, Any
 
 
 def test_device_of_a_late_answer_is_left_and_no_fault() -> None:
-    """What a node holds for a claim that went elsewhere is named apart: its gateway lets go of it."""
+    """What a node holds for a claim that went elsewhere is named apart:
+    its gateway lets go of it.
+    """
     claims, ledgers = [_claim("a", "gpu-0"), _claim("b")], [_ledger(a="gpu-0", b="gpu-1")]
 
     assert left_at_nodes(claims, ledgers) == ["n1/gpu/gpu-1"]

@@ -89,7 +89,9 @@ def test_connect_line_leaves_out_what_is_not_given() -> None:
 
 
 def test_content_names_the_node_when_another_one_says_it() -> None:
-    """Each simulated node speaks of itself alone, at its own subjects, with event ids of its own."""
+    """Each simulated node speaks of itself alone, at its own subjects,
+    with event ids of its own.
+    """
     health = Saying("health", {"device_class": "gpu", "device": "gpu-0"}, b'{"node":"old"}', {"Nats-Msg-Id": "old-1"})
     content = NodeContent(node="old", sayings=(Saying("ledger", {}, b'{"node":"old"}'), health))
 

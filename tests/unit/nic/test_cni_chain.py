@@ -62,7 +62,9 @@ def test_chain_takes_0_3_0_when_a_list_says_it() -> None:
 
 @pytest.mark.parametrize("version", [None, "", "0.2.0", "0.1.0"])
 def test_chain_says_why_when_a_list_is_of_the_time_before_interfaces(version: str | None) -> None:
-    """A list without cniVersion counts as 0.1.0, whose results cannot say which interface there is."""
+    """A list without cniVersion counts as 0.1.0, whose results cannot say
+    which interface there is.
+    """
     document = {key: value for key, value in conflist(cniVersion=version).items() if value is not None}
 
     refusal = parse_chain(document, "data.conflist")

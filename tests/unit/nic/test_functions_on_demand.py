@@ -192,7 +192,9 @@ def test_a_number_that_somebody_else_has_set_is_offered_as_it_is(bench: SriovBen
 
 
 def test_prepare_refuses_a_function_when_the_number_is_another_by_now(bench: SriovBench) -> None:
-    """Who has one of two may be known to nobody, so nothing is removed for a claim of one of four."""
+    """Who has one of two may be known to nobody, so nothing is removed
+    for a claim of one of four.
+    """
     bench.kernel.set_number(2)
 
     refusal = bench.get("a", PARTS[0])
@@ -476,7 +478,9 @@ def test_prepare_gives_an_infiniband_function_when_neither_it_nor_its_card_has_a
 
 
 def test_plan_stands_when_the_card_begins_to_change_while_a_look_goes_on(bench: SriovBench) -> None:
-    """A look that saw half of the change neither forgets the functions nor lets them go uncounted."""
+    """A look that saw half of the change neither forgets the functions
+    nor lets them go uncounted.
+    """
     on_demand = bench.driver.on_demand_functions
     address = bench.devices[PARTS[0]].pci
     assert address is not None

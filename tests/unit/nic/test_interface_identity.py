@@ -40,7 +40,9 @@ def link(index: int, kind: str = "", bus_device: str = "", permanent: str = "", 
 
 
 class Links:
-    """Answers for the links of one namespace; `flags` are those of each message of the first lists."""
+    """Answers for the links of one namespace; `flags` are those of each
+    message of the first lists.
+    """
 
     def __init__(self, *links: dict[str, Any], interrupted: int = 0) -> None:
         self.links, self.interrupted = links, interrupted

@@ -120,7 +120,9 @@ def test_discover_offers_what_the_rules_name_when_the_node_does_not_need_it(
 
 
 def test_discover_says_why_when_a_named_interface_is_left_out(node: Node) -> None:
-    """An operator who listed an interface and does not find it reads the reason in the inventory."""
+    """An operator who listed an interface and does not find it reads
+    the reason in the inventory.
+    """
     driver = node.driver(InterfaceRule(name="bond0"), InterfaceRule(name="eth0"), InterfaceRule(name="veth-*"))
 
     assert driver.discover(node.tree, MACHINE).warnings == (

@@ -94,7 +94,9 @@ def test_observe_finds_nothing_when_the_physical_function_is_switched_off(card: 
 
 
 def test_observe_is_unhealthy_when_the_physical_function_left_the_bus(card: Card) -> None:
-    """The kernel takes the parts away too, a moment later: until then they are no use to anybody."""
+    """The kernel takes the parts away too, a moment later: until then
+    they are no use to anybody.
+    """
     link = card.machine.root / "sys/bus/pci/devices" / str(card.parent)
     link.unlink()
 

@@ -62,7 +62,9 @@ def test_discover_gives_the_same_devices_when_asked_again(dgx: Recorded) -> None
 
 
 def test_observe_follows_the_cable_when_it_is_pulled_and_plugged(dgx: Recorded) -> None:
-    """The link's two faults (carrier, RDMA port) name one card, and both go when the cable is back."""
+    """The link's two faults (carrier, RDMA port) name one card, and both
+    go when the cable is back.
+    """
     victim = dgx.devices[2]
     dgx.machine.set_carrier(str(victim.pci), is_up=False)
     pulled = dgx.sick()
@@ -73,7 +75,9 @@ def test_observe_follows_the_cable_when_it_is_pulled_and_plugged(dgx: Recorded) 
 
 
 def test_observe_names_one_card_when_it_falls_off_the_bus(dgx: Recorded) -> None:
-    """A surprise removal leaves the seven others healthy, and the returned card is healthy again."""
+    """A surprise removal leaves the seven others healthy, and the
+    returned card is healthy again.
+    """
     victim = dgx.devices[0]
     dgx.machine.remove_pci(str(victim.pci))
     gone = dgx.sick()

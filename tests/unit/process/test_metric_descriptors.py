@@ -102,7 +102,9 @@ def test_affected_pods_are_counted_once_when_they_use_several_sick_devices() -> 
 
 
 def test_reasons_share_a_line_when_a_driver_makes_them_up() -> None:
-    """A driver that gives each device a reason of its own fills no more than 64 lines and `other`."""
+    """A driver that gives each device a reason of its own fills no more
+    than 64 lines and `other`.
+    """
     registry = CollectorRegistry()
     metrics = DeviceSeries(registry).of("gpu")
     for number in range(100):

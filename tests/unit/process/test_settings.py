@@ -103,7 +103,9 @@ def test_settings_ignore_other_services_when_their_variables_are_set() -> None:
     ],
 )
 def test_settings_name_the_variable_when_it_is_wrong(environ: dict[str, str], words: list[str]) -> None:
-    """A wrong variable is refused with its own name, and what was meant where that can be guessed."""
+    """A wrong variable is refused with its own name, and what was meant
+    where that can be guessed.
+    """
     with pytest.raises(ConfigError) as caught:
         load(environ)
     for word in words:
@@ -130,7 +132,9 @@ def test_settings_name_the_file_when_it_is_wrong(tmp_path: Path, text: str, word
 
 
 def test_settings_name_the_file_when_a_variable_speaks_of_the_same_section(tmp_path: Path) -> None:
-    """A typing error in the file is not blamed on a variable that sets another key of the section."""
+    """A typing error in the file is not blamed on a variable that sets
+    another key of the section.
+    """
     file = tmp_path / "gpu.toml"
     file.write_text('[nats]\nurll = "nats://a:1"\n')
 

@@ -149,7 +149,9 @@ def test_function_goes_to_vfio_and_back_by_the_kernels_files(machine: Machine) -
     ids=["no-id-in-its-table", "override-of-another", "neither"],
 )
 def test_driver_takes_no_function_that_it_does_not_match(machine: Machine, override: str, driver: str) -> None:
-    """As in the kernel: the override alone counts where there is one, else the driver's own table."""
+    """As in the kernel: the override alone counts where there is one,
+    else the driver's own table.
+    """
     if override:
         machine.write(override, f"devices/{GPU}/driver_override")
     machine.write(GPU, "drivers/nvidia/unbind")

@@ -28,7 +28,9 @@ def test_same_devices_are_found_in_memory_and_on_disk(
 
 
 def test_every_question_has_the_same_answer(tmp_path: Path) -> None:
-    """Each file, folder and link of a machine, and what is absent, whichever way it is asked for."""
+    """Each file, folder and link of a machine, and what is absent,
+    whichever way it is asked for.
+    """
     build("laptop", tmp_path / "laptop")
     content = content_of("laptop")
     disk, memory = Tree(HardwareSettings(root=str(tmp_path / "laptop"))), MemoryTree(content)

@@ -1,4 +1,6 @@
-"""The simulated SR-IOV card of tests: it obeys the number that is written, and nothing that is not."""
+"""The simulated SR-IOV card of tests: it obeys the number that is
+written, and nothing that is not.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,9 @@ def test_read_machine_refuses_when_what_it_cannot_do_without_is_no_file(tmp_path
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "endless"])
 def test_read_bytes_gives_nothing_endless_when_configuration_space_is_no_file(tmp_path: Path, kind: str) -> None:
-    """A function's configuration space is read up to its limit, and not at all where it is no file."""
+    """A function's configuration space is read up to its limit, and not
+    at all where it is no file.
+    """
     tree = write(tmp_path, machine_files())
     make, _ = UNFIT[kind]
     make(tmp_path / f"{_FUNCTION}/config")

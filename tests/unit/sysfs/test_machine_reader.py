@@ -401,7 +401,9 @@ def test_read_machine_finds_near_cpus_and_no_distances_when_firmware_lies_on_pur
 
 
 def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path: Path) -> None:
-    """Knights Landing in cache mode: each cluster has its part of the fast memory as level-3 cache."""
+    """Knights Landing in cache mode: each cluster has its part of the
+    fast memory as level-3 cache.
+    """
     files = cpu_files(4) | KNIGHTS_LANDING | {f"{NODE}/online": "0-1"}
     files |= node_files(0, (0, 1), distance="10 21") | node_files(1, (2, 3), distance="21 10")
 

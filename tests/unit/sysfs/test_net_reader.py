@@ -172,7 +172,9 @@ def test_default_route_interfaces_is_empty_when_the_tree_has_no_routes(tmp_path:
 
 
 def test_function_interfaces_agrees_with_the_class_folder_when_the_machine_is_recorded(tmp_path: Path) -> None:
-    """Every interface of the class is found at exactly one function of the recorded demo machine."""
+    """Every interface of the class is found at exactly one function of
+    the recorded demo machine.
+    """
     tree = Tree(HardwareSettings(root=str(build("dgx", tmp_path / "dgx").root)))
 
     names = [
@@ -245,7 +247,9 @@ def test_function_ports_goes_by_port_number_when_a_function_has_several(
 def test_read_tells_nothing_when_the_kernel_says_that_a_port_has_no_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most drivers name no port: reading the file says EOPNOTSUPP, which is no fault of the card."""
+    """Most drivers name no port: reading the file says EOPNOTSUPP,
+    which is no fault of the card.
+    """
     tree = make_tree(tmp_path, interface("ens1", flags="0x1003", phys_port_name="p0"))
     open_file = os.open
 

@@ -94,7 +94,9 @@ def test_pci_numa_node_is_none_when_the_kernel_says_minus_one(tmp_path: Path) ->
 
 
 def test_pci_device_is_left_out_when_its_link_dangles(tmp_path: Path) -> None:
-    """A function that goes away between listing and reading is simply not there, without a warning."""
+    """A function that goes away between listing and reading is simply not
+    there, without a warning.
+    """
     tree = write(tmp_path, {f"{FOLDER}/0000:00:02.0/class": "0x030000"})
     (tmp_path / FOLDER / "0000:00:03.0").symlink_to("../../../devices/pci0000:00/0000:00:03.0")
 

@@ -1,4 +1,6 @@
-"""Fates on the bus in memory: what a test chooses happens to the operation, and nothing else does."""
+"""Fates on the bus in memory: what a test chooses happens to the
+operation, and nothing else does.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from topobus.values.errors import ConfigError
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give an empty folder as the whole PATH: what a test puts there is all that this machine has."""
+    """Give an empty folder as the whole PATH: what a test puts there is
+    all that this machine has.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -90,7 +92,9 @@ def test_provide_does_not_install_when_not_root(path: Path, monkeypatch: pytest.
 
 
 def test_provide_says_what_to_do_when_there_is_no_way(path: Path) -> None:
-    """No server, no package manager, a Docker that does not answer: the message lists the ways out."""
+    """No server, no package manager, a Docker that does not answer: the
+    message lists the ways out.
+    """
     program(path, "docker", "exit 1")
 
     with pytest.raises(ConfigError) as caught:

@@ -41,7 +41,9 @@ async def _with(clock: Clock, work: asyncio.Future[None]) -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("make", CLOCKS, ids=lambda make: make.__name__)
 async def test_sleep_returns_when_the_seconds_have_passed(make: Callable[[], Clock]) -> None:
-    """Sleepers return in the order of their moments, whichever began first, and at those moments."""
+    """Sleepers return in the order of their moments, whichever began
+    first, and at those moments.
+    """
     clock, returned = make(), []
     began_s = clock.monotonic()
 

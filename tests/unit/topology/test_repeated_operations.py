@@ -105,7 +105,9 @@ def test_adopt_is_refused_when_the_same_operation_asks_for_other_devices(asked: 
 
 
 def test_adopt_is_told_of_the_displacement_when_kubelet_gave_its_device_on() -> None:
-    """An allocation of kubelet's that gave way to a newer one does not come back by asking again."""
+    """An allocation of kubelet's that gave way to a newer one does not
+    come back by asking again.
+    """
     first, second = (
         Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid) for uid in "ab"
     )

@@ -26,7 +26,9 @@ NO_CPUS = CpuSet()
 
 
 def machine_of(*nodes: int | None, memory_only: int = 0, memory_bytes: int = 2**30, **fields: object) -> Machine:
-    """Build a machine with two cores of two threads a NUMA node; `nodes` names each one's socket."""
+    """Build a machine with two cores of two threads a NUMA node;
+    `nodes` names each one's socket.
+    """
     cpus = tuple(
         Cpu(
             id=4 * node + thread,

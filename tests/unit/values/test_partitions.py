@@ -187,7 +187,9 @@ def test_blocked_is_empty_when_nothing_that_counts_is_held() -> None:
 
 
 def test_partition_without_counters_is_left_out_when_its_parent_is_the_name_of_a_counter_set() -> None:
-    """The driver counts by itself there, so a part that takes nothing would stand beside its whole."""
+    """The driver counts by itself there, so a part that takes nothing
+    would stand beside its whole.
+    """
     parent = Device(name="gpu-0", device_class="gpu")
     part = Device(name="gpu-0-3g-0", device_class="gpu", partition_of="gpu-0")
 

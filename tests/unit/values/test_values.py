@@ -1,4 +1,6 @@
-"""PciAddress, names, links, machines and health: the small values that everything else is made of."""
+"""PciAddress, names, links, machines and health: the small values that
+everything else is made of.
+"""
 
 import pytest
 

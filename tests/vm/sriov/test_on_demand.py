@@ -57,7 +57,9 @@ async def test_function_is_made_for_its_claim_and_goes_with_it(nic: Node, pod: s
 
 
 async def test_functions_made_by_a_life_that_was_killed_go_with_the_claim(nic: Node, pod: str) -> None:
-    """SIGKILL while a pod has it: the next life knows who has it, and what to take away afterwards."""
+    """SIGKILL while a pod has it: the next life knows who has it, and
+    what to take away afterwards.
+    """
     await hand_over(nic)
     there = interfaces(pod)
     await nic.restart("nic")

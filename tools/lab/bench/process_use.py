@@ -32,7 +32,8 @@ class Counts(Struct, frozen=True, kw_only=True):
     reads: int
     """read(2) and its relatives; what comes by sockets (recv) is not among them."""
     wakeups: int
-    """Times that one of its threads gave up the processor to wait: each is followed by one wake-up."""
+    """Times that one of its threads gave up the processor to wait: each
+    is followed by one wake-up."""
     resident_mib: float
     own_mib: float
     """Proportional: pages that several processes map are divided among them."""

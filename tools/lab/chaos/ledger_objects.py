@@ -92,7 +92,9 @@ _LOOKS = frozenset({Act.HOLDER, Act.NOT_HOLDER, Act.HOLDS, Act.HOLDS_SOME, Act.H
 
 
 class DeviceAction(Struct, frozen=True):
-    """What an operation of an owner does to a device; `displaces` says which owners give way to it."""
+    """What an operation of an owner does to a device; `displaces` says
+    which owners give way to it.
+    """
 
     act: Act
     owner: str

@@ -1,1 +1,3 @@
-"""Holds recorded answers of Kubernetes' own code against ours: `python -m lab.conformance FILE...`."""
+"""Holds recorded answers of Kubernetes' own code against ours: `python -m
+lab.conformance FILE...`.
+"""

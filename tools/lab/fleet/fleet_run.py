@@ -187,7 +187,9 @@ class _Fill:
         return row
 
     async def _singles(self) -> dict[str, Any]:
-        """Store claims one after the other, and give the times until each was seen to be allocated."""
+        """Store claims one after the other, and give the times until each
+        was seen to be allocated.
+        """
         run = self._run
         if not run.singles:
             return {}

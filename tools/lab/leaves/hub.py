@@ -51,7 +51,9 @@ class HubCounts(Struct, frozen=True, kw_only=True):
 
 
 class HubUse(Struct, frozen=True, kw_only=True):
-    """What the hub used and carried between two counts: a second on average, and memory at the end."""
+    """What the hub used and carried between two counts: a second on
+    average, and memory at the end.
+    """
 
     elapsed_s: float
     processor_percent: float

@@ -47,7 +47,8 @@ class LeafConnection(asyncio.Protocol):
     def __init__(self, name: str) -> None:
         self.name = name
         self.interest: set[str] = set()
-        """Subjects at which somebody listens behind the hub, as far as this leaf may speak there."""
+        """Subjects at which somebody listens behind the hub, as far as
+        this leaf may speak there."""
         self.counts: Counter[str] = Counter()
         """Frames and bytes since the connection began: `Message in`, `Message out`, `Interest in`,
         `bytes in`, …"""

@@ -24,7 +24,9 @@ _LIMIT_S = 900.0
 
 
 class Watcher:
-    """Use as `async with Watcher(bus, content) as watcher`; `content` says what a whole node has."""
+    """Use as `async with Watcher(bus, content) as watcher`; `content`
+    says what a whole node has.
+    """
 
     def __init__(self, bus: Bus, content: NodeContent) -> None:
         self._bus = bus

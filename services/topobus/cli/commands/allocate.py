@@ -163,7 +163,9 @@ def _shown(dry_run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
-    """List the device services that do not answer now: the controller allocates nothing of theirs."""
+    """List the device services that do not answer now: the controller
+    allocates nothing of theirs.
+    """
     reasons = await asyncio.gather(
         *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in inventories)
     )

@@ -142,7 +142,9 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
 
 
 def event_line(watched: WatchedEvent) -> Text:
-    """Write one event in one line: when, which device, from what to what, why, and who is affected."""
+    """Write one event in one line: when, which device, from what to what,
+    why, and who is affected.
+    """
     event = watched.event
     worst = event.health.worst
     line = Text.assemble((f"{short_time(event.time)}  ", "faint"), (f"{event.node}/{event.device}", "name"), "  ")

@@ -182,7 +182,8 @@ class _Found(Struct, frozen=True, kw_only=True):
     holding: Holding
     """Its CPUs and memory."""
     devices: tuple[tuple[Owner, str, tuple[str, ...]], ...] = ()
-    """Who holds them, class, names: of placed pods and of kubelet's own allocations; not of claims."""
+    """Who holds them, class, names: of placed pods and of kubelet's own
+    allocations; not of claims."""
     claims: list[tuple[str, str]]
 
 

@@ -1,4 +1,6 @@
-"""`topobus record`: records a real machine, and checks that the recording reads like the original."""
+"""`topobus record`: records a real machine, and checks that the
+recording reads like the original.
+"""
 
 from __future__ import annotations
 

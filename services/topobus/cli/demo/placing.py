@@ -90,7 +90,9 @@ async def show_placement(scene: Scene) -> PodRequest:
 
 
 def check_alignment(scene: Scene, placed: ContainerPlacement, devices: dict[str, Device]) -> None:
-    """Check the promises of the first placement: one NUMA node, whole cores, each NIC beside a GPU."""
+    """Check the promises of the first placement: one NUMA node, whole
+    cores, each NIC beside a GPU.
+    """
     stage = scene.stage
     gpus = [devices[name] for name in placed.devices.get("gpu", ())]
     nics = [devices[name] for name in placed.devices.get("nic", ())]

@@ -171,7 +171,9 @@ def _summary(stage: Stage) -> Panel:
 
 
 def _show_logs(stage: Stage, system: System | None) -> None:
-    """Show the last lines of those services that are not well, else the warnings and errors of all."""
+    """Show the last lines of those services that are not well, else the
+    warnings and errors of all.
+    """
     statuses = system.supervisor.statuses if system is not None else ()
     ill = [status for status in statuses if status.restarts or status.ready_after_s is None]
     for status in ill or statuses:

@@ -75,7 +75,8 @@ _ORDER = (
 CONDITIONS = {"DeviceClass": "Valid", "ResourceClaim": "Allocated", "Pod": "PodScheduled"}
 """Kind to the condition in which the controller says how it stands with the object."""
 WRONG = ("Malformed", "Invalid")
-"""Reasons that only another manifest mends; whatever else an object waits for may come by itself."""
+"""Reasons that only another manifest mends; whatever else an object
+waits for may come by itself."""
 
 # What is stored at an object's place, and the revision there.
 _Present = tuple[Entry[ApiObject] | None, int]

@@ -23,7 +23,8 @@ __all__ = ["DOCUMENT_BYTES", "MANIFEST_BYTES", "SNAPSHOT_BYTES", "read_bytes", "
 MANIFEST_BYTES = 1 << 20
 """An API server takes 3 MiB at most; a manifest beyond 1 MiB would not fit a KV value either."""
 DOCUMENT_BYTES = 16 << 20
-"""A decision, or an OCI spec: NATS takes 1 MiB a message, and runc reads specs of some hundred KiB."""
+"""A decision, or an OCI spec: NATS takes 1 MiB a message, and runc reads
+specs of some hundred KiB."""
 SNAPSHOT_BYTES = 256 << 20
 """A machine with its devices: some KiB a CPU and device."""
 

@@ -31,7 +31,8 @@ class Fit(StrEnum):
     """What may happen to the cells of a column where there is little room."""
 
     NAME = "name"
-    """Stays on one line; cut, with an ellipsis, only where it is longer than the terminal is wide."""
+    """Stays on one line; cut, with an ellipsis, only where it is longer
+    than the terminal is wide."""
     ID = "id"
     """Is there to be copied: never cut and never broken."""
     TEXT = "text"

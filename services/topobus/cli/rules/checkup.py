@@ -560,7 +560,9 @@ def check_registrations(
 
 
 def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:
-    """Judge device plugins of others that have registered with a node's gateway and are not served."""
+    """Judge device plugins of others that have registered with a node's
+    gateway and are not served.
+    """
     step = (
         "nothing to do when it passes, for the gateway tries it again; else see `foreign.host-failed` in the log "
         "of topobus-gateway"

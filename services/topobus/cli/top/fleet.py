@@ -114,7 +114,8 @@ class NodeRow:
     waits: int = 0
     """Pods and claims that wait and can go nowhere else."""
     why: str = ""
-    """What is worst: a sick device with its reason, a silent service, or of what nothing is free."""
+    """What is worst: a sick device with its reason, a silent service,
+    or of what nothing is free."""
     states: frozenset[str] = frozenset()
     """Words by which a filter finds it: `sick`, `full`, and the states of its devices."""
     troubles: frozenset[str] = frozenset()
@@ -170,7 +171,9 @@ class Fleet:
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """The nodes that have inventories and no machine, where these are too many to be believed."""
+        """The nodes that have inventories and no machine, where these
+        are too many to be believed.
+        """
         if not self.members:
             return ()
         strangers = sorted(self._counted.keys() - self.members)

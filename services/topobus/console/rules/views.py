@@ -111,7 +111,9 @@ def event_view(event: HealthEvent) -> View:
 
 
 def decision_view(event: DecisionEvent) -> View:
-    """Take a decision apart: what was asked, hints and their merge by container, picks or reasons."""
+    """Take a decision apart: what was asked, hints and their merge by
+    container, picks or reasons.
+    """
     outcome = event.outcome
     asked = event.request.containers if event.request is not None else ()
     return {

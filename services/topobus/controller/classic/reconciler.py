@@ -369,7 +369,9 @@ class ClassicClaimReconciler:
         await self._writer.write(key, stored.revision, api_object)
 
     def _is_for_this_driver(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
-        """Say whether this driver is the claim's: by its status, its finalizer, or else its class."""
+        """Say whether this driver is the claim's: by its status, its
+        finalizer, or else its class.
+        """
         if status.driver_name:
             return status.driver_name == self._name
         if classic_lifecycle.has_protection(claim, self._name):

@@ -294,7 +294,9 @@ class ClassicScheduler:
             )
 
     def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
-        """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
+        """Say by a glance whether a claim is reserved for a pod that is
+        not stored, or has ended.
+        """
         users = claim.status.get("reservedFor")
         for user in users if isinstance(users, list) else ():
             pod = (

@@ -1,1 +1,3 @@
-"""The controller as the API server of its own objects: claims and pods that Topobus itself stores."""
+"""The controller as the API server of its own objects: claims and pods
+that Topobus itself stores.
+"""

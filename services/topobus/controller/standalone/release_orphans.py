@@ -90,7 +90,9 @@ class OrphanedAllocations:
             self._evidence += 1
 
     def clear_conclusions(self) -> None:
-        """Drop all conclusions from the store: it was lost, so a missing object proves nothing now."""
+        """Drop all conclusions from the store: it was lost, so a missing
+        object proves nothing now.
+        """
         self._evidence += 1
         self._gone.clear()
         self._foreign.clear()

@@ -166,7 +166,9 @@ class _Controller:
 
     @property
     def _is_whole(self) -> bool:
-        """Say whether every copy is whole: before that no claim is decided on, and no pod planned."""
+        """Say whether every copy is whole: before that no claim is
+        decided on, and no pod planned.
+        """
         return self._copies.is_whole and self._objects.is_whole
 
     async def _reconcile(self) -> None:

@@ -31,7 +31,9 @@ _CLASSES_A_NODE = 4
 
 
 class SilentServices:
-    """One roll call a node, so many at a time; `is_needed` says whether anything waits for devices."""
+    """One roll call a node, so many at a time; `is_needed` says whether
+    anything waits for devices.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,9 @@ class SilentServices:
             await self._runtime.clock.sleep(until_tick(self._runtime.clock.monotonic(), self._settings.every_s))
 
     async def check(self) -> None:
-        """Check the services that are to be looked at now, and store the silent ones in the state."""
+        """Check the services that are to be looked at now, and store the
+        silent ones in the state.
+        """
         nodes = {node for node, _ in self._state.inventories}
         self._calls = {node: self._calls.get(node) or self._make(node) for node in sorted(nodes)}
         before = self._silent()

@@ -29,7 +29,8 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["VALID", "ClassReconciler", "validate"]
 
 VALID = "Valid"
-"""The condition of a DeviceClass; Kubernetes has none, there the API server refuses such a class."""
+"""The condition of a DeviceClass; Kubernetes has none, there the API
+server refuses such a class."""
 
 
 class ClassReconciler:

@@ -51,7 +51,9 @@ class TakenDevices(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The nodes that changed since a mark; `nodes` is None when that is unknown, or when all did."""
+    """The nodes that changed since a mark; `nodes` is None when that is
+    unknown, or when all did.
+    """
 
     mark: Mark
     nodes: tuple[tuple[str, bool], ...] | None

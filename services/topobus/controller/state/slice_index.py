@@ -73,7 +73,9 @@ class SliceIndex:
         self._tables.pop(node, None)
 
     def clear_tables(self) -> None:
-        """Drop all cached tables and their numbers, which grow with every kind of node ever seen."""
+        """Drop all cached tables and their numbers, which grow with
+        every kind of node ever seen.
+        """
         self._tables.clear()
         self._numbers = Numbers()
 

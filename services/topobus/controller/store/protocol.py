@@ -47,7 +47,9 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Deleted:
-    """The object is gone, or, on an API server, on its way out as soon as its finalizers are off."""
+    """The object is gone, or, on an API server, on its way out as soon
+    as its finalizers are off.
+    """
 
 
 WriteOutcome = Stored | Conflict | Unknown

@@ -23,7 +23,8 @@ MOST_FILE_BYTES = 512 * 1024 * 1024
 """The largest file: it is held in memory while a card is programmed with it. The largest xclbin
 files of today are some 100 MiB; XRT's driver takes 1 GiB."""
 MOST_IMAGE_BYTES = 256 * 1024 * 1024
-"""What a compressed image may unpack to: several times what the largest region of a DFL card takes."""
+"""What a compressed image may unpack to: several times what the largest
+region of a DFL card takes."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 

@@ -1,1 +1,3 @@
-"""kubelet's DRA calls: claims prepared and unprepared, and the checkpoint of what is prepared here."""
+"""kubelet's DRA calls: claims prepared and unprepared, and the checkpoint
+of what is prepared here.
+"""

@@ -94,7 +94,8 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     has_metadata: bool = False
     """Its containers get files that describe its devices."""
     cdi: CdiSpec | None = None
-    """The CDI file's content, to write it again after a reboot; None when nothing is to be edited."""
+    """The CDI file's content, to write it again after a reboot; None
+    when nothing is to be edited."""
 
     @property
     def is_running(self) -> bool:

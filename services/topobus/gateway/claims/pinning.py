@@ -27,7 +27,9 @@ class Pinning(Protocol):
         ...
 
     def pins(self, entry: ClaimEntry) -> bool:
-        """Say whether a claim brings CPUs for its containers alone: none of them may start without."""
+        """Say whether a claim brings CPUs for its containers alone: none
+        of them may start without.
+        """
         ...
 
     async def released(self) -> None:

@@ -57,7 +57,9 @@ class ClaimStatuses:
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take what it works with; `tell` hears why claims are not written, nothing when they are."""
+        """Take what it works with; `tell` hears why claims are not
+        written, nothing when they are.
+        """
         self._cluster = cluster
         self._record = record
         self._clock = clock

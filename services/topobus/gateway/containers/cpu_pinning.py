@@ -436,7 +436,9 @@ class CpuPinning:
         return cpuset
 
     def container_started(self, container: RunningContainer) -> None:
-        """Update it from now on: what changed while it was being made and started is made up for."""
+        """Update it from now on: what changed while it was being made
+        and started is made up for.
+        """
         pinned = self._containers.get(container.id)
         if pinned is None:
             return

@@ -169,7 +169,9 @@ class LiveContainers:
         )
 
     def of_unknown_claim(self, uid: str) -> tuple[LiveContainer, ...]:
-        """Find the containers that have devices of a claim of which no more than its uid is known."""
+        """Find the containers that have devices of a claim of which no
+        more than its uid is known.
+        """
         return tuple(
             container
             for container in self._all()

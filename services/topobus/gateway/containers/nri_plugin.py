@@ -354,7 +354,9 @@ def _refused(sandbox: Sandbox, container: str, refusal: Refusal) -> CallFailed:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Find what went wrong within groups of groups: tasks of a connection have tasks of their own."""
+    """Find what went wrong within groups of groups: tasks of a
+    connection have tasks of their own.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -29,7 +29,9 @@ _VERSION = 1
 
 
 class _Given(Struct, frozen=True, kw_only=True):
-    """One allocation: what was given, under which boot of the machine it was last seen to be right."""
+    """One allocation: what was given, under which boot of the machine it
+    was last seen to be right.
+    """
 
     edits: ContainerEdits
     boot_id: str

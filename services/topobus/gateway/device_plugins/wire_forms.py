@@ -14,7 +14,9 @@ __all__ = ["allocate_response", "wire_list"]
 
 
 def wire_list(entry: ListEntry) -> bytes:
-    """Write a list of this one entry: such lists, one after the other, are the list of all of them."""
+    """Write a list of this one entry: such lists, one after the other,
+    are the list of all of them.
+    """
     # No topology message at all when the node is unknown: an empty one or -1 would be an opinion.
     topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in entry.nodes])
     device = pb.Device(ID=entry.wire_id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)

@@ -53,7 +53,8 @@ class PodLook:
         profiles: tuple[VendorProfile, ...] = (),
     ) -> None:
         self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
-        """What the API server does not keep of ResourceSlices; nothing where there is no cluster."""
+        """What the API server does not keep of ResourceSlices; nothing
+        where there is no cluster."""
         self._runtime = runtime
         self._rivals = rivals
         self._registrations = registrations

@@ -35,7 +35,8 @@ _PARTITION_DEVICES = ("amdgpu_xcp_", "amdgpu_xcp.")
 WHOLE = "SPX"
 """The mode of a card in one part."""
 COUNTS = {"DPX": 2, "TPX": 3, "QPX": 4}
-"""How many partitions a mode makes; CPX makes as many as the card has compute dies, which differs."""
+"""How many partitions a mode makes; CPX makes as many as the card has
+compute dies, which differs."""
 
 
 class AmdPartition(Struct, frozen=True, kw_only=True):

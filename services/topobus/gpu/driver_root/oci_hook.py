@@ -89,7 +89,9 @@ def update_loader(root_path: str, folder: str, driver_version: str) -> None:
 
 
 def _root_path(data: bytes) -> str:
-    """Find the container's root folder: the state names the bundle, and its configuration the root."""
+    """Find the container's root folder: the state names the bundle, and
+    its configuration the root.
+    """
     try:
         bundle = json.loads(data)["bundle"]
         with open(posixpath.join(bundle, "config.json"), "rb") as file:  # noqa: PTH123 - nothing of pathlib is needed at each start of a container

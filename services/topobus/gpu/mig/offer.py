@@ -220,7 +220,9 @@ class MigOffer:
         return live
 
     def parent_nodes(self, tree: Tree, nvml: Nvml | None, device: Device, minor: str) -> tuple[str, ...] | Refusal:
-        """Name the capabilities of all instances of a GPU that is offered as a whole beside them."""
+        """Name the capabilities of all instances of a GPU that is
+        offered as a whole beside them.
+        """
         if nvml is None or device.pci is None:
             return _refuse(
                 "mig-unreadable",
@@ -272,7 +274,9 @@ def _occupied(others: str) -> Observation:
 def instance_edits(
     tree: Tree, device: Device, minor: str, instance: LiveInstance, variable: str
 ) -> ContainerEdits | Refusal:
-    """Give a container one instance: the GPU's node, and the capabilities of this instance alone."""
+    """Give a container one instance: the GPU's node, and the
+    capabilities of this instance alone.
+    """
     nodes = capability_nodes(tree, minor, instance.gi, instance.ci)
     if isinstance(nodes, Refusal):
         return nodes

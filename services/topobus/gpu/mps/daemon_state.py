@@ -73,7 +73,8 @@ class DaemonState(Struct, frozen=True, kw_only=True):
     name: str
     """Of its folder: that of its first device."""
     owner: str = ""
-    """The key of the owner that has all its GPUs; empty: its one GPU is shared by several owners."""
+    """The key of the owner that has all its GPUs; empty: its one GPU is
+    shared by several owners."""
     gpus: tuple[SharedGpu, ...]
     """By ordinal, as its clients count them."""
     limits: Limits = Limits()

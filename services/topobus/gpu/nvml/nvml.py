@@ -357,7 +357,9 @@ class Nvml:
         return [down, errors]
 
     def _xid_events(self) -> list[tuple[PciAddress, int | None, Observation]]:
-        """Read what has come: the GPU, and the GPU instance where the fault is of that one alone."""
+        """Read what has come: the GPU, and the GPU instance where the
+        fault is of that one alone.
+        """
         seen: list[tuple[PciAddress, int | None, Observation]] = []
         for _ in range(_MAX_EVENTS if self._events is not None else 0):
             # 0 ms: only what has come already; a timeout is the ordinary answer.
@@ -375,7 +377,9 @@ class Nvml:
     def _links(
         self, handle: Any, address: PciAddress
     ) -> tuple[dict[PciAddress, float], dict[PciAddress, int], float, int]:
-        """Give bandwidth and number of the links to each direct peer, and of those into switches."""
+        """Give bandwidth and number of the links to each direct peer,
+        and of those into switches.
+        """
         links: dict[PciAddress, float] = {}
         counts: dict[PciAddress, int] = {}
         switch_gbps, switch_count = 0.0, 0

@@ -44,7 +44,9 @@ def ecc_sign(library: Any, handle: Any, ask: Ask, counters: CounterRises, key: s
 
 
 def retirement_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
-    """Read whether pages wait for a reset to be retired: GPUs before Ampere, which remap no rows."""
+    """Read whether pages wait for a reset to be retired: GPUs before
+    Ampere, which remap no rows.
+    """
     if not ask(library.nvmlDeviceGetRetiredPagesPendingStatus, handle):
         return None
     text = "pages of its memory wait for a reset to be retired"

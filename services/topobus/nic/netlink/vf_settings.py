@@ -306,7 +306,9 @@ def _kept(text: str, physical: str, index: int, request: str, before: VfState) -
 
 
 def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[str, int | None, VfState | None]:
-    """Find the physical function's port by what it is: its name may be another interface's by now."""
+    """Find the physical function's port by what it is: its name may be
+    another interface's by now.
+    """
     wanted = (port.get("bus_device", ""), port.get("port_name", ""))
     if not wanted[0]:
         return place.physical, *_find(socket, place)

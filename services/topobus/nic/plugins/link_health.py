@@ -140,7 +140,9 @@ class BestSpeeds:
 
 
 def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str]) -> Observation | None:
-    """Judge the carrier of a device's own interfaces, of which those at `lost_paths` have lost it."""
+    """Judge the carrier of a device's own interfaces, of which those at
+    `lost_paths` have lost it.
+    """
     # The kernel tells a carrier only of interfaces that are switched on.
     net_interfaces = [interface for interface in interfaces if interface.carrier is not None]
     lost = [net_interface for net_interface in net_interfaces if net_interface.path in lost_paths]

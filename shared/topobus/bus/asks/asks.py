@@ -184,7 +184,9 @@ class Asks:
         return round((clock_ms - now_ms(self._connection.clock)) / 1000 + elapsed_s / 2, 3)
 
     def _check_clocks(self, ask: Ask[Any, Any], parts: dict[str, str], headers: Headers, started: float) -> None:
-        """Say whose clock is wrong when a request that we wait for still was too old for the peer."""
+        """Say whose clock is wrong when a request that we wait for still
+        was too old for the peer.
+        """
         if headers.get(ERROR) != STALE:
             return
         ahead_s = self._clock_ahead_s(headers, started) or 0.0

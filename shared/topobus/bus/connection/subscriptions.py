@@ -43,7 +43,8 @@ class Lasting:
         self.client: Client | None = None
         self.live: Subscription | None = None
         self.seen: set[tuple[str, str]] | None = None
-        """While two clients listen: what came already, by subject and reply; None: only one does."""
+        """While two clients listen: what came already, by subject and
+        reply; None: only one does."""
 
     def is_second(self, message: Msg) -> bool:
         """Say whether this came by another client before.

@@ -111,7 +111,9 @@ class BucketFeed:
                 await arrived.put((bucket, item))
 
     def _own_parts(self, bucket: State[Any]) -> dict[str, str]:
-        """Name the class, too: with the node it is a whole key, which is read without a consumer."""
+        """Name the class, too: with the node it is a whole key, which
+        is read without a consumer.
+        """
         device_class = (
             bucket.bucket.removeprefix(f"{self._state.bucket}_") if bucket.bucket != self._state.bucket else ""
         )

@@ -27,7 +27,8 @@ from topobus.values.errors import ContractError, PeerUnavailable
 __all__ = ["API", "JetStream", "Stored", "StoredMessage", "StreamInfo"]
 
 API = "$JS.API"
-"""Where JetStream listens for requests about streams and consumers, in the account that has them."""
+"""Where JetStream listens for requests about streams and consumers, in
+the account that has them."""
 # Since this release a server says its time with what it tells of a stream; before, a
 # write of ours has to be read again.
 _SAYS_ITS_TIME = (2, 10, 0)
@@ -67,7 +68,8 @@ class Stored(Struct, frozen=True, kw_only=True):
 
     sequence: int
     is_duplicate: bool
-    """True: a message of the same Nats-Msg-Id is there already, at this sequence, whoever sent it."""
+    """True: a message of the same Nats-Msg-Id is there already, at this
+    sequence, whoever sent it."""
 
 
 class JetStream:

@@ -214,7 +214,8 @@ class _Watch(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.began_s: float | None = None
-        """When the driver's method that runs now began, by CLOCK_MONOTONIC; None between two looks."""
+        """When the driver's method that runs now began, by
+        CLOCK_MONOTONIC; None between two looks."""
         self.is_ended = False
 
     @property

@@ -48,7 +48,9 @@ class DeviceOperator:
         holders: DeviceHolders,
         look_anew: Callable[[str], None],
     ) -> None:
-        """Keep the collaborators; `look_anew` has a driver, by name, look for its devices at once."""
+        """Keep the collaborators; `look_anew` has a driver, by name,
+        look for its devices at once.
+        """
         self._class = device_class
         self._hands = hands
         self._store = store

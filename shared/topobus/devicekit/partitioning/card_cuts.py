@@ -65,7 +65,9 @@ class CardLocks:
         self._changing: frozenset[PciAddress] = frozenset()
 
     def is_changing(self, address: PciAddress) -> bool:
-        """Say whether this process changes a card now: what it looks like meanwhile means nothing."""
+        """Say whether this process changes a card now: what it looks
+        like meanwhile means nothing.
+        """
         return address in self._changing
 
     @contextmanager

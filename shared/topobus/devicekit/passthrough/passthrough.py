@@ -46,7 +46,9 @@ _SWITCHES = 4
 
 
 class PassthroughDriver(DeviceDriver):
-    """Stands in place of a class's driver for the devices that a claim wants for a virtual machine."""
+    """Stands in place of a class's driver for the devices that a claim
+    wants for a virtual machine.
+    """
 
     def __init__(
         self,

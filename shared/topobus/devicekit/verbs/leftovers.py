@@ -30,7 +30,9 @@ def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
 
 
 def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingProxyType({})) -> Observation:
-    """Say that what an owner left could not be removed; `evidence` is what the driver says of it."""
+    """Say that what an owner left could not be removed; `evidence` is
+    what the driver says of it.
+    """
     return Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNHEALTHY,

@@ -172,7 +172,9 @@ def _is_selected(selectors: Sequence[Selector], candidate: Candidate, compiler: 
 
 
 def _is_plain(candidate: Candidate) -> bool:
-    """Say whether a device is given as a whole, and its own properties do not show in the result."""
+    """Say whether a device is given as a whole, and its own properties
+    do not show in the result.
+    """
     device = candidate.device
     return not (
         device.consumes_counters

@@ -35,7 +35,9 @@ Grants = tuple[tuple[Grant, ...], ...]
 
 
 def is_policy_cpu(candidate: Candidate, node: str) -> bool:
-    """Say whether a device is a single CPU of this node, of which the policy decides who gets it."""
+    """Say whether a device is a single CPU of this node, of which the
+    policy decides who gets it.
+    """
     return (
         candidate.id.driver == _DRIVER
         and candidate.id.pool == node

@@ -131,7 +131,9 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
 
 
 def _fewer(given: AllocationInput, search: Search) -> Iterator[Reason]:
-    """Ask for less: the largest number of devices of one request that fits, the others as they are."""
+    """Ask for less: the largest number of devices of one request that
+    fits, the others as they are.
+    """
     for place, request in _requests(given):
         exact = request.exactly
         if exact is None or exact.allocation_mode == _ALL or (exact.count or 1) < 2:

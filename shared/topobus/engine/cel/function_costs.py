@@ -93,7 +93,9 @@ def _walk_first_twice(signature: str, target: Operand | None, arguments: list[Op
 
 
 def _walk_values(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    """Each item costs 1, and its length where items are texts; `indexOf` of a text walks the text."""
+    """Each item costs 1, and its length where items are texts; `indexOf`
+    of a text walks the text.
+    """
     if target is None or not target.node.type.parameters:
         return _walk_target(signature, target, arguments)
     item = ONE

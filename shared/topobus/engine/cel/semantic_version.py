@@ -20,7 +20,9 @@ _DIGITS = frozenset("0123456789")
 
 
 def _is_sound(match: re.Match[str]) -> bool:
-    """Say whether the parts are: none is empty, and numbers have no leading zeros and fit 64 bits."""
+    """Say whether the parts are: none is empty, and numbers have no
+    leading zeros and fit 64 bits.
+    """
     labels = (match[4] or "0").split(".")
     numbers = [*match.groups()[:3], *[label for label in labels if label.isdecimal()]]
     if not all(labels) or not all((match[5] or "0").split(".")):

@@ -36,7 +36,8 @@ class Node:
     size: int = field(default=1, init=False)
     """Nodes from here down; one that stands in two places counts twice, for it is walked twice."""
     levels: int = field(default=0, init=False)
-    """Operators, selections, calls on a target and indices from here down, as the text nests them."""
+    """Operators, selections, calls on a target and indices from here
+    down, as the text nests them."""
 
 
 @dataclass(slots=True, eq=False)

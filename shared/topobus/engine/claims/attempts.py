@@ -70,10 +70,13 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The uid of the pod for which the claim is allocated, where an allocation carries its
     reservation; empty otherwise."""
     refused: tuple[str, ...] = ()
-    """Nodes on which kube-scheduler could not place the pod, in the order in which they were tried."""
+    """Nodes on which kube-scheduler could not place the pod, in the order
+    in which they were tried."""
 
     def op_id(self, claim_uid: str) -> str:
-        """Name the operation at the node: whoever goes on with the attempt repeats the very same."""
+        """Name the operation at the node: whoever goes on with the
+        attempt repeats the very same.
+        """
         return f"allocate-{claim_uid}-{self.number}"
 
     def lengthened(self, result: AllocationResult) -> AllocationResult:

@@ -59,7 +59,9 @@ def version_of(api_object: ApiObject) -> int:
 
 
 def version_number(metadata: Mapping[str, Any]) -> int:
-    """Read the resource version out of the metadata of an object as served, as `version_of` does."""
+    """Read the resource version out of the metadata of an object as
+    served, as `version_of` does.
+    """
     text = str(metadata.get("resourceVersion") or "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
 

@@ -211,7 +211,9 @@ class Pod(ReadObject):
 
     @cached_property
     def is_over(self) -> bool:
-        """Whether it has ended, or was asked to before it had a node: its claims are nobody's then."""
+        """Whether it has ended, or was asked to before it had a node: its
+        claims are nobody's then.
+        """
         return gate.is_over(self.object)
 
     @cached_property

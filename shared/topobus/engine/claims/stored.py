@@ -1,4 +1,6 @@
-"""An object of a store: its key, the revision at which it was read, and its content, parsed once."""
+"""An object of a store: its key, the revision at which it was read, and
+its content, parsed once.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 SERVICE_SILENT = "service-silent"
-"""The reason that a silent service's devices are Unknown, and that placements on them are refused."""
+"""The reason that a silent service's devices are Unknown, and that
+placements on them are refused."""
 
 TOPOLOGY = "topology"
 """The name of a node's topology among those who are silent; the others are device classes."""
@@ -54,7 +55,8 @@ class SilentBecause(StrEnum):
     """Why there was no answer."""
 
     NOBODY = "nobody"
-    """The server knows of nobody who listens there: the service has ended, or lost its connection."""
+    """The server knows of nobody who listens there: the service has
+    ended, or lost its connection."""
     TIMEOUT = "timeout"
     """Somebody listens and says nothing in time: it hangs, or the machine is busy."""
     NO_BUS = "no-bus"
@@ -89,7 +91,8 @@ class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Pause between two looks while somebody does not answer, in seconds; three times as long while
     all do. A look costs two small messages a class."""
     timeout_s: Seconds = 1.0
-    """How long one look waits for the answer, in seconds; a busy service answers in milliseconds."""
+    """How long one look waits for the answer, in seconds; a busy
+    service answers in milliseconds."""
     gone_s: Seconds = 5.0
     """Seconds for which nobody listens until a service that was heard is silent. 5 s: a restart
     takes two, and must not be seen."""

@@ -213,7 +213,9 @@ def _granted(results: Iterable[AllocationResult]) -> list[DeviceId]:
 
 
 def _answers(results: Sequence[AllocationResult]) -> list[tuple[list[str], int]]:
-    """Say by which alternatives requests are answered, and how many devices have to be waited for."""
+    """Say by which alternatives requests are answered, and how many
+    devices have to be waited for.
+    """
     return [
         (
             [granted_device.request for granted_device in result.devices.results],

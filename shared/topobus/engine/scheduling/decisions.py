@@ -144,7 +144,9 @@ class Blocked:
 
 @dataclass(frozen=True)
 class NodeFit:
-    """The pod can run here: what each pending claim would get, in the order of `PodPlan.pending`."""
+    """The pod can run here: what each pending claim would get, in the
+    order of `PodPlan.pending`.
+    """
 
     node: str
     results: tuple[AllocationResult, ...] = ()

@@ -121,7 +121,9 @@ def failed_node(node: str, err: Exception) -> Fault:
 
 
 def refusal_of(node: str, refusal: Refusal) -> NodeMiss:
-    """Turn a node's refusal of what the pod itself asks into Filter's answer, with the node's name."""
+    """Turn a node's refusal of what the pod itself asks into Filter's
+    answer, with the node's name.
+    """
     first = refusal.reasons[0]
     named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
     return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))

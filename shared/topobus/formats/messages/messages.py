@@ -407,7 +407,8 @@ class GivenHints(HintList, frozen=True, kw_only=True):
     """One hint list that somebody gave, and for which container."""
 
     container: str = ""
-    """Empty: for all of the pod (scope pod), or whoever gave the hints was not told the container."""
+    """Empty: for all of the pod (scope pod), or whoever gave the hints
+    was not told the container."""
 
 
 class HintsEvent(Struct, frozen=True, kw_only=True):

@@ -38,7 +38,8 @@ class Remembered(Struct, frozen=True, kw_only=True):
 
     holdings: tuple[Holding, ...] = ()
     registered: dict[str, tuple[str, ...]] = {}
-    """Resource to the healthy ids when it was written; after a start they have to be listed again."""
+    """Resource to the healthy ids when it was written; after a start
+    they have to be listed again."""
 
 
 def write_checkpoint(holdings: tuple[Holding, ...], registered: Mapping[str, tuple[str, ...]]) -> bytes:

@@ -46,7 +46,8 @@ class KubeletTimings(Struct, frozen=True, kw_only=True):
     """
 
     dial_s: float = 10.0
-    """How long a plugin's socket may take to accept (deviceplugin Register and the plugin watcher)."""
+    """How long a plugin's socket may take to accept (deviceplugin
+    Register and the plugin watcher)."""
     get_info_s: float = 1.0
     notify_s: float = 5.0
     pre_start_s: float = 30.0

@@ -109,7 +109,9 @@ class ClassicDriverContract:
     async def test_parameters_are_read_and_missing_ones_are_told(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """A reference to nothing is the user's to correct: ContractError, never a silent default."""
+        """A reference to nothing is the user's to correct:
+        ContractError, never a silent default.
+        """
         await _works(driver, scene, scene.claims)
         reference = {"apiGroup": "nothing.example.com", "kind": "NothingParameters", "name": "nothing"}
         lost = msgspec.structs.replace(

@@ -90,7 +90,9 @@ class HandsContract(DriverContract):
         return _Bench(self, self.record(tmp_path / "machine"), tmp_path / "journal")
 
     def test_check_refuses_and_changes_nothing_when_the_configuration_is_bad(self, bench: _Bench) -> None:
-        """A refusal with a reason comes before anything was changed, and good configuration passes."""
+        """A refusal with a reason comes before anything was changed, and
+        good configuration passes.
+        """
         driver = bench.driver
         if not driver.capabilities.checks or not self.bad_config:
             pytest.skip("the driver reads no configuration, or the suite has no bad one (bad_config)")

@@ -37,7 +37,8 @@ class ShapedServer(NatsServer):
         """
         super().__init__(binary=binary, environment=environment, parent=parent or cheap_folder())
         self.text = text
-        """As `bus.server_config.nats_shapes` renders it; another one counts from the next start on."""
+        """As `bus.server_config.nats_shapes` renders it; another one
+        counts from the next start on."""
 
     def write_config(self) -> Path:
         """Write the rendered text with this machine's port and folder."""

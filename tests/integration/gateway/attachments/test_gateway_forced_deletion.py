@@ -139,7 +139,9 @@ async def test_claims_device_stays_held_when_its_pod_is_deleted_by_force_and_a_c
 async def test_claims_device_stays_held_when_the_runtime_does_not_tell_cdi_names(
     rig: Rig, runtime: SimulatedRuntime
 ) -> None:
-    """Containerd 2.0 and 2.1: the container is known by its pod, for which the claim was reserved."""
+    """Containerd 2.0 and 2.1: the container is known by its pod, for
+    which the claim was reserved.
+    """
     stored = claim("first", FIRST.uid, "gpu-0")
     consumers = [{"resource": "pods", "name": "a", "uid": "uid-a"}]
     await rig.plane.store(msgspec.structs.replace(stored, status={**stored.status, "reservedFor": consumers}))

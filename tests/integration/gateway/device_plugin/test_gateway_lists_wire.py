@@ -163,7 +163,9 @@ async def test_a_stream_whose_reader_is_slow_holds_up_no_other_and_gets_the_newe
 
 
 async def test_streams_get_one_list_when_many_changes_come_at_once(tmp_path: Path) -> None:
-    """A driver that finds its cards one after the other is one message more, not one for each card."""
+    """A driver that finds its cards one after the other is one message
+    more, not one for each card.
+    """
     async with served(tmp_path) as plugin:
         plugin.show(named(0))
         async with plugin.stream() as stream:

@@ -53,7 +53,9 @@ async def test_gateway_gives_the_chosen_devices_and_their_edits_when_a_pod_is_ad
 
 
 async def test_gateway_refuses_with_the_holder_when_the_ledger_says_no(rig: Rig) -> None:
-    """A refusal of the ledger reaches kubelet's rejection with its reason, and nothing is prepared."""
+    """A refusal of the ledger reaches kubelet's rejection with its
+    reason, and nothing is prepared.
+    """
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
@@ -73,7 +75,9 @@ async def test_gateway_refuses_with_the_holder_when_the_ledger_says_no(rig: Rig)
 
 
 async def test_gateway_gives_devices_back_when_their_service_cannot_prepare(rig: Rig) -> None:
-    """A failed preparation leaves nothing in the ledger, and the driver's reason reaches the pod."""
+    """A failed preparation leaves nothing in the ledger, and the
+    driver's reason reaches the pod.
+    """
     await rig.plane.show("gpu", *GPUS)
     rig.plane.prepare_refusal = no("driver-failed", "the card does not answer")
     async with rig.kubelet, rig.gateway():

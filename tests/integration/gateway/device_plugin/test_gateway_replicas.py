@@ -260,7 +260,9 @@ async def test_replicas_and_shares_are_adopted_again_when_the_ledger_has_lost_th
 
 
 async def test_replicas_stay_with_their_pods_when_the_gateway_starts_again(rig: Rig) -> None:
-    """A new gateway lists the same replicas, knows whose they are, and gives a new pod another one."""
+    """A new gateway lists the same replicas, knows whose they are, and
+    gives a new pod another one.
+    """
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=4)
         first = replicas(await admitted(rig, pod("a")))

@@ -72,7 +72,9 @@ def claims_on_disk(rig: Rig) -> int:
 async def test_forgotten_claim_is_undone_when_the_api_server_has_deallocated_it_and_no_container_has_it(
     rig: Rig, server: ApiServerSimulator
 ) -> None:
-    """Nobody will ever ask: after two looks at which both say so the device is undone and let go."""
+    """Nobody will ever ask: after two looks at which both say so the
+    device is undone and let go.
+    """
     async with rig.gateway():
         await prepared_claim(rig, server)
         server.remove("ResourceClaim", "c")

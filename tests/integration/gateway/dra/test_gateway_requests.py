@@ -209,7 +209,9 @@ async def test_kubelet_gets_a_name_of_its_own_for_each_device_when_a_claim_has_t
 
 
 async def test_claim_is_prepared_as_a_whole_alone_when_it_has_one_request(gpus: Gpus) -> None:
-    """Nothing is asked twice, and kubelet gets a device each, where there is nothing to keep apart."""
+    """Nothing is asked twice, and kubelet gets a device each, where there
+    is nothing to keep apart.
+    """
     rig = gpus.rig
     async with rig.kubelet, rig.gateway(edits={}):
         prepared = await prepare(rig, await store_claim(rig, "gpu.topobus.dev", big=BIG))

@@ -156,7 +156,9 @@ async def test_device_is_undone_once_when_all_of_its_shares_end_at_the_same_time
 async def test_whole_and_share_never_live_together_when_two_claims_want_one_device(
     rig: Rig, *, is_share_first: bool
 ) -> None:
-    """An exclusive device is never given twice, even by a ledger that has forgotten who holds it."""
+    """An exclusive device is never given twice, even by a ledger that
+    has forgotten who holds it.
+    """
     whole = await given(rig, "whole", result("gpu-0"))
     share = await given(rig, "share", result("gpu-0", shareID="s"))
     first, second = (share, whole) if is_share_first else (whole, share)

@@ -117,7 +117,9 @@ async def test_call_is_refused_in_one_line_when_its_bytes_are_no_message(
 
 
 class _Garbage(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for type checkers alone
-    """A plugin that registers properly, and then answers one method with bytes that are no message."""
+    """A plugin that registers properly, and then answers one method with
+    bytes that are no message.
+    """
 
     def __init__(self, broken: str) -> None:
         self._broken = broken

@@ -332,12 +332,16 @@ class ApiServerState(ClusterState):
             self._of_node.setdefault(published.spec.pool.name, set()).add(name)
 
     def _show_of_node(self, node: str) -> None:
-        """Judge a node's slices of our drivers anew: what the node says of itself is another now."""
+        """Judge a node's slices of our drivers anew: what the node says
+        of itself is another now.
+        """
         for name in sorted(self._of_node.get(node, ())):
             self._show(name)
 
     def _show(self, name: str) -> None:
-        """Give a slice to the supply as we see it, unless it only claims to be of a driver of ours."""
+        """Give a slice to the supply as we see it, unless it only claims
+        to be of a driver of ours.
+        """
         spec = self._slices[name].spec
         node = self.node_objects.get(spec.pool.name)
         inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")

@@ -55,7 +55,8 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     alternative: str = ""
     """Of the request, which one was chosen; empty: it has none."""
     share_id: str = ""
-    """The share that the claim has of a device with consumable capacity; empty: the whole device."""
+    """The share that the claim has of a device with consumable
+    capacity; empty: the whole device."""
     amounts: dict[str, int] = {}
     """How much of the device the share is: capacity to amount."""
 

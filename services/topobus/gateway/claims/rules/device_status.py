@@ -52,7 +52,8 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
     cpus: dict[str, str] = {}
     """By device, CPUs that containers have for themselves, as the kernel writes them."""
     pod: str = ""
-    """Whose sandbox the devices are in, `namespace/name`; empty: they are in none, and need none."""
+    """Whose sandbox the devices are in, `namespace/name`; empty: they
+    are in none, and need none."""
     refused: str = ""
     """Why they are in no sandbox although they should be; empty: they are ready."""
     code: str = ""

@@ -66,7 +66,8 @@ __all__ = [
 ]
 
 OCCUPIED_TAINT = "topobus.dev/occupied"
-"""On a device that a pod holds by another way than a claim: the scheduler must not give it again."""
+"""On a device that a pod holds by another way than a claim: the
+scheduler must not give it again."""
 LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "bools", "strings", "versions"))
 """Lists as attributes: a server that does not know them refuses the slice instead of dropping the
 field."""
@@ -99,7 +100,8 @@ class SlicePlan(Struct, frozen=True, kw_only=True):
     """Complete objects with the resource version that they replace."""
     creates: tuple[ApiObject, ...] = ()
     foreign: tuple[str, ...] = ()
-    """Names of those to delete that no gateway of ours made: somebody else published in this pool."""
+    """Names of those to delete that no gateway of ours made: somebody
+    else published in this pool."""
 
     @property
     def is_empty(self) -> bool:

@@ -73,7 +73,8 @@ class CpuDifference(Struct, frozen=True, kw_only=True):
     """What the kernel said."""
     wanted: CpuSet
     claims: tuple[Owner, ...] = ()
-    """Claims that had CPUs of `has` for themselves; none: nobody's promise was broken but its own."""
+    """Claims that had CPUs of `has` for themselves; none: nobody's
+    promise was broken but its own."""
     sandboxes: tuple[Sandbox, ...] = ()
     """Those of `claims`, as far as they run."""
     shared: CpuSet = CpuSet()

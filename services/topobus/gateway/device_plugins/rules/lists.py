@@ -278,7 +278,9 @@ def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tu
 
 
 def _resource(own: str, device_class: str, pool: str) -> str:
-    """Name the resource of a pool (or of the class, which is named like its first pool would be)."""
+    """Name the resource of a pool (or of the class, which is named like
+    its first pool would be).
+    """
     return own if pool == device_class else f"{own.rpartition('/')[0]}/{pool}"
 
 

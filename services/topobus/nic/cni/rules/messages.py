@@ -49,7 +49,9 @@ _MOST_ENTRIES = 256
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One attachment: which sandbox, which interface in it, and what the runtime knows of the pod."""
+    """One attachment: which sandbox, which interface in it, and what the
+    runtime knows of the pod.
+    """
 
     container_id: str
     interface: str
@@ -72,7 +74,9 @@ class Interface(Struct, frozen=True, kw_only=True):
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """An address of a result and the position of its interface, None where the plugin tells none."""
+    """An address of a result and the position of its interface, None
+    where the plugin tells none.
+    """
 
     address: str
     interface: int | None = None
@@ -95,7 +99,9 @@ class CniError(Struct, frozen=True, kw_only=True):
 
 
 def check_target(target: Target, where: str) -> Refusal | None:
-    """Refuse names that the kernel or the specification does not take, before a plugin sees them."""
+    """Refuse names that the kernel or the specification does not take,
+    before a plugin sees them.
+    """
     if _CONTAINER.fullmatch(target.container_id) is None:
         return config_invalid(
             where, "the container id", "1 to 128 of letters, digits, '_', '.', '-'", target.container_id

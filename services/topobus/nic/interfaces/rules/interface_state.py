@@ -83,10 +83,12 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot_id: str = ""
     """In which boot of the node it was so: its indices and inodes mean nothing in another one."""
     device_inode: int = 0
-    """Inode of the device's folder in sysfs: another one when the device comes anew; 0: not known."""
+    """Inode of the device's folder in sysfs: another one when the device
+    comes anew; 0: not known."""
     is_virtual_function: bool = False
     port_name: str = ""
-    """Of the device's ports, as netlink tells it in every namespace; empty: the driver tells none."""
+    """Of the device's ports, as netlink tells it in every namespace;
+    empty: the driver tells none."""
     device_port: int | None = None
     """Of the device's ports, as sysfs tells it on the host."""
     is_only_port: bool = False

@@ -87,7 +87,9 @@ class _Lowest:
         )
 
     def _can(self, rule: HintRule, left: int, size: int, chosen: int) -> bool:
-        """Say whether a rule alone could still be met: its musts, and its best nodes of those left."""
+        """Say whether a rule alone could still be met: its musts, and its
+        best nodes of those left.
+        """
         below = sum(1 << node for node in self.order[:left]) if size else 0
         if not all(must & (chosen | below) for must in rule.musts):
             return False

@@ -15,7 +15,8 @@ from topobus.values.idset import NodeSet
 __all__ = ["Distances", "Fit", "fit_order", "width_class"]
 
 Distances = Sequence[Sequence[int]]
-"""SLIT rows and columns by position in the sorted node set; empty when the machine does not tell."""
+"""SLIT rows and columns by position in the sorted node set; empty when
+the machine does not tell."""
 
 Fit = Callable[[int], tuple[int, int, int]]
 """Sort key of a mask among masks with the same preference: the smallest is the fittest."""

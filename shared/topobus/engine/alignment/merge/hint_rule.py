@@ -275,7 +275,9 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return family & self.inside(algebra, order) if family else 0
 
     def _combinations(self, algebra: MaskAlgebra, order: Sequence[int], within: int, outside: int) -> int:
-        """Combinations of the nodes `within`, given that all nodes `outside` are in them besides."""
+        """Combinations of the nodes `within`, given that all nodes
+        `outside` are in them besides.
+        """
         if not self.is_combining:
             return 0
         rest = [

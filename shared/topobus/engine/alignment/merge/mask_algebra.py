@@ -139,7 +139,9 @@ def members(family: int) -> Iterator[int]:
 
 
 def positions(bits: int) -> tuple[int, ...]:
-    """Ids in a bitset, ascending: the place of an id in the tuple is its position in packed masks."""
+    """Ids in a bitset, ascending: the place of an id in the tuple is its
+    position in packed masks.
+    """
     return tuple(ids_of_bits(bits))
 
 

@@ -167,7 +167,9 @@ def capacity_shortages(
 
 
 def explain_claims_only(view: NodeView, request: PodRequest, refusal: Refusal) -> Refusal:
-    """Add to a refusal that devices of a class that was asked for by count can be had by a claim."""
+    """Add to a refusal that devices of a class that was asked for by
+    count can be had by a claim.
+    """
     asked = {
         device.device_class for container in request.containers for device in container.devices if not device.names
     }
@@ -194,7 +196,9 @@ def _hidden(view: NodeView) -> dict[str, frozenset[str]]:
 
 
 def _names(request: PodRequest, kinds: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """List what a request names, by class: devices that it holds whole, by share, or only looks at."""
+    """List what a request names, by class: devices that it holds whole,
+    by share, or only looks at.
+    """
     named: dict[str, list[str]] = {}
     for container in request.containers:
         for device in container.devices:

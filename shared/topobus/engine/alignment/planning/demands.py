@@ -46,7 +46,9 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
 
 
 class ContainerDemand(Struct, frozen=True, kw_only=True):
-    """What one container asks for (or, without a name, a pod in total), in the order of admission."""
+    """What one container asks for (or, without a name, a pod in total),
+    in the order of admission.
+    """
 
     name: str
     place: int

@@ -60,7 +60,9 @@ def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placemen
 
 
 def groups_of(task: PlacementTask) -> list[tuple[ContainerDemand, ...]]:
-    """List the containers that are aligned together: all of them in scope pod, else each by itself."""
+    """List the containers that are aligned together: all of them in scope
+    pod, else each by itself.
+    """
     return [task.demands] if task.is_pod else [(demand,) for demand in task.demands]
 
 
@@ -151,7 +153,9 @@ def _within(available: NodeAvailability, domain: Domain | None) -> NodeAvailabil
 def _rank(
     fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequence[ContainerPlacement]
 ) -> tuple[object, ...]:
-    """The better hint, then the fuller domain: what is left whole elsewhere can be asked for later."""
+    """The better hint, then the fuller domain: what is left whole
+    elsewhere can be asked for later.
+    """
     hint = placed[0].alignment
     nodes = hint.nodes
     left = sum(

@@ -191,7 +191,9 @@ def _linked(topology: LocalityTopology, demand: ContainerDemand) -> list[Domain]
 
 
 def _cliques(devices: Mapping[str, Device]) -> list[frozenset[str]]:
-    """The largest groups of devices that are all linked pairwise (Bron and Kerbosch, with pivot)."""
+    """The largest groups of devices that are all linked pairwise (Bron
+    and Kerbosch, with pivot).
+    """
     peers: dict[str, set[str]] = {}
     for name, device in devices.items():
         for link in device.links:

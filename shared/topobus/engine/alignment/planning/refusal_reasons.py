@@ -42,7 +42,9 @@ _RECOVER_TRIES = 16
 
 
 class Conflict(Struct, frozen=True, kw_only=True):
-    """What stopped a plan: faults that no alignment heals, or hints that the policy does not admit."""
+    """What stopped a plan: faults that no alignment heals, or hints that
+    the policy does not admit.
+    """
 
     demand: ContainerDemand
     reasons: tuple[Reason, ...] = ()

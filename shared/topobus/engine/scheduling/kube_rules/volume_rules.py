@@ -376,7 +376,9 @@ def _only_label(selector: NodeSelector | None) -> NodeRequirement | None:
 
 
 def _shown(selector: NodeSelector | None) -> str:
-    """Show for a person where a volume can be used: the first requirement, and that there are more."""
+    """Show for a person where a volume can be used: the first
+    requirement, and that there are more.
+    """
     terms = selector.node_selector_terms if selector is not None else ()
     requirements = [requirement for term in terms for requirement in (*term.match_expressions, *term.match_fields)]
     if not requirements:

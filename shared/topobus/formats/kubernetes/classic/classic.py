@@ -132,12 +132,14 @@ class ClaimStatus(Wire, frozen=True, kw_only=True):
     """ResourceClaim.status."""
 
     driver_name: str = ""
-    """Written with the allocation; the driver that has to undo it, whatever becomes of the class."""
+    """Written with the allocation; the driver that has to undo it,
+    whatever becomes of the class."""
     allocation: AllocationResult | None = None
     reserved_for: tuple[ConsumerReference, ...] = ()
     deallocation_requested: bool = False
     conditions: tuple[Condition, ...] = ()
-    """Kubernetes has none on a claim; the stand-alone API tells the claim's user here why it waits."""
+    """Kubernetes has none on a claim; the stand-alone API tells the
+    claim's user here why it waits."""
 
 
 class PodSchedulingSpec(Wire, frozen=True, kw_only=True):
