@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -89,6 +89,15 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
 
 
 @cache
+def _imports(within: Iterable[ast.AST], name: str, home: Path) -> bool:
+    """Say whether a module imports a helper by its name from the module that has it."""
+    module = ".".join(home.relative_to(ROOT).with_suffix("").parts[1:])
+    return any(
+        isinstance(node, ast.ImportFrom) and node.module == module and any(alias.name == name for alias in node.names)
+        for node in within
+    )
+
+
 def codes_in_source() -> dict[str, set[str]]:
     """Every code that a Reason is made with, and where.
 
@@ -113,7 +122,7 @@ def codes_in_source() -> dict[str, set[str]]:
         seen.add(key)
         position, keyword = makers[key]
         for path, calls in calls_of.items():
-            if home not in (None, path):
+            if home not in (None, path) and not _imports(nodes[path], maker, home):
                 continue
             for call in (call for called, call in calls if called == maker):
                 value = argument(call, position, keyword)
@@ -133,8 +142,8 @@ def codes_in_source() -> dict[str, set[str]]:
                     *(arg.arg for arg in inner.args.kwonlyargs),
                 ):
                     place = parameters.index(value.id) if value.id in parameters else -1
-                    # A public method is called wherever its object goes, a function of the module
-                    # and a private method only here.
+                    # A public method is called wherever its object goes, a private one only here, a
+                    # function of the module also where it is imported.
                     is_method = parameters[:1] == ["self"]
                     home_of_helper = None if is_method and not inner.name.startswith("_") else path
                     makers[inner.name, home_of_helper] = (place - is_method if place >= 0 else -1, value.id)
