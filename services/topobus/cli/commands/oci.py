@@ -43,6 +43,7 @@ __all__ = ["oci", "oci_app"]
 oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
 
 _VENDOR = "topobus.dev"
+_BY_GATEWAY = "run it in a pod; `topobus oci … --undo` gives back what was prepared for this spec"
 # A spec with which a runtime would begin: what is merged shows against
 # it, and --spec brings a real one.
 _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts": [], "linux": {}}
@@ -358,7 +359,8 @@ async def _hooks(
         devices = ", ".join(prepared.to_adjust)
         raise ContractError(
             f"{device_class} {devices}: its service says for each container what it gets, and the gateway "
-            "alone asks it (NRI)"
+            "alone asks it (NRI)",
+            next_step=_BY_GATEWAY,
         )
     if not prepared.to_attach:
         return {}
@@ -369,7 +371,8 @@ async def _hooks(
         interface = device.attributes.get("interface", "") if device is not None else ""
         if not isinstance(interface, str) or not interface or name not in config:
             why = "its claim's configuration is not known here" if interface else "it has no attribute interface"
-            raise ContractError(f"{device_class} {name} is brought into containers by the gateway alone: {why}")
+            text = f"{device_class} {name} is brought into containers by the gateway alone: {why}"
+            raise ContractError(text, next_step=_BY_GATEWAY)
         hooks[name] = interface_hooks(interface, list(config[name]))
     return hooks
 
