@@ -372,6 +372,22 @@ def test_planner_does_not_pin_a_pod_to_its_init_container_when_the_mode_is_corre
     assert "policy-not-met" in [reason.code for reason in kept.reasons]
 
 
+@pytest.mark.parametrize("request_", [BLOCKED, PINNED], ids=["blocked", "pinned"])
+def test_planner_gives_up_or_answers_alike_at_every_budget(request_: PodRequest) -> None:
+    """A budget that ends anywhere in the search makes it say so; one that suffices changes nothing."""
+    busy = {"pod/default/other/1": CpuSet(0)} if request_ is PINNED else {}
+    full = place(structs.replace(small(gpus="0"), held_cpus=busy), request_)
+    limited = [structs.replace(small(gpus="0", steps=steps), held_cpus=busy) for steps in range(1, 40)]
+    outcomes = [place(view, request_) for view in limited]
+    gave_up = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+
+    assert isinstance(full, Placement)
+    assert gave_up
+    assert outcomes[: len(gave_up)] == gave_up, "a larger budget gave up where a smaller one had an answer"
+    assert all(outcome == full for outcome in outcomes[len(gave_up) :])
+    assert {reason.code for outcome in gave_up for reason in outcome.reasons} == {"gave-up"}
+
+
 def test_planner_says_that_it_gave_up_when_the_budget_is_spent() -> None:
     """Without steps nothing is known, and nothing else is said: one reason, its budget, and the
     container that kubelet's order stops at.
