@@ -18,11 +18,12 @@ from msgspec import structs
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
 from topobus.formats.messages.catalogue import MACHINE
-from topobus.formats.messages.messages import ApiObject, Prepared, PrepareReply, PrepareRequest
+from topobus.formats.messages.messages import AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.edits import ContainerEdits
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 
@@ -197,3 +198,18 @@ async def test_devices_are_prepared_with_the_claims_configuration_and_undone_on_
         ["cpu-5"],
         ["nic-0"],
     ]
+
+
+async def test_nothing_is_undone_that_the_gateway_has_prepared(rig: Rig) -> None:
+    """A container that kubelet runs keeps its devices, whoever asks."""
+    await _claim(rig, "nic-0")
+    owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid="u-c")
+    await rig.plane.topology.hold(
+        AdoptRequest(op_id="prepared", owner=owner, devices={"nic": ("nic-0",)}, is_prepared=True)
+    )
+
+    code, document, notes = await _oci(rig, "--undo")
+
+    assert (code, document) == (65, {})
+    assert "has its devices by kubelet" in " ".join(notes.split())
+    assert rig.plane.asks.requests("unprepare") == []

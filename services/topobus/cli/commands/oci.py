@@ -9,7 +9,6 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -111,20 +110,16 @@ async def _oci(
 ) -> int:
     output = options.output()
     answers: list[PluginAnswer] = []
-    holding = Holding()
     async with open_bus(options) as bus:
         node = await the_node(bus, wanted_node)
-        claims = [parse_namespaced(claim)] if claim is not None else []
-        if pod is not None:
-            namespace, name = parse_namespaced(pod)
-            found_pod = await _pod(bus, node, namespace, name, container)
-            holding, claims = found_pod.holding, found_pod.claims
-            for owner, device_class, names in found_pod.devices:
-                answers += _answers(device_class, await _prepare(bus, node, owner, device_class, names))
+        wanted = await _find(bus, node, claim, pod, container)
+        holding = wanted.holding
+        for owner, device_class, names in wanted.devices:
+            answers += _answers(device_class, await _prepare(bus, node, owner, device_class, names, {}))
         files, problems = await asyncio.to_thread(read_cdi_files, folders)
         devices: list[str] = []
         cpus, memory = holding.cpus, _memory_nodes(holding)
-        for namespace, name in claims:
+        for namespace, name in wanted.claims:
             cdi_files, claimed = await _claim(bus, node, namespace, name, files)
             cpus, memory = cpus | claimed, memory or str(await _nodes_of(bus, node, claimed))
             devices += [file.spec.qualified_name(device.name) for file in cdi_files for device in file.spec.devices]
@@ -153,17 +148,17 @@ async def _oci(
 async def _undo(
     claim: str | None, pod: str | None, container: str | None, wanted_node: str | None, options: BusOptions
 ) -> int:
+    output = options.output()
     async with open_bus(options) as bus:
         node = await the_node(bus, wanted_node)
-        claims = [parse_namespaced(claim)] if claim is not None else []
-        held: list[tuple[Owner, str, tuple[str, ...]]] = []
-        if pod is not None:
-            namespace, name = parse_namespaced(pod)
-            found_pod = await _pod(bus, node, namespace, name, container)
-            held, claims = list(found_pod.devices), found_pod.claims
-        for namespace, name in claims:
+        wanted = await _find(bus, node, claim, pod, container)
+        held = list(wanted.devices)
+        for namespace, name in wanted.claims:
             owner, classes, _ = await _claim_devices(bus, node, namespace, name)
             held += [(owner, device_class, tuple(sorted(names))) for device_class, names in sorted(classes.items())]
+        ledger = await bus.get(LEDGER, node=node)
+        for owner in {owner.key: owner for owner, _, _ in held}.values():
+            _refuse_kubelets(owner, ledger.value if ledger else None)
         for owner, device_class, names in held:
             request = UnprepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=names)
             reply = await bus.ask(UNPREPARE, request, node=node, device_class=device_class)
@@ -173,12 +168,23 @@ async def _undo(
                     f"the {device_class} service cannot undo: {why}",
                     next_step="end what uses the device, and try again",
                 )
-            options.output().note(f"undone: {device_class} {', '.join(names)}")
+            output.note(f"undone: {device_class} {', '.join(names)}")
     return ExitCode.OK
 
 
+def _refuse_kubelets(owner: Owner, ledger: Ledger | None) -> None:
+    """Refuse to undo what the gateway has prepared for kubelet: its containers may be running."""
+    allocation = ledger.allocations.get(owner.key) if ledger is not None else None
+    is_kubelets = owner.kind not in (OwnerKind.POD, OwnerKind.CLAIM)
+    if is_kubelets or (allocation is not None and allocation.is_prepared):
+        raise ContractError(
+            f"{owner} has its devices by kubelet, and the gateway undoes what it has prepared for it",
+            next_step="delete the pod that uses them",
+        )
+
+
 class _Found(Struct, frozen=True, kw_only=True):
-    """What one container of a pod has."""
+    """What one container of a pod has, or a claim."""
 
     holding: Holding
     """Its CPUs and memory."""
@@ -186,6 +192,13 @@ class _Found(Struct, frozen=True, kw_only=True):
     """Who holds them, class, names: of placed pods and of kubelet's own
     allocations; not of claims."""
     claims: list[tuple[str, str]]
+
+
+async def _find(bus: Bus, node: str, claim: str | None, pod: str | None, container: str | None) -> _Found:
+    """Find what a claim is, or what a pod's container has."""
+    if pod is not None:
+        return await _pod(bus, node, *parse_namespaced(pod), container)
+    return _Found(holding=Holding(), claims=[parse_namespaced(claim)] if claim is not None else [])
 
 
 async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> _Found:
@@ -304,9 +317,8 @@ def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
 async def _claim(
     bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]
 ) -> tuple[list[CdiFile], CpuSet]:
-    """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write.
-
-    And its exclusive CPUs.
+    """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write;
+    and its exclusive CPUs.
     """
     owner, held, stored = await _claim_devices(bus, node, namespace, name)
     uid = owner.uid
@@ -436,7 +448,7 @@ async def _prepare(
     owner: Owner,
     device_class: str,
     names: Iterable[str],
-    config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
+    config: Mapping[str, tuple[dict[str, Any], ...]],
 ) -> Prepared:
     """Ask the device service what a container needs.
 
