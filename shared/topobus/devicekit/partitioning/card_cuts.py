@@ -27,7 +27,7 @@ from topobus.values.errors import HardwareError
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
 
-__all__ = ["SETTLE_S", "CardCuts", "CardLocks", "CardWish", "Edits", "refuse", "write_text"]
+__all__ = ["PART", "SETTLE_S", "UNDO_S", "CardCuts", "CardLocks", "CardWish", "Edits", "refuse", "write_text"]
 
 Edits = Mapping[str, ContainerEdits] | Refusal
 

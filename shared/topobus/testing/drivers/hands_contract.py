@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import msgspec
 import pytest
 
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.simulation.machines import RecordedMachine
@@ -37,6 +38,7 @@ from topobus.testing.drivers.driver_contract import DriverContract
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.outcome import Refusal
+from topobus.values.partitions import Partitions
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import ContainerName, Sandbox
 
@@ -262,20 +264,20 @@ class HandsContract(DriverContract):
         """What parts share must not be put back from what was there first: the other part's owner
         has changed it since.
         """
-        parts = next((each_parts for each_parts in _parts_by_card(bench.devices).values() if len(each_parts) > 1), ())
-        if not parts:
+        pair = _parts_of_one_card(bench.discovery)
+        if pair is None:
             pytest.skip("no card has two parts that fit beside each other")
         before = self.look(bench.recorded)
-        owners = [
-            Owner(kind=OwnerKind.CLAIM, name=f"contract-{part.name}", uid=f"uid-{part.name}") for part in parts[:2]
+        owned = [
+            (part, Owner(kind=OwnerKind.CLAIM, name=f"contract-{part.name}", uid=f"uid-{part.name}")) for part in pair
         ]
 
         with bench.life() as journal:
-            for part, owner in zip(parts, owners, strict=False):
+            for part, owner in owned:
                 bench.prepare(journal, part, owner)
-            for part, owner in zip(parts, owners, strict=False):
+            for part, owner in owned:
                 bench.unprepare(journal, part, owner)
-            for part in parts[:2]:
+            for part in pair:
                 entry = journal.entries.get(part.name)
                 if entry is not None and entry.is_due_for_cleaning:
                     bench.clean(journal, part)
@@ -357,8 +359,8 @@ class _Bench:
         self.journal = Journal(folder)
         self.driver: DeviceDriver = suite.make_driver()
         self.tree = Tree(HardwareSettings(root=str(recorded.root)))
-        self.devices = tuple(self.driver.discover(self.tree, read_machine(self.tree, "contract-node")).devices)
-        self.device = suite.choose(self.devices)
+        self.discovery = self.driver.discover(self.tree, read_machine(self.tree, "contract-node"))
+        self.device = suite.choose(self.discovery.devices)
         self.sandbox = suite.make_sandbox(recorded)
 
     def life(self) -> _Life:
@@ -444,15 +446,18 @@ class _Bench:
         return self._suite.make_driver()
 
 
-def _parts_by_card(devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
-    """Give the parts of each card that may be held side by side: in the order of their names, as
-    long as the card's counters last.
-    """
-    cards: dict[str, tuple[Device, ...]] = {}
-    for device in sorted(devices, key=lambda device: device.name):
-        if device.partition_of:
-            cards[device.partition_of] = (*cards.get(device.partition_of, ()), device)
-    return cards
+def _parts_of_one_card(discovery: Discovery) -> tuple[Device, Device] | None:
+    """Find two parts of one card that may be held side by side: the first by name."""
+    partitions = Partitions(discovery.devices, discovery.counter_sets)
+    parts = sorted((device for device in discovery.devices if device.partition_of), key=lambda device: device.name)
+    return next(
+        (
+            pair
+            for pair in combinations(parts, 2)
+            if pair[0].partition_of == pair[1].partition_of and len(partitions.together(pair)) == len(pair)
+        ),
+        None,
+    )
 
 
 def _assert_alike(before: object, after: object, when: str) -> None:
