@@ -120,9 +120,8 @@ def _rule(case: dict[str, Any], random: Random) -> ApiObject:
 
 
 def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, str, list[ApiObject]]:
-    """Read a case as objects.
-
-    With `random` also with a taint rule, and admin access with or without the namespace's label.
+    """Read a case as objects; with `random` also with a taint rule, and admin access with or
+    without the namespace's label.
     """
     node = ((case.get("node") or {}).get("metadata") or {}).get("name") or "node"
     labels = ((case.get("node") or {}).get("metadata") or {}).get("labels") or {}

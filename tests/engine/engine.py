@@ -1,9 +1,9 @@
-"""A real container engine for the tests with containers: found, else installed and started.
+"""A real container engine for the tests with containers: found, else installed and started; and the
+images that stand in for a registry's.
 
-And the images that stand in for a registry's. No image can be pulled on the machines this runs on,
-so the base image is a debootstrap tree of the machine's own release, and an image of a program of
-Debian's is that plus the program. Set BASE_IMAGE to use another base. Containers, and what they
-wait for, are testcontainers' part.
+No image can be pulled on the machines this runs on, so the base image is a debootstrap tree of the
+machine's own release, and an image of a program of Debian's is that plus the program. Set
+BASE_IMAGE to use another base. Containers, and what they wait for, are testcontainers' part.
 """
 
 from __future__ import annotations

@@ -84,9 +84,8 @@ def after(state: InterfaceState, changes: tuple[Change, ...]) -> InterfaceState:
 def test_restore_leads_to_the_state_before_when_a_hand_over_was_cut_anywhere(
     before: InterfaceState, config: InterfaceConfig, data: Any
 ) -> None:
-    """After any number of its changes, the plan back ends at what was there.
-
-    And planned again, there is nothing to do.
+    """After any number of its changes, the plan back ends at what was there; and planned again,
+    there is nothing to do.
     """
     changes = plan_hand_over(before, config, tag="topobus eth1")
     made = changes[: data.draw(st.integers(0, len(changes)))]

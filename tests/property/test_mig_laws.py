@@ -71,9 +71,8 @@ class _Claims:
         self.held = {}
 
     def get(self, number: int, place: int | None) -> None:
-        """Have the controller allocate, and the driver make what it chose.
-
-        Or NVML confirm that it cannot be made.
+        """Have the controller allocate, and the driver make what it chose; or NVML confirm that it
+        cannot be made.
         """
         profile = self.profiles[number % len(self.profiles)]
         start = None if place is None else profile.starts[place % len(profile.starts)]

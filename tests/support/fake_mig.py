@@ -165,9 +165,8 @@ def as_somebody(folder: Path) -> Iterator[None]:
 def make_instance(
     folder: Path, address: str, model: MigModel, name: str, start: int, *, computes: tuple[int, ...] | None = None
 ) -> int:
-    """Make a GPU instance and its compute instances (ids of their profiles.
-
-    By default one that fills it), as somebody with `nvidia-smi mig -cgi`; its id.
+    """Make a GPU instance and its compute instances (ids of their profiles; by default one that
+    fills it), as somebody with `nvidia-smi mig -cgi`; its id.
     """
     profile, size = model.placements()[name, start]
     full = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[int(name[0])]

@@ -133,9 +133,8 @@ class FakeNvml:
 
 @contextmanager
 def fake_nvml(folder: Path, *gpus: FakeGpu) -> Iterator[FakeNvml]:
-    """Lay a library with these GPUs into a folder.
-
-    Pynvml forgets before and after which library it has loaded.
+    """Lay a library with these GPUs into a folder; pynvml forgets before and after which library it
+    has loaded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(_built(), folder / "libnvidia-ml.so.1")

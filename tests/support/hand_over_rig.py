@@ -1,7 +1,5 @@
 """A host and a pod as two network namespaces with a veth between them and the world, for tests of
-hand-overs.
-
-And a child process that dies at a chosen moment.
+hand-overs; and a child process that dies at a chosen moment.
 """
 
 from __future__ import annotations

@@ -61,9 +61,8 @@ class Joined:
 async def leaf_pair(
     binary: Path | None = None, *, node: str = NODE, hub_tls: str = "", leaf_tls: str = ""
 ) -> AsyncIterator[LeafPair]:
-    """Run a hub and a leaf until the block ends.
-
-    With `hub_tls` and `leaf_tls`, folders of certificates, their link is encrypted.
+    """Run a hub and a leaf until the block ends; with `hub_tls` and `leaf_tls`, folders of
+    certificates, their link is encrypted.
     """
     binary = binary or find_nats_server()
     version = version_of(binary)

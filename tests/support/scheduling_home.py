@@ -155,9 +155,8 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.to
 
 @asynccontextmanager
 async def controller(url: str, settings: ControllerSettings = SETTINGS, *, step: int = 0) -> AsyncIterator[Fates]:
-    """Run one replica.
-
-    With a step it dies before its write or ask of that number, and its fates say that it did.
+    """Run one replica; with a step it dies before its write or ask of that number, and its fates
+    say that it did.
     """
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal_bus(real, step, is_done=False) if step else real

@@ -1,9 +1,9 @@
 """The control plane of machine `node`, on this host: etcd, API server, scheduler and the
-controllers that claims need.
+controllers that claims need; and a nats-server, which is slow when emulated.
 
-And a nats-server, which is slow when emulated. All listen on free ports of the loopback address,
-keep what they have in one folder, and end with the block. The certificate is the API server's own,
-and clients are told not to look at it: who may speak with it is on this machine.
+All listen on free ports of the loopback address, keep what they have in one folder, and end with
+the block. The certificate is the API server's own, and clients are told not to look at it: who may
+speak with it is on this machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What the fpga service needs of the machine: to read it.
-
-And to program cards, where an operator switches that on, what Linux wants for it.
+"""What the fpga service needs of the machine: to read it; and to program cards, where an operator
+switches that on, what Linux wants for it.
 """
 
 from __future__ import annotations

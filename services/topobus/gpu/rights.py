@@ -1,6 +1,5 @@
-"""What the gpu service needs of the machine: to read it.
-
-And what Linux wants for each feature of its own that an operator switches on.
+"""What the gpu service needs of the machine: to read it; and what Linux wants for each feature of
+its own that an operator switches on.
 """
 
 from __future__ import annotations

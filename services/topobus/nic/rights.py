@@ -1,6 +1,5 @@
-"""What the nic service needs of the machine: to read it.
-
-And to hand interfaces over to pods, where an operator switches that on, what Linux wants for it.
+"""What the nic service needs of the machine: to read it; and to hand interfaces over to pods, where
+an operator switches that on, what Linux wants for it.
 """
 
 from __future__ import annotations

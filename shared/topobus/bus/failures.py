@@ -88,9 +88,7 @@ class JetStreamError(Exception):
 
     def refusal(self, what: str, stream: str) -> PeerUnavailable:
         """Give what a writer tells its own askers: that there is no room, where, and who can make
-        some.
-
-        Or just what JetStream said.
+        some; or just what JetStream said.
 
         Shapes: what — begins the sentence, as `cannot write topobus_ledgers/n1`.
         """

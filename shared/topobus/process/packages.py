@@ -1,9 +1,9 @@
 """Reports a missing extra: which package is not installed and which extra brings it, in place of a
-traceback.
+traceback; and hides a package that another would take along.
 
-And hides a package that another would take along. All console scripts are installed always, because
-they are entry points of one wheel; their dependencies come with the extras. This module imports
-nothing outside the standard library, because it runs before any dependency is known to be there.
+All console scripts are installed always, because they are entry points of one wheel; their
+dependencies come with the extras. This module imports nothing outside the standard library, because
+it runs before any dependency is known to be there.
 """
 
 import sys

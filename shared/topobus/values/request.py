@@ -119,11 +119,11 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 class DeviceRequest(Struct, frozen=True, kw_only=True):
     """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a
-    class.
+    class; or so many of a resource named in full (`nvidia.com/gpu`).
 
-    Or so many of a resource named in full (`nvidia.com/gpu`). A class by count means what no pool
-    of it has, as the class's own resource does for kubelet. `names`, when given, is the very set
-    wanted (a claim's allocation): `count` must equal its length.
+    A class by count means what no pool of it has, as the class's own resource does for
+    kubelet. `names`, when given, is the very set wanted (a claim's allocation):
+    `count` must equal its length.
     """
 
     device_class: str

@@ -126,9 +126,8 @@ async def test_refusal_names_dates_names_and_signer_when_a_certificate_will_not_
 
 
 async def test_connection_lives_on_when_the_server_has_an_expired_certificate_by_now(secure: _Secure) -> None:
-    """Whoever is connected stays so and is answered; whoever connects now is refused.
-
-    With a good one again everybody comes in.
+    """Whoever is connected stays so and is answered; whoever connects now is refused; with a good
+    one again everybody comes in.
     """
     secure.certify("127.0.0.1", ago=timedelta(days=1000))
     secure.certify("127.0.0.1", is_renewal=True)

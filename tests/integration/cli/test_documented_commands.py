@@ -1,7 +1,5 @@
 """The commands that pages for operators show are run, those that need no system, in the order of
-the page.
-
-And the tutorial, on a system of the test's own.
+the page; and the tutorial, on a system of the test's own.
 """
 
 from __future__ import annotations

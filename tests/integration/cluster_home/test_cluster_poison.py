@@ -185,9 +185,7 @@ class PoisonedApi:
         self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = ""
     ) -> Plain | Rejected:
         """Refuse to change the poison, as a server does that validates the whole object at each
-        change.
-
-        Otherwise as the real one.
+        change; otherwise as the real one.
         """
         if self._poison_of(kind, name) is not None:
             return Rejected(code=422, reason="Invalid", message=f"{kind.name} {name[:50]!r} is invalid")

@@ -181,9 +181,8 @@ async def test_forget_is_refused_when_the_relay_of_the_node_answers(bus: Bus, ow
 
 @pytest.mark.memory_bus
 async def test_forget_is_refused_with_what_would_be_lost_until_it_is_forced(bus: Bus, own: Bus) -> None:
-    """Who holds something there, and which devices an operator keeps back, is named.
-
-    With force it goes.
+    """Who holds something there, and which devices an operator keeps back, is named; with force it
+    goes.
     """
     await _fill(bus, ledger=_HELD)
     await bus.put(MAINTENANCE, _KEPT_BACK, node=_GONE, device_class="gpu")

@@ -74,9 +74,8 @@ def check_somewhere(lives: HandsLives, at: str) -> None:
 
 
 async def check_deaths(lives: HandsLives, last_step: int, least: int) -> None:
-    """Promise: a process died at each step before the last one, at which the verb was over.
-
-    And nobody was ever told that a card is gone or dirty.
+    """Promise: a process died at each step before the last one, at which the verb was over; and
+    nobody was ever told that a card is gone or dirty.
     """
     assert least <= last_step - 1 < MOST_STEPS - 2, f"died {last_step - 1} times"
     assert await lives.health_states() <= {("healthy", ""), ("unknown", "cleaning")}

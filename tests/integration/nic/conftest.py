@@ -1,6 +1,5 @@
-"""Two network namespaces a test: one that is the host for the plugins, one that is the pod.
-
-And the plugins themselves.
+"""Two network namespaces a test: one that is the host for the plugins, one that is the pod; and the
+plugins themselves.
 """
 
 from __future__ import annotations

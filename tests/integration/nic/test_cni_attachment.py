@@ -161,9 +161,8 @@ def test_chosen_device_moves_when_the_list_names_another(node: Node) -> None:
 
 
 def test_attach_gives_the_same_answer_when_it_is_asked_again(node: Node) -> None:
-    """Also by a service that was started since.
-
-    And another sandbox of the pod gets it after a detach.
+    """Also by a service that was started since; and another sandbox of the pod gets it after a
+    detach.
     """
     veth(node)
     plugins = [{"type": "host-device", "ipam": node.host_local("10.98.0.0/24")}]

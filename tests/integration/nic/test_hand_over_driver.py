@@ -61,10 +61,8 @@ def test_attach_gives_the_pod_a_network_and_detach_gives_the_host_its_interface_
 
 
 def test_to_attach_names_an_interface_unless_it_stays(rig: NicRig) -> None:
-    """A claim attaches by default.
-
-    With `mode: host`, or for a device plugin, which names no pod, it
-    stays and is told in the variable.
+    """A claim attaches by default; with `mode: host`, or for a device plugin, which names no pod,
+    it stays and is told in the variable.
     """
     driver = rig.driver()
     plugin = PrepareContext(owner=Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/nic", uid="u"))

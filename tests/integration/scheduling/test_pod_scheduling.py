@@ -70,9 +70,7 @@ async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> No
 
 async def test_pod_leaves_nothing_when_its_object_is_removed_by_force(served: Place) -> None:
     """A pod deleted past its finalizer leaves no devices held, no reservation and no claim of its
-    own.
-
-    Nor when no controller saw it go.
+    own; nor when no controller saw it go.
     """
     await served.apply(TEMPLATE)
     await served.apply(claim("late", 1, allocation_mode="WaitForFirstConsumer"))

@@ -129,9 +129,7 @@ async def test_service_waits_then_serves_then_stops_when_nats_comes_late(nats_bi
 @pytest.mark.parametrize("has_users", [False, True])
 async def test_service_says_at_its_start_when_nats_is_open(nats_binary: Path, tmp_path: Path, has_users: bool) -> None:
     """Whoever reads the log of a service at a server without users learns what that means, and what
-    to do.
-
-    With users there is nothing to say.
+    to do; with users there is nothing to say.
     """
     config = 'authorization { user: "gpu", password: "s3cret" }' if has_users else ""
     async with NatsServer(binary=nats_binary, config=config) as server:

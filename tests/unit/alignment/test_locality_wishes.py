@@ -202,9 +202,8 @@ def test_locality_says_that_nothing_is_known_when_the_machine_tells_no_links(mod
 
 @MODES
 def test_locality_binds_each_container_or_the_pod_when_the_scope_says_so(mode: PlanMode) -> None:
-    """With scope container two containers may have a switch each.
-
-    With scope pod they share one, or are refused.
+    """With scope container two containers may have a switch each; with scope pod they share one, or
+    are refused.
     """
     containers = (container("a", gpu=2), container("b", gpu=1))
 

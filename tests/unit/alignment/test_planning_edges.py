@@ -200,9 +200,8 @@ def test_pod_is_refused_when_it_wants_one_cache_and_no_cpu_has_one() -> None:
 
 
 def test_pod_gets_linked_devices_when_others_are_only_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link of another kind than the fabric, or to a device that is not there, is none.
-
-    And few groups are looked at where they would be too many.
+    """A link of another kind than the fabric, or to a device that is not there, is none; and few
+    groups are looked at where they would be too many.
     """
     links = {"gpu-4": (Link(peer="gpu-5"),), "gpu-0": (Link(peer="gpu-1", kind=LinkClass.SWITCH), Link(peer="gone"))}
     gpus = tuple(structs.replace(device, links=links.get(device.name, ())) for device in dgx().devices["gpu"])

@@ -158,9 +158,8 @@ def test_driver_of_another_version_is_not_brought(tmp_path: Path) -> None:
 
 
 def test_page_s_lines_bring_a_driver_of_another_folder(tmp_path: Path) -> None:
-    """Without them the pod does not see GKE's folder.
-
-    With them all is brought, and the gateway needs no setting.
+    """Without them the pod does not see GKE's folder; with them all is brought, and the gateway
+    needs no setting.
     """
 
     def lay_out(host: Path) -> None:

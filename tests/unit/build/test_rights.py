@@ -230,9 +230,8 @@ def test_rights_are_told_in_one_sentence() -> None:
 
 
 def test_hand_over_gives_the_nic_service_a_pod_of_its_own() -> None:
-    """What it needs concerns a whole pod, so nobody else is in it.
-
-    Otherwise it is what the plain manifest has, with settings that it takes.
+    """What it needs concerns a whole pod, so nobody else is in it; otherwise it is what the plain
+    manifest has, with settings that it takes.
     """
     plain = _container(built("kubernetes"), "nic")[1]
     manifests = built("kubernetes-nic-hand-over")

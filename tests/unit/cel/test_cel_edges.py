@@ -122,9 +122,8 @@ def test_selector_gives_an_error_when_an_evaluation_nests_deeper_than_the_stack(
 
 
 def test_compiler_gives_an_error_when_a_text_nests_deeper_than_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser counts depth itself.
-
-    Should something behind it nest deeper yet, that is an error of the expression as well.
+    """The parser counts depth itself; should something behind it nest deeper yet, that is an error
+    of the expression as well.
     """
     monkeypatch.setattr(selectors, "parse", _endless)
 
@@ -195,9 +194,8 @@ def test_version_is_none_when_a_part_is_empty_or_no_number(text: str) -> None:
 
 
 def test_versions_are_one_key_when_they_are_equal() -> None:
-    """Build data takes no part in comparison, nor in the hash.
-
-    And a version is written as it was read.
+    """Build data takes no part in comparison, nor in the hash; and a version is written as it was
+    read.
     """
     version, other = SemanticVersion.parse("1.2.3-rc.1+linux"), SemanticVersion.parse("1.2.3-rc.1+mac")
 

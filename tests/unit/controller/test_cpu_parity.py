@@ -146,9 +146,8 @@ def test_half_cores_are_refused_when_only_whole_ones_are_given() -> None:
 
 
 def test_groups_are_shared_by_the_number_of_cpus() -> None:
-    """Claims take a group's capacity, one CPU where they name no number, until none is left.
-
-    Which CPUs these are is the node's to say.
+    """Claims take a group's capacity, one CPU where they name no number, until none is left; which
+    CPUs these are is the node's to say.
     """
     state = StandaloneState()
     state.put_machine(machine_named("dgx"))

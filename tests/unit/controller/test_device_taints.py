@@ -165,9 +165,8 @@ def test_world_changes_nothing_when_only_a_rules_status_does() -> None:
 
 
 def test_silent_service_gives_no_device_whatever_is_tolerated() -> None:
-    """Devices of a service that does not answer are not allocated, and the reason says so.
-
-    With its first answer they are.
+    """Devices of a service that does not answer are not allocated, and the reason says so; with its
+    first answer they are.
     """
     made = world()
     made.note_silence({("n1", "gpu"): "2026-01-01T00:00:00Z"})

@@ -59,9 +59,7 @@ def wants(**amounts: str) -> dict[str, Any]:
 )
 def test_pods_requests_add_up_as_the_scheduler_counts_them(spec: dict[str, Any], cpu: str) -> None:
     """Containers and sidecars together, or the neediest init container with the sidecars before it,
-    or the whole pod's.
-
-    And the overhead.
+    or the whole pod's; and the overhead.
     """
     assert requests_of(spec).get("cpu", Quantity(0)) == Quantity.parse(cpu)
 

@@ -246,9 +246,8 @@ def _container(name: str, *uses: str) -> dict[str, Any]:
 
 
 def test_claims_of_two_containers_may_lie_apart_when_scope_is_container() -> None:
-    """With scope container each container has a place of its own.
-
-    With scope pod there is one for all.
+    """With scope container each container has a place of its own; with scope pod there is one for
+    all.
     """
     containers = (_container("a", "gpus"), _container("b", "nics"))
     held = {"gpu": ("gpu-0", "gpu-1", "gpu-2", "gpu-3"), "nic": ("nic-4", "nic-5", "nic-6", "nic-7")}

@@ -108,9 +108,8 @@ def test_what_is_not_shown_is_counted_once() -> None:
 
 
 def test_what_is_wrong_everywhere_is_all_that_is_told() -> None:
-    """A claim that nobody can serve, on a node that was searched.
-
-    And without rules nothing is another than before.
+    """A claim that nobody can serve, on a node that was searched; and without rules nothing is
+    another than before.
     """
     fault = NodeMiss("b", Fault(Reason(code="invalid", message="the class is wrong"), 0))
 

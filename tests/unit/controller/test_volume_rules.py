@@ -255,9 +255,8 @@ def test_bound_volume_keeps_the_pod_where_it_can_be_used(wanted: dict[str, Any],
 
 
 def test_zone_of_a_volume_says_nothing_to_a_node_without_any() -> None:
-    """Such a node is in a cluster of one zone.
-
-    And a volume that was made for the pod has its zone in its node affinity.
+    """Such a node is in a cluster of one zone; and a volume that was made for the pod has its zone
+    in its node affinity.
     """
     made_for_it = claim("p-tmp", bound="v")
     made_for_it["metadata"]["ownerReferences"] = [{"uid": "uid-p", "controller": True}]

@@ -94,9 +94,8 @@ async def test_container_gets_the_functions_own_node_when_it_asks_for_iommufd(be
 
 
 async def test_group_is_given_whole_or_not_at_all(bench: PassthroughBench) -> None:
-    """The refusal names the function that the claim lacks.
-
-    With both of them the bridge above stands in nobody's way.
+    """The refusal names the function that the claim lacks; with both of them the bridge above
+    stands in nobody's way.
     """
     async with bench.life():
         alone = await bench.prepare(THIRD)
@@ -427,9 +426,8 @@ async def test_function_under_vfio_by_the_operator_is_given_as_it_is(kernel: Ker
 
 
 async def test_pods_by_resource_never_switch_anything(bench: PassthroughBench) -> None:
-    """Kubelet's Allocate brings no configuration.
-
-    Should something bring one in its name, it is refused.
+    """Kubelet's Allocate brings no configuration; should something bring one in its name, it is
+    refused.
     """
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u3")
     async with bench.life():

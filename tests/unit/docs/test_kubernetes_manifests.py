@@ -101,9 +101,8 @@ def _mounted(container: Manifest, path: str) -> Manifest | None:
 
 
 def test_manifests_hold_each_service_once() -> None:
-    """The eight services are all there, in the DaemonSet or the Deployment, each once.
-
-    Kustomize lists every file and image.
+    """The eight services are all there, in the DaemonSet or the Deployment, each once; kustomize
+    lists every file and image.
     """
     names = sorted(container["name"] for pod in _pods().values() for container in pod["containers"])
     listed = yaml.safe_load((_FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))

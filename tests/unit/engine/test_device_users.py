@@ -1,6 +1,5 @@
-"""Who holds a device and which pods use it, by the ledger, whichever the door.
-
-And what a reset of it touches.
+"""Who holds a device and which pods use it, by the ledger, whichever the door; and what a reset of
+it touches.
 """
 
 from __future__ import annotations

@@ -70,9 +70,8 @@ def whole(tmp_path: Path, toolkits: dict[str, Any]) -> Iterator[Path]:
 
 
 def test_container_gets_all_that_the_toolkit_lists(whole: Path, toolkits: dict[str, Any]) -> None:
-    """Compared by name: libraries, links, programs, firmware, sockets, configuration.
-
-    And nothing that is none of the driver's.
+    """Compared by name: libraries, links, programs, firmware, sockets, configuration; and nothing
+    that is none of the driver's.
     """
     files = _find(whole)
 

@@ -230,9 +230,8 @@ def test_clean_sees_who_has_the_node_open_when_there_is_no_nvml(recorded: Record
 
 
 def test_clean_sees_kfds_processes_and_memory_when_the_gpu_is_amds(tmp_path: Path) -> None:
-    """A process with memory on the GPU holds it; one that KFD lists with 0 does not.
-
-    Amdgpu tells the memory.
+    """A process with memory on the GPU holds it; one that KFD lists with 0 does not; amdgpu tells
+    the memory.
     """
     recorded = build(_PROFILES / "mi210-pair.toml", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), AmdDriver()

@@ -152,9 +152,8 @@ def test_card_is_not_given_when_a_function_is_used_by_somebody_unknown(bench: Sr
 def test_card_is_not_cut_when_the_node_uses_it(
     bench: SriovBench, files: dict[str, object], links: dict[str, str], why: str
 ) -> None:
-    """What the node uses itself is offered as it is.
-
-    And when that came after the last look, the claim is refused with how the node uses it.
+    """What the node uses itself is offered as it is; and when that came after the last look, the
+    claim is refused with how the node uses it.
     """
     write(bench.root, files)
     for name, target in links.items():

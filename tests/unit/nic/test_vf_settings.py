@@ -70,9 +70,8 @@ def test_request_has_the_bytes_of_iproute2_when_it_sets_the_same(fields: VfField
 
 @pytest.mark.parametrize("name", CHILDREN)
 def test_child_has_the_bytes_of_iproute2_when_it_makes_the_same(name: str) -> None:
-    """`ip link add link lo name tbc type … mode …`, every mode.
-
-    Ipvlan's too, which this machine's kernel does not have.
+    """`ip link add link lo name tbc type … mode …`, every mode; ipvlan's too, which this machine's
+    kernel does not have.
     """
     mode, submode = name.split()
 

@@ -197,9 +197,8 @@ async def _measure_within(arguments: argparse.Namespace) -> ClusterFigures:
 
 
 async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) -> ClusterFigures:
-    """Fill the nodes of a rig with claims.
-
-    With `kills` by two replicas, of which one is killed half way.
+    """Fill the nodes of a rig with claims; with `kills` by two replicas, of which one is killed
+    half way.
     """
     patches = min(claims, _FLOOR_PATCHES)
     _say(f"the floor: {patches} bare patches")

@@ -40,7 +40,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
 
 async def record_node(machine: str) -> NodeRecord:
     """Run discovery and the device services on a recorded machine until they are ready, and read
-    what they wrote.  Cost: some seconds.
+    what they wrote. Cost: some seconds.
 
     Errors: raises PeerUnavailable when one of them ends or has written nothing.
     """

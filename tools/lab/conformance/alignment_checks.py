@@ -80,9 +80,8 @@ def check_device_hints(case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def check_cpus(case: dict[str, Any]) -> tuple[Any, Any]:
-    """Kind `cpu-static-policy`: the hints, and the very CPUs taken (None where kubelet fails.
-
-    Its words are not compared).
+    """Kind `cpu-static-policy`: the hints, and the very CPUs taken (None where kubelet fails; its
+    words are not compared).
     """
     topology = CpuTopology(
         CpuPlace(cpu["cpu"], cpu["core"], cpu["socket"], cpu["numa"], cpu["l3"]) for cpu in case["cpus"]

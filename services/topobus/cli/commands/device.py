@@ -1,7 +1,5 @@
 """`topobus device`: work on single devices: keep them back, give them back, forgive their faults,
-reset them.
-
-And list what is kept back.
+reset them; and list what is kept back.
 """
 
 from __future__ import annotations

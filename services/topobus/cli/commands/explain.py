@@ -50,9 +50,8 @@ def explain(
     ] = "table",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Take a decision apart: inputs, hints, merge, picks, reasons.
-
-    And replay it offline: is the answer the same?
+    """Take a decision apart: inputs, hints, merge, picks, reasons; and replay it offline: is the
+    answer the same?
     """
     if (decision is None) == (file is None):
         raise UsageError(

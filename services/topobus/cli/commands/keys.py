@@ -308,9 +308,8 @@ def show(
     *,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Print the password of a user, for a file or a URL.
-
-    Or until when a server's certificate is good.
+    """Print the password of a user, for a file or a URL; or until when a server's certificate is
+    good.
     """
     if user is None:
         if not (folder / CERTIFICATE_FILE).exists():

@@ -207,9 +207,9 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
 
 
 async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRequest:
-    """Read what a pod asks. A dry run asks for the stored pod of that name.
+    """Read what a pod asks.
 
-    Beside it nobody else may hold under the name.
+    A dry run asks for the stored pod of that name; beside it nobody else may hold under the name.
 
     Errors: raises UsageError for a name that is stored: the controller schedules that pod, and two
     owners of one name could not be told apart.

@@ -1,7 +1,5 @@
 """What `topobus top` knows of a fleet: one row a node, made of inventories, ledgers and what each
-node's topology says.
-
-And what waits.
+node's topology says; and what waits.
 
 Flows in: changes, as watches tell them. Flows out: rows, the nodes with something sick first. Of an
 inventory only names and what is not well is kept, equal sets once; a row is made anew when

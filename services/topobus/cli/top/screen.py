@@ -1,7 +1,5 @@
 """Lays out one screen of `topobus top`: of one node a line about it, the drawing, the newest
-events, and the keys.
-
-Or the help.
+events, and the keys; or the help.
 
 Flows in: a scene, how far it is scrolled, and the terminal's size. Flows out: exactly as many lines
 as the terminal has, none wider than it is. Pure.

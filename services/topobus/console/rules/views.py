@@ -43,9 +43,8 @@ def _for_counting(device: Device) -> Device:
 
 
 def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None, silent: Collection[str] = ()) -> View:
-    """Count one node's devices: by class how many there are, are held, are free, and are not well.
-
-    And name the services that are silent.
+    """Count one node's devices: by class how many there are, are held, are free, and are not well;
+    and name the services that are silent.
     """
     classes = []
     for inventory in sorted(inventories, key=lambda inventory: inventory.device_class):

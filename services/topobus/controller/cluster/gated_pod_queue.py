@@ -99,10 +99,8 @@ class GatedPodQueue:
         last round."""
 
     def pending_pods(self) -> Collection[Key]:
-        """Take in what changed, and give the pods to be advanced.  Cost: O(what changed since the
-        last call).
-
-        O(all of them) when something became free.
+        """Take in what changed, and give the pods to be advanced. Cost: O(what changed since the
+        last call); O(all of them) when something became free.
         """
         changed = self._state.changed_pods.take() | self._released
         self._released.clear()

@@ -161,9 +161,7 @@ class NodeFilter:
         self, key: ObjectKey, left_out: Collection[str]
     ) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
         """Say on which nodes a pod could run if it were not for these of its `resourceClaims`
-        entries, best first.
-
-        And, when on none, why.
+        entries, best first; and, when on none, why.
 
         Errors: raises ContractError for a pod that nobody can read.
         """

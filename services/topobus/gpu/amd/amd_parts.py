@@ -153,9 +153,8 @@ def _part(
 
 
 def _gfx_name(version: int) -> str:
-    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, minor.
-
-    Hexadecimal stepping).
+    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, minor;
+    hexadecimal stepping).
 
     >>> _gfx_name(90010), _gfx_name(110000)
     ('gfx90a', 'gfx1100')

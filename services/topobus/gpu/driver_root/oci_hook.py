@@ -107,9 +107,8 @@ def _root_path(data: bytes) -> str:
 
 
 def _libraries(root: ContainerRoot, folder: str) -> tuple[dict[str, str], int]:
-    """Find what a folder gives: SONAME, or the name of a file, to path.
-
-    And the machine that most of it is for.
+    """Find what a folder gives: SONAME, or the name of a file, to path; and the machine that most
+    of it is for.
     """
     libraries: dict[str, str] = {}
     machines: list[int] = []

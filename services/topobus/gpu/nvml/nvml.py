@@ -153,9 +153,7 @@ class Nvml:
 
     def use(self, address: PciAddress, uuid: str = "") -> NvmlUse | str:
         """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its
-        memory.
-
-        Or say why NVML does not tell.
+        memory; or say why NVML does not tell.
         """
         try:
             return self.with_gpu(

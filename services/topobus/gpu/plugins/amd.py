@@ -194,9 +194,8 @@ class AmdDriver(ChecksLeftovers):
             self.on_demand.undo(tree, device.pci, context.records.get(device.name, DeviceRecord()))
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See what uses a GPU or a partition by KFD's processes.
-
-        Amdgpu tells the memory of a whole card alone.
+        """See what uses a GPU or a partition by KFD's processes; amdgpu tells the memory of a whole
+        card alone.
         """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")

@@ -1,7 +1,5 @@
 """Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap
-or duplicate.
-
-And notices, which nobody stores or acknowledges.
+or duplicate; and notices, which nobody stores or acknowledges.
 """
 
 from __future__ import annotations

@@ -163,9 +163,8 @@ class JetStream:
                 return counts
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
-        """Read the newest message of a subject from the stream's leader (replicas may lag.
-
-        A ledger must not be read from one).
+        """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger
+        must not be read from one).
         """
         return await self._message(stream, {"last_by_subj": subject})
 

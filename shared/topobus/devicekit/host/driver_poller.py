@@ -191,9 +191,8 @@ class DriverPoller:
         await waiter
 
     def pause_s(self) -> float:
-        """Compute the seconds until the next poll.
-
-        With no device there is nothing to observe, so the pause lasts until the next rescan.
+        """Compute the seconds until the next poll; with no device there is nothing to observe, so
+        the pause lasts until the next rescan.
         """
         now_s = self._clock.monotonic()
         has_devices = self.view.devices != () or self.view.silence is not None

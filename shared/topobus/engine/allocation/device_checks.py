@@ -262,11 +262,11 @@ class DeviceChecks:
         )
 
     def take(self, request: PreparedRequest, candidate: Candidate, *, is_trial: bool = False) -> Blocker | None:
-        """Take counters and constraints for a selected device, ready to be granted.
+        """Take counters and constraints for a selected device, ready to be granted; or name what
+        stands in the way and take nothing.
 
-        Or name what stands in the way and take nothing. kubernetes/kubernetes#140436: upstream
-        keeps the counters of a device that a taint or a constraint then refuses, so mode
-        `compatible` does too, but for a trial.
+        kubernetes/kubernetes#140436: upstream keeps the counters of a device that a taint or a
+        constraint then refuses, so mode `compatible` does too, but for a trial.
         """
         if self.is_in_use(request, candidate):
             return self._explain_use(request, candidate)

@@ -194,9 +194,8 @@ def _bytes(signature: str, target: Operand | None, arguments: list[Operand]) -> 
 
 
 def _size_of_replaced(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    """Put the longest text in for the shortest part as often as it can stand there.
-
-    And the other way round.
+    """Put the longest text in for the shortest part as often as it can stand there; and the other
+    way round.
     """
     size, old, new = _of(target), _first(arguments), arguments[1].some_size
     if old.least == 0:

@@ -1,6 +1,7 @@
-"""Who has which device of a class, from a ledger.
+"""Who has which device of a class, from a ledger; and which devices one shares its fate with when
+it is reset.
 
-And which devices one shares its fate with when it is reset. Pure.
+Pure.
 """
 
 from __future__ import annotations

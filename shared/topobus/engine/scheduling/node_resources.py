@@ -194,10 +194,9 @@ def needs_of(spec: Mapping[str, Any]) -> PodNeeds:
 
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
     """Add up what a pod asks for: its containers and sidecars together, or more where an init
-    container needs more.
+    container needs more; or what it asks for as a whole; and the overhead.
 
-    Or what it asks for as a whole; and the overhead. What cannot be read counts as nothing:
-    the API server has checked it.
+    What cannot be read counts as nothing: the API server has checked it.
     """
     total: Amounts = {}
     for container in _containers(spec, "containers"):

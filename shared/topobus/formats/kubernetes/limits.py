@@ -159,9 +159,8 @@ def check_class(spec: r.DeviceClassSpec, path: str = "spec") -> list[Problem]:
 
 
 def check_allocation(result: r.AllocationResult, spec: r.ClaimSpec | None = None) -> list[Problem]:
-    """Check an allocation before it is written.
-
-    With the claim's spec, also whether the requests that it names are there.
+    """Check an allocation before it is written; with the claim's spec, also whether the requests
+    that it names are there.
     """
     request_names = _request_names(spec) if spec is not None else None
     problems = list(at_most(result.devices.results, MAX_LIST, f"{_ALLOCATION}.devices.results"))

@@ -190,9 +190,8 @@ class Drivers:
                 self._owed[(name, claim_reference.uid)] = claim_reference
 
     async def compare(self) -> dict[str, str]:
-        """Unprepare all that is owed, when the calls that run already have ended.
-
-        Uid to error text.
+        """Unprepare all that is owed, when the calls that run already have ended; uid to error
+        text.
         """
         while self._asked:
             await self._answered.wait()

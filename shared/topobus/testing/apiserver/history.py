@@ -52,7 +52,7 @@ class History:
             grown.set()
 
     def since(self, version: int) -> Sequence[Change]:
-        """List what came after a version.  Cost: O(log changes) and what it gives."""
+        """List what came after a version. Cost: O(log changes) and what it gives."""
         return self._changes[bisect_right(self._changes, version, key=lambda change: change.version) :]
 
     def grown(self, group: str, plural: str) -> asyncio.Event:

@@ -431,9 +431,8 @@ async def test_claim_gets_other_cpus_when_an_old_ledger_gives_it_those_of_anothe
 
 
 async def test_claim_is_refused_when_its_cpus_are_a_running_claims(rig: Rig, runtime: SimulatedRuntime) -> None:
-    """Whatever ledger and cpu service say, no CPU is in two exclusive sets.
-
-    With the other claim's end it can be had.
+    """Whatever ledger and cpu service say, no CPU is in two exclusive sets; with the other claim's
+    end it can be had.
     """
     honest = rig.plane.prepare_by
     assert honest is not None

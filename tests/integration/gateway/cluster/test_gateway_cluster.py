@@ -95,9 +95,8 @@ async def test_kubelet_wipes_a_drivers_slices_when_it_stays_away(rig: Rig, serve
 
 
 async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, server: ApiServerSimulator) -> None:
-    """A sick device evicts, one that a pod holds without a claim is closed, one write each.
-
-    And both come back.
+    """A sick device evicts, one that a pod holds without a claim is closed, one write each; and
+    both come back.
     """
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u")
     async with rig.gateway():

@@ -78,9 +78,8 @@ async def test_gateway_is_not_ready_before_it_serves_what_it_has(rig: Rig, monke
 
 
 async def test_gateway_is_ready_and_registers_later_when_kubelet_comes_late(rig: Rig) -> None:
-    """Without a kubelet the gateway is ready and says nothing of registration.
-
-    With one it registers.
+    """Without a kubelet the gateway is ready and says nothing of registration; with one it
+    registers.
     """
     await rig.plane.show("gpu", *GPUS)
     async with rig.gateway():

@@ -67,9 +67,8 @@ async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: R
 
 
 async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) -> None:
-    """Kubelet turns silence into Unknown after 30 s, so the same list comes again well before.
-
-    V1 is served as v1alpha1 is.
+    """Kubelet turns silence into Unknown after 30 s, so the same list comes again well before; v1
+    is served as v1alpha1 is.
     """
     clock = ManualClock()
     async with rig.kubelet, rig.gateway(clock=clock):

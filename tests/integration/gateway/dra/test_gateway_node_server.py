@@ -22,9 +22,8 @@ def _move_to_own_server(rig: Rig) -> None:
 
 
 async def test_gateway_says_where_claims_are_served_when_kubelet_wants_one_that_it_cannot_read(rig: Rig) -> None:
-    """At once, for trying again would help nobody.
-
-    And not what stands in the objects' bucket of the same server, which no controller decides on.
+    """At once, for trying again would help nobody; and not what stands in the objects' bucket of
+    the same server, which no controller decides on.
     """
     _move_to_own_server(rig)
     patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)

@@ -70,9 +70,8 @@ def undone(rig: Rig) -> list[tuple[str, tuple[str, ...]]]:
 
 
 async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_device(rig: Rig) -> None:
-    """It holds nothing, has a CDI file of its own, and its end takes nothing from the holder.
-
-    Nor does the holder's end wait for it.
+    """It holds nothing, has a CDI file of its own, and its end takes nothing from the holder; nor
+    does the holder's end wait for it.
     """
     training = await given(rig, "training", result("gpu-0"))
     watch = await given(rig, "watch", result("gpu-0", adminAccess=True), result("gpu-1", adminAccess=True))

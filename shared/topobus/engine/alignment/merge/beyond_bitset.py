@@ -34,9 +34,7 @@ def find_common(
     rules: Sequence[HintRule], common: int, size: int, fit: Fit, most: int, *, is_closest: bool
 ) -> tuple[list[int], bool]:
     """Find masks of `size` nodes that are hints of all rules, fittest first: `most` at most, or
-    none.
-
-    And whether the first is proved the fittest.
+    none; and whether the first is proved the fittest.
 
     Shapes:  common — bits of the nodes that all rules reach.
     """
@@ -105,9 +103,7 @@ def find_reachable(
     families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool
 ) -> tuple[int, bool]:
     """Find the fittest intersection of one mask from each family that a bounded search can (bits of
-    ids.
-
-    0 for none), and whether it is proved.
+    ids; 0 for none), and whether it is proved.
     """
     rules = [family for family in families if isinstance(family, HintRule)]
     lists = [family for family in families if isinstance(family, HintMasks)]

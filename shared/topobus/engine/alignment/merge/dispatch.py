@@ -134,9 +134,8 @@ def _single(opinion: Opinion) -> HintMasks:
 def _preferred_by_all(
     families: Sequence[HintRule | HintMasks], whole: int, fit: Fit, *, is_closest: bool
 ) -> tuple[list[int], bool]:
-    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine.
-
-    And whether the first is proved the fittest.
+    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine;
+    and whether the first is proved the fittest.
 
     Source:  docs/knowledge/topology-merge.md#phase-1.
     """

@@ -347,9 +347,8 @@ class _Search:
     def _try(
         self, position: int, available: NodeAvailability, option: _Option, limits: Mapping[str, int]
     ) -> tuple[dict[int, ContainerPlacement] | None, set[str]]:
-        """Take one container's units within limits and all after it.
-
-        Or say of what too little would be left for those.
+        """Take one container's units within limits and all after it; or say of what too little
+        would be left for those.
         """
         demand = self.task.demands[position]
         if not self._step():
