@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.pool_slices import publishable
 from topobus.formats.kubernetes.resource import (
     Attribute,
     SliceDevice,
@@ -23,7 +24,6 @@ from topobus.gateway.cluster.rules.slices import (
     dropped_fields,
     has_lists,
     pool_devices,
-    publishable,
     shows_silence,
     silence_taint,
     slice_plan,

@@ -6,10 +6,11 @@ import msgspec
 
 from support.partitioned_cards import card, counters_of
 from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, publishable
 from topobus.formats.kubernetes.resource import SliceSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.kubernetes.slices import shared_counters
-from topobus.gateway.cluster.rules.slices import COUNTERS_INDEX, SlicePlan, pool_devices, publishable, slice_plan
+from topobus.gateway.cluster.rules.slices import SlicePlan, pool_devices, slice_plan
 from topobus.gateway.cluster.rules.uncounted import COUNTER_FIELDS, countable
 from topobus.values.device import Device, Inventory
 

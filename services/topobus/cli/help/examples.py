@@ -185,6 +185,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "topobus simulate --machine my-server --pods pods --policy single-numa-node",
         ),
     ),
+    "slices": (
+        ("What a DGX will publish", "topobus slices --machine dgx"),
+        ("Its GPUs for Karpenter", "topobus slices --machine dgx --class gpu --template"),
+    ),
     "topo": (
         ("GPUs, NICs and FPGAs of the running system", "topobus topo"),
         ("GPUs and NICs of this machine, without any server", "topobus topo --root / --class gpu --class nic"),

@@ -15,6 +15,11 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("demo", "demo:demo", "The whole story in under a minute: start, place, refuse, kubelet, claim, fault."),
         ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
         ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
+        (
+            "slices",
+            "commands.slices:slices",
+            "Print the ResourceSlices that a node of a recorded machine will publish.",
+        ),
         ("profile", "commands.profile:profile_app", "Recorded machines: list, build, break and play them."),
         (
             "record",

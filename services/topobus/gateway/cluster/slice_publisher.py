@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
+from topobus.formats.kubernetes.pool_slices import publishable
 from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.formats.messages.messages import ApiObject
@@ -33,7 +34,6 @@ from topobus.gateway.cluster.rules.slices import (
     dropped_fields,
     has_lists,
     pool_devices,
-    publishable,
     read_slice,
     shows_silence,
     silence_taint,

@@ -19,19 +19,16 @@ import msgspec
 from msgspec import Struct
 
 from topobus.engine.health.silence import SERVICE_SILENT
-from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, name_prefix, pool_slices
 from topobus.formats.kubernetes.resource import (
     API_VERSION,
     CounterSet,
-    Pool,
     SliceDevice,
     SliceSpec,
     Taint,
 )
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.kubernetes.slices import (
-    COUNTER_SETS_PER_SLICE,
-    DEVICES_PER_SLICE,
     HEALTH_TAINT,
     MAINTENANCE_TAINT,
     in_seconds,
@@ -48,7 +45,6 @@ from topobus.values.partitions import Partitions
 from topobus.values.request import Owner, OwnerKind
 
 __all__ = [
-    "COUNTERS_INDEX",
     "LIST_FIELDS",
     "OCCUPIED_TAINT",
     "Deletion",
@@ -57,7 +53,6 @@ __all__ = [
     "dropped_fields",
     "has_lists",
     "pool_devices",
-    "publishable",
     "read_slice",
     "shows_silence",
     "silence_taint",
@@ -72,11 +67,7 @@ LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "
 """Lists as attributes: a server that does not know them refuses the slice instead of dropping the
 field."""
 
-COUNTERS_INDEX = 0xF00
-"""Index of the first slice of counters: far behind the devices', so that a pool that grows changes
-none of them."""
-# Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice
-# names. 3840 slices of 64 devices are enough for a node. Generations are signed numbers of 64 bits.
+# Generations are signed numbers of 64 bits.
 # Where somebody else published one near their end there is none above it: it is not counted, only
 # deleted. Ours grow by one a change, so that this is some 10^11 years of a change a second away.
 _LARGEST_GENERATION = 2**62
@@ -187,28 +178,6 @@ def shows_silence(present: Iterable[ApiObject]) -> bool:
     return any(_is_silence(taint) for taint in _taints_of(present))
 
 
-def publishable(devices: Iterable[SliceDevice]) -> tuple[tuple[SliceDevice, ...], dict[str, str]]:
-    """Part the devices that a server takes from those that break one of its limits, which would
-    have it refuse the whole slice.
-
-    Shapes: result — the good ones, and name to what is wrong with a bad one.
-    """
-    good: dict[str, SliceDevice] = {}
-    bad: dict[str, str] = {}
-    for device in devices:
-        spec = SliceSpec(
-            driver="a.topobus.dev", node_name="a", pool=Pool(name="a", resource_slice_count=1), devices=(device,)
-        )
-        problems = [str(problem).removeprefix("spec.devices[0].") for problem in check_slice(spec)]
-        if device.name in good:
-            problems.append(f"there are two devices named {device.name}")
-        if problems:
-            bad.setdefault(device.name, "; ".join(problems))
-        else:
-            good[device.name] = device
-    return tuple(good.values()), bad
-
-
 def slice_plan(
     driver: str,
     node: str,
@@ -233,7 +202,7 @@ def slice_plan(
     says that there is nothing (no slice says nothing).
     """
     fields = tuple(dropped)
-    chunks = _chunks(devices, counter_sets)
+    layout = pool_slices(driver, node, devices, counter_sets)
     api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
     specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
     # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and
@@ -246,20 +215,17 @@ def slice_plan(
     for api_object in api_objects:
         spec = specs[str(api_object.metadata.get("name", ""))]
         index = _index_of(api_object)
-        if spec is None or spec.pool.generation != generation or index not in chunks or index in matched:
+        if spec is None or spec.pool.generation != generation or index not in layout or index in matched:
             obsolete.append(api_object)
         else:
             matched[index] = (api_object, spec)
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
 
     def wanted(index: int, generation: int) -> SliceSpec:
-        pool = Pool(name=node, generation=generation, resource_slice_count=len(chunks))
-        shown, counters = chunks[index]
-        if index in matched:
-            shown = _with_times(shown, matched[index][1].devices)
-        return without_fields(
-            SliceSpec(driver=driver, node_name=node, pool=pool, devices=shown, shared_counters=counters), fields
-        )
+        spec = layout[index]
+        pool = msgspec.structs.replace(spec.pool, generation=generation)
+        shown = _with_times(spec.devices, matched[index][1].devices) if index in matched else spec.devices
+        return without_fields(msgspec.structs.replace(spec, pool=pool, devices=shown), fields)
 
     changed = {
         index
@@ -267,7 +233,7 @@ def slice_plan(
         if spec != wanted(index, generation) or api_object.metadata.get("ownerReferences") != [owner]
     }
     missing = sorted(
-        (index for index in chunks if index not in matched), key=lambda index: (index < COUNTERS_INDEX, index)
+        (index for index in layout if index not in matched), key=lambda index: (index < COUNTERS_INDEX, index)
     )
     is_bumped = bool(missing) or len(changed) > 1
     generation += is_bumped
@@ -294,18 +260,6 @@ def slice_plan(
         creates=tuple(creates),
         foreign=tuple(str(api_object.metadata.get("name", "")) for api_object in strange),
     )
-
-
-def _chunks(
-    devices: Sequence[SliceDevice], counter_sets: Sequence[CounterSet]
-) -> dict[int, tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]]:
-    """Cut a pool into slices, by index: devices, or counters."""
-    cuts = range(0, max(len(devices), 1), DEVICES_PER_SLICE)
-    chunks = {index: (tuple(devices[start : start + DEVICES_PER_SLICE]), ()) for index, start in enumerate(cuts)}
-    counted = enumerate(range(0, len(counter_sets), COUNTER_SETS_PER_SLICE), start=COUNTERS_INDEX)
-    return chunks | {
-        index: ((), tuple(counter_sets[start : start + COUNTER_SETS_PER_SLICE])) for index, start in counted
-    }
 
 
 def _is_beyond(spec: SliceSpec | None) -> bool:
@@ -398,9 +352,7 @@ def _with_times(devices: Sequence[SliceDevice], present: Sequence[SliceDevice]) 
 
 
 def _created(index: int, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
-    # The server cuts a long name from behind before it adds five characters of
-    # chance, so the index stands in front.
-    metadata = {"generateName": f"{index:03x}-{spec.driver}-{spec.node_name}-", "ownerReferences": [owner]}
+    metadata = {"generateName": name_prefix(index, spec), "ownerReferences": [owner]}
     return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
 
 

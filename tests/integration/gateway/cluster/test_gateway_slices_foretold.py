@@ -1,0 +1,72 @@
+"""`topobus slices` prints before a node exists what its gateway then publishes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.running import NODE, service, system_settings
+from topobus.cli.application import run
+from topobus.cli.exits import ExitCode
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.apiserver import ApiServerSimulator
+
+pytestmark = pytest.mark.integration
+
+CLASSES = ("cpu", "fpga", "gpu", "nic")
+
+
+@pytest.mark.parametrize("profile", ["dgx", "epyc-8numa", "gb200", "laptop"])
+async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_the_same(
+    profile: str, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The specs of all slices are equal, for every class, but for the time of a taint: some of these
+    machines have a port without a cable.
+    """
+    async with ApiServerSimulator() as server, AsyncExitStack() as stack:
+        server.put({"kind": "Node", "metadata": {"name": NODE}})
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sl")))
+        build(profile, folder / "machine")
+        settings = {
+            **system_settings(folder),
+            "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",
+            "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(server.write_kubeconfig(folder / "kubeconfig")),
+        }
+        for name in ("discovery", *CLASSES, "topology", "gateway"):
+            await stack.enter_async_context(service(name, nats_server.url, settings))
+        await server.until(
+            lambda: all(_is_whole(server, device_class) for device_class in CLASSES), what="the pools of four classes"
+        )
+        published = {_place(api_object["spec"]): api_object["spec"] for api_object in server.objects("ResourceSlice")}
+        for device in (device for spec in published.values() for device in spec.get("devices", ())):
+            for taint in device.get("taints", ()):
+                del taint["timeAdded"]
+
+    code = await asyncio.to_thread(run, ["slices", "--machine", profile, "--node", NODE, "--output", "json"])
+
+    printed = json.loads(capsys.readouterr().out)["items"]
+    assert code == ExitCode.OK
+    assert {_place(api_object["spec"]): api_object["spec"] for api_object in printed} == published
+
+
+def _is_whole(server: ApiServerSimulator, device_class: str) -> bool:
+    specs = [
+        api_object["spec"]
+        for api_object in server.objects("ResourceSlice")
+        if api_object["spec"]["driver"] == f"{device_class}.topobus.dev"
+    ]
+    return bool(specs) and len(specs) == specs[0]["pool"]["resourceSliceCount"]
+
+
+def _place(spec: Mapping[str, Any]) -> tuple[str, str]:
+    """Name a slice by its driver and by what comes first in it."""
+    first = (*spec.get("devices", ()), *spec.get("sharedCounters", ()), {"name": ""})[0]
+    return spec["driver"], first["name"]
