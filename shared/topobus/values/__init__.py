@@ -1,3 +1,3 @@
-"""Frozen values and their algebra, the words that all rooms share: no clock, no I/O, no randomness,
+"""Frozen values and their algebra, the terms that all rooms share: no clock, no I/O, no randomness,
 no logging.
 """

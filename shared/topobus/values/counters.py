@@ -1,10 +1,9 @@
-"""Amounts of devices: which of a capacity may be asked for, and the counters that the devices of
-one card take from each other.
+"""Amounts of devices: which amounts of a capacity may be asked for, and the counters that the
+devices of one card share.
 
-Flows in: what a driver says of its hardware. These are values alone; what may be held together
-follows from them in `topobus.values.partitions`.
-Source: resource.k8s.io/v1, requestPolicy, sharedCounters and
-consumesCounters, 1.36; KEP-4815 and KEP-5075.
+`topobus.values.partitions` computes from them which devices can be held together.
+Source: resource.k8s.io/v1, requestPolicy, sharedCounters and consumesCounters, 1.36; KEP-4815 and
+KEP-5075.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class CapacityPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which amounts of one capacity may be asked for, of a device that several claims may have at
-    once.
+    """The amounts of one capacity that a claim may ask for, of a device that several claims may
+    share.
 
-    Either `valid_values` (ascending, at most 10) or a range that begins at `minimum`; with neither,
-    any amount. What is asked for is rounded up to the next that is allowed. Without a policy a
-    claim that names no amount takes the whole capacity.
+    Either `valid_values` (ascending, at most 10) or a range that begins at `minimum`. With neither,
+    any amount is allowed. An amount that is not allowed is rounded up to the next one that is.
+    Without a policy, a claim that names no amount takes the whole capacity.
     """
 
     default: Amount | None = None

@@ -1,9 +1,8 @@
 """CPUs offered by number instead of by name: one device for each NUMA node, socket, cache or
-machine, of which claims have shares.
+machine, of which claims hold shares.
 
-Flows in: devices. Flows out: what is a group, and how many of its CPUs may be given. Which CPUs a
-claim has of a group is decided when it is prepared, by who writes the ledger; the names of a
-group's CPUs are in its `near_cpus`.
+The CPUs of a group are in its `near_cpus`. Which of them a claim gets is decided when the claim is
+prepared, by the writer of the ledger.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def cpus_of(device: Device) -> CpuSet:
 
 
 def cut_group(device: Device, owned: CpuSet | None) -> Device | None:
-    """Offer no more CPUs of a group than may be given; None when there are none.
+    """Offer no more CPUs of a group than claims may have. Return None when there are none.
 
-    What is no group stays as it is.
+    A device that is no group is returned unchanged.
 
     Shapes: owned — CPUs that claims may have; None: all.
     """

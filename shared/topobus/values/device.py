@@ -85,8 +85,8 @@ class Link(Struct, frozen=True, kw_only=True):
 class Device(Struct, frozen=True, kw_only=True):
     """One allocatable device.
 
-    `numa_nodes` is None when the machine does not tell (the kernel's -1): no opinion, never node 0.
-    `attributes` are what DRA selectors see in the driver's domain; the standard ones
+    `numa_nodes` is None when the machine does not report a node (the kernel's -1): no opinion,
+    never node 0. `attributes` are what DRA selectors see in the driver's domain. The standard ones
     (`resource.kubernetes.io/pcieRoot`, `pciBusID`, `numaNode`) are derived from the fields here.
     """
 
@@ -144,17 +144,17 @@ class Device(Struct, frozen=True, kw_only=True):
 
     @property
     def is_allocatable(self) -> bool:
-        """Say whether somebody new may get it: it is well enough, and no operator keeps it back."""
+        """Say whether a new owner may get it: it is well enough, and no operator withholds it."""
         return self.maintenance is None and self.health.is_allocatable
 
     @property
     def is_excluded(self) -> bool:
-        """Say whether it is for nobody new as if it were not there."""
+        """Say whether an operator excluded it: to new owners it is as if it did not exist."""
         return self.maintenance is not None and self.maintenance.verb is DeviceVerb.EXCLUDE
 
     @property
     def why_not(self) -> str:
-        """Say why nobody new gets it, in a few words; empty when somebody may.
+        """Explain in a few words why no new owner gets it. Empty when one may get it.
 
         >>> Device(name="gpu-0", device_class="gpu").why_not
         ''
@@ -169,7 +169,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class KeptFunction(Struct, frozen=True, kw_only=True):
-    """A PCI function of a class that is not offered, since it is for something else."""
+    """A PCI function of a class that is not offered because it serves another purpose."""
 
     pci: PciAddress
     role: DeviceRole
@@ -220,7 +220,7 @@ def driver_name(device_class: str) -> str:
 
 
 def class_of_driver(driver: str) -> str | None:
-    """Name the device class behind a driver of ours; None for a foreign one.
+    """Name the device class behind one of our drivers. Return None for a foreign driver.
 
     >>> class_of_driver("gpu.topobus.dev"), class_of_driver("gpu.example.com")
     ('gpu', None)

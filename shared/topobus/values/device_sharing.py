@@ -1,7 +1,6 @@
-"""How an operator has a device shared, and what one owner has of a shared device: values alone.
+"""How an operator has a device shared, and what one owner holds of a shared device.
 
-Flows in: an operator's words, and what a claim or kubelet was given. What follows from them
-(replicas' ids, what is left) stands in `topobus.values.shares`.
+`topobus.values.shares` derives the ids of replicas and the amounts that are left.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class SharePolicy(StrEnum):
 
 
 class DeviceSharing(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a device is shared, by the operator's word."""
+    """How a device is shared, as the operator configured it."""
 
     replicas: int
     """How many times kubelet is offered it; a claim's part is counted in the same shares."""

@@ -1,7 +1,7 @@
 """Container edits: what a device adds to a container, in CDI's terms.
 
-One value serves three doors: the device plugin's Allocate answer, a CDI file, and an OCI spec. A
-cpuset has no form in any of them: the gateway gives it through the container runtime's plugin
+One value serves three interfaces: the device plugin's Allocate answer, a CDI file, and an OCI spec.
+None of them can carry a cpuset: the gateway applies it through the container runtime's plugin
 interface (NRI). Source: CDI spec 1.1.0, containerEdits.
 """
 
@@ -118,8 +118,8 @@ class ContainerEdits(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_runtime(self) -> bool:
-        """Say whether a container runtime has to be told by CDI: a device plugin's answer to
-        kubelet has no words for some of it.
+        """Say whether the container runtime has to receive the edits as CDI, because a device
+        plugin's answer to kubelet cannot express all of them.
         """
         special_nodes = any(
             node.kind or node.file_mode is not None or node.uid is not None or node.gid is not None

@@ -1,7 +1,7 @@
-"""The few errors of Topobus: each names who must act.
+"""The few errors of Topobus. Each class names who must act.
 
 An answer that a caller expects is a value (see `outcome`), never one of these. Facts are
-attributes; the message says what, where, got, wanted.
+attributes. The message contains what, where, got, wanted.
 """
 
 __all__ = ["ConfigError", "ContractError", "HardwareError", "InvariantError", "PeerUnavailable", "TopobusError"]
@@ -12,7 +12,7 @@ class TopobusError(Exception):
 
     Args:
         message: what went wrong, where, what was found and what was wanted.
-        next_step: one sentence for the person who reads it; empty when there is nothing to do.
+        next_step: one sentence for the person who reads it. Empty when there is nothing to do.
         facts: the numbers and names behind the message, for logs.
     """
 
@@ -27,7 +27,7 @@ class TopobusError(Exception):
 
 
 class ConfigError(TopobusError):
-    """Raised when an operator's setting cannot be used; the process exits with 78 (EX_CONFIG)."""
+    """Raised when an operator's setting cannot be used. The process exits with 78 (EX_CONFIG)."""
 
 
 class ContractError(TopobusError):
@@ -38,9 +38,7 @@ class ContractError(TopobusError):
 
 
 class HardwareError(TopobusError):
-    """Raised when the machine lies or vanishes: an unreadable or contradictory tree, a driver that
-    fails.
-    """
+    """Raised when the hardware's report is unreadable or contradictory, or when a driver fails."""
 
 
 class PeerUnavailable(TopobusError):
@@ -55,4 +53,6 @@ class PeerUnavailable(TopobusError):
 
 
 class InvariantError(TopobusError):
-    """Raised when our own promise is broken; the process crashes loudly rather than go on."""
+    """Raised when Topobus broke an invariant of its own. The process crashes instead of
+    continuing.
+    """

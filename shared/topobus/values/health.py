@@ -1,7 +1,7 @@
 """Device health as a value: what is wrong, how bad, since when, on what evidence, and what to do.
 
-Silence is not death: a device whose service stopped talking is Unknown;
-only evidence makes it Unhealthy.
+Silence is no evidence of a fault: a device whose service stopped reporting is Unknown. Only
+evidence makes it Unhealthy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["HEALTHY", "Condition", "DeviceHealth", "Dimension", "HealthState", "
 
 
 class HealthState(StrEnum):
-    """How a device is. Only HEALTHY and DEGRADED devices are handed out."""
+    """How healthy a device is. Only HEALTHY and DEGRADED devices are allocated."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
@@ -26,7 +26,7 @@ class HealthState(StrEnum):
 
 
 class Dimension(StrEnum):
-    """What part of the device an observation speaks of."""
+    """The part of the device that an observation is about."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -86,9 +86,9 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):
-    """A device's health rolled up: the worst condition decides; the conditions tell the rest.
+    """A device's health rolled up: the worst condition decides the state.
 
-    Healthy has no conditions.
+    A healthy device has no conditions.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -97,7 +97,7 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
 
     @property
     def is_allocatable(self) -> bool:
-        """Say whether a device in this state may be handed out."""
+        """Say whether a device in this state may be allocated."""
         return self.state in (HealthState.HEALTHY, HealthState.DEGRADED)
 
     @property

@@ -54,9 +54,9 @@ class IdSet:
 
     @classmethod
     def from_bits(cls, bits: int) -> Self:
-        """Wrap an integer whose bit n stands for id n.
+        """Wrap an integer whose bit n represents id n.
 
-        Errors: raises ValueError for a negative one, and for bits above the highest id.
+        Errors: raises ValueError for a negative integer, and for bits above the highest id.
         """
         if bits < 0:
             raise ValueError(f"a bitset cannot be negative: got {bits}")
@@ -66,7 +66,7 @@ class IdSet:
 
     @classmethod
     def _wrap(cls, bits: int) -> Self:
-        """Wrap what is known to be within bounds: alignment makes millions of these."""
+        """Wrap bits that are known to be within bounds. Alignment makes millions of these sets."""
         ids = cls.__new__(cls)
         object.__setattr__(ids, "bits", bits)
         return ids
@@ -115,7 +115,10 @@ class IdSet:
 
     @property
     def lowest(self) -> int:
-        """The smallest id; ValueError when empty."""
+        """The smallest id.
+
+        Errors: raises ValueError when the set is empty.
+        """
         if not self.bits:
             raise ValueError("the set is empty")
         return (self.bits & -self.bits).bit_length() - 1
@@ -227,7 +230,10 @@ def ids_of_bits(bits: int) -> Iterator[int]:
 
 
 def _bits_of_ids(ids: Collection[int]) -> int:
-    """Set one bit an id; cost: O(ids + highest id)."""
+    """Set one bit for each id.
+
+    Cost: O(ids + highest id).
+    """
     highest = max(ids, default=0)
     if highest < _FEW_BITS:
         bits = 0

@@ -1,8 +1,7 @@
-"""The ledger: who holds what on one node.
+"""The ledger: which owner holds what on one node.
 
-Written by `topology` alone, by compare-and-set on the bucket's revision. Here stand the values; the
-transitions (reserve, commit, adopt, release) stand beside them in
-`topobus.engine.ledger.transitions`.
+Only `topology` writes it, by compare-and-set on the bucket's revision. This module has the values.
+The transitions (reserve, commit, adopt, release) are in `topobus.engine.ledger.transitions`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 
 
 class AllocationPhase(StrEnum):
-    """Where an allocation stands. Both phases hold the devices."""
+    """The phase of an allocation. In both phases it holds its devices."""
 
     RESERVED = "reserved"
     COMMITTED = "committed"
@@ -77,12 +76,12 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def user(self) -> Owner | None:
-        """The pod for which kubelet has allocated, where it is known; None of any other owner."""
+        """The pod for which kubelet has allocated, where it is known. None for any other owner."""
         return self.pods[0] if self.pods and self.owner.kind is OwnerKind.DEVICE_PLUGIN else None
 
     @property
     def shown(self) -> Owner:
-        """Whom people are told: the pod where it is known, else the owner."""
+        """The owner to show to people: the pod where it is known, else the owner itself."""
         return self.user or self.owner
 
 
@@ -135,7 +134,9 @@ class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored answer of one operation, given again when the operation is asked again."""
+    """The stored answer of one operation, returned again when the same operation is requested
+    again.
+    """
 
     verb: str
     """`place`, `adopt`, `commit` or `release`, or what an operator does with a device."""
@@ -157,10 +158,10 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Holders(Struct, frozen=True, kw_only=True):
-    """Who holds what on one node: all of a ledger that its readers need.
+    """The owners and what they hold on one node: all of a ledger that its readers need.
 
-    `epoch` changes when the store was lost and the ledger rebuilt;
-    `sequence` grows with every write.
+    `epoch` changes when the store was lost and the ledger rebuilt. `sequence` grows with every
+    write.
     """
 
     node: str
@@ -173,7 +174,8 @@ class Holders(Struct, frozen=True, kw_only=True):
 class Ledger(Holders, frozen=True, kw_only=True):
     """One node's ledger, as its writer keeps it.
 
-    The stored answers are the most of it, so whoever follows it reads it as `Holders`.
+    The stored answers are most of its size, so a service that only follows it reads it as
+    `Holders`.
     """
 
     operations: dict[str, OperationRecord] = {}
@@ -184,13 +186,13 @@ class Ledger(Holders, frozen=True, kw_only=True):
 
 
 def changed_owners(before: Holders, after: Holders) -> frozenset[str]:
-    """List the owners whose allocation is not the same object in both, those included that only one
-    of the two has.
+    """List the owners whose allocation is not the same object in both, including owners that only
+    one of the two has.
 
-    A transition and a decoder of a ledger keep the allocations that they do not change, so what
-    rests on the others alone need not be looked at again.
-    Shapes: result — keys; an allocation that is equal and another object counts as changed,
-    which costs time and nothing else.
+    A transition, and a decoder of a ledger, keep the allocations that they do not change. So a
+    result that depends only on those need not be computed again.
+    Shapes: result — keys. An allocation that is equal but another object counts as changed, which
+            costs time and nothing else.
     Cost: O(owners), without a look into an allocation.
     """
     old, new = before.allocations, after.allocations

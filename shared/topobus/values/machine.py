@@ -1,9 +1,8 @@
 """The machine: NUMA nodes, CPUs, memory and the PCI tree of one node, as discovery saw it at one
 moment.
 
-Flows in: values read by `topobus.sysfs`. Flows out: everything that places or describes devices.
-Never reads anything itself. Node and CPU ids are the kernel's. A fact that the machine does not
-tell is None or empty, never a plausible default.
+`topobus.sysfs` reads the values. This module reads nothing itself. Node and CPU ids are the
+kernel's. A fact that the machine does not report is None or empty, never a plausible default.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ class NumaNode(Struct, frozen=True, kw_only=True):
 class Cpu(Struct, frozen=True, kw_only=True):
     """One present logical CPU.
 
-    Topology fields are None when it is offline, for the kernel hides them then. A CPU
-    outside our cpuset has `is_allowed` False and `online` False: it runs, but not for us;
-    its topology fields are known.
+    Topology fields are None when it is offline, because the kernel hides them then. A CPU outside
+    our cpuset has `is_allowed` False and `online` False: it runs, but not for us. Its topology
+    fields are known.
 
     `core` is the lowest CPU id among the SMT siblings that are online (unique in the machine, as
-    kubelet numbers cores); `l3` likewise is the lowest CPU id that shares the level-3 cache.
+    kubelet numbers cores). `l3` likewise is the lowest CPU id that shares the level-3 cache.
     """
 
     id: int
@@ -66,7 +65,9 @@ class Cpu(Struct, frozen=True, kw_only=True):
 
 
 class L3Cache(Struct, frozen=True, kw_only=True):
-    """One level-3 cache whose size the machine tells; `cpu` is what its CPUs have in `Cpu.l3`."""
+    """One level-3 cache whose size the machine reports. `cpu` is the value that its CPUs have in
+    `Cpu.l3`.
+    """
 
     cpu: int
     size_bytes: int
@@ -75,7 +76,7 @@ class L3Cache(Struct, frozen=True, kw_only=True):
 class PciLink(Struct, frozen=True, kw_only=True):
     """A PCIe link: speed per lane in GT/s and lane count, now and at best.
 
-    Zero where the machine does not tell.
+    Zero where the machine reports none.
     """
 
     speed_gts: float = 0.0
@@ -95,9 +96,9 @@ class PciLink(Struct, frozen=True, kw_only=True):
 class PciDevice(Struct, frozen=True, kw_only=True):
     """One PCI function.
 
-    `path` holds the bridges between the root complex and the function, root side first; a function
-    below a switch has the switch's upstream and downstream ports in it. `class_code` is the 24-bit
-    class (0x030200 = 3D controller).
+    `path` holds the bridges between the root complex and the function, root side first. The path of
+    a function below a switch includes the switch's upstream and downstream ports. `class_code` is
+    the 24-bit class (0x030200 = 3D controller).
     """
 
     address: PciAddress
@@ -131,9 +132,9 @@ class PciDevice(Struct, frozen=True, kw_only=True):
 class Machine(Struct, frozen=True, kw_only=True):
     """All that discovery knows of one node.
 
-    `distances[i][j]` is the SLIT distance (10 = local) from `numa_nodes[i]` to `numa_nodes[j]`;
-    empty when the machine does not tell. Rows go by position in `numa_nodes`, which is sorted by
-    id: ids may be sparse, so never index by id; use `distance`.
+    `distances[i][j]` is the SLIT distance (10 = local) from `numa_nodes[i]` to `numa_nodes[j]`. It
+    is empty when the machine reports none. Rows go by position in `numa_nodes`, which is sorted by
+    id. Ids may be sparse, so call `distance` instead of indexing by id.
     """
 
     node: str
@@ -163,7 +164,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     def distance(self, first: int, second: int) -> int:
         """SLIT distance between two node ids.
 
-        10 to itself and 20 to others where the machine does not tell.
+        10 to itself and 20 to others where the machine reports no distances.
 
         Errors: raises KeyError for an id that the machine lacks.
         """

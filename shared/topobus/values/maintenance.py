@@ -1,8 +1,8 @@
-"""What an operator wants of one device, and what stands of it: maintenance, exclusion, their end,
-forgiveness, a reset.
+"""What an operator requests for one device: maintenance, exclusion, their end, forgiveness, a
+reset.
 
-A device under maintenance is as healthy as it was: nobody new gets it, and whoever has it keeps it.
-That is the operator's will and no evidence, so it is no part of the device's health.
+Maintenance does not change a device's health: no new owner gets the device, and its present owners
+keep it. It is the operator's decision and no evidence, so it is not part of the device's health.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class DeviceVerb(StrEnum):
 
     @property
     def is_lasting(self) -> bool:
-        """Say whether it stands until it is taken back."""
+        """Say whether it stays in force until the operator takes it back."""
         return self in (DeviceVerb.MAINTAIN, DeviceVerb.EXCLUDE)
 
 
 class Maintenance(Struct, frozen=True, kw_only=True):
-    """Why nobody new gets a device, by an operator's word.
+    """Why no new owner gets a device: an operator withheld it.
 
-    It stands until the device is returned.
+    It stays in force until the operator returns the device.
     """
 
     verb: DeviceVerb
@@ -55,7 +55,7 @@ class Maintenance(Struct, frozen=True, kw_only=True):
 
 
 class DeviceOperation(Struct, frozen=True, kw_only=True):
-    """One thing that an operator wants of one device."""
+    """One operation that an operator requests for one device."""
 
     device_class: str
     device: str
@@ -67,7 +67,7 @@ class DeviceOperation(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Say in the words of the command what is wanted of which device, who says so and why.
+        """Write the operation as its command line, with who requests it and why.
 
         >>> DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.MAINTAIN, why="fan", who="ada", is_draining=True).text
         'maintain --drain gpu-0 by ada (fan)'

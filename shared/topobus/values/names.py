@@ -1,8 +1,8 @@
-"""Names and ids: which names are legal, and how a name is made from what hardware calls itself.
+"""Names and ids: which names are legal, and how a name is made from the hardware's own name.
 
-The uids of pods and of claims are NewTypes, because code handles both at once and mixing them up
-would go unnoticed. A uid whose kind another field tells (`Owner.uid`, `metadata.uid`) is a plain
-str until somebody has read that field.
+The uids of pods and of claims are NewTypes, because code handles both at once and would not notice
+if it mixed them up. A uid whose kind another field names (`Owner.uid`, `metadata.uid`) is a plain
+str until code has read that field.
 """
 
 import re
@@ -32,7 +32,7 @@ side by side in the gateway."""
 Generation = Annotated[int, Meta(ge=0, le=2**53)]
 """A number that grows with each change of something. Up to 2**53 every JSON reader keeps it exactly
 (RFC 8259 section 6), and one more is a number still."""
-# A thousand changes a second reach it in 34 years: above it stands only what somebody forged.
+# A thousand changes a second reach it in 34 years, so a higher number is forged.
 _HIGHEST_GENERATION = 2**40
 # RFC 1123, as Kubernetes applies it: at most 63 characters a label, 253 a name.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -89,10 +89,10 @@ def to_dns_label(text: str) -> str:
 
 
 def meant_name(written: str, names: Collection[str]) -> str:
-    """Find the known name that a misspelt one stands for; empty when none is near.
+    """Find the known name that a misspelt one means. Empty when none is near.
 
-    Two words of three letters that differ in one are two words: whoever asks
-    for an npu did not mean a gpu.
+    Two words of three letters that differ in one letter are different words: a request for an npu
+    does not mean a gpu.
 
     >>> [meant_name(written, ["cpu", "gpu", "nic"]) for written in ("gpus", "GPU", "gup", "npu")]
     ['gpu', 'gpu', 'gpu', '']
@@ -103,10 +103,10 @@ def meant_name(written: str, names: Collection[str]) -> str:
 
 
 def next_generation(generation: int) -> int:
-    """Count on.
+    """Return the next generation.
 
-    A number so high that nobody can have counted to it begins anew, for its
-    successors would soon be none.
+    After a number too high to be reached by counting, start again at 1: such a number was forged,
+    and its successors would soon leave the legal range.
 
     >>> next_generation(7), next_generation(2**53)
     (8, 1)

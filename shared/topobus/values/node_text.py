@@ -1,5 +1,6 @@
-"""Writes sets of NUMA nodes, lists of names and numbers of things for people: an empty set of nodes
-is told as unknown, never printed as a name.
+"""Writes sets of NUMA nodes, lists of names and numbers of things for people.
+
+An empty set of nodes is shown as unknown, never as a name.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _SHOWN = 8
 
 
 def on_nodes(nodes: NodeSet, *, has_unknown: bool = False) -> str:
-    """Say on which NUMA nodes something is; `has_unknown`: the machine does not tell the node of a
-    part of it.
+    """Write on which NUMA nodes something is.
+
+    Shapes: has_unknown — True: the machine does not report the node of a part of it.
 
     >>> on_nodes(NodeSet(0, 1)), on_nodes(NodeSet(0), has_unknown=True), on_nodes(NodeSet())
     ('on NUMA node 0-1', 'on NUMA node 0 and an unknown one', 'on an unknown NUMA node')
@@ -26,7 +28,7 @@ def on_nodes(nodes: NodeSet, *, has_unknown: bool = False) -> str:
 
 
 def first_of(names: Sequence[str], most: int = _SHOWN) -> str:
-    """List the first names, eight unless it is said, and how many more there are.
+    """List the first names, eight by default, and how many more there are.
 
     >>> first_of(["a", "b"]), first_of(["a", "b", "c"], 1)
     ('a, b', 'a and 2 more')

@@ -11,15 +11,15 @@ from topobus.values.idset import CpuSet, NodeSet
 
 __all__ = ["ContainerPlacement", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal"]
 
-# What a container's reasons say when its policy or its resources leave open where it is.
+# Reasons of a container whose policy or resources do not decide on which nodes it is.
 _UNALIGNED = ("no-alignment", "no-affinity")
 
 
 class Reason(Struct, frozen=True, kw_only=True):
     """One reason: a stable kebab code, a sentence, and the facts behind it.
 
-    Codes in use stand in docs/reference/reasons.md; `facts` values are numbers,
-    names or cpulists, never sentences.
+    docs/reference/reasons.md lists the codes in use. `facts` values are numbers, names or cpulists,
+    never sentences.
     """
 
     code: str
@@ -28,9 +28,10 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 
 class Refusal(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="outcome"):
-    """No, because. `to_free` says whose devices would have to go for a yes.
+    """A negative answer with its reasons.
 
-    Empty when nothing that is held stands in the way.
+    `to_free` names the owners whose devices would have to be released for a placement. It is empty
+    when no device that is held prevents one.
     """
 
     reasons: tuple[Reason, ...]
@@ -68,7 +69,7 @@ class MemoryBlock(Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """The sum over all NUMA nodes."""
         return sum(size for _, size in self.shares)
 
 
@@ -92,15 +93,18 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
 
     @property
     def has_alignment(self) -> bool:
-        """Say whether its alignment is worth telling: nothing is merged for a claim, whose devices
-        are chosen before the node is asked to hold them.
+        """Say whether its alignment is worth showing.
+
+        Nothing is merged for a claim: its devices are chosen before the node is asked to hold them.
         """
         return bool(self.name or self.hints or self.alignment.nodes is not None)
 
     @property
     def told_reasons(self) -> tuple[Reason, ...]:
-        """The reasons that people are told: of a claim not that nothing is aligned, beside the one
-        that says how near its devices are.
+        """The reasons to show to people.
+
+        For a claim, a reason that nothing is aligned is left out beside the one that describes how
+        near its devices are.
 
         >>> why = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="devices-chosen", message="gpu-0"))
         >>> [reason.code for reason in ContainerPlacement(name="", alignment=Hint(None, True), reasons=why).told_reasons]
@@ -114,6 +118,6 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
 
 
 class Placement(Struct, frozen=True, kw_only=True, tag="placement", tag_field="outcome"):
-    """Yes: one entry a container, in the order of the request."""
+    """A positive answer: one entry for each container, in the order of the request."""
 
     containers: tuple[ContainerPlacement, ...]

@@ -1,9 +1,7 @@
 """Partitions: which devices of one class and node can be held at once, since they take from the
 same counters.
 
-Flows in: devices with what they consume, the counter sets, and names that are held. Flows out:
-faults of what a driver says, the counter that is short, the devices that can exclude each other, or
-a part of them that always fits together. A device counts once, however many hold a share of it.
+A device counts once, however many owners hold a share of it.
 """
 
 from __future__ import annotations
@@ -46,12 +44,12 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
 
 class Partitions:
-    """What the devices of one class and node take of their counters; never changed."""
+    """What the devices of one class and node take from their counters. It never changes."""
 
     def __init__(self, devices: Iterable[Device], counter_sets: Iterable[CounterSet]) -> None:
         """Read what each device uses.
 
-        A set or a counter that nobody declared has nothing to give.
+        A set or a counter that is not declared has nothing to give.
         """
         self._totals: dict[_Key, int] = {
             (counter_set.name, counter): total
@@ -69,8 +67,8 @@ class Partitions:
     def shortage(self, held: Collection[str], wanted: Iterable[str]) -> Shortage | None:
         """Find the first counter, by name, that is short when `wanted` is held besides `held`.
 
-        None when all of it fits. What is held already takes nothing more. Counters that `wanted`
-        does not touch are not looked at, though they may be overdrawn.
+        None when all of it fits. A wanted device that is already held takes nothing more. Counters
+        that `wanted` does not touch are ignored, though they may be overdrawn.
         """
         more = sorted({name for name in wanted if name in self._uses and name not in held})
         asked = _sum(self._uses[name] for name in more)
@@ -101,18 +99,18 @@ class Partitions:
         return {name: shortage for name, shortage in shortages.items() if shortage is not None}
 
     def rivals(self) -> frozenset[str]:
-        """Find the devices that cannot be handed out without counting: they use a counter of which
-        not all of its users fit at once.
+        """Find the devices that cannot be allocated without counting: they use a counter that
+        cannot serve all of its users at once.
         """
         asked = _sum(self._uses.values())
         short = {key for key, amount in asked.items() if amount > self._totals.get(key, 0) or key not in self._totals}
         return frozenset(name for name, uses in self._uses.items() if not short.isdisjoint(uses))
 
     def together(self, devices: Sequence[Device]) -> frozenset[str]:
-        """Choose devices of which any number fit at once: those that are no part of another first,
+        """Choose devices of which any number fit at once: first those that are no part of another,
         then by name.
 
-        Devices without counters are all in.
+        All devices without counters are included.
         """
         kept: set[str] = set()
         for device in sorted(devices, key=lambda device: (bool(device.partition_of), device.name)):
@@ -124,18 +122,18 @@ class Partitions:
 def partitioned(
     devices: Sequence[Device], counter_sets: Sequence[CounterSet]
 ) -> tuple[tuple[Device, ...], tuple[CounterSet, ...], dict[str, str]]:
-    """Check what a driver says of its partitions, and count those that name no counters.
+    """Check the partitions that a driver reports, and add counters where it names none.
 
-    A device that says no more than `partition_of` gets a counter set with its parent's name, of
-    which the parent takes all and a part takes 1: any number of parts at once, and never beside the
-    whole. What was counted so once is counted anew.
+    A device with `partition_of` and no counters gets a counter set with its parent's name. The
+    parent takes all of that set and each part takes 1, so any number of parts are possible at once,
+    but never beside the whole. Counters that an earlier call added this way are replaced.
     Shapes: result — the devices without fault in the order given, all counter sets that are in use
-    by name, and name to fault of the others.
+            by name, and name to fault of the others.
     """
     faults: dict[str, str] = {}
     sets: dict[str, CounterSet] = {}
     for counter_set in counter_sets:
-        # A set with a fault is none; those who use it are told by name.
+        # A faulty set is dropped. The devices that use it are reported by name.
         if not _fault_of_set(counter_set) and counter_set.name not in sets and PARTS not in counter_set.counters:
             sets[counter_set.name] = counter_set
     devices = [_uncounted(device) for device in devices]
@@ -163,7 +161,7 @@ def partitioned(
 
 
 def _uncounted(device: Device) -> Device:
-    """Take off what was counted by `partition_of` alone."""
+    """Remove the counters that `partitioned` added for `partition_of` alone."""
     if any(use.counter == PARTS for use in device.consumes):
         return structs.replace(device, consumes=tuple(use for use in device.consumes if use.counter != PARTS))
     return device
@@ -213,7 +211,8 @@ def _fault_of_uses(device: Device, sets: Mapping[str, CounterSet]) -> str:
 
 
 def _fault_of_parent(device: Device, by_name: Mapping[str, Device], sets: Mapping[str, CounterSet]) -> str:
-    """Say why a device cannot be told from its parent: they must exclude each other.
+    """Explain why a device and its parent do not exclude each other, as they must. Empty when they
+    do.
 
     A parent that is not there excludes nothing.
     """

@@ -1,7 +1,6 @@
 """PCI addresses as the kernel writes them, extended domains included.
 
-Source: the kernel's `%04x:%02x:%02x.%x`; a domain above 16 bits (VMD,
-Hyper-V) just has more digits.
+Source: the kernel's `%04x:%02x:%02x.%x`. A domain above 16 bits (VMD, Hyper-V) has more digits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([01][0-9a-fA-F
 
 @total_ordering
 class PciAddress:
-    """A PCI function's address: domain, bus, device, function. Immutable; ordered by its numbers.
+    """A PCI function's address: domain, bus, device, function. Immutable and ordered by its
+    numbers.
 
     >>> PciAddress.parse("3B:00.0")
     PciAddress('0000:3b:00.0')
@@ -47,7 +47,10 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str) -> PciAddress:
-        """Read `[domain:]bus:device.function`; ValueError names the text otherwise."""
+        """Read `[domain:]bus:device.function`.
+
+        Errors: raises ValueError that names the text.
+        """
         match = _ADDRESS.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"not a PCI address: {text!r}, wanted domain:bus:device.function such as 0000:3b:00.0")

@@ -1,9 +1,9 @@
 """Pools: devices of one class that kubelet is offered under a resource name of their own, such as
 `topobus.dev/gpu-h100`.
 
-Flows in: an operator's pools, each a name and conditions on a device. Flows out: the one pool of a
-device, or none. Pools are tried as they are listed and the first that matches has the device, so a
-device is in one resource at most; what no pool takes stays in the class's own resource.
+An operator lists pools, each a name and conditions on a device. The first pool that matches has the
+device, so a device is in one resource at most. A device that no pool takes stays in the class's own
+resource.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAME_LIMIT = 63
 
 
 class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One thing that must be true of a device. What a device does not have is never true of it."""
+    """One condition on a device. It is false where the device lacks the field."""
 
     field: str
     """`driver`, `model`, `name`, `numa_node`, `parent`, `pci`, `pcie_root`, `role`, `socket`,
@@ -62,7 +62,7 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """A number of at most this. May stand beside `minimum`."""
 
     def __post_init__(self) -> None:
-        """Refuse a condition that cannot mean what was meant."""
+        """Refuse a condition that cannot mean what was intended."""
         _check_field(self.field)
         tests = [
             name
@@ -124,7 +124,7 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of these are true of the pool's devices."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that is no resource's, and a pool of everything."""
+        """Refuse a name that is not a resource's, and a pool without conditions."""
         if not is_dns_label(self.name):
             raise ValueError(
                 f"name is {self.name!r}, wanted lower-case letters, digits and '-', at most {_NAME_LIMIT}, "
@@ -142,7 +142,7 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
-    """Say what is wrong with a class's pools as a whole; empty when nothing is.
+    """Explain what is wrong with a class's pools as a whole. Empty when nothing is.
 
     >>> fault_of_pools("gpu", [Pool(name="h100", where=(Condition(field="model", glob="*H100*"),))])
     "pool 'h100' of class gpu: wanted a name that begins with 'gpu-', such as gpu-h100"
@@ -154,7 +154,7 @@ def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
                 f"pool {pool.name!r}: class cpu has no pools, for kubelet gives exclusive CPUs by its own resource cpu"
             )
         if not pool.name.startswith(f"{device_class}-"):
-            # So no two services of a node can offer one name, and a name tells the class.
+            # So no two services of a node can offer one name, and the name identifies the class.
             near = f"{device_class}-{pool.name}"[:_NAME_LIMIT]
             return (
                 f"pool {pool.name!r} of class {device_class}: wanted a name that begins with '{device_class}-', "
@@ -170,10 +170,9 @@ def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
 
 
 def pool_of(device: Device, pools: Sequence[Pool]) -> str:
-    """Name the pool of a device.
+    """Name the pool of a device. Empty when no pool takes it.
 
-    Order: of several pools that take it, the first in the operator's list. Errors: raises
-    nothing; empty when none takes it.
+    Order: of several pools that take it, the first in the operator's list.
     """
     return next((pool.name for pool in pools if pool.takes(device)), "")
 
@@ -186,9 +185,9 @@ def resource_of(device: Device) -> str:
 def resource_split(devices: Sequence[Device], classes: Collection[str] = ()) -> dict[str, tuple[Device, ...]]:
     """Sort devices of one class by the resource that offers them.
 
-    Shapes: classes — all classes of the node: a pool called like one of them is none, for the class
-    has the name; result — resource without its prefix to its devices, sorted by name, each with one
-    device at least and in the order given.
+    Shapes: classes — all classes of the node. A pool named like one of them is ignored, because the
+            class has the name. result — resource without its prefix to its devices, sorted by name,
+            each with one device at least and in the order given.
     """
     found_devices: dict[str, list[Device]] = {}
     for device in devices:

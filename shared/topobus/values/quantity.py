@@ -1,9 +1,8 @@
 """Kubernetes quantities, exact: `1536Mi`, `0.5`, `2e3`, `250m`.
 
-A value is a whole number of billionths, as in apimachinery: anything finer is rounded away
-from zero, and a binary amount (`Ki`, ...) beyond 2^63-1 is capped. Digits are ASCII's alone.
-As in apimachinery a number without digits counts as none of its unit (`G` is 0) where the
-short way of reading takes it.
+A value is a whole number of billionths, as in apimachinery: anything finer is rounded away from
+zero, and a binary amount (`Ki`, ...) beyond 2^63-1 is capped. Only ASCII digits are accepted. As in
+apimachinery, a suffix without digits (`G`) is 0 where apimachinery's short way of reading takes it.
 Source: k8s.io/apimachinery/pkg/api/resource/quantity.go.
 """
 
@@ -66,7 +65,7 @@ class Quantity:
 
     @classmethod
     def parse(cls, text: str | float) -> Quantity:
-        """Read a quantity as Kubernetes does; a bare number stands for itself.
+        """Read a quantity as Kubernetes does. A bare number is its own value.
 
         Errors: raises ValueError that shows the text.
         """
@@ -140,13 +139,13 @@ class Quantity:
 
     @property
     def is_integer(self) -> bool:
-        """Say whether apimachinery gives it as a number of 64 bits without reckoning (AsInt64):
+        """Say whether apimachinery returns it as a 64-bit number without arithmetic (AsInt64):
         `1k`, but neither `1000m` nor `1Pi`.
         """
         return self.scale is not None and self.scale >= 0 and abs(self.nano) <= _LARGEST
 
     def approximate(self) -> float:
-        """Give it as a double, with the rounding of apimachinery (AsApproximateFloat64)."""
+        """Return it as a double, with the rounding of apimachinery (AsApproximateFloat64)."""
         if self.scale is None or self.scale < -9:
             return float(self.nano) * 1e-9
         number = float(self.nano // 10 ** (9 + self.scale))

@@ -1,7 +1,7 @@
-"""What is asked for: pods, containers, devices; and who asks.
+"""A request: pods, containers and devices, and who requests them.
 
-CPUs asked here are exclusive ones (whole logical CPUs, as kubelet's static policy grants); shared
-CPU time is not ours to place.
+CPUs in a request are exclusive ones (whole logical CPUs, as kubelet's static policy grants). Shared
+CPU time is not placed here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Scope(StrEnum):
 
 
 class LocalityLevel(StrEnum):
-    """What must not be left, narrowest first."""
+    """The domain that an allocation must not leave, narrowest first."""
 
     LINK = "link"
     """Devices that are linked with each other directly (NVLink, XGMI); binds only classes whose
@@ -56,9 +56,9 @@ class LocalityLevel(StrEnum):
 
 
 class Locality(Struct, frozen=True, kw_only=True):
-    """All that a container gets lies within one domain of this level. Hard: or it is refused.
+    """All devices of a container lie within one domain of this level.
 
-    Soft: where that can be had.
+    Hard: the container is refused otherwise. Soft: only where that is possible.
     """
 
     level: LocalityLevel
@@ -70,7 +70,7 @@ class Locality(Struct, frozen=True, kw_only=True):
 
 class ContainerKind(StrEnum):
     """When a container runs: `init` ends before the next starts, `sidecar` is an init container
-    that goes on, `app` runs with its siblings.
+    that keeps running, `app` runs with its siblings.
     """
 
     INIT = "init"
@@ -79,7 +79,7 @@ class ContainerKind(StrEnum):
 
 
 class OwnerKind(StrEnum):
-    """Who holds devices in the ledger."""
+    """The kind of an owner in the ledger."""
 
     POD = "pod"
     """A pod placed through `place`."""
@@ -97,7 +97,7 @@ class OwnerKind(StrEnum):
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """Who holds, or wants to hold, devices. `key` is what the ledger is keyed by."""
+    """An owner that holds, or requests, devices. The ledger is keyed by `key`."""
 
     kind: OwnerKind
     namespace: str = "default"
@@ -118,11 +118,11 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 
 class DeviceRequest(Struct, frozen=True, kw_only=True):
-    """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a
-    class; or so many of a resource named in full (`nvidia.com/gpu`).
+    """A number of devices of a class, of one of its pools (`gpu-h100`) or of a resource named in
+    full (`nvidia.com/gpu`), or exactly the named devices of a class.
 
-    A class by count means what no pool of it has, as the class's own resource does for
-    kubelet. `names`, when given, is the very set wanted (a claim's allocation):
+    A class by count means the devices that are in none of its pools, as the class's own resource
+    does for kubelet. `names`, when given, is the exact set wanted (a claim's allocation), and
     `count` must equal its length.
     """
 
@@ -142,7 +142,9 @@ class DeviceRequest(Struct, frozen=True, kw_only=True):
 
 
 class ContainerRequest(Struct, frozen=True, kw_only=True):
-    """What one container wants. `cpus` are exclusive logical CPUs; 0 means none exclusive."""
+    """What one container requests. `cpus` are exclusive logical CPUs, and 0 means none
+    exclusive.
+    """
 
     name: str
     kind: ContainerKind = ContainerKind.APP
@@ -157,7 +159,7 @@ class ContainerRequest(Struct, frozen=True, kw_only=True):
 
 
 class ClaimUse(Struct, frozen=True, kw_only=True):
-    """A claim of a pod that holds its devices already, by the owner's key."""
+    """A claim of a pod that holds its devices already, named by its owner's key."""
 
     owner_key: str
     containers: tuple[str, ...] = ()
@@ -166,8 +168,8 @@ class ClaimUse(Struct, frozen=True, kw_only=True):
 
 
 class PodRequest(Struct, frozen=True, kw_only=True):
-    """What a pod (or a claim, as one nameless container) wants, with its own policy and scope when
-    it has them.
+    """What a pod (or a claim, as one nameless container) requests, with its own policy and scope
+    when it has them.
     """
 
     owner: Owner

@@ -1,9 +1,8 @@
-"""Resource names of pods: which of our classes is like a resource that nobody offers.
+"""Resource names of pods: which of our classes resembles a resource that no service offers.
 
-Flows in: a resource's full name (`nvidia.com/gpu`) and the classes of a node. Flows out: the class
-that its name speaks of, for a hint; nothing is ever given on the strength of it. Words as device
-plugins use them: NVIDIA, AMD and Intel GPU plugins, the SR-IOV and RDMA shared device plugins,
-Xilinx and Intel FPGA plugins.
+The result is only a hint. Nothing is allocated because of it. The words are those of device
+plugins: NVIDIA, AMD and Intel GPU plugins, the SR-IOV and RDMA shared device plugins, Xilinx and
+Intel FPGA plugins.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WORDS: dict[str, frozenset[str]] = {
 
 def is_resource_name(text: str) -> bool:
     """Say whether a device request names a resource in full, instead of one of our classes or
-    pools: those have no slash.
+    pools, which have no slash.
 
     >>> is_resource_name("nvidia.com/gpu"), is_resource_name("gpu-h100")
     (True, False)
@@ -39,9 +38,9 @@ def is_resource_name(text: str) -> bool:
 
 
 def similar_class(resource: str, classes: Collection[str]) -> str:
-    """Name the class that a resource's name speaks of.
+    """Name the class that a resource's name suggests.
 
-    Empty when its words tell of none, or of several.
+    Empty when its words suggest none, or several.
 
     >>> similar_class("nvidia.com/gpu", ["gpu", "nic"]), similar_class("rdma/hca", ["gpu", "nic"]), similar_class("example.com/dongle", ["gpu"])
     ('gpu', 'nic', '')

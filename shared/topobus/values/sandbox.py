@@ -1,8 +1,8 @@
-"""A pod's sandbox as the container runtime tells it, and the network interface that a device is
+"""A pod's sandbox as the container runtime reports it, and the network interface that a device is
 inside it.
 
-Flows in: what the runtime says of a sandbox. Flows out: values that gateway and device services
-share. What a pod's author may have written (annotations) is kept to the few keys that are read.
+The gateway and the device services share these values. Of the annotations, which a pod's author may
+have written, only the few keys that are read are kept.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Shares of devices: the ids of replicas, what a replica is worth, what others have of a device,
-and what is left of it.
+"""Shares of devices: the ids of replicas, the value of a replica, the shares that others hold of a
+device, and what is left of it.
 
-Flows in: devices and the ledger's words of who has what. Flows out: names, amounts, and the
-capacities that are short. A replica is worth what a claim gets that names no amount, so both ways
-of asking count in the same units.
+A replica is worth what a claim gets that names no amount, so both ways of asking count in the same
+units.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def replica_id(device: str, number: int) -> str:
 
 
 def device_of_replica(name: str) -> str:
-    """Name the device of a replica; what is no replica is its own device.
+    """Name the device of a replica. A name that is not a replica's is returned unchanged.
 
     >>> device_of_replica("gpu-0::3"), device_of_replica("gpu-0")
     ('gpu-0', 'gpu-0')
@@ -58,7 +57,7 @@ def device_of_replica(name: str) -> str:
 
 
 def number_of_replica(name: str) -> int | None:
-    """Read a replica's number; None for what is no replica.
+    """Read a replica's number. Return None for a name that is not a replica's.
 
     >>> number_of_replica("gpu-0::3"), number_of_replica("gpu-0"), number_of_replica("gpu-0::03")
     (3, None, None)
@@ -70,8 +69,8 @@ def number_of_replica(name: str) -> int | None:
 
 
 def replica_share(device: Device, numbers: Iterable[int]) -> HeldShare:
-    """Say what these replicas of a device are worth together: of each capacity what a claim gets
-    that names no amount.
+    """Compute the share that these replicas of a device form together: of each capacity as much as
+    a claim gets that names no amount, for each replica.
 
     >>> replica_share(Device(name="gpu-0", device_class="gpu", capacity={"cores": 8}), [2, 0]).replicas
     (0, 2)
@@ -86,10 +85,9 @@ def replica_share(device: Device, numbers: Iterable[int]) -> HeldShare:
 
 
 def share_without(share: HeldShare, taken: HeldShare) -> HeldShare | None:
-    """Give what is left of a share when another one takes its replicas out of it.
+    """Return what is left of a share after the replicas of another are taken out of it.
 
-    None: nothing, or neither names a replica that the other lacks. Without
-    replicas a share is one whole.
+    Return None when no replica is left. A share without replicas is one whole, so nothing is left.
     """
     kept = tuple(number for number in share.replicas if number not in taken.replicas)
     if not kept:
@@ -99,10 +97,10 @@ def share_without(share: HeldShare, taken: HeldShare) -> HeldShare | None:
 
 
 def shares_held(holdings: Iterable[tuple[str, Holding]]) -> dict[str, dict[str, dict[str, HeldShare]]]:
-    """Collect what owners have of shared devices.
+    """Collect the shares that owners hold of devices.
 
     Shapes: holdings — owner's key and what it holds; result — class to device to owner's key to its
-    share. One that tells no amounts is left out.
+            share.
     """
     held: dict[str, dict[str, dict[str, HeldShare]]] = {}
     for key, holding in holdings:
@@ -124,7 +122,9 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> int:
-        """What is there for somebody new; never below 0, also when a device has become smaller."""
+        """The amount left for a new owner. It is never below 0, even when a device has become
+        smaller.
+        """
         return max(0, self.total - self.in_use)
 
 

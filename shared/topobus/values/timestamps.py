@@ -1,7 +1,6 @@
 """Timestamps: how a moment is written in messages, objects and files.
 
-Flows in: an aware `datetime`. Flows out: its text. The clock itself is `topobus.process.clock`; a
-decision gets the moment as an argument.
+The clock itself is `topobus.process.clock`. A decision gets the moment as an argument.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ __all__ = ["in_whole_seconds", "rfc3339", "short_time"]
 def rfc3339(moment: datetime) -> str:
     """Write a moment as RFC 3339 in UTC with microseconds, so that texts sort as moments do.
 
-    Errors: none for an aware moment; a naive one is read as the machine's
-    local time, so do not pass one.
+    Errors: none. A naive moment is read as the machine's local time, so do not pass one.
     Source: RFC 3339 section 5.6.
 
     >>> rfc3339(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))

@@ -1,14 +1,12 @@
-"""Names resources and devices towards kubelet as a vendor's own device plugin does, so that pods,
+"""Names resources and devices for kubelet as a vendor's own device plugin does, so that pods,
 charts and exporters written for that plugin work unchanged.
 
-Pure. Flows in: a device, its pool, the profiles of the gateway's setting `profiles`. Flows
-out: the resource's name, the way of naming its devices, and both back from a resource; for a
-plan, which devices a resource has.
+Pure. The profiles are those of the gateway's setting `profiles`.
 
-Source: NVIDIA/k8s-device-plugin internal/rm/rm.go (`mig-` and the profile, `+` becomes `.`)
-and internal/plugin/server.go (sockets); ROCm/k8s-device-plugin
-internal/pkg/plugin/plugin.go; sriov-network-device-plugin cmd/sriovdp/main.go (prefix
-intel.com), pkg/resources/server.go (sockets).
+Source: NVIDIA/k8s-device-plugin internal/rm/rm.go (`mig-` and the profile, `+` becomes `.`) and
+internal/plugin/server.go (sockets); ROCm/k8s-device-plugin internal/pkg/plugin/plugin.go;
+sriov-network-device-plugin cmd/sriovdp/main.go (prefix intel.com), pkg/resources/server.go
+(sockets).
 """
 
 from __future__ import annotations
@@ -52,10 +50,11 @@ _MIG = "mig-"
 def resource_in_profile(device: Device, pool: str, profiles: Collection[VendorProfile]) -> str:
     """Name the resource of a device as its vendor's plugin does.
 
-    Empty where no profile speaks of it.
+    Empty where no profile covers it.
 
-    Shapes: pool — of the device, empty for none. GPUs go by maker. NICs have profile intel-sriov where they are in a pool, whoever made them: the SR-IOV plugin
-            offers what its configuration selects, and its resources have underscores.
+    Shapes: pool — of the device, empty for none. A GPU's profile is its maker's. A NIC in a pool
+            has profile intel-sriov whatever its maker: the SR-IOV plugin offers what its
+            configuration selects, and its resources have underscores.
     >>> resource_in_profile(Device(name="gpu-0", device_class="gpu", vendor="nvidia", attributes={"profile": "1g.10gb+me"}), "", ["nvidia"])
     'nvidia.com/mig-1g.10gb.me'
     >>> resource_in_profile(Device(name="nic-0", device_class="nic"), "nic-intel-sriov-netdevice", ["intel-sriov"])
@@ -74,7 +73,7 @@ def resource_in_profile(device: Device, pool: str, profiles: Collection[VendorPr
 
 
 def profile_in(resource: str, device_class: str, profiles: Collection[VendorProfile]) -> VendorProfile | None:
-    """Tell by which profile a class has a resource.
+    """Find the profile by which a class has a resource.
 
     >>> profile_in("nvidia.com/mig-1g.10gb", "gpu", ["nvidia"]), profile_in("nvidia.com/gpu", "gpu", ["amd"])
     ('nvidia', None)
@@ -86,7 +85,7 @@ def profile_in(resource: str, device_class: str, profiles: Collection[VendorProf
 
 
 def pool_in(resource: str, profile: VendorProfile) -> str:
-    """Name the pool of a resource of a profile; empty for what no pool has.
+    """Name the pool of a resource of a profile. Empty when it is the class itself or a MIG profile.
 
     >>> pool_in("nvidia.com/gpu", "nvidia"), pool_in("nvidia.com/gpu-h100", "nvidia"), pool_in("intel.com/intel_sriov_dpdk", "intel-sriov")
     ('', 'gpu-h100', 'nic-intel-sriov-dpdk')
@@ -98,8 +97,7 @@ def pool_in(resource: str, profile: VendorProfile) -> str:
 
 
 def is_named_by(resource: str, profiles: Collection[VendorProfile]) -> bool:
-    """Say whether a resource is one that a profile could give: somebody else's plugin may not have
-    it beside us.
+    """Say whether a profile could offer a resource: no other plugin may offer it beside us.
 
     >>> is_named_by("nvidia.com/gpu", ["nvidia"]), is_named_by("nvidia.com/pgpu", ["nvidia"]), is_named_by("amd.com/gpu", ["nvidia"])
     (True, False, False)
@@ -109,8 +107,8 @@ def is_named_by(resource: str, profiles: Collection[VendorProfile]) -> bool:
 
 
 def ids_of_profile(profile: VendorProfile | None) -> IdProfile:
-    """Tell how the plugin of a profile names its devices: a UUID, the PCI address, the PCI address
-    of whole cards.
+    """Return how the plugin of a profile names its devices: by UUID, by PCI address, or by the PCI
+    address of whole cards.
     """
     return "topobus" if profile is None else _IDS[profile]
 
@@ -127,7 +125,7 @@ def socket_names(resource: str) -> tuple[str, ...]:
 
 
 def asked_in_profiles(request: PodRequest, profiles: Collection[VendorProfile]) -> frozenset[str]:
-    """List the resources of a pod that a profile could give."""
+    """List the resources of a pod that a profile could offer."""
     return frozenset(
         device.device_class
         for container in request.containers
@@ -139,11 +137,11 @@ def asked_in_profiles(request: PodRequest, profiles: Collection[VendorProfile]) 
 def pools_of_profiles(
     devices: Sequence[Device], profiles: Collection[VendorProfile]
 ) -> tuple[tuple[Device, ...], Mapping[str, str]]:
-    """Give the devices of a class with a pool for each resource of a profile that has only some of
-    a pool's (or of the class's) devices, as a MIG profile has.
+    """Add a pool for each resource of a profile that has only some of a pool's (or of the class's)
+    devices, as a MIG profile has.
 
     Shapes: result — the devices in their order, and resources (`nvidia.com/gpu`) to what has
-    exactly their devices: the class, or a pool.
+            exactly their devices: the class, or a pool.
     """
     named = {device.name: resource_in_profile(device, device.pool, profiles) for device in devices}
     users: dict[str, set[str]] = {}
@@ -163,7 +161,7 @@ def pools_of_profiles(
 
 
 def renamed(request: PodRequest, names: Mapping[str, str]) -> PodRequest:
-    """Give the same request with resources by other names."""
+    """Return the same request with resources by other names."""
     containers = tuple(
         structs.replace(
             container,
@@ -178,7 +176,7 @@ def renamed(request: PodRequest, names: Mapping[str, str]) -> PodRequest:
 
 
 def _mig_name(device: Device, profile: VendorProfile) -> str:
-    """Name a MIG instance's resource by its profile; empty for a whole GPU."""
+    """Name a MIG instance's resource by its profile. Empty for a whole GPU."""
     mig_profile = device.attributes.get("profile")
     return (
         f"{_MIG}{mig_profile.replace('+', '.')}"

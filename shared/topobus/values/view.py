@@ -1,8 +1,8 @@
 """One node as a plan sees it: the machine, the devices and who holds what, small enough to travel
 in a decision event.
 
-A plan is a pure function of a NodeView and a PodRequest; the view in the event is what makes any
-past decision replayable offline.
+A plan is a pure function of a NodeView and a PodRequest. The view in the event makes any past
+decision replayable offline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class KubeletVersion(StrEnum):
-    """Whose semantics mode compatible has.
+    """The kubelet release whose semantics mode compatible follows.
 
     Only releases whose answers differ have a name of their own.
     """
@@ -48,7 +48,7 @@ class KubeletVersion(StrEnum):
 class PlanMode(StrEnum):
     """What happens when kubelet's order of containers and choices ends in a refusal.
 
-    A pod that it admits is placed alike in both.
+    A pod that kubelet admits is placed alike in both.
     """
 
     COMPATIBLE = "compatible"
@@ -112,8 +112,8 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
 
 
 class NodeAlignment(Struct, frozen=True, kw_only=True):
-    """How one node aligns, as its operator set it, and whose devices it hands out now: with it
-    others judge what the node itself would say.
+    """How an operator configured one node's alignment, and whose devices it allocates now. With it
+    other services compute the answer that the node itself would give.
     """
 
     node: str
