@@ -1,1 +1,1 @@
-"""Wire formats as values: what is read and written, without the reading and writing."""
+"""Wire formats as values: what is read and written, without any I/O."""

@@ -1,12 +1,9 @@
 """CDI files as values: the model, its rules, the lowest version that can express it, JSON and back.
 
-Pure.
-
-Flows in: container edits. Flows out: the bytes of a file for a container runtime; `cdi_files`
-writes them. The lowest version that can express the file is used, because older runtimes
-refuse newer ones. Annotations of a container edit have no CDI form (CDI's own annotations
-describe the file); a container gets them only through the device plugin API. Source: CDI spec
-1.1.0 and the reference library's checks.
+Pure: `cdi_files` writes the bytes. The lowest version that can express the file is used, because
+older runtimes refuse newer ones. Annotations of a container edit have no CDI form (CDI's own
+annotations describe the file), so a container gets them only through the device plugin API. Source:
+CDI spec 1.1.0 and the reference library's checks.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
 
 class CdiSpec(Struct, frozen=True, kw_only=True):
-    """One file: devices of one kind, and edits that any of them brings along."""
+    """One file: devices of one kind, and the edits that come with any of them."""
 
     vendor: str
     device_class: str
@@ -141,7 +138,7 @@ class _File(Struct, rename="camel", omit_defaults=True):
 
 
 def problems(spec: CdiSpec) -> tuple[str, ...]:
-    """List what a runtime would refuse, a sentence each; empty when the file is good.
+    """List what a runtime would refuse, a sentence each. Empty when the file is good.
 
     >>> problems(CdiSpec(vendor="topobus.dev", device_class="gpu", devices=()))
     ('topobus.dev/gpu has no devices',)
@@ -174,7 +171,7 @@ def problems(spec: CdiSpec) -> tuple[str, ...]:
 
 
 def lowest_version(spec: CdiSpec) -> str:
-    """Find the lowest version that can say all of this.
+    """Find the lowest version that can express all of this.
 
     >>> node = DeviceNode(path="/dev/a", host_path="/dev/b")
     >>> lowest_version(CdiSpec(vendor="v", device_class="c", devices=(CdiDevice(name="a", edits=ContainerEdits(device_nodes=(node,))),)))
@@ -223,11 +220,11 @@ def render(spec: CdiSpec) -> bytes:
 
 
 def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
-    """Read a file as runtimes do: fields that nobody knows are left aside, and so is a version that
-    is higher than those that we know.
+    """Read a file as runtimes do: ignore unknown fields, and accept a version higher than those
+    that we know.
 
-    Errors: raises ContractError that names the place: what is no CDI file, and what a runtime would
-    refuse. Source: CDI pkg/cdi/spec.go, container-edits.go.
+    Errors: raises ContractError that names the place, for bytes that are no CDI file and for a file
+            that a runtime would refuse. Source: CDI pkg/cdi/spec.go, container-edits.go.
     """
     try:
         file = msgspec.json.decode(data, type=_File)
@@ -237,10 +234,10 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
 
 
 def read_value(value: object, *, where: str = "CDI file") -> CdiSpec:
-    """Read what a YAML or JSON reader made of a file of somebody else, as runtimes do: a number
-    where text is wanted is its text (`name: 0`), null is absent.
+    """Read the values that a YAML or JSON reader made of another vendor's file, as runtimes do: a
+    number where text is wanted is its text (`name: 0`), null is absent.
 
-    Errors: as `parse`; also ContractError for a file that is empty, or that anchors make enormous.
+    Errors: as `parse`. Also ContractError for a file that is empty, or that anchors make enormous.
     """
     if value is None:
         raise ContractError(f"{where}: it is empty, wanted a CDI file with cdiVersion, kind and devices")
@@ -254,11 +251,14 @@ def read_value(value: object, *, where: str = "CDI file") -> CdiSpec:
 
 
 class _TooManyValuesError(Exception):
-    """Raised inside for a file that anchors make enormous."""
+    """Raised inside this module for a file that anchors make enormous."""
 
 
 def _plain(value: object, key: str, left: list[int]) -> object:
-    """Give a value with text where the field wants text. `left`: how many more values may come."""
+    """Return a value with text where the field wants text.
+
+    Shapes: left — how many more values may come.
+    """
     left[0] -= 1
     if left[0] < 0:
         raise _TooManyValuesError
@@ -291,7 +291,7 @@ def _checked(file: _File, where: str) -> CdiSpec:
 
 
 def file_name(vendor: str, device_class: str, transient_id: str = "") -> str:
-    """Name the file: `<vendor>-<class>.json`, and with `_<id>` for one that lives as long as a
+    """Name the file: `<vendor>-<class>.json`, and with `_<id>` for a file that lives as long as a
     claim.
 
     >>> file_name("topobus.dev", "gpu", "3cec")
@@ -340,21 +340,21 @@ def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
 
 
 def _is_clos_id(name: str) -> bool:
-    """Say whether resctrl can have a group of this name; `/` is its root."""
+    """Say whether resctrl can have a group of this name. `/` is its root."""
     return name == "/" or (
         len(name.encode()) < 4096 and name not in (".", "..") and "/" not in name and "\n" not in name
     )
 
 
 def _numbers(version: str) -> tuple[int, ...] | None:
-    """Read a version; None when it is none."""
+    """Read a version. Return None for a text that is no version."""
     match = _VERSION.fullmatch(version)
     return tuple(map(int, match.groups())) if match else None
 
 
 def _start_problems(spec: CdiSpec) -> Iterable[str]:
-    """List what a runtime reads, and a container then does not start with: a path that is not
-    absolute, a zero byte in the environment.
+    """List what a runtime accepts but a container cannot start with: a path that is not absolute, a
+    zero byte in the environment.
     """
     for where, edits in (
         ("the common edits", spec.common),

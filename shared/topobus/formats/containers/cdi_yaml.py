@@ -1,4 +1,6 @@
-"""Reads a CDI file in YAML, as container runtimes do; loaded only where there is one."""
+"""Reads a CDI file in YAML, as container runtimes do. It is loaded only where such a file
+exists.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(data: bytes, where: str) -> object:
-    """Read one document; `where` is named in errors.
+    """Read one document.
 
+    Shapes: where — named in errors.
     Errors: raises ContractError for bytes that are neither YAML nor JSON.
     """
     try:

@@ -1,13 +1,9 @@
 """Applies devices to a container's OCI spec as kubelet and a container runtime do, and reports
 every conflict.
 
-Pure.
-
-Flows in: a base spec (what image and pod want), what each resource's Allocate gave, CDI files with
-the names to inject, facts about device nodes of the host. Flows out: a new spec. Order: kubelet
-merges the answers of all resources (the first one keeps a key), the pod's own values win over
-them, CDI edits come last and win over all. Kubelet and runtimes drop the losing value without a
-message; here it is a Conflict.
+Pure. Order: kubelet merges the answers of all resources (the first answer keeps a key), the pod's
+own values win over them, and CDI edits come last and win. Kubelet and runtimes drop the losing
+value without a message. Here it is a Conflict.
 Source: kubelet cm/devicemanager (deviceRunContainerOptions) and kubelet_pods.go; containerd
 internal/cri/opts; CDI pkg/cdi container-edits.go.
 """
@@ -43,7 +39,7 @@ _ALL_ACCESS = "rwm"
 
 
 class PluginAnswer(Struct, frozen=True, kw_only=True):
-    """What one resource's Allocate gave a container."""
+    """What one resource's Allocate added to a container."""
 
     resource: str
     edits: ContainerEdits = ContainerEdits()
@@ -62,7 +58,7 @@ class CdiFile(Struct, frozen=True, kw_only=True):
 
 
 class HostNode(Struct, frozen=True, kw_only=True):
-    """A device node as the host has it."""
+    """A device node as it is on the host."""
 
     kind: str
     """`c`, `b` or `p`, as in an OCI spec."""
@@ -74,7 +70,7 @@ class HostNode(Struct, frozen=True, kw_only=True):
 
 
 class Conflict(Struct, frozen=True, kw_only=True):
-    """Two that set one thing differently."""
+    """Two sources that set one thing differently."""
 
     what: str
     """`variable NVIDIA_VISIBLE_DEVICES`, `mount /opt/x`, `device node /dev/x`, `annotation x`."""
@@ -100,8 +96,8 @@ def device_paths(
 ) -> tuple[str, ...]:
     """List the device nodes of the host whose numbers `oci_spec` needs.
 
-    Shapes: as in `oci_spec`; result — absolute host paths, sorted, each once;
-    pass them to `oci_host.look_up`.
+    Shapes: as in `oci_spec`; result — absolute host paths, sorted, each once. Pass them to
+            `oci_host.look_up`.
     """
     names = set(cdi_devices) | {name for plugin_answer in answers for name in plugin_answer.cdi_devices}
     parts = [plugin_answer.edits for plugin_answer in answers]
@@ -133,10 +129,10 @@ def oci_spec(
     """Merge everything into the base spec.
 
     Shapes: answers — in the order of the container's resources; cdi_devices — of the container's
-    claims, which kubelet names before those of plugins;
-    nodes — host path to facts, for all of `device_paths`.
-    Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a
-    runtime would refuse the container.
+            claims, which kubelet names before those of plugins; nodes — host path to facts, for all
+            of `device_paths`.
+    Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a runtime would refuse
+            the container.
     """
     names = tuple(
         dict.fromkeys((*cdi_devices, *(name for plugin_answer in answers for name in plugin_answer.cdi_devices)))
@@ -153,7 +149,7 @@ def oci_spec(
 
 
 def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[str, ContainerEdits], ...] | Refusal:
-    """Find the edits of each name, with where they come from.
+    """Find the edits of each name, with the file that they come from.
 
     A file's common edits come once, before those of its first device.
 
@@ -187,11 +183,11 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
 
 
 def as_on_host(edits: ContainerEdits, host_nodes: Mapping[str, HostNode]) -> ContainerEdits:
-    """Give device nodes as CDI's specification has them: all access where no permissions are named,
-    and what the host's own node has anyway left out.
+    """Return device nodes as CDI's specification wants them: all access where no permissions are
+    named, and without the properties that equal those of the host's own node.
 
-    Numbers, mode and owner that are the host's own need no right of their own, and a pod by
-    resource can have such a node, for which kubelet has no words.
+    Numbers, mode and owner that equal the host's need no permission of their own. Without them a
+    pod that requests the resource can have the node, although kubelet's API cannot express them.
     """
     nodes: list[DeviceNode] = []
     for node in edits.device_nodes:
@@ -211,7 +207,7 @@ def as_on_host(edits: ContainerEdits, host_nodes: Mapping[str, HostNode]) -> Con
 
 
 class _Merge:
-    """The spec in the making, and who set what."""
+    """The spec in progress, and the source that set each part of it."""
 
     def __init__(self, base: Mapping[str, Any], nodes: Mapping[str, HostNode]) -> None:
         self._spec: dict[str, Any] = copy.deepcopy(dict(base))
@@ -235,7 +231,7 @@ class _Merge:
         }
 
     def add_answer(self, answer: PluginAnswer) -> None:
-        """Add what a device plugin gave: what is set already stays."""
+        """Add a device plugin's answer. A value that is set already stays."""
         edits = answer.edits
         for key, value in edits.env.items():
             self._set(self._env, key, value, answer.resource, "variable")
@@ -260,7 +256,7 @@ class _Merge:
                     self._grant(node, host_node)
 
     def inject(self, source: str, edits: ContainerEdits) -> None:
-        """Inject CDI edits: what was set before gives way."""
+        """Inject CDI edits. They replace values that were set before."""
         for key, value in edits.env.items():
             self._replace(self._env, key, value, source, "variable")
         for mount in edits.mounts:
@@ -327,14 +323,14 @@ class _Merge:
     def _replace(self, entries: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> None:
         if key in entries and entries[key][0] != value:
             self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=source, lost_from=entries[key][1]))
-        # A replaced mount or device stands at the end, as when a runtime
-        # removes the old one and appends.
+        # A replaced mount or device moves to the end, as when a runtime removes the old one and
+        # appends.
         entries.pop(key, None)
         entries[key] = (value, source)
 
     def _find(self, node: DeviceNode) -> HostNode | None:
         if _has_numbers(node):
-            # It says all that is needed, and need not be on the host.
+            # The numbers suffice, so the node need not exist on the host.
             return HostNode(kind="c" if node.kind == "u" else node.kind, major=node.major, minor=node.minor)
         path = node.host_path or node.path
         host_node = self._nodes.get(path)
@@ -359,8 +355,8 @@ class _Merge:
 def _has_numbers(node: DeviceNode) -> bool:
     """Say whether a node has type and numbers.
 
-    A runtime takes what is missing from the host's node, also where the type
-    alone is told (Intel's files).
+    A runtime takes what is missing from the host's node, even where the type alone is given
+    (Intel's files).
     """
     return node.kind == "p" or bool(node.kind and node.major)
 
