@@ -1,7 +1,7 @@
 """Kubernetes' own wire shapes: manifests read strictly, resource.k8s.io/v1 as structs, pods as
 requests.
 
-`parse_manifest` stands in `topobus.formats.kubernetes.manifest` and is found here too; it alone
+`parse_manifest` is defined in `topobus.formats.kubernetes.manifest` and also found here. It alone
 needs pyyaml, which node services do not carry.
 """
 

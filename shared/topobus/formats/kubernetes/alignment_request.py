@@ -1,8 +1,7 @@
-"""What a pod or a claim asks of its own alignment: policy, scope and locality, as annotations or as
-a claim's opaque configuration.
+"""The alignment that a pod or a claim requests: policy, scope and locality, as annotations or as a
+claim's opaque configuration.
 
-Flows in: text by key. Flows out: an `AlignmentRequest`. Grammar of a locality, in any order,
-each level once, blanks allowed:
+Grammar of a locality, in any order, each level once, blanks allowed:
 
     locality = wish *( "," wish )
     wish     = ( "hard" / "soft" ) ":" ( "link" / "switch" / "l3" / "numa" / "socket" )
@@ -52,7 +51,7 @@ C = TypeVar("C", bound=StrEnum)
 
 
 class AlignmentRequest(Struct, frozen=True, kw_only=True):
-    """What was asked for; what was not is the node's to say."""
+    """The alignment that was requested. The node decides whatever was not."""
 
     policy: Policy | None = None
     scope: Scope | None = None
@@ -60,7 +59,7 @@ class AlignmentRequest(Struct, frozen=True, kw_only=True):
 
 
 class AlignmentParameters(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The same in a claim: `config[].opaque.parameters` of a driver of ours, with apiVersion and
+    """The same in a claim: `config[].opaque.parameters` of one of our drivers, with apiVersion and
     kind as below.
     """
 
@@ -72,10 +71,10 @@ class AlignmentParameters(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def read_annotations(annotations: Mapping[str, Any], where: str) -> AlignmentRequest:
-    """Read a pod's annotations; those of others are left alone.
+    """Read a pod's annotations, ignoring those of other programs.
 
-    Errors: raises ContractError that names the annotation, what it says and what it could say; also
-    for one of ours that is misspelt.
+    Errors: raises ContractError that names the annotation, its value and the legal values. Also for
+            a misspelt annotation of ours.
     """
     for key in annotations:
         if key.startswith(_PREFIX) and key not in _ANNOTATIONS and did_you_mean(key, _ANNOTATIONS):
@@ -108,6 +107,8 @@ def read_parameters(parameters: Mapping[str, Any], where: str) -> AlignmentReque
 
 def read_locality(text: str, where: str) -> tuple[Locality, ...]:
     """Read a locality by the grammar above.
+
+    Errors: raises ContractError that quotes the text and names what was wanted.
 
     >>> [str(wish) for wish in read_locality("hard:numa, soft:switch", "topobus.dev/locality")]
     ['hard:numa', 'soft:switch']

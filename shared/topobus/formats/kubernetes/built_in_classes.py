@@ -1,8 +1,7 @@
-"""The DeviceClasses that stand-alone claims can name before anybody stored one: one for each driver
-of ours, with all of its devices.
+"""The DeviceClasses that stand-alone claims can name before any class is stored: one for each of
+our drivers, with all of its devices.
 
-Flows in: a driver's name. Flows out: the class, or an object of it for people. Pure. A stored class
-of the same name takes its place. A cluster has none of them.
+Pure. A stored class of the same name replaces the built-in one. A cluster has none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def built_in_class(driver: str) -> DeviceClassSpec:
 
 
 def built_in_class_object(driver: str) -> ApiObject:
-    """Write it as an object; its condition says that nobody stored it.
+    """Write it as an object for people. Its condition states that it is not stored.
 
     >>> built_in_class_object("gpu.topobus.dev").metadata
     {'name': 'gpu.topobus.dev'}

@@ -1,12 +1,11 @@
-"""A ResourceClaim in Kubernetes' protobuf form, changed in one place: what a driver says of its
-devices.
+"""A ResourceClaim in Kubernetes' protobuf form, changed in one place: the statuses that a driver
+reports for its devices.
 
-All other bytes stay as they are. Why not JSON: an API server compares the claim's
-allocation byte for byte, opaque parameters included, and writes those anew when a client
-sends JSON or a patch. A claim whose author wrote them with spaces, or with keys in another
-order than a server's, then counts as changed, and the write is refused although the
-allocation was never touched (seen on 1.36).
-Flows in: an object as the server gave it. Flows out: the object to be put back. Pure.
+Pure. All other bytes stay as they are. Why not JSON: an API server compares the claim's allocation
+byte for byte, opaque parameters included, and re-encodes those when a client sends JSON or a patch.
+A claim whose author wrote them with spaces, or with keys in another order than a server's, then
+counts as changed, and the write is refused although the allocation was never touched (seen on
+1.36).
 Source: k8s.io/api/resource/v1 generated.proto (the same numbers in all versions), apimachinery
 runtime and meta/v1 generated.proto, 1.36.
 """
@@ -51,19 +50,19 @@ class _Field(Struct, frozen=True):
 def claim_uid(body: bytes) -> str:
     """Read the uid of a claim.
 
-    Errors: raises ContractError for what is no claim in protobuf.
+    Errors: raises ContractError for bytes that are no claim in protobuf.
     """
     claim = _claim(body)[1]
     return _text(_first(_fields(_first(claim, _METADATA)), _UID))
 
 
 def with_device_statuses(body: bytes, driver: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
-    """Give the claim with exactly these entries of a driver.
+    """Return the claim with exactly these entries of a driver.
 
-    Conditions of other types that stand in its entries stay, and keep their entry.
+    Conditions of other types in the driver's present entries stay, and keep their entry.
 
     Shapes: devices — as in `status.devices` in JSON.
-    Errors: raises ContractError for what is no claim in protobuf.
+    Errors: raises ContractError for bytes that are no claim in protobuf.
     """
     unknown, claim = _claim(body)
     status = _fields(_first(claim, _STATUS))
@@ -152,9 +151,9 @@ def _string(number: int, text: object) -> _Field:
 
 
 def _fields(data: bytes) -> list[_Field]:
-    """Split a message; each field once in its order.
+    """Split a message into its fields, in their order.
 
-    Errors: raises ContractError for what ends in the middle.
+    Errors: raises ContractError for a message that ends in the middle.
     """
     fields: list[_Field] = []
     at = 0

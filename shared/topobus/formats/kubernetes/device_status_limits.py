@@ -1,8 +1,6 @@
-"""The limits of what drivers say of a claim's devices in `status.devices`, checked before it is
-written and by the API server simulator.
+"""The limits of the device statuses that drivers write into `status.devices` of a claim.
 
-Flows in: a claim's status. Flows out: one Problem for each limit that is
-broken, in the order of the fields.
+The gateway checks them before it writes, and so does the API server simulator.
 Source: k8s.io/kubernetes pkg/apis/resource/validation (validateDeviceStatus,
 validateNetworkDeviceData), apimachinery meta/v1 validation (ValidateConditions), 1.36.
 """
@@ -37,7 +35,10 @@ _STATUSES = ("True", "False", "Unknown")
 
 
 def check_device_statuses(status: r.ClaimStatus) -> Iterator[Problem]:
-    """Check what drivers say about the devices of a claim."""
+    """Check the statuses that drivers report for the devices of a claim.
+
+    Order: of the fields, one Problem for each limit that is broken.
+    """
     results = status.allocation.devices.results if status.allocation is not None else ()
     granted = {
         (granted_device.driver, granted_device.pool, granted_device.device, granted_device.share_id)
@@ -65,7 +66,7 @@ def check_device_statuses(status: r.ClaimStatus) -> Iterator[Problem]:
 
 
 def is_interface_address(address: str) -> bool:
-    """Say whether an address is written as the API wants it: with its prefix, in the shortest way.
+    """Say whether an address is written as the API wants it: with its prefix, in the shortest form.
 
     >>> [is_interface_address(text) for text in ("192.0.2.5/24", "192.0.2.5", "2001:db8::5/64", "2001:db8:0::5/64")]
     [True, False, True, False]

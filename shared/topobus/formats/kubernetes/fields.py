@@ -1,5 +1,5 @@
-"""Legal field names of Kubernetes objects that Topobus has no use for, so that a typing error can
-be told from them.
+"""Legal field names of Kubernetes objects that Topobus has no use for, so that they are not
+mistaken for typing errors.
 
 Source: k8s.io/api/core/v1/types.go and k8s.io/apimachinery/pkg/apis/meta/v1/types.go, 1.36.
 """

@@ -1,6 +1,7 @@
 """The numbers that resource.k8s.io/v1 sets, and the rules that several of its objects share.
 
-Flows in: a part of an object with its path. Flows out: one Problem for each rule that is broken.
+Each check takes a part of an object with its path, and yields one Problem for each rule that is
+broken.
 Source: k8s.io/api/resource/v1/types.go; k8s.io/kubernetes
 pkg/apis/resource/validation/validation.go; k8s.io/apimachinery/pkg/util/validation, 1.36.
 """
@@ -110,7 +111,7 @@ def is_qualified(name: str, *, needs_domain: bool = False) -> bool:
 
 
 def is_label_name(name: str) -> bool:
-    """Say whether a name is one of a label: 63 characters at most, after an optional DNS name and
+    """Say whether a name may be a label's: 63 characters at most, after an optional DNS name and
     '/'.
     """
     prefix, slash, last = name.rpartition("/")
@@ -118,18 +119,21 @@ def is_label_name(name: str) -> bool:
 
 
 def is_label_value(text: str) -> bool:
-    """Say whether a text is the value of a label; it may be empty."""
+    """Say whether a text may be the value of a label. It may be empty."""
     return not text or bool(_LABEL_NAME.fullmatch(text))
 
 
 def at_most(values: Collection[object], limit: int, path: str) -> Iterator[Problem]:
-    """Check a length."""
+    """Check the number of values."""
     if len(values) > limit:
         yield Problem(path, f"got {len(values)} entries, wanted at most {limit}")
 
 
 def unique(names: Sequence[str], path: str, *, field: str = "name") -> Iterator[Problem]:
-    """Check that no name stands twice; without a field the entries themselves are the names."""
+    """Check that no name occurs twice.
+
+    Shapes: field — the field of an entry that holds the name; empty: the entries are the names.
+    """
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
@@ -144,7 +148,7 @@ def each(values: Sequence[T], path: str, check: Callable[[T, str], Iterator[Prob
 
 
 def quantities(values: Mapping[str, r.QuantityText], path: str) -> Iterator[Problem]:
-    """Check that amounts are amounts."""
+    """Check that amounts are quantities."""
     for name, value in values.items():
         try:
             is_negative = Quantity.parse(value).nano < 0
@@ -255,7 +259,7 @@ def _check_requirement(node_requirement: r.NodeRequirement, path: str) -> Iterat
 
 
 def check_parameters(parameters: object, path: str) -> Iterator[Problem]:
-    """Check an opaque JSON object: a driver's configuration, or what it says of a device."""
+    """Check an opaque JSON object: a driver's configuration, or its data about a device."""
     if not isinstance(parameters, Mapping):
         yield Problem(
             path, f"got {type(parameters).__name__ if parameters is not None else 'nothing'}, wanted a JSON object"

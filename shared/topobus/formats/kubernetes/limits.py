@@ -1,8 +1,7 @@
 """The limits that resource.k8s.io/v1 puts on its objects, checked on the way in and on the way out.
 
-Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that
-is broken, in the order of the fields. Slices stand in `slice_limits`, the numbers in
-`limit_rules`; both are found here, too.
+Each check returns one Problem for each limit that is broken, in the order of the fields. The checks
+of slices are in `slice_limits` and the numbers in `limit_rules`. Both can be imported from here.
 Source: k8s.io/api/resource/v1/types.go and pkg/apis/resource/validation/validation.go, 1.36.
 """
 
@@ -75,7 +74,7 @@ def check_object(api_object: ApiObject) -> list[Problem]:
     and parameters included.
 
     Of an unknown kind only name and namespace are checked. Order: name, namespace, then the fields
-    of the spec. Errors: raises nothing; a spec with wrong types gives one Problem.
+    of the spec. Errors: raises nothing. A spec with wrong types gives one Problem.
     Source: k8s.io/kubernetes pkg/apis/resource/validation/validation.go, 1.36.
     """
     metadata = metadata_of(api_object)
@@ -159,8 +158,10 @@ def check_class(spec: r.DeviceClassSpec, path: str = "spec") -> list[Problem]:
 
 
 def check_allocation(result: r.AllocationResult, spec: r.ClaimSpec | None = None) -> list[Problem]:
-    """Check an allocation before it is written; with the claim's spec, also whether the requests
-    that it names are there.
+    """Check an allocation before it is written.
+
+    Shapes: spec — the claim's; with it, also check that the requests that the allocation names
+            exist.
     """
     request_names = _request_names(spec) if spec is not None else None
     problems = list(at_most(result.devices.results, MAX_LIST, f"{_ALLOCATION}.devices.results"))
@@ -287,7 +288,7 @@ def _request_names(spec: r.ClaimSpec) -> list[str]:
 
 
 def _references(names: Sequence[str], declared: Sequence[str], path: str) -> Iterator[Problem]:
-    """Check names of requests: each is one, and none stands twice."""
+    """Check that each name is a declared request's, and that none occurs twice."""
     if len(names) > MAX_LIST:
         yield from at_most(names, MAX_LIST, path)
         return

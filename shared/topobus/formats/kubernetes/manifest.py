@@ -1,8 +1,8 @@
-"""Manifests: what a user wrote in YAML or JSON, read strictly.
+"""Manifests: the YAML or JSON that a user wrote, read strictly.
 
-Flows in: text. Flows out: ApiObjects whose every known field has a legal name and type and whose
-values keep Kubernetes' limits. A typing error is answered with the file, the line, the path, what
-was found and what was wanted; all of a file's errors at once.
+Every known field of an ApiObject that is returned has a legal name and type, and its values keep
+Kubernetes' limits. All errors of a file are reported at once. Each names the file, the line, the
+path, what was found and what was wanted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
 
 
 class MixedManifest(NamedTuple):
-    """What a manifest has that is ours, and what else stands in it."""
+    """The objects of a manifest that are ours, and the kinds of the others."""
 
     objects: tuple[ApiObject, ...]
     """In the order in which they stand there; the pods of a workload where it stands."""
@@ -103,10 +103,10 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
     """Read all objects of a manifest: YAML with any number of documents, JSON, or a `List` of
     objects.
 
-    Shapes: where — the file's name, for messages; has_nodes — take v1 Nodes, too, for their names
-    and labels. Order: as written.
-    Errors: raises ContractError that lists what is wrong, each with document, line and path; also
-    when there is no object at all.
+    Shapes: where — the file's name, for messages; has_nodes — accept v1 Nodes, for their names and
+            labels. Order: as written.
+    Errors: raises ContractError that lists what is wrong, each with document, line and path. Also
+            when there is no object at all.
 
     >>> [api_object.kind for api_object in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
     ['Pod']
@@ -123,12 +123,13 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
 def parse_some(
     text: str, *, where: str, choose: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> tuple[ApiObject | dict[str, Any], ...]:
-    """Read the objects of a manifest that are wanted strictly, and leave the others as they are:
-    not every kind of Kubernetes is ours to judge.
+    """Read the wanted objects of a manifest strictly, and return the others as they are: Topobus
+    cannot check every kind of Kubernetes.
 
-    Shapes: choose — an object as written to what is to be read of it, None for one to be left
-    alone. Order and errors: as `parse_manifest`, which is ContractError with every problem found,
-    each with its document and line.
+    Shapes: choose — maps an object as written to the part to be read, or to None for one to be left
+            alone. Order: as written.
+    Errors: as `parse_manifest`: ContractError with every problem found, each with its document and
+            line.
     """
     documents: list[ApiObject | dict[str, Any]] = []
     problems: list[str] = []
@@ -146,11 +147,11 @@ def parse_some(
 def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads: bool = False) -> MixedManifest:
     """Read our objects of a manifest strictly, and name the kinds of the others.
 
-    A misspelt kind of ours stays an error.
+    A misspelt kind of ours is still an error.
 
     Shapes: has_nodes — as in `parse_manifest`; has_workloads — take the pods of Deployments and the
-    like, as many as run at once, instead of leaving those out.
-    Errors: as `parse_manifest`; a manifest that has objects of others alone is read to no objects.
+            like, as many as run at once, instead of leaving those out.
+    Errors: as `parse_manifest`, but a manifest with objects of others alone gives no objects.
     """
     objects: list[ApiObject] = []
     workloads: list[str] = []
@@ -185,15 +186,15 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
 
 
 def _is_left_out(value: Mapping[str, Any]) -> bool:
-    """Say whether an object is none of ours: a kind of ours in a group like `apps` is a mistake,
-    and parameters of any class are read.
+    """Say whether an object is not ours. A kind of ours in a group like `apps` is a mistake and not
+    left out, and parameters of any class are read.
     """
     is_like_ours = value.get("kind") in KINDS and "." not in str(value.get("apiVersion")).partition("/")[0]
     return not is_like_ours and not str(value.get("kind")).endswith("Parameters") and is_of_others(value)
 
 
 def _written(text: str, where: str) -> Iterator[tuple[_Document, str, Any]]:
-    """List what stands in a manifest: the document, the path in it, and the value.
+    """List the objects of a manifest: the document, the path in it, and the value.
 
     Errors: raises ContractError for text that is no manifest.
     """
@@ -238,7 +239,7 @@ def _compose(text: str, where: str) -> list[yaml.Node]:
 
 
 class _Document:
-    """One document: its values, and at which line each of them stands."""
+    """One document: its values, and the line of each."""
 
     def __init__(self, node: yaml.Node, where: str) -> None:
         self.where = where
@@ -259,9 +260,10 @@ class _Document:
         return [("", self.value)]
 
     def read(self, prefix: str, value: Any, problems: list[str], *, name: str = "") -> ApiObject | None:
-        """Read one object; append what is wrong to `problems`.
+        """Read one object, and append what is wrong to `problems`.
 
-        Shapes: name — what people know it as, with its path told from there; empty: its own name.
+        Shapes: name — the name that people know it by, with paths relative to it; empty: its own
+                name.
         """
         issues: list[Problem] = []
         api_object = _read(value, issues)
@@ -273,14 +275,14 @@ class _Document:
         return api_object if not issues else None
 
     def tell(self, prefix: str, issues: Iterable[Problem], name: str, problems: list[str]) -> None:
-        """Say what is wrong in one object, and at which line."""
+        """Add what is wrong in one object, and at which line, to `problems`."""
         what = f"{self.where}{f' ({name})' if name else ''}"
         problems += [f"{what}, line {self._line(prefix + issue.path)}: {issue}" for issue in issues]
 
     def _line(self, path: str) -> int:
-        """Find the line of the nearest enclosing value that stands in the text."""
+        """Find the line of the nearest enclosing value that the text contains."""
         while path and path not in self.lines:
-            # Shorter at each turn whatever stands in it: keys may hold dots, and msgspec writes
+            # Shorter at each turn whatever it contains: keys may hold dots, and msgspec writes
             # `[...]` for "some key of this mapping".
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self.lines.get(path, 1)
@@ -408,13 +410,13 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
 
 
 def _node(value: Mapping[str, Any]) -> ApiObject:
-    """Take a node as it is: only its name and labels are of use."""
+    """Return a node unchecked: only its name and labels are used."""
     metadata = value.get("metadata")
     return ApiObject(api_version="v1", kind="Node", metadata=dict(metadata) if isinstance(metadata, Mapping) else {})
 
 
 def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> object | None:
-    """Check names and types; each problem gets its path."""
+    """Check names and types. Each problem gets its path."""
     cleaned = check_names(value, wanted, path, UNUSED_FIELDS, problems)
     try:
         converted: object = msgspec.convert(cleaned, type=wanted)

@@ -1,7 +1,7 @@
-"""Objects of the stand-alone API: where one is stored, how one is made and how its end is asked
-for.
+"""Objects of the stand-alone API: where an object is stored, how it is made and how its deletion is
+requested.
 
-Pure: who creates an object brings the uid and the time.
+Pure: the caller that creates an object passes the uid and the time.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def is_of_cluster(kind: str) -> bool:
-    """Say whether objects of a kind stand in no namespace.
+    """Say whether objects of a kind have no namespace.
 
     >>> is_of_cluster("DeviceClass"), is_of_cluster("DeviceClassParameters"), is_of_cluster("ResourceClaim")
     (True, True, False)
@@ -151,8 +151,8 @@ def metadata_of(api_object: ApiObject) -> Metadata:
 
 
 def object_parts(api_object: ApiObject) -> dict[str, str]:
-    """Name the place of an object in the OBJECT bucket: its kind in lower case, its namespace or
-    the cluster's token, its name.
+    """Return the parts of an object's key in the OBJECT bucket: its kind in lower case, its
+    namespace or the cluster's token, its name.
 
     >>> object_parts(ApiObject(api_version="v1", kind="Pod", metadata={"name": "trainer"}))
     {'kind': 'pod', 'namespace': 'default', 'name': 'trainer'}
@@ -163,7 +163,7 @@ def object_parts(api_object: ApiObject) -> dict[str, str]:
 
 
 def name_of(api_object: ApiObject) -> str:
-    """Name an object for people; without a namespace for kinds of the whole cluster.
+    """Name an object for people. Kinds of the whole cluster get no namespace.
 
     >>> name_of(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "fast"}, spec={}))
     'ResourceClaim default/fast'
@@ -181,11 +181,11 @@ def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | No
 
     A user's own values for these, and for the status, are not taken.
 
-    Shapes: previous — the stored object of the same name, when this one replaces it: its
-    identity, times, finalizers, status and the controller's notes stay, and the
-    generation grows when the spec changed.
-    Errors: raises ContractError when the spec of a claim would change: it is immutable, for devices
-    are held by it; also for another apiVersion.
+    Shapes: previous — the stored object of the same name, when this one replaces it: its identity,
+            times, finalizers, status and the controller's notes stay, and the generation grows when
+            the spec changed.
+    Errors: raises ContractError when the spec of a claim would change: it is immutable, because
+            devices are held by it. Also for another apiVersion.
     """
     metadata = {
         key: value
@@ -210,7 +210,7 @@ def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | No
             next_step="delete it and apply it again, or choose another name",
         )
     if api_object.kind == "Pod" and previous.spec.get("nodeName") and not api_object.spec.get("nodeName"):
-        # Where it runs is the scheduler's word, which no manifest repeats.
+        # The scheduler decides where it runs, and no manifest repeats that.
         api_object = msgspec.structs.replace(
             api_object, spec={**api_object.spec, "nodeName": previous.spec["nodeName"]}
         )
@@ -244,9 +244,9 @@ def _annotations(value: object, api_object: ApiObject) -> list[tuple[str, object
 
 
 def ask_deletion(api_object: ApiObject, *, now: str) -> ApiObject | None:
-    """Mark an object for deletion; None says that nothing holds it and it may be deleted at once.
+    """Mark an object for deletion. Return None when it has no finalizer and may be deleted at once.
 
-    The controller lets go of what the object holds, takes its finalizer off and then deletes it.
+    The controller releases what the object holds, removes its finalizer and then deletes it.
     """
     metadata = metadata_of(api_object)
     if not metadata.finalizers:
@@ -257,7 +257,7 @@ def ask_deletion(api_object: ApiObject, *, now: str) -> ApiObject | None:
 
 
 def placed_uid(namespace: str, name: str) -> str:
-    """Give the uid under which `topobus place` holds for a pod that has none of its own: such a pod
-    is not stored, so there is no object of it.
+    """Return the uid under which `topobus place` holds devices for a pod that has no uid: such a
+    pod is not stored, so there is no object of it.
     """
     return str(uuid.uuid5(_POD_SPACE, f"{namespace}/{name}"))

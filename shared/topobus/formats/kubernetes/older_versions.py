@@ -1,10 +1,9 @@
-"""Objects of resource.k8s.io/v1beta1 and v1beta2 as v1 has them: an API server converts them so
-when it stores them.
+"""Objects of resource.k8s.io/v1beta1 and v1beta2 converted to v1, as an API server does when it
+stores them.
 
-Flows in: an object as written. Flows out: the same in v1. v1beta2 differs in its name alone;
-v1beta1 has the fields of `exactly` in the request itself, and those of a device below `basic`.
-Pure. Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.36;
-k8s.io/kubernetes/pkg/apis/resource/v1beta1/conversion.go.
+Pure. v1beta2 differs only in its name. v1beta1 has the fields of `exactly` in the request itself,
+and those of a device below `basic`. Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32
+to 1.36; k8s.io/kubernetes/pkg/apis/resource/v1beta1/conversion.go.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _KINDS = ("DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlic
 
 
 def as_v1(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give an object in v1; what is of other kinds or versions stays as it is.
+    """Convert an object to v1. Objects of other kinds or versions are returned unchanged.
 
-    Errors: raises nothing; what has a wrong shape keeps it, and is refused by who reads v1.
+    Errors: raises nothing. A part with a wrong shape keeps it, and the reader of v1 refuses it.
 
     >>> as_v1({"apiVersion": "resource.k8s.io/v1beta1", "kind": "ResourceClaim", "spec": {"devices": {"requests": [{"name": "a", "count": 2}]}}})["spec"]
     {'devices': {'requests': [{'name': 'a', 'exactly': {'count': 2}}]}}
@@ -50,7 +49,7 @@ def _claim_spec(spec: Any) -> Any:
 
 
 def _request(request: Any) -> Any:
-    """Put a request's own fields below `exactly`; one with alternatives has none."""
+    """Put a request's own fields below `exactly`, unless it has alternatives."""
     if not isinstance(request, Mapping) or "exactly" in request or request.get("firstAvailable"):
         return request
     return {
@@ -60,7 +59,7 @@ def _request(request: Any) -> Any:
 
 
 def _device(device: Any) -> Any:
-    """Take a device's fields out of `basic`."""
+    """Move a device's fields out of `basic`."""
     basic = device.get("basic") if isinstance(device, Mapping) else None
     return (
         {**{key: value for key, value in device.items() if key != "basic"}, **basic}

@@ -1,9 +1,9 @@
 """Pods: the part of a v1 Pod that alignment reads, and the request that follows from it.
 
-Flows in: a Pod as an ApiObject. Flows out: a PodRequest. Exclusive CPUs are given as kubelet's
-static CPU manager gives them: to a container whose cpu limit is a whole number and equals its
-request (a request left out equals the limit). kubelet also wants the whole pod to be Guaranteed, so
-memory limits too; we ask for less, so that a pod can be tried before its memory is known.
+Exclusive CPUs are given as kubelet's static CPU manager gives them: to a container whose cpu limit
+is a whole number and equals its request (a request left out equals the limit). kubelet also
+requires the whole pod to be Guaranteed, and so memory limits. Topobus requires less, so that a pod
+can be tried before its memory is known.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Resources(Struct, frozen=True, kw_only=True):
 
 
 class Container(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A container; on an init container `restartPolicy: Always` makes a sidecar."""
+    """A container. `restartPolicy: Always` makes an init container a sidecar."""
 
     name: str
     resources: Resources = Resources()
@@ -74,12 +74,16 @@ class PodClaim(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def claim_name(self) -> str:
-        """Name the claim, in whichever form it was written; empty for one that a template makes."""
+        """The claim's name, in whichever form it was written. Empty for a claim made from a
+        template.
+        """
         return self.resource_claim_name or (self.source.resource_claim_name if self.source is not None else "")
 
     @property
     def template_name(self) -> str:
-        """Name the template, in whichever form it was written; empty for a claim of its own."""
+        """The template's name, in whichever form it was written. Empty for a claim without a
+        template.
+        """
         return self.resource_claim_template_name or (
             self.source.resource_claim_template_name if self.source is not None else ""
         )
@@ -96,13 +100,14 @@ class PodSpec(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
-    """Turn a Pod into what it asks of a node.
+    """Turn a Pod into its request to a node.
 
     Shapes: containers — init containers first, then the others, as kubelet admits them. A resource
-    of another domain is asked by its full name, for only the node knows whether somebody offers it;
-    what the pod's claim for extended resources serves is left out.
-    Errors: raises ContractError that names the container, the resource, what
-    was found and what was wanted.
+            of another domain is requested by its full name, because only the node knows whether a
+            device service offers it. Resources that the pod's claim for extended resources serves
+            are left out.
+    Errors: raises ContractError that names the container, the resource, what was found and what was
+            wanted.
     """
     where = name_of(pod)
     if pod.kind != "Pod":
@@ -151,8 +156,8 @@ def _init_kind(init_container: Container, where: str) -> ContainerKind:
 
 
 def _claimed(pod: ApiObject) -> frozenset[tuple[str, str]]:
-    """List the containers and resources that the pod's special claim serves (KEP-5004), as its
-    status says.
+    """List the containers and resources that the pod's special claim serves (KEP-5004), from the
+    pod's status.
     """
     status = pod.status.get("extendedResourceClaimStatus")
     mappings = status.get("requestMappings") if isinstance(status, dict) else None
@@ -242,7 +247,9 @@ def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: 
 def _foreign_devices(
     limits: dict[str, Quantity], requests: dict[str, Quantity], where: str, claimed: Collection[str]
 ) -> Iterator[DeviceRequest]:
-    """Read what is asked of other domains; an amount of 0 asks nothing, as Kubernetes has it."""
+    """Read what is requested of other domains. An amount of 0 requests nothing, as in
+    Kubernetes.
+    """
     for name in sorted(limits.keys() | requests.keys()):
         if "/" not in name or name.startswith(RESOURCE_PREFIX) or name in claimed:
             continue

@@ -1,8 +1,7 @@
 """Checks a pod's claim entries: each names one claim or one template, and containers refer to
 entries that exist.
 
-Flows in: a pod's spec. Flows out: one Problem for each thing that is wrong. Source:
-pkg/apis/core/validation (ValidatePodResourceClaims), 1.36.
+Source: pkg/apis/core/validation (ValidatePodResourceClaims), 1.36.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The objects of resource.k8s.io/v1 as they travel: the fields that we read or write, under
+"""The objects of resource.k8s.io/v1 on the wire: the fields that we read or write, under
 Kubernetes' names.
 
-A struct reads what is there and refuses nothing but wrong types; the limits stand in `limits`,
-unknown names in `shape`. Fields that a newer server adds are ignored here and kept in the stored
-object, which stays a dict. Source: k8s.io/api/resource/v1/types.go, 1.36.
+A struct reads what is there and refuses only wrong types. The limits are in `limits`, unknown names
+in `shape`. Fields that a newer server adds are ignored here and kept in the stored object, which
+stays a dict. Source: k8s.io/api/resource/v1/types.go, 1.36.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ QuantityText = str | int | float
 
 
 class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What all of them share: camelCase names, and what is not set is left out."""
+    """The base of these structs: camelCase names, and fields that are not set are left out."""
 
 
 class CelSelector(Wire, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Selector(Wire, frozen=True, kw_only=True):
 
 
 class Toleration(Wire, frozen=True, kw_only=True):
-    """Which taints a request bears."""
+    """The taints that a request tolerates."""
 
     key: str = ""
     operator: str = ""
@@ -96,7 +96,7 @@ class CapacityRequirements(Wire, frozen=True, kw_only=True):
 
 
 class ExactRequest(Wire, frozen=True, kw_only=True):
-    """So many devices of one class."""
+    """A number of devices of one class."""
 
     device_class_name: str = ""
     selectors: tuple[Selector, ...] = ()
@@ -145,7 +145,7 @@ class OpaqueConfiguration(Wire, frozen=True, kw_only=True):
 
 
 class Configuration(Wire, frozen=True, kw_only=True):
-    """A configuration of a class or claim; empty `requests` means all."""
+    """A configuration of a class or claim. Empty `requests` means all."""
 
     requests: tuple[str, ...] = ()
     opaque: OpaqueConfiguration | None = None
@@ -243,7 +243,7 @@ class AllocationResult(Wire, frozen=True, kw_only=True):
 class Condition(Wire, frozen=True, kw_only=True):
     """metav1.Condition. Kubernetes has no conditions on a claim.
 
-    The stand-alone API tells the claim's user here why it waits.
+    The stand-alone API reports here to the claim's user why the claim waits.
     """
 
     type: str
@@ -346,7 +346,7 @@ class SliceDevice(Wire, frozen=True, kw_only=True):
 
 
 class Pool(Wire, frozen=True, kw_only=True):
-    """Which pool a slice belongs to.
+    """The pool that a slice belongs to.
 
     Complete when as many slices of the newest generation exist.
     """
@@ -370,9 +370,9 @@ class SliceSpec(Wire, frozen=True, kw_only=True):
 
 
 class TaintSelector(Wire, frozen=True, kw_only=True):
-    """Which devices a rule taints: those that agree with everything that is set.
+    """The devices that a rule taints: those that match every field that is set.
 
-    Set nothing and it is all.
+    With no field set it matches all devices.
     """
 
     driver: str | None = None
@@ -381,7 +381,7 @@ class TaintSelector(Wire, frozen=True, kw_only=True):
 
 
 class TaintRuleSpec(Wire, frozen=True, kw_only=True):
-    """DeviceTaintRule.spec; without a selector it taints nothing."""
+    """DeviceTaintRule.spec. Without a selector it taints nothing."""
 
     device_selector: TaintSelector | None = None
     taint: Taint

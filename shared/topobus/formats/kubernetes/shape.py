@@ -1,8 +1,8 @@
-"""Tell typing errors from fields that we merely do not use: which names are legal where.
+"""Tells typing errors from legal fields that Topobus does not use, by the names that are legal at
+each place.
 
-Flows in: plain dicts and lists as read from YAML or JSON, and the struct that describes them. Flows
-out: the same without nulls (Kubernetes takes null for absent), and a problem for every unknown
-name. Types are checked afterwards by msgspec.
+Takes plain dicts and lists as read from YAML or JSON and returns them without nulls, which
+Kubernetes takes for absent. msgspec checks the types afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Problem:
 
 
 def did_you_mean(wrong: str, legal: Sequence[str]) -> str:
-    """Suggest the nearest legal name, or say nothing.
+    """Suggest the nearest legal name. Empty when none is near.
 
     >>> did_you_mean("reources", ["resources", "restartPolicy"])
     ', did you mean "resources"?'
@@ -96,16 +96,16 @@ def read_as(value: object, wanted: type[S], *, where: str) -> S:
 
 
 def _known(value: object, wanted: type[S]) -> object:
-    """Leave out of an object what the struct has no field for: nobody reads it, and it is most of a
-    pod.
-    """
+    """Leave out the fields that the struct lacks. They are never read, and are most of a pod."""
     if type(value) is not dict:
         return value
     return [value[name] for name in wanted.__struct_encode_fields__ if name in value]
 
 
 def _has_null(value: object) -> bool:
-    """Say whether a null may stand anywhere below; True also for what is no plain dict or list."""
+    """Say whether a null may occur anywhere below. True also for a value that is no plain dict or
+    list.
+    """
     inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else None
     if inner is None:
         return True

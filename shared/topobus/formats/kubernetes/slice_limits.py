@@ -57,8 +57,8 @@ def is_version(text: str) -> bool:
 
 
 def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
-    """Check the spec of a slice: what each device may carry, and that exactly one way says which
-    nodes it serves.
+    """Check the spec of a slice: what each device may carry, and that it names the nodes that it
+    serves in exactly one way.
     """
     problems = [*check_driver(spec.driver, f"{path}.driver"), *check_pool_name(spec.pool.name, f"{path}.pool.name")]
     if spec.pool.resource_slice_count < 1 or spec.pool.generation < 0:
@@ -82,7 +82,7 @@ def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
 
 
 def check_device(device: r.SliceDevice) -> list[Problem]:
-    """Check one device of a slice of one node; paths begin at the device."""
+    """Check one device of a slice of one node. Paths begin at the device."""
     return [
         Problem(problem.path.removeprefix("."), problem.message)
         for problem in _check_device(device, "", has_own_nodes=False)
@@ -224,7 +224,9 @@ def _has_lists(slice_device: r.SliceDevice) -> bool:
 
 
 def _check_policy(capacity: r.Capacity, policy: r.RequestPolicy, path: str) -> Iterator[Problem]:
-    """Check which amounts may be asked for; amounts that are none are told first, and alone."""
+    """Check which amounts may be asked for. Amounts that are no quantities are reported first, and
+    alone.
+    """
     if policy.valid_values and policy.valid_range is not None:
         yield Problem(path, "wanted one of validValues and validRange, not both")
         return

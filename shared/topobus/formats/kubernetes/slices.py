@@ -1,10 +1,9 @@
-"""Devices as they stand in a ResourceSlice: attributes, capacities and taints, the same for a
-cluster's scheduler and for the stand-alone controller.
+"""Devices in a ResourceSlice: attributes, capacities and taints, the same for a cluster's scheduler
+and for the stand-alone controller.
 
-Flows in: a device of an inventory. Flows out: the device of a slice, within the limits of
-resource.k8s.io/v1. Attributes of the driver stand in its domain; the standard ones
-(`resource.kubernetes.io/...`) come from the device's fields, and what is unknown is absent, never
-0. A sick device is a tainted one.
+The result keeps the limits of resource.k8s.io/v1. Attributes of the driver are in its domain. The
+standard ones (`resource.kubernetes.io/...`) come from the device's fields. A value that is unknown
+is absent, never 0. An unhealthy device is a tainted one.
 Source: docs/knowledge/dynamic-resource-allocation.md#standard-attributes; KEP-5055 (taints).
 """
 
@@ -74,7 +73,7 @@ _INT64 = 1 << 63
 
 
 def slice_device(device: Device) -> SliceDevice:
-    """Show a device as a slice does.
+    """Convert a device to the device of a slice.
 
     >>> slice_device(Device(name="gpu-0", device_class="gpu", model="T4")).attributes["model"].string
     'T4'
@@ -99,16 +98,16 @@ def slice_device(device: Device) -> SliceDevice:
 
 
 def health_reason(device: SliceDevice, taint: Taint) -> str:
-    """Give the code of what is wrong with a device, where a taint says that something is.
+    """Return the code of what is wrong with a device whose taint reports a fault.
 
-    Empty where its slice does not tell.
+    Empty where its slice does not give one.
     """
     reason = device.attributes.get(HEALTH_REASON) if taint.key == HEALTH_TAINT else None
     return reason.string or "" if reason is not None else ""
 
 
 def shared_counters(counter_sets: Iterable[CounterSet]) -> tuple[SharedCounters, ...]:
-    """Show counter sets as slices do. Order: by name."""
+    """Convert counter sets to those of a slice. Order: by name."""
     return tuple(
         SharedCounters(
             name=counter_set.name,
@@ -119,7 +118,7 @@ def shared_counters(counter_sets: Iterable[CounterSet]) -> tuple[SharedCounters,
 
 
 def fault_of_shares(device: Device) -> str:
-    """Say why a device cannot be shared as its driver says; empty when it can, or need not.
+    """Explain why a device cannot be shared as its driver declares. Empty when it can, or need not.
 
     >>> fault_of_shares(Device(name="nic-0", device_class="nic", capacity={"slots": 4}, capacity_policies={"slots": CapacityPolicy(default=9)}))
     'capacity.slots.requestPolicy: wanted none without allowMultipleAllocations: true'
@@ -135,9 +134,9 @@ def fault_of_shares(device: Device) -> str:
 def slice_order(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Order devices as slices list them: a scheduler takes the first that fit.
 
-    CPUs stand by socket, NUMA node, core and number, so that the first of them are those that
-    kubelet's static policy takes on a node where nothing is held; what is no single CPU
-    stands first, in its own order.
+    CPUs are ordered by socket, NUMA node, core and number, so that the first of them are those that
+    kubelet's static policy takes on a node where nothing is held. A device that is no single CPU
+    comes first, in its own order.
 
     >>> [device.name for device in slice_order(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, core=cpu % 2) for cpu in (0, 1, 2, 3))]
     ['cpu-0', 'cpu-2', 'cpu-1', 'cpu-3']
@@ -146,7 +145,7 @@ def slice_order(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 
 def in_seconds(moment: str) -> str:
-    """Write a time as the API server does: UTC, whole seconds. Empty for what is no time.
+    """Write a time as the API server does: UTC, whole seconds. Empty for a text that is no time.
 
     >>> in_seconds("2026-01-02T03:04:05.678+00:00")
     '2026-01-02T03:04:05Z'
@@ -190,9 +189,9 @@ def _standard_attributes(device: Device) -> dict[str, Attribute]:
 
 
 def _own_attributes(device: Device) -> dict[str, Attribute]:
-    """Collect the fields that a selector may want, then what the driver says.
+    """Collect the fields that a selector may want, then the driver's own attributes.
 
-    The driver's word wins over a field's.
+    The driver's attribute wins over a field.
     """
     texts = {
         "vendor": device.vendor,
@@ -243,8 +242,8 @@ def _identifier(name: str) -> str:
 
 
 def _quantity(amount: int) -> str:
-    # Read and written once more, it stands as the API server would give it back: another form
-    # would look like a change for ever.
+    # Parsing and writing it again gives the API server's own form: any other form would look like a
+    # change at every comparison.
     return str(Quantity.parse(str(Quantity.of(amount, QuantityForm.BINARY))))
 
 
@@ -273,9 +272,10 @@ def _consumption(uses: Iterable[CounterUse]) -> tuple[CounterConsumption, ...]:
 
 
 def _taints(device: Device) -> tuple[Taint, ...]:
-    """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not.
+    """Taint the devices that may not be allocated: evidence of a fault also evicts, mere silence
+    does not.
 
-    An operator says which of the two.
+    For maintenance, the operator decides which of the two applies.
     """
     return (*_taints_of_health(device), *_taints_of_maintenance(device))
 

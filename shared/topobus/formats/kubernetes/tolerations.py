@@ -1,7 +1,5 @@
 """Decides whether a claim tolerates a taint. Pure.
 
-Flows in: a toleration as a claim's request or its allocation has it, a taint as a slice has it.
-Flows out: whether the toleration covers the taint.
 Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceclaim, ToleratesTaint, 1.36.
 """
 
@@ -13,7 +11,7 @@ __all__ = ["tolerates"]
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Say whether a toleration bears a taint; for how long is not asked here.
+    """Say whether a toleration covers a taint. Its duration is not considered.
 
     >>> tolerates(Toleration(key="a", operator="Exists"), Taint(key="a", value="b", effect="NoExecute"))
     True

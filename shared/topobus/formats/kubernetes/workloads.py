@@ -1,9 +1,7 @@
-"""Kinds of Kubernetes that stand in manifests beside ours: workloads, of which a plan takes the
-pods, and others, which are left out.
+"""Kinds of Kubernetes that manifests contain beside ours: workloads, whose pods a plan takes, and
+others, which are left out.
 
-Flows in: an object as written. Flows out: its pod template as a pod with how many of it run at
-once; or whether it is nobody's business here. Pure.
-Source: k8s.io/api/apps/v1 and batch/v1 types.go, 1.36.
+Pure. Source: k8s.io/api/apps/v1 and batch/v1 types.go, 1.36.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _CORE_KINDS = frozenset(
         "ServiceAccount",
     ]
 )
-# What stands beside the template in a workload's spec: a name that is like one that is looked at,
+# The fields beside the template in a workload's spec. A name that is similar to one that is read,
 # and is none of these, is misspelt.
 _BESIDE = {
     "CronJob": "concurrencyPolicy failedJobsHistoryLimit schedule startingDeadlineSeconds successfulJobsHistoryLimit "
@@ -65,7 +63,7 @@ _GROUP = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)*/v[0-9a-z]+")
 
 
 class Workload(NamedTuple):
-    """A pod template, and how many pods run of it at once."""
+    """A pod template, and how many of its pods run at once."""
 
     kind: str
     name: str
@@ -80,15 +78,17 @@ class Workload(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Name it as what it is: what is wrong in its template is in no Pod that anybody wrote."""
+        """Name the workload in messages: an error in its template is in no Pod that a user
+        wrote.
+        """
         return f"{self.kind} {self.pod['metadata'].get('namespace') or 'default'}/{self.name}"
 
 
 def workload_of(value: Mapping[str, Any]) -> Workload | None:
-    """Read a workload; None for other kinds.
+    """Read a workload. Return None for other kinds.
 
-    Whether the template is a good pod is for the reader of pods to say. A kind that is misspelt, or
-    stands in a version that does not have it, is a workload with that problem.
+    The template is not checked: the reader of pods does that. A kind that is misspelt, or that is
+    in a version that does not have it, is a workload with that problem.
 
     >>> workload_of({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {"replicas": 2, "template": {}}}).pods
     2
@@ -120,8 +120,8 @@ def workload_of(value: Mapping[str, Any]) -> Workload | None:
 
 
 def is_of_others(value: Mapping[str, Any]) -> bool:
-    """Say whether an object is of a kind that is none of ours and no misspelling of one: another
-    group's, or a known one of the core group.
+    """Say whether an object's kind is neither ours nor a misspelling of one: another group's, or a
+    known one of the core group.
 
     >>> is_of_others({"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"}), is_of_others({"apiVersion": "v1", "kind": "Pods"})
     (True, False)
@@ -136,9 +136,9 @@ def is_of_others(value: Mapping[str, Any]) -> bool:
 
 
 def _kind_problems(kind: str, version: str) -> list[Problem]:
-    """Say what is wrong with a kind that looks like a workload's, in a group of Kubernetes itself.
+    """List what is wrong with a kind that looks like a workload's, in a group of Kubernetes itself.
 
-    Another group's kinds are not ours to judge.
+    Another group's kinds are not checked.
     """
     group = version.rpartition("/")[0]
     if kind in _WORKLOADS.get(version, ()) or group not in ("", "apps", "batch", "extensions"):
@@ -156,7 +156,7 @@ def _inside(
 ) -> tuple[Mapping[str, Any], str]:
     """Go to a field.
 
-    One that is misspelt, or not there, is a problem, unless one further out is.
+    A field that is misspelt or missing is a problem, unless one further out is.
     """
     if not problems:
         legal = (name, *beside)
@@ -168,14 +168,14 @@ def _inside(
 
 
 def _count(kind: str, spec: Mapping[str, Any], prefix: str, problems: list[Problem]) -> int:
-    """Count the pods that run at once; what a Job leaves open is one."""
+    """Count the pods that run at once. A number that a Job leaves open counts as one."""
     if kind == "DaemonSet":
         return 1
     numbers: list[int] = []
     for key in ("parallelism", "completions") if kind in ("Job", "CronJob") else ("replicas",):
         number = spec.get(key)
         if number is None:
-            # Without completions as many as `parallelism` says; without both one.
+            # Without completions as many as `parallelism` asks for; without both one.
             if key != "completions":
                 numbers.append(1)
         elif isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_PODS:

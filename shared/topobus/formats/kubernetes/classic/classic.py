@@ -1,10 +1,9 @@
-"""Classic DRA as it travels: resource.k8s.io/v1alpha2 of Kubernetes 1.26 to 1.31, the fields that
-we read or write, under Kubernetes' names.
+"""Classic DRA on the wire: resource.k8s.io/v1alpha2 of Kubernetes 1.26 to 1.31, the fields that we
+read or write, under Kubernetes' names.
 
-A struct reads what is there and refuses nothing but wrong types; the limits stand in
-`classic_limits`. A ResourceClass has no `spec` on the wire: its fields stand at the top of the
-object, and in the store under `spec` (`fold_class`, `unfold_class`). Source:
-k8s.io/api/resource/v1alpha2/types.go, 1.30.
+A struct reads what is there and refuses only wrong types. The limits are in `classic_limits`. A
+ResourceClass has no `spec` on the wire: its fields are at the top of the object, and in the store
+under `spec` (`fold_class`, `unfold_class`). Source: k8s.io/api/resource/v1alpha2/types.go, 1.30.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ CLASS_FIELDS = ("driverName", "parametersRef", "suitableNodes", "structuredParam
 
 
 class ParametersReference(Wire, frozen=True, kw_only=True):
-    """Where a claim's parameters stand: an object of its own namespace
+    """Where a claim's parameters are: an object of the claim's namespace
     (ResourceClaimParametersReference).
     """
 
@@ -65,7 +64,7 @@ class ParametersReference(Wire, frozen=True, kw_only=True):
 
 
 class ClassParametersReference(Wire, frozen=True, kw_only=True):
-    """Where a class's parameters stand; without a namespace it is an object of the cluster."""
+    """Where a class's parameters are. Without a namespace it is an object of the cluster."""
 
     api_group: str = ""
     kind: str = ""
@@ -101,7 +100,7 @@ class ClaimTemplateSpec(Wire, frozen=True, kw_only=True):
 
 
 class ResourceHandle(Wire, frozen=True, kw_only=True):
-    """What a driver's controller tells its part on the node: text that the driver alone
+    """What a driver's controller sends to its part on the node: text that the driver alone
     understands.
     """
 
@@ -120,7 +119,9 @@ class AllocationResult(Wire, frozen=True, kw_only=True):
 
 
 class ConsumerReference(Wire, frozen=True, kw_only=True):
-    """Who may use an allocated claim: for a pod, resource is `pods` and the group is empty."""
+    """The consumer that may use an allocated claim: for a pod, resource is `pods` and the group is
+    empty.
+    """
 
     api_group: str = ""
     resource: str = ""
@@ -150,7 +151,7 @@ class PodSchedulingSpec(Wire, frozen=True, kw_only=True):
 
 
 class ClaimScheduling(Wire, frozen=True, kw_only=True):
-    """Where one claim of the pod cannot be had, by the pod's name for it."""
+    """The nodes that cannot serve one claim of the pod, by the pod's name for the claim."""
 
     name: str = ""
     unsuitable_nodes: tuple[str, ...] = ()
@@ -171,7 +172,7 @@ def is_classic(api_object: ApiObject) -> bool:
 
 
 def mode_of(spec: ClaimSpec) -> str:
-    """Name the allocation mode; the API's default is to wait.
+    """Name the allocation mode. The API's default is to wait.
 
     >>> mode_of(ClaimSpec())
     'WaitForFirstConsumer'
@@ -189,15 +190,15 @@ def deletion_protection(driver: str) -> str:
 
 
 def fold_class(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Move a ResourceClass's own fields under `spec`, which is where stored objects keep what users
-    ask for.
+    """Move a ResourceClass's own fields under `spec`, where stored objects keep what users ask
+    for.
     """
     rest = {key: value for key, value in manifest.items() if key not in CLASS_FIELDS}
     return rest | {"spec": {key: manifest[key] for key in CLASS_FIELDS if manifest.get(key) is not None}}
 
 
 def unfold_class(api_object: ApiObject) -> dict[str, Any]:
-    """Give a stored ResourceClass as Kubernetes writes it, with its fields at the top instead of
+    """Return a stored ResourceClass as Kubernetes writes it, with its fields at the top instead of
     under `spec`.
 
     The inverse of `fold_class`.

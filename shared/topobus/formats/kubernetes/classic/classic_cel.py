@@ -1,12 +1,9 @@
-"""A classic selector as a CEL expression of structured parameters: it wants the very devices that
-the selector wants.
+"""A classic selector as a CEL expression of structured parameters that selects the same devices.
 
-Flows in: a DeviceSelector and the driver in whose domain the devices publish. Flows out: an
-expression, or nothing when all devices are wanted. Every value is asked for with `has` and by its
-type first: what a device does not publish is a "no" in classic parameters, and an error that
-stops a pod everywhere in CEL.
-Source: k8s.io/dynamic-resource-allocation/cel; CEL libraries of Kubernetes 1.34 (strings,
-quantity, semver with normalization).
+Every value is tested with `has` and for its type first. A value that a device does not publish is a
+"no" in classic parameters, but in CEL an error that stops a pod everywhere.
+Source: k8s.io/dynamic-resource-allocation/cel; CEL libraries of Kubernetes 1.34 (strings, quantity,
+semver with normalization).
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ def attribute_name(field: str, names: Mapping[str, str] = OUR_NAMES) -> str:
 
 
 def selector_expression(selector: DeviceSelector, driver: str, names: Mapping[str, str] = OUR_NAMES) -> str:
-    """Write a selector as CEL; empty for one that wants every device.
+    """Write a selector as CEL. Empty for a selector that accepts every device.
 
     >>> selector_expression(DeviceSelector(index=0), "gpu.topobus.dev")
     'has(device.attributes["gpu.topobus.dev"].index) && type(device.attributes["gpu.topobus.dev"].index) in [int] && device.attributes["gpu.topobus.dev"].index == 0'
@@ -119,7 +116,7 @@ class _Writer:
         return f"has({path}) && type({path}) in [{kind}] && {path} {sign} {value}"
 
     def _text(self, path: str, text: str, operator: str) -> str:
-        """Compare without regard to case; a wildcard makes it a pattern."""
+        """Compare without regard to case. A wildcard makes the text a pattern."""
         lowered = text.translate(_LOWER)
         test = f"{path}.lowerAscii()"
         if "*" in text or "?" in text:
@@ -135,8 +132,8 @@ class _Writer:
         return f"has({path}) && {path}.compareTo(quantity({_literal(str(Quantity.parse(value)))})) {_SIGNS[operator]} 0"
 
     def _version(self, path: str, version_condition: VersionCondition) -> str:
-        """Compare versions: published as one, or as text such as `535.104.05`, which only
-        normalizing makes a version.
+        """Compare versions: published as a version, or as text such as `535.104.05`, which must be
+        normalized to become one.
         """
         numbers = [str(int(part)) for part in version_condition.value.removeprefix("v").split(".")]
         wanted = f"semver({_literal('.'.join((*numbers, '0', '0')[:3]))})"

@@ -1,8 +1,8 @@
-"""Whose classic parameters can be read, and how that driver's devices look in structured
+"""Which drivers' classic parameters can be read, and how such a driver's devices look in structured
 parameters.
 
-Known are Topobus' own drivers and NVIDIA's of 2023 (`gpu.resource.nvidia.com`), whose parameters
-ours were made after. Of any other driver only the name is used.
+Known are Topobus' own drivers and NVIDIA's of 2023 (`gpu.resource.nvidia.com`), on whose parameters
+ours are modelled. Of any other driver only the name is used.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, api of v0.1 (gpu.resource.nvidia.com/v1alpha1) and of
 v25 (resource.nvidia.com/v1beta1, attributes of gpu.nvidia.com).
 """
@@ -39,7 +39,7 @@ _MIG_PARAMETERS = "MigDeviceClaimParameters"
 
 @dataclass(frozen=True)
 class Dialect:
-    """One driver's words."""
+    """How one driver writes classic parameters."""
 
     driver: str
     """The driver's name in structured parameters."""
@@ -76,7 +76,9 @@ class Dialect:
         return self.is_known and reference.api_group == self.group and reference.kind in self.claim_kinds
 
     def as_claim_parameters(self, api_object: ApiObject) -> ApiObject:
-        """Show claim parameters in our own words: without what only this dialect has."""
+        """Show claim parameters in our own format, without the fields that only this dialect
+        has.
+        """
         if api_object.kind != _MIG_PARAMETERS:
             return api_object
         return msgspec.structs.replace(
@@ -84,7 +86,7 @@ class Dialect:
         )
 
     def claim_expressions(self, api_object: ApiObject) -> tuple[str, ...]:
-        """Select what the kind of the parameters says by itself."""
+        """Write the selection that the kind of the parameters implies."""
         if self.driver != _NVIDIA:
             return ()
         is_part = api_object.kind == _MIG_PARAMETERS
@@ -95,7 +97,9 @@ class Dialect:
         return tuple(selector_expression(selector, self.driver, self.names) for selector in selectors)
 
     def losses(self, api_object: ApiObject) -> tuple[tuple[str, str], ...]:
-        """List what claim parameters say that cannot be said any more: field and why."""
+        """List the fields of claim parameters that structured parameters cannot express: field and
+        why.
+        """
         if api_object.kind == _MIG_PARAMETERS and api_object.spec.get("gpuClaimName"):
             return (
                 (

@@ -1,9 +1,9 @@
 """What our own classic drivers write into an allocation for the node: which devices of which node,
 with what configuration.
 
-Flows in: a claim with resource handles. Flows out: the same allocation in the shape of structured
-claims, so that whoever asks what a claim has reads one shape: the gateway when it prepares, the
-controller when it counts what is taken. Handles of other drivers are theirs and stay unread.
+`as_structured` shows such an allocation in the shape of structured claims, so that the gateway
+(when it prepares) and the controller (when it counts held devices) read one shape. Handles of other
+drivers are not read.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class DeviceHandle(Wire, frozen=True, kw_only=True):
 def write_handle(
     driver: str, node: str, devices: tuple[str, ...], config: tuple[dict[str, Any], ...] = ()
 ) -> classic.ResourceHandle:
-    """Make the resource handle by which our classic driver tells the node what to prepare.
+    """Make the resource handle by which our classic driver has the node prepare devices.
 
     Shapes: node, devices — their names; config — opaque parameters for `prepare`, in order; result
-    — `data` is JSON of at most 16 KiB, checked by `check_status`.
+            — `data` is JSON of at most 16 KiB, checked by `check_status`.
     """
     data = DeviceHandle(api_version=_VERSION, kind=_KIND, node=node, devices=devices, config=config)
     return classic.ResourceHandle(driver_name=driver, data=encode(data).decode())
@@ -72,7 +72,7 @@ def write_handle(
 def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[str, DeviceHandle]]:
     """Read the handles of our own drivers: driver and devices.
 
-    Errors: raises ContractError for one that is not ours to have written.
+    Errors: raises ContractError for a handle that our drivers cannot have written.
     """
     for index, resource_handle in enumerate(
         status.allocation.resource_handles if status.allocation is not None else ()
@@ -88,7 +88,7 @@ def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[st
 
 
 def as_structured(claim: ApiObject) -> ApiObject:
-    """Show a claim as a structured one; any other claim comes back as it is.
+    """Show a classic claim as a structured one. Any other claim is returned unchanged.
 
     Errors: raises ContractError when its status or one of our handles cannot be read.
     """
@@ -115,9 +115,9 @@ def as_structured(claim: ApiObject) -> ApiObject:
 
 
 def shown(claim: ApiObject) -> ApiObject:
-    """Give a classic claim in the shape of a structured one, for output.
+    """Return a classic claim in the shape of a structured one, for output.
 
-    One that cannot be read is returned unchanged.
+    A claim that cannot be read is returned unchanged.
 
     Errors: raises nothing.
     """
@@ -128,7 +128,7 @@ def shown(claim: ApiObject) -> ApiObject:
 
 
 def class_of(driver: str) -> str:
-    """Name the device class of a driver of ours; empty for somebody else's.
+    """Name the device class of one of our drivers. Empty for a foreign driver.
 
     >>> class_of("gpu.topobus.dev"), class_of("gpu.example.com")
     ('gpu', '')
@@ -140,8 +140,8 @@ def class_of(driver: str) -> str:
 def only_node(name: str) -> NodeSelector:
     """Make a node selector that matches one node by name.
 
-    It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand;
-    a label may be missing or be somebody else's.
+    It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand.
+    A label may be missing or belong to another program.
     """
     requirement = NodeRequirement(key="metadata.name", operator="In", values=(name,))
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))

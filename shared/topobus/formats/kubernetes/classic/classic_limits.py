@@ -1,8 +1,7 @@
-"""The limits that resource.k8s.io/v1alpha2 puts on its objects, and the rules for parameters of
-ours.
+"""The limits that resource.k8s.io/v1alpha2 puts on its objects, and the rules for our own
+parameters.
 
-Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that is
-broken, in the order of the fields.
+Each check returns one Problem for each limit that is broken, in the order of the fields.
 Source: k8s.io/api/resource/v1alpha2/types.go and pkg/apis/resource/validation/validation.go, 1.30.
 """
 
@@ -37,7 +36,7 @@ MAX_DRIVER_NAME = 63
 
 
 def check_classic(api_object: ApiObject) -> list[Problem]:
-    """Check the spec of any object of classic DRA, parameters of ours included.
+    """Check the spec of any object of classic DRA, our own parameters included.
 
     Errors: raises ContractError when a field has a wrong type.
     """
@@ -58,14 +57,14 @@ def check_classic(api_object: ApiObject) -> list[Problem]:
 
 
 def check_context(spec: c.PodSchedulingSpec) -> list[Problem]:
-    """Check what a scheduler says of a pod."""
+    """Check the nodes that a scheduler proposes for a pod."""
     return [*_check_nodes(spec.potential_nodes, "spec.potentialNodes")]
 
 
 def check_status(status: c.ClaimStatus) -> list[Problem]:
     """Check the status of a classic claim before it is written.
 
-    Order: of the fields. Errors: raises nothing; a sound status gives an empty list.
+    Order: of the fields. Errors: raises nothing. A sound status gives an empty list.
     Source: k8s.io/kubernetes pkg/apis/resource/validation/validation.go, 1.30.
     """
     problems: list[Problem] = []

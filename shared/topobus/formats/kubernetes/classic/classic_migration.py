@@ -1,10 +1,9 @@
 """Classic objects turned into structured ones, with a note for each thing that has no counterpart.
 
-Flows in: the objects of some manifests. Flows out: resource.k8s.io/v1 objects in the order of
-their originals, and notes. A class with its parameters becomes a DeviceClass, a claim with
-its parameters one request; pods' claims get their newer form. What a class or claim means is
-never widened silently: what cannot be said in structured parameters is either noted as lost,
-or the object is not written at all.
+The resource.k8s.io/v1 objects come in the order of their originals. A class with its parameters
+becomes a DeviceClass, a claim with its parameters one request, and pods' claims get their newer
+form. The meaning of a class or claim is never widened silently: a condition that structured
+parameters cannot express is noted as lost, or the object is not written at all.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ P = TypeVar("P", bound=Wire)
 
 
 class Severity(StrEnum):
-    """What a note means for whoever applies the result."""
+    """What a note means for the person who applies the result."""
 
     INFO = "info"
     """Nothing is lost."""
@@ -67,7 +66,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Note:
-    """One thing that was not translated, or differently from what one may expect."""
+    """One part that was not translated, or not as one may expect."""
 
     object: str
     path: str
@@ -80,7 +79,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Migration:
-    """The outcome."""
+    """The translated objects and the notes."""
 
     objects: tuple[dict[str, Any], ...]
     notes: tuple[Note, ...] = ()
@@ -97,18 +96,18 @@ def migrate(objects: Sequence[ApiObject | Mapping[str, Any]]) -> Migration:
     Everything else stays as it is.
 
     Shapes: objects — classic ones read strictly, others as written. Order: as given.
-    Errors: none raised; what cannot be read or said becomes a note.
+    Errors: none raised. Whatever cannot be read or expressed becomes a note.
     """
     return _Migrator([api_object for api_object in objects if isinstance(api_object, ApiObject)]).migrate(objects)
 
 
 class _Stop(Exception):
-    """Raised inside when an object must not be written."""
+    """Raised inside this module when an object must not be written."""
 
 
 @dataclass
 class _Migrator:
-    """One migration; finds what classes and claims refer to."""
+    """One migration. It finds the objects to which classes and claims refer."""
 
     api_objects: list[ApiObject]
     notes: list[Note] = field(default_factory=list)
@@ -300,8 +299,8 @@ class _Migrator:
         devices: dict[str, Any],
         path: str,
     ) -> None:
-        """Pass another driver's parameters on as opaque configuration: that is where such drivers
-        take them from now.
+        """Pass another driver's parameters on as opaque configuration, where such drivers now
+        expect them.
         """
         if found_api_object is None or dialect is None:
             raise _Stop(path, f"{_shown(reference)} is understood by its driver alone, and it is not among these files")
@@ -345,7 +344,7 @@ class _Migrator:
             ]
 
     def _read(self, api_object: ApiObject, kind: type[P], path: str, name: str = "") -> P:
-        """Read parameters strictly: what is not understood must not be lost unseen."""
+        """Read parameters strictly, so that no part that is not understood is lost unnoticed."""
         problems: list[Any] = []
         check_names(api_object.spec, kind, "spec", {}, problems)
         name = name or name_of(api_object)

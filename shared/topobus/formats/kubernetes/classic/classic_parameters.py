@@ -1,10 +1,9 @@
 """Parameters of our own classic drivers: which devices a class has, and what a claim wants of them.
 
-One group a device class, `<class>.resource.topobus.dev/v1alpha1`, with two kinds:
+Each device class has one group, `<class>.resource.topobus.dev/v1alpha1`, with two kinds:
 DeviceClassParameters (of the cluster) and ClaimParameters (of a namespace). The fields are those
-that the classic GPU drivers of 2023 had, so that their parameters can be carried over; `attribute`
-and `capacity` reach whatever else a device of any class publishes. Flows in: a spec as read. Flows
-out: one Problem for each thing that is wrong.
+that the classic GPU drivers of 2023 had, so that their parameters can be carried over. `attribute`
+and `capacity` reach whatever else a device of any class publishes.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Amount(Wire, frozen=True, kw_only=True):
 
 
 class VersionCondition(Wire, frozen=True, kw_only=True):
-    """A version and how a device's own compares to it, by semantic versioning; `535.104` counts as
+    """A version and how a device's own compares to it, by semantic versioning. `535.104` counts as
     `535.104.0`.
     """
 
@@ -123,7 +122,7 @@ class VersionCondition(Wire, frozen=True, kw_only=True):
 class AttributeCondition(Wire, frozen=True, kw_only=True):
     """Any attribute that a device publishes.
 
-    Text is a pattern with `*` and `?` for Equals and NotEquals; other operators want a number.
+    Text is a pattern with `*` and `?` for Equals and NotEquals. Other operators want a number.
     """
 
     name: str
@@ -140,9 +139,9 @@ class CapacityCondition(Wire, frozen=True, kw_only=True):
 
 
 class DeviceSelector(Wire, frozen=True, kw_only=True):
-    """Which devices are wanted: all that is said here must hold.
+    """Which devices are wanted: all conditions here must hold.
 
-    A device that does not publish what is asked about is not wanted.
+    A device that does not publish a selected attribute or capacity is not wanted.
     """
 
     product_name: str | None = None
@@ -178,7 +177,9 @@ class MpsConfig(Wire, frozen=True, kw_only=True):
 
 
 class Sharing(Wire, frozen=True, kw_only=True):
-    """How the containers of a claim share its devices; the claim has them alone either way."""
+    """How the containers of a claim share its devices. No other claim has them, whatever the
+    strategy.
+    """
 
     strategy: str = EXCLUSIVE
     time_slicing_config: TimeSlicingConfig | None = None
@@ -213,7 +214,7 @@ def group_of_class(device_class: str) -> str:
 
 
 def device_class_of_group(group: str) -> str:
-    """Name the device class of a group of ours; empty for somebody else's.
+    """Name the device class of one of our groups. Empty for a foreign group.
 
     >>> device_class_of_group("nic.resource.topobus.dev"), device_class_of_group("gpu.resource.example.com")
     ('nic', '')
@@ -242,8 +243,8 @@ def check_claim_parameters(spec: ClaimParameters, path: str = "spec") -> list[Pr
 def check_sharing(sharing: Sharing | None, path: str) -> Iterator[Problem]:
     """Check a sharing strategy: it is a known one, and only its own configuration is given.
 
-    Shapes: path — the place of `sharing` in the object, which each
-    Problem begins with; None is sound.
+    Shapes: sharing — None is sound; path — the place of `sharing` in the object, with which each
+            Problem begins.
     """
     if sharing is None:
         return
@@ -281,7 +282,7 @@ def _check_selector(selector: DeviceSelector, path: str) -> list[Problem]:
 
 
 def _walk(device_selector: DeviceSelector, path: str, depth: int, problems: list[Problem]) -> int:
-    """Check one level and what is below it; gives how many conditions there are."""
+    """Check one level and the levels below it, and return how many conditions there are."""
     if depth > MAX_DEPTH:
         problems.append(Problem(path, f"expressions nest deeper than {MAX_DEPTH}"))
         return 0
