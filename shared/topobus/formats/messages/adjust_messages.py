@@ -17,9 +17,9 @@ __all__ = ["AdjustReply", "AdjustRequest", "Adjusted"]
 
 
 class AdjustRequest(Struct, frozen=True, kw_only=True):
-    """Say what a container with these prepared devices gets.
+    """Ask what a container with these prepared devices gets.
 
-    Nothing is changed outside the container. Asked again, it is the same answer.
+    Nothing outside the container is changed. The same request gets the same answer.
     """
 
     op_id: str
@@ -40,6 +40,6 @@ class Adjusted(Struct, frozen=True, kw_only=True, tag="adjusted", tag_field="out
 
 
 class AdjustReply(Struct, frozen=True, kw_only=True):
-    """The answer of `adjust`; it lasts as long as the container."""
+    """The answer of `adjust`. It is valid as long as the container lives."""
 
     result: Adjusted | Refusal

@@ -1,12 +1,12 @@
 """Limits the size of every part of a message that crosses NATS.
 
-Flows in: the message types of the catalogue. Flows out: for each a twin type of the same shape with
-limits on every text, list, map and number. The codec decodes into the twin first, so msgspec
-refuses a message out of bounds in C, with the JSON path, before any object is made. Without limits
-a few hundred bytes cost a reader gigabytes or minutes (memory blocks by the thousand, CPU lists of
-a million). The limits follow what Linux, kubelet and Kubernetes can have, so no honest message
-comes near them. Fields of type Any (Kubernetes' own objects, opaque configuration) are bounded by
-the size of the whole message, and checked where they are read.
+Each message type of the catalogue gets a twin type of the same shape with limits on every text,
+list, map and number. The codec decodes into the twin first, so msgspec refuses a message out of
+bounds in C, with the JSON path, before any object is made. Without limits a few hundred bytes cost
+a reader gigabytes or minutes (memory blocks by the thousand, CPU lists of a million). The limits
+follow what Linux, kubelet and Kubernetes can have, so no honest message comes near them. Fields of
+type Any (Kubernetes' own objects, opaque configuration) are bounded by the size of the whole
+message, and checked where they are read.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ _PLAIN = (float, bool, type(None), Any, Raw)
 
 @cache
 def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
-    """Make a message type's twin with limits; it is only ever decoded into, and thrown away.
+    """Make a message type's twin with limits. Values are only decoded into it and then dropped.
 
-    Shapes: unread — the field of a map whose values stay bytes (`Raw`), for a reader who looks
-    which of them are new; keys and number of entries have their limits.
-    Errors: raises TypeError for a field of a type that nobody gave limits to.
+    Shapes: unread — the field of a map whose values stay bytes (`Raw`), for a reader that first
+            finds which of them are new; keys and number of entries have their limits.
+    Errors: raises TypeError for a field of a type without limits.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     if unread:
@@ -136,7 +136,7 @@ def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
 def _field(field: msgspec.structs.FieldInfo) -> Any:
     """Keep the name on the wire, and whether the field may be left out.
 
-    What it is then does not matter here.
+    The default of a field that is left out does not matter here.
     """
     return (
         msgspec.field(name=field.encode_name) if field.required else msgspec.field(default=None, name=field.encode_name)
@@ -144,7 +144,10 @@ def _field(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def _limited(hint: Any, name: str, integer: Any = _INTEGER) -> Any:
-    """Put limits on a type; `name` is the field's, `integer` what a whole number in it may be."""
+    """Put limits on a type.
+
+    Shapes: name — the field's; integer — the limits of a whole number in it.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return hint  # has limits of its own

@@ -1,8 +1,8 @@
 """Everything that crosses NATS: subject, message, stream or bucket, writer, readers.
 
-The one place where a noun is declared. How a noun becomes a subject or a key is the grammar's
-matter (`topobus.formats.messages.nouns`). The reference page, the AsyncAPI document and the NATS
-permissions are generated from here.
+The one place where a noun is declared. The grammar that makes a subject or a key of a noun is in
+`topobus.formats.messages.nouns`. The reference page, the AsyncAPI document and the NATS permissions
+are generated from here.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ __all__ = [
 # runs in every installation. A node's own server has no controller: there it is
 # another (setting nats.provisioner).
 PROVISIONER = "controller"
-# The one process that removes what stands of a node that is gone; no
-# process of the node is left to do it.
+# The one process that removes the keys of a node that is gone, because no process of the node is
+# left to do it.
 FORGETTER = "controller"
-# Reads all that its node's server stores, to say it to the hub.
+# Reads all that its node's server stores, to copy it to the hub.
 _RELAY = "relay"
 # Who serves a class: its own service, and the gateway for classes of device
 # plugins that are somebody else's.
@@ -154,8 +154,8 @@ MAINTENANCE = State(
     description="Which devices of one class on one node an operator keeps back, who and why, and what was done to single "  # noqa: E501
     "devices lately.",
     max_value_bytes=256 * 1024,
-    # Full it refuses, and drops nothing: what is kept back must be known to a service that
-    # starts after somebody has filled it.
+    # A full bucket refuses writes and drops nothing: a service that starts after it has become full
+    # must still learn which devices are withheld.
     max_bucket_bytes=32 * 1024 * 1024,
     classes_apart=DEVICE_SERVICES,
     max_class_bytes=16 * 1024 * 1024,
@@ -278,8 +278,8 @@ HINT = Ask(
     parts=("node", "device_class"),
     request=m.HintsRequest,
     reply=m.HintsReply,
-    # The architecture's budget for a provider with custom hints; later it
-    # counts as "no opinion, said so".
+    # The architecture's budget for a provider with custom hints. A later answer counts as an
+    # explicit "no opinion".
     timeout_s=0.02,
     writer=_CLASS_SERVERS,
     # The controller asks for no hints: it only looks whether anybody would answer.
@@ -391,7 +391,7 @@ LINK = Ask(
     reply=relay_messages.NodeRelay,
     timeout_s=5.0,
     writer=(_RELAY,),
-    # It only looks whether a relay would answer, and so write anew what is removed.
+    # It only checks whether a relay would answer, and so would rewrite the keys that are removed.
     readers=("controller",),
     description="How far the relay of a node with a server of its own is, by its present note.",
 )

@@ -1,7 +1,7 @@
 """Bytes to values and back: JSON by msgspec, with the domain's own types as text.
 
-Unknown fields are ignored, missing ones take their default; anything else that does not fit is a
-ContractError that names the place. Messages of the catalogue have limits (`bounds`) as well.
+Unknown fields are ignored, and missing ones take their default. Anything else that does not fit is
+a ContractError that names the place. Messages of the catalogue have limits (`bounds`) as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _encode_custom(value: object) -> object:
 
 def _decode_custom(wanted: type, raw: object) -> object:
     if wanted is CpuSet and raw == "":
-        # What most holdings of a ledger have; a value that cannot change may stand for all of them.
+        # What most holdings of a ledger have. All of them can share one value, because it cannot
+        # change.
         return _NO_CPUS
     if wanted in (NodeSet, CpuSet, IdSet) or wanted is PciAddress:
         if not isinstance(raw, str):
@@ -61,8 +62,8 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
 
     A message of the catalogue is held to its limits first.
 
-    Errors: raises ContractError with the JSON path of the first misfit and a sample of the bytes;
-    `where` names the subject, key or file.
+    Shapes: where — the subject, key or file, for messages.
+    Errors: raises ContractError with the JSON path of the first misfit and a sample of the bytes.
     """
     try:
         message = _messages().get(wanted)
@@ -81,8 +82,8 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
 def decode_within(data: bytes | str | msgspec.Raw, wanted: type[T], limits: type[Struct] | None) -> T:
     """Hold JSON to the limits of a twin (`bounds.bounded`), then read it.
 
-    Errors: raises msgspec's own errors, ValueError, UnicodeDecodeError and
-    RecursionError, which name no message.
+    Errors: raises msgspec's own errors, ValueError, UnicodeDecodeError and RecursionError, which
+            name no message.
     """
     if limits is not None:
         msgspec.json.decode(data, type=limits)
@@ -91,7 +92,9 @@ def decode_within(data: bytes | str | msgspec.Raw, wanted: type[T], limits: type
 
 @cache
 def _messages() -> dict[type, type[Struct]]:
-    """List what crosses NATS. Only now: the catalogue's own imports come before it is whole."""
+    """List the messages that cross NATS. Called late: the catalogue's own imports run before it is
+    complete.
+    """
     from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES
 
     kinds: list[type[Struct]] = [
@@ -106,13 +109,17 @@ def to_builtins(value: object) -> Any:
     """Turn a message into dicts, lists and scalars, for YAML and for people.
 
     Shapes: result — keys are the fields' names on the wire; sets of ids are written as in JSON.
-    Order and errors: as in `encode`.
+    Order: as in `encode`.
+    Errors: as in `encode`.
     """
     return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
 
 
 def from_builtins(value: object, wanted: type[T], *, where: str = "value", is_strict: bool = True) -> T:
-    """Validate dicts, lists and scalars into `wanted`; ContractError names the path otherwise."""
+    """Validate dicts, lists and scalars into `wanted`.
+
+    Errors: raises ContractError with the path of the first misfit.
+    """
     try:
         return msgspec.convert(value, type=wanted, dec_hook=_decode_custom, strict=is_strict)
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:

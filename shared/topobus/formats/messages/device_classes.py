@@ -1,10 +1,10 @@
 """Device classes: those with a service of their own, those that `topobus-device --class NAME`
-serves, and those of somebody else's device plugins.
+serves, and those of other vendors' device plugins.
 
-Flows in: a class's name. Flows out: who answers for it on the bus. The name alone decides, so that
-asker, answerer and the NATS server's permissions agree without a message: a name with a hyphen
-(`gpu-nvidia`) is a class that the gateway made of another vendor's resource, and every other class
-has a service that connects under the class's own name (docs/adr/0029).
+The name alone decides which principal serves a class, so that both sides of a request and the NATS
+server's permissions agree without a message: a name with a hyphen (`gpu-nvidia`) is a class that
+the gateway made of another vendor's resource, and every other class has a service that connects
+under the class's own name (docs/adr/0029).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TAKEN = frozenset(
 
 
 def class_complaint(device_class: str) -> str:
-    """Say why `topobus-device` cannot serve a class of this name.
+    """Explain why `topobus-device` cannot serve a class of this name.
 
     Empty when it can, or when the class has a service of its own.
 
@@ -67,7 +67,7 @@ def class_complaint(device_class: str) -> str:
 
 
 def has_own_service(device_class: str) -> bool:
-    """Say whether a device service serves the class, one of ours or `topobus-device`.
+    """Say whether a device service serves the class, a built-in one or `topobus-device`.
 
     >>> has_own_service("gpu"), has_own_service("npu"), has_own_service("gpu-nvidia")
     (True, True, False)
@@ -85,8 +85,8 @@ def class_server(device_class: str) -> str:
 
 
 def principal_role(principal: str) -> str:
-    """Name the principal that stands for this one in the catalogue: all device services have the
-    rights of the first, each for its own class.
+    """Name the principal whose rights the catalogue lists for this one: all device services have
+    the rights of the first, each for its own class.
 
     >>> principal_role("npu"), principal_role("nic"), principal_role("gateway")
     ('gpu', 'gpu', 'gateway')

@@ -1,12 +1,11 @@
-"""Decodes and encodes the values of one key one after the other, and of each only what is new.
+"""Decodes and encodes the successive values of one key, and of each only the entries that are new.
 
 A ledger is one value, is written with every decision, and each decision changes one or two of its
-allocations. The decoder keeps the bytes of each entry of the value before: an entry with the same
-bytes is taken over as it was decoded then, so it was held to its limits, too. Unchanged entries are
-the same objects as in the value before, so a reader finds the changed ones by identity. The encoder
-keeps the bytes that it made of each entry, and makes them anew for another object. Flows in: JSON
-bytes, or values. Flows out: the value that `codec.decode` gives for the bytes, or the bytes that
-`codec.encode` gives for the value.
+allocations. The decoder keeps the bytes of each entry of the previous value. An entry with the same
+bytes is reused as it was decoded then, when it was also held to its limits. Unchanged entries are
+the same objects as in the previous value, so a reader finds the changed ones by identity. The
+encoder keeps the bytes of each entry, and encodes an entry again when it is another object. The
+results equal those of `codec.decode` and `codec.encode`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ M = TypeVar("M")
 
 
 class EntryDecoder(Generic[M]):
-    """Remembers one value: that of the last call."""
+    """Decodes the values of one key. It remembers the last one."""
 
     def __init__(self, wanted: type[M], field: str) -> None:
         """Make a decoder of a message whose `field` is a map from names to structs."""
@@ -43,11 +42,11 @@ class EntryDecoder(Generic[M]):
     def decode(self, data: bytes, *, where: str) -> M:
         """Decode and validate JSON.
 
-        Errors: raises ContractError as `codec.decode` does, in its words; what was
-        known stays known. Of an entry that is written twice the last one counts,
-        and the first is not looked at.
+        Errors: raises ContractError as `codec.decode` does, with the same message. The remembered
+                value stays. Of an entry that is written twice the last one counts, and the first is
+                not checked.
         Cost: one pass over the bytes, and the decoding of the entries that are new. The bytes are
-        kept until the next value is decoded.
+                kept until the next value is decoded.
         """
         try:
             raw_entries: dict[str, Raw] = getattr(msgspec.json.decode(data, type=self._limits), self._field) or {}
@@ -59,20 +58,20 @@ class EntryDecoder(Generic[M]):
                 for key, raw in raw_entries.items()
             }
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            # Which entry it is, and where in it, the ordinary way says.
+            # The ordinary decoder finds which entry is wrong, and where in it.
             return decode(data, self._wanted, where=where)
-        # The new bytes stand for those that are equal to them: else each entry would keep the whole
-        # value alive that it once came with.
+        # Keep the new bytes instead of the equal old ones: otherwise each entry would keep the
+        # whole value alive that it first came with.
         self._raw_entries, self._entries = raw_entries, entries
         return self._wanted(**msgspec.structs.asdict(rest), **{self._field: dict(entries)})
 
 
 class EntryEncoder:
-    """Remembers one value: that of the last call."""
+    """Encodes the values of one key. It remembers the last one."""
 
     def __init__(self, field: str) -> None:
-        """Make an encoder of a message whose `field` is a map from names to structs, none of which
-        is ever changed.
+        """Make an encoder of a message whose `field` is a map from names to structs that never
+        change.
         """
         self._field = field
         self._raw_entries: dict[str, Raw] = {}
@@ -82,8 +81,8 @@ class EntryEncoder:
         """Encode a value.
 
         Errors: raises NotImplementedError as `codec.encode` does.
-        Cost: a copy of all bytes, and the encoding of the entries that are other
-        objects than in the value before.
+        Cost: a copy of all bytes, and the encoding of the entries that are other objects than in
+                the previous value.
         """
         entries: dict[str, Struct] = getattr(value, self._field)
         raw_entries = {
@@ -104,7 +103,7 @@ def _without(kind: type[Struct], field: str) -> type[Struct]:
 
 
 def _optional(field: msgspec.structs.FieldInfo) -> object:
-    """Keep the name on the wire, and what stands for a field that is left out."""
+    """Keep the name on the wire, and the default of a field that is left out."""
     if field.required:
         return msgspec.field(name=field.encode_name)
     if field.default is not msgspec.NODEFAULT:

@@ -1,4 +1,4 @@
-"""The messages by which an operator has everything removed that stands of a node that is gone."""
+"""The messages by which an operator has all stored keys of a node that is gone removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ForgetReply", "ForgetRequest", "ForgottenKey", "KeyOutcome"]
 
 
 class ForgetRequest(Struct, frozen=True, kw_only=True):
-    """Remove what stands of one node. Asked again it removes what is still there."""
+    """Remove the stored keys of one node. A repeated request removes those that are still there."""
 
     node: str
     is_dry_run: bool = False
@@ -44,7 +44,7 @@ class ForgottenKey(Struct, frozen=True, kw_only=True):
 
 
 class ForgetReply(Struct, frozen=True, kw_only=True):
-    """What was there of the node, and what became of it."""
+    """The keys of the node, and what became of each."""
 
     node: str
     keys: tuple[ForgottenKey, ...] = ()

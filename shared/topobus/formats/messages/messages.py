@@ -1,8 +1,8 @@
 """The messages that cross NATS and are not domain values already (machine, inventory and ledger
 are).
 
-Every field that came after the first version has a default; unknown fields are ignored; a
-golden file guards each message.
+Every field that came after the first version has a default. Unknown fields are ignored. A golden
+file guards each message.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
 
     @property
     def is_begun(self) -> bool:
-        """Say whether this allows an operator's wish, which the device service is then asked to
-        perform: its outcome is a decision of its own.
+        """Say whether this allows an operator's request, which the device service is then asked to
+        perform. The outcome is a decision of its own.
         """
         return self.operation is not None and self.outcome is None and not self.op_id.endswith(OUTCOME)
 
     @property
     def text(self) -> str:
-        """Say for people what was decided, for whom."""
+        """Describe for people what was decided, for whom."""
         return self.operation.text if self.operation is not None else f"{self.verb} {self.user or self.owner}"
 
 
@@ -167,7 +167,7 @@ class PlaceReply(Struct, frozen=True, kw_only=True):
 
 
 class PreferRequest(Struct, frozen=True, kw_only=True):
-    """Which of these devices would be best together (kubelet's GetPreferredAllocation)."""
+    """Ask which of these devices are best together (kubelet's GetPreferredAllocation)."""
 
     op_id: str = ""
     device_class: str
@@ -182,8 +182,8 @@ class PreferRequest(Struct, frozen=True, kw_only=True):
 
 
 class PreferReply(Struct, frozen=True, kw_only=True):
-    """The choice: keeps what must be included, has `size` names when so many are available, never
-    an error.
+    """The choice. It keeps what must be included, has `size` names when so many are available, and
+    is never an error.
     """
 
     devices: tuple[str, ...]
@@ -191,14 +191,14 @@ class PreferReply(Struct, frozen=True, kw_only=True):
 
 
 class PodsRequest(Struct, frozen=True, kw_only=True):
-    """Which containers have which of our devices, as kubelet tells it."""
+    """Ask which containers have which of our devices, as kubelet reports it."""
 
     namespace: str = ""
     """Only pods of this namespace; empty: all."""
 
 
 class HeldDevice(Struct, frozen=True, kw_only=True):
-    """One device of a container with what the inventory says of it."""
+    """One device of a container with its node and health from the inventory."""
 
     name: str
     numa_nodes: NodeSet | None = None
@@ -226,7 +226,7 @@ class ContainerDevices(Struct, frozen=True, kw_only=True):
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
-    """A device of which kubelet and the ledger say different things."""
+    """A device for which kubelet and the ledger name different holders."""
 
     device_class: str
     device: str
@@ -237,7 +237,7 @@ class Disagreement(Struct, frozen=True, kw_only=True):
 
 
 class DisagreementEvent(Struct, frozen=True, kw_only=True):
-    """kubelet and the ledger say different things of a device: published once when it was seen
+    """kubelet and the ledger name different holders of a device: published once when it was seen
     twice, and once when it is over.
     """
 
@@ -255,8 +255,10 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
-    """The gateway's connection to the container runtime (NRI): it tells which containers there are,
-    and by it claims get CPUs for themselves and devices go into pods.
+    """The gateway's connection to the container runtime (NRI).
+
+    The gateway learns from it which containers exist, and through it pins claims' CPUs and moves
+    devices into pods.
     """
 
     socket: str
@@ -270,8 +272,8 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 
 
 class KubeletRegistrations(Struct, frozen=True, kw_only=True):
-    """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the
-    reason in words.
+    """What a gateway has registered with kubelet: `registered`, or the reason in words why it is
+    not.
     """
 
     folder: str = ""
@@ -285,7 +287,7 @@ class KubeletRegistrations(Struct, frozen=True, kw_only=True):
 
 
 class PodsReply(Struct, frozen=True, kw_only=True):
-    """What kubelet's pods have, sorted. Nothing is known when `why` is given."""
+    """The devices that kubelet's pods have, sorted. Nothing is known when `why` is given."""
 
     containers: tuple[ContainerDevices, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
@@ -308,7 +310,7 @@ class PodsReply(Struct, frozen=True, kw_only=True):
 
 
 class AdoptRequest(Adoption, frozen=True, kw_only=True):
-    """Write into the ledger what kubelet (or a claim's status) has decided."""
+    """Write a decision of kubelet (or of a claim's status) into the ledger."""
 
     op_id: str
     names_pods_of: str = ""
@@ -319,9 +321,9 @@ class AdoptRequest(Adoption, frozen=True, kw_only=True):
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
-    """Done: the ledger says so now.
+    """The decision is in the ledger.
 
-    `displaced` lists owners whose stale device-plugin holding gave way.
+    `displaced` lists owners whose stale device-plugin holding was removed.
     """
 
     decision_id: str
@@ -390,7 +392,7 @@ class PrepareReply(Struct, frozen=True, kw_only=True):
 
 
 class UnprepareRequest(Struct, frozen=True, kw_only=True):
-    """Undo `prepare`; devices that were never prepared are no error."""
+    """Undo `prepare`. Devices that were never prepared are no error."""
 
     op_id: str
     owner: Owner
@@ -404,7 +406,7 @@ class UnprepareReply(Struct, frozen=True, kw_only=True):
 
 
 class GivenHints(HintList, frozen=True, kw_only=True):
-    """One hint list that somebody gave, and for which container."""
+    """One hint list that a provider gave, and for which container."""
 
     container: str = ""
     """Empty: for all of the pod (scope pod), or whoever gave the hints
@@ -441,7 +443,7 @@ class HintsRequest(Struct, frozen=True, kw_only=True):
 
 
 class HintsReply(Struct, frozen=True, kw_only=True):
-    """Hints by kubelet's rules; None is "no opinion"."""
+    """Hints by kubelet's rules. None is "no opinion"."""
 
     hints: tuple[Hint, ...] | None
     inventory_generation: int = 0

@@ -1,11 +1,9 @@
 """The kinds of nouns that cross NATS (state, event, notice, ask) and the one grammar of their
 subjects and keys.
 
-The grammar is `topobus.v1.<noun>.<node>[.<class>[.<device>]]`: the node stands at one fixed place,
-so one wildcard is one node's rights.
-Flows in: names of nodes, classes and devices. Flows out: subjects, keys, buckets' and streams'
-patterns, and the parts of a key again. A name that could change the shape of a subject (a dot, a
-wildcard, a separator) never gets into one. Which nouns there are stands in
+The grammar is `topobus.v1.<noun>.<node>[.<class>[.<device>]]`. The node is always the same token,
+so one wildcard can express the rights of one node. A name that could change the shape of a subject
+(a dot, a wildcard, a separator) never gets into one. The nouns themselves are declared in
 `topobus.formats.messages.catalogue`.
 """
 
@@ -56,7 +54,7 @@ def to_token(name: str) -> str:
 def from_token(token: str) -> str:
     """Turn a subject's token back into the name, the inverse of `to_token`.
 
-    The token that stands for the whole cluster stays as it is.
+    The token of the whole cluster is returned unchanged.
 
     >>> from_token("node-1_example_com")
     'node-1.example.com'
@@ -65,7 +63,7 @@ def from_token(token: str) -> str:
 
 
 def stored_subject(subject: str) -> str:
-    """Give the subject at which an event's stream says again what it has stored.
+    """Return the subject on which an event's stream republishes the messages it has stored.
 
     >>> stored_subject("topobus.v1.health.>")
     'topobus.v1.stored.health.>'
@@ -75,7 +73,7 @@ def stored_subject(subject: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Noun:
-    """What all entries share. `parts` names the tokens after the noun."""
+    """The base of the four kinds. `parts` names the tokens after the noun."""
 
     name: str
     parts: tuple[str, ...]
@@ -85,21 +83,21 @@ class Noun:
     description: str
 
     def is_whole(self, values: Iterable[str]) -> bool:
-        """Say whether these are all of the parts: then they name one key or one subject, and not a
-        pattern of them.
+        """Say whether these are all of the parts, so that they name one key or one subject and not
+        a pattern.
         """
         return set(values) == set(self.parts)
 
     def subject(self, **values: str) -> str:
-        """Build the subject of one.
+        """Build the subject of one entry.
 
-        Of a state where the server says that a key was written (the bucket's
-        republish): only that, never the value.
+        For a state it is the subject on which the server announces that a key was written (the
+        bucket's republish), without the value.
         """
         return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))
 
     def pattern(self, **values: str) -> str:
-        """Build a subscription; a part left out matches anything."""
+        """Build a subscription. A part left out matches anything."""
         return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=True)))
 
     def _tokens(self, values: dict[str, str], *, is_pattern: bool) -> Iterator[str]:
@@ -140,17 +138,17 @@ class State(Noun, Generic[M]):
     those (`topobus.formats.messages.entry_codec`). Empty: the value is one."""
 
     def buckets(self) -> tuple[State[M], ...]:
-        """Give the state once for each of its buckets: the common one first, then those of single
+        """Return the state once for each of its buckets: the common one first, then those of single
         classes.
         """
         return (self, *(self.home(device_class=device_class) for device_class in self.classes_apart))
 
     def home(self, **values: str) -> State[M]:
-        """Give the state with the one bucket that an entry is written to: its class's own, or the
+        """Return the state with the one bucket that an entry is written to: its class's own, or the
         common one.
 
-        Parts other than the class may be left out. At a hub an entry stands in the common one, for
-        relays write all classes there (`topobus.bus.feeds.bucket_feed`).
+        Parts other than the class may be left out. At a hub all entries are in the common bucket,
+        because relays write all classes there (`topobus.bus.feeds.bucket_feed`).
         """
         device_class = values.get("device_class", "")
         if device_class not in self.classes_apart:
@@ -165,7 +163,7 @@ class State(Noun, Generic[M]):
         return State(**{**vars(self), **own})
 
     def home_of_key(self, key: str) -> State[M]:
-        """Give what `home` gives for a key, be it well-formed or not."""
+        """Return the result of `home` for a key, well-formed or not."""
         return self.home(**dict(zip(self.parts, key.split("."), strict=False)))
 
     def key(self, **values: str) -> str:
@@ -173,13 +171,13 @@ class State(Noun, Generic[M]):
         return ".".join(self._tokens(values, is_pattern=False))
 
     def key_pattern(self, **values: str) -> str:
-        """Build a filter over keys; a part left out matches anything."""
+        """Build a filter over keys. A part left out matches anything."""
         return ".".join(self._tokens(values, is_pattern=True))
 
     def parse_key(self, key: str) -> dict[str, str]:
         """Split a key into its parts.
 
-        ContractError when it has not that shape, or is none that `key` makes.
+        Errors: raises ContractError for a key of another shape, or that `key` cannot make.
         """
         tokens = key.split(".")
         if len(tokens) != len(self.parts):
@@ -190,20 +188,20 @@ class State(Noun, Generic[M]):
         return parts
 
     def read_as(self, message: type[Q]) -> State[Q]:
-        """The same bucket for a reader that needs only some of the fields: what it does not name is
-        skipped, not decoded.
+        """Return the same bucket for a reader that needs only some of the fields: fields that
+        `message` does not name are skipped, not decoded.
         """
         return State(**{**vars(self), "message": message})
 
     def check_place(self, value: object, parts: dict[str, str]) -> None:
-        """Refuse a value that says of itself that it belongs elsewhere: readers keep values by the
-        names inside, and would mix up two nodes.
+        """Refuse a value whose own fields name another place than its key: readers keep values by
+        the names inside, and would mix up two nodes.
 
         Errors: raises ContractError.
         """
         for part, wanted in parts.items():
             content = getattr(value, part, None)
-            # A kind stands in lower case in the key.
+            # The key has a kind in lower case.
             if isinstance(content, str) and content != wanted and content.lower() != wanted:
                 raise ContractError(
                     f"{self.bucket}/{self.key(**parts)}: the value says {part} {content[:60]!r}, its key says "
@@ -228,9 +226,7 @@ class Event(Noun, Generic[M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(Noun, Generic[M]):
-    """A CloudEvent that goes to whoever listens, and is stored nowhere: what nobody hears is gone,
-    and nobody waits for it.
-    """
+    """A CloudEvent that is delivered to present subscribers and not stored."""
 
     message: type[M]
     event_type: str

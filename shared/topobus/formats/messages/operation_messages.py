@@ -1,5 +1,5 @@
-"""The messages by which an operator works on single devices: asked of a node's topology, performed
-by the class's device service, and what stands of it.
+"""The messages by which an operator works on single devices: requested from a node's topology,
+performed by the class's device service, and the state that remains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Operated(Struct, frozen=True, kw_only=True, tag="operated", tag_field="outcome"):
-    """Done, and everybody can see it."""
+    """The operation is done, and its effect is published."""
 
     health: DeviceHealth
     """The device's health afterwards."""
@@ -33,14 +33,14 @@ class Operated(Struct, frozen=True, kw_only=True, tag="operated", tag_field="out
 
 
 class OperateRequest(Struct, frozen=True, kw_only=True):
-    """Do something with one device of this node."""
+    """Perform an operation on one device of this node."""
 
     op_id: str
     operation: DeviceOperation
 
 
 class OperateReply(Struct, frozen=True, kw_only=True):
-    """What became of it; done once for one op_id."""
+    """The outcome. The operation is done once for one op_id."""
 
     decision_id: str
     node: str
@@ -48,7 +48,7 @@ class OperateReply(Struct, frozen=True, kw_only=True):
 
 
 class PerformRequest(Struct, frozen=True, kw_only=True):
-    """Perform what an operator wants: it is decided, and its decision event cannot be lost any
+    """Perform an operation that is already decided and whose decision event cannot be lost any
     more.
     """
 
@@ -68,7 +68,7 @@ class PerformReply(Struct, frozen=True, kw_only=True):
 
 
 class PerformedOperation(Struct, frozen=True, kw_only=True):
-    """One operation with its answer, for who asks again."""
+    """One operation with its answer, for a repeated request."""
 
     op_id: str
     operation: DeviceOperation
@@ -77,7 +77,7 @@ class PerformedOperation(Struct, frozen=True, kw_only=True):
 
 
 class ClassMaintenance(Struct, frozen=True, kw_only=True):
-    """What an operator wants of the devices of one class on one node.
+    """The maintenance that an operator requested for the devices of one class on one node.
 
     It outlives the device service, and devices that leave.
     """

@@ -1,8 +1,7 @@
-"""Who wrote what is stored, by its own word: the release and the time of sending, which each write
-says in headers.
+"""The writer's release and time of sending, which each write carries in headers.
 
-The time is compared with the moment at which the server stored the message, so
-that no reader's clock matters.
+The time is compared with the moment at which the server stored the message, so that no reader's
+clock matters.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ that is two seconds further ahead than their asker waits."""
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """What a stored message says of its writer."""
+    """What a stored message's headers report of its writer."""
 
     release: str = ""
     """Empty: it does not say."""
@@ -31,7 +30,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 
     @property
     def clock_remark(self) -> str:
-        """Say that the writer's clock is wrong; empty when it agrees or nothing is known."""
+        """A warning that the writer's clock is wrong. Empty when it agrees or nothing is known."""
         if self.ahead_s is None or abs(self.ahead_s) <= CLOCK_LIMIT_S:
             return ""
         direction = "ahead of" if self.ahead_s > 0 else "behind"

@@ -22,7 +22,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
 
 
 class NodeAnswer(Struct, frozen=True, kw_only=True):
-    """What one node said."""
+    """The answer of one node."""
 
     node: str
     result: Placement | Refusal
@@ -31,7 +31,9 @@ class NodeAnswer(Struct, frozen=True, kw_only=True):
 
 
 class PlanReply(Struct, frozen=True, kw_only=True):
-    """The chosen node's answer, and what every node that was asked said, in the order of asking."""
+    """The chosen node's answer, and the answers of all nodes that were asked, in the order of
+    asking.
+    """
 
     chosen: PlaceReply | None = None
     answers: tuple[NodeAnswer, ...] = ()

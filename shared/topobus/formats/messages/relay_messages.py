@@ -25,8 +25,8 @@ class EventPosition(Struct, frozen=True, kw_only=True):
 class NodeRelay(Struct, frozen=True, kw_only=True):
     """How far a node's relay is.
 
-    It is written only after the hub has acknowledged what it says, or before
-    a key that it names is written.
+    It is written only after the hub has acknowledged its content, or before a key that it names is
+    written.
     """
 
     node: str
@@ -41,4 +41,4 @@ class NodeRelay(Struct, frozen=True, kw_only=True):
 
 
 class LinkRequest(Struct, frozen=True, kw_only=True):
-    """A question to a node's relay: how far are you."""
+    """Ask a node's relay how far it is."""

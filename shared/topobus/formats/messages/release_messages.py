@@ -1,4 +1,4 @@
-"""The messages by which what the ledger reserved is kept, and what it holds is let go."""
+"""The messages by which a reservation in the ledger is committed, and a holding is released."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["CommitReply", "CommitRequest", "ReleaseReply", "ReleaseRequest"]
 
 
 class CommitRequest(Struct, frozen=True, kw_only=True):
-    """Keep what an owner has reserved."""
+    """Commit what an owner has reserved."""
 
     op_id: str
     owner: Owner
 
 
 class CommitReply(Struct, frozen=True, kw_only=True):
-    """None: it is kept from now on, or was already.
+    """None: it is committed now, or was already.
 
     Refused when the owner has no reservation (it ran out, or never was).
     """
@@ -28,7 +28,7 @@ class CommitReply(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseRequest(Struct, frozen=True, kw_only=True):
-    """Let go of all that an owner holds."""
+    """Release all that an owner holds."""
 
     op_id: str
     owner: Owner
@@ -43,9 +43,9 @@ class ReleaseRequest(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseReply(Struct, frozen=True, kw_only=True):
-    """What was let go, by class (CPUs by device name).
+    """The devices that were released, by class (CPUs by device name).
 
-    Empty when the owner held nothing: that is no error.
+    Empty when the owner held nothing, which is no error.
     """
 
     refusal: Refusal | None = None

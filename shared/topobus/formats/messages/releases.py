@@ -1,9 +1,9 @@
-"""Compares the release that somebody says it runs with our own.
+"""Compares the release that a peer reports with our own.
 
-Flows in: what writers and peers say of themselves in the header `Topobus-Release`. Flows out: how
-it stands to ours, and a sentence for people. Messages of one major version can be read by all its
-releases: unknown fields are ignored, new ones have defaults. So another release is named, and
-refused nothing; what cannot be read is refused by its contract.
+Writers and peers report their release in the header `Topobus-Release`. Messages of one major
+version can be read by all its releases: unknown fields are ignored, new ones have defaults. So a
+peer of another release is reported but not refused. A message that cannot be read is refused by its
+contract.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ RELEASE = "Topobus-Release"
 no field: it is readable where the message is not."""
 
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(\.\S*)?")
-# As much of a stranger's word as a line of a log or a table carries.
+# Characters of a foreign text that a line of a log or a table shows.
 _SHOWN = 40
 
 
 class Standing(StrEnum):
-    """How a release stands to ours. The third number and what follows it change no message."""
+    """How a release compares with ours. The third number and what follows it change no message."""
 
     SAME = "same"
     OLDER = "older"
@@ -51,8 +51,7 @@ def standing(release: str, own_release: str) -> Standing:
 
 
 def shown_release(release: str) -> str:
-    r"""Give what somebody says of its release as a person may read it: printable, and not without
-    end.
+    r"""Return a peer's release text as a person may read it: printable, and of limited length.
 
     >>> shown_release("0.2.1"), shown_release("a\x1b[31m" + "b" * 99)
     ('0.2.1', 'a?[31mbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb')
@@ -61,9 +60,9 @@ def shown_release(release: str) -> str:
 
 
 def release_remark(who: str, release: str, own_release: str) -> str:
-    """Say that somebody runs another release, and what to do; empty when the two are the same.
+    """Write that a peer runs another release, and what to do. Empty when the two are the same.
 
-    `who`: one name, or several with commas.
+    Shapes: `who` — one name, or several with commas.
 
     >>> release_remark("gpu", "0.1.0", "0.2.0")
     'gpu runs release 0.1.0, older than 0.2.0 here: upgrade it'

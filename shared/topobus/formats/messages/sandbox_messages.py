@@ -1,5 +1,5 @@
 """The messages between the gateway and a device service about a pod's sandbox: attach a device to
-it, detach it, and long work that goes on.
+it, detach it, and long work in progress.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
 
 class Accepted(Struct, frozen=True, kw_only=True, tag="accepted", tag_field="outcome"):
-    """The work has begun and goes on: ask the same again.
+    """The work has begun and is not finished: send the same request again.
 
-    Over its limit the same question is refused.
+    Over its limit the same request is refused.
     """
 
     retry_after_s: _Seconds
@@ -58,7 +58,7 @@ class AttachReply(Struct, frozen=True, kw_only=True):
 
 
 class DetachRequest(Struct, frozen=True, kw_only=True):
-    """Undo `attach`; devices that are not attached are no error.
+    """Undo `attach`. Devices that are not attached are no error.
 
     The sandbox's namespaces may be gone by now.
     """

@@ -1,7 +1,6 @@
 """Encodes values of a bucket as JSON, or as gzip where the JSON is larger than the bucket takes,
 and decodes both.
 
-Flows in: a state of the catalogue and its value, or stored bytes. Flows out: bytes, or the value.
 The first byte distinguishes them: JSON begins with `{`, gzip with 0x1f. A value that fits is stored
 uncompressed, so that people with NATS' own tools can read it.
 """
@@ -34,10 +33,10 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 def to_stored(state: State[M], value: M, *, where: str) -> bytes:
     """Encode a value for its bucket.
 
-    Errors: raises ContractError when it is larger than the bucket takes, also
-    compressed where the state allows that.
-    Cost: linear; 4 MB of JSON take some 50 ms to compress, which only values
-    beyond the bucket's limit need.
+    Errors: raises ContractError when it is larger than the bucket takes, also compressed where the
+            state allows that.
+    Cost: linear. 4 MB of JSON take some 50 ms to compress, which only values beyond the bucket's
+            limit need.
     """
     return _fitting(state, encode(value), where)
 
@@ -70,7 +69,7 @@ def from_stored(state: State[M], data: bytes, *, where: str) -> M:
 class StoredReader(Generic[M]):
     """Reads the stored values of one key, one after the other.
 
-    What an entry's bytes said before is not decoded again.
+    An entry whose bytes are unchanged is not decoded again.
     """
 
     def __init__(self, state: State[M]) -> None:
@@ -87,16 +86,16 @@ class StoredReader(Generic[M]):
 
 
 def is_packed(state: State[Any], data: bytes) -> bool:
-    """Say whether stored bytes are compressed, so that a reader who adds up sizes counts what they
+    """Say whether stored bytes are compressed, so that a reader that adds up sizes counts what they
     unpack to.
 
-    Cost: O(1); nothing is unpacked.
+    Cost: O(1), nothing is unpacked.
     """
     return state.may_be_compressed and data[:2] == _MAGIC
 
 
 def objection(state: State[Any], value: Any) -> str:
-    """Say why a value cannot be stored or could not be read again; empty when it can.
+    """Explain why a value cannot be stored or could not be read again. Empty when it can.
 
     Errors: raises nothing.
     Cost: encodes and decodes the value once.

@@ -1,1 +1,1 @@
-"""The catalogue of reason codes: what each says, and which facts come with it."""
+"""The catalogue of reason codes: the meaning of each, and the facts that come with it."""

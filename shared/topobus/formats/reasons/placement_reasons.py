@@ -1,8 +1,6 @@
 """Reason codes of a node's placements and of what it cannot place.
 
-The first sections of the catalogue (`reasons`).
-
-Flows in: nothing. Flows out: sections in the order of the page.
+The first sections of the catalogue (`reasons`), in the order of the page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What the catalogue of reason codes is made of: groups of codes that say the same, in sections of
-one stage each.
-
-Flows in: nothing. Flows out: the values of `reasons` and `placement_reasons`.
+"""The parts of the catalogue of reason codes: groups of codes with one meaning, in sections of one
+stage each.
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ __all__ = ["ReasonGroup", "ReasonSection"]
 
 
 class ReasonGroup(Struct, frozen=True):
-    """Codes that say the same of different things.
+    """Codes with the same meaning for different things.
 
-    A `*` in a code stands for one of a few words, which `says` lists.
+    A `*` in a code is a placeholder for one of a few words, which `says` lists.
     """
 
     codes: tuple[str, ...]
@@ -28,8 +26,9 @@ class ReasonGroup(Struct, frozen=True):
 
 
 class ReasonSection(Struct, frozen=True, kw_only=True):
-    """Codes of one stage, in the order of the page; `before` and `after` are paragraphs around the
-    table, as Markdown.
+    """Codes of one stage, in the order of the page.
+
+    `before` and `after` are paragraphs around the table, as Markdown.
     """
 
     title: str

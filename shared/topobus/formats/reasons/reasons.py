@@ -1,10 +1,9 @@
-"""Every reason code that a Placement or a Refusal can carry: what it says and which facts come with
-it.
+"""Every reason code that a Placement or a Refusal can carry: its meaning and the facts that come
+with it.
 
-Codes are stable: programs act on them, and a code that was given once keeps its
-meaning. docs/reference/reasons.md is generated from here, and
-tests/contract/test_reason_codes.py holds the source to it: whoever makes a Reason of a
-code that is not listed, or lists one that nobody gives, is told.
+Codes are stable: programs act on them, and a code that was given once keeps its meaning.
+docs/reference/reasons.md is generated from here. tests/contract/test_reason_codes.py fails for a
+Reason whose code is not listed, and for a listed code that is never given.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["SECTIONS", "ReasonGroup", "ReasonSection", "codes"]
 
 
 def codes() -> frozenset[str]:
-    """Give all codes, those with a `*` as they are written."""
+    """Return all codes, those with a `*` as they are written."""
     return frozenset(code for section in SECTIONS for group in section.groups for code in group.codes)
 
 
