@@ -1,9 +1,9 @@
 """Keeps the copies of what nodes publish on the bus, for both homes of the controller.
 
-Flows in: changes of the bus's buckets. Flows out: the updated state; readiness parts for copies
-that are not complete yet; a wake-up after each change. A value that cannot be parsed is logged,
-counted and treated as absent, and affects no other key; nodes of another release or with a wrong
-clock are named. The bus has already compared each value with its key.
+A copy that is not complete yet keeps the controller from being ready, and each change wakes the
+reconcile loops. A value that cannot be parsed is logged, counted and treated as absent, and affects
+no other key. Nodes of another release or with a wrong clock are named in the log. The bus has
+already compared each value with its key.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class BusCopies:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether every one of these copies is whole: before that no claim is decided on, and
-        no pod planned.
+        """Say whether every copy is complete. Before that no claim is decided on and no pod is
+        planned.
         """
         return not self._missing
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Follow what nodes say, for ever."""
+        """Start one task per copy, each of which follows its bucket until cancelled."""
         group.create_task(self._follow("machines", catalogue.MACHINE, self._on_machine))
         group.create_task(self._follow("inventories", catalogue.INVENTORY, self._on_inventory))
         group.create_task(self._follow("ledgers", catalogue.LEDGER, self._on_ledger))
         group.create_task(self._follow("alignments", catalogue.ALIGNMENT, self._on_alignment))
 
     async def _follow(self, part: str, state: State[M], apply: Callable[[Change[M]], None]) -> None:
-        """Keep one copy up to date, for ever."""
+        """Keep one copy up to date until cancelled."""
         async with aclosing(self._runtime.bus.watch(state, partial(self._remarks.note_rejected, state))) as items:
             async for change in items:
                 if change.kind is ChangeKind.PUT:
@@ -79,8 +79,8 @@ class BusCopies:
                     self._missing.discard(part)
                     self._runtime.readiness.set(part, is_ready=True)
                 elif change.kind is ChangeKind.RESET:
-                    # What we knew may be void: no claim is decided on
-                    # before the new snapshot is whole.
+                    # The copy may be void: no claim is decided on before the new snapshot is
+                    # complete.
                     self._missing.add(part)
                     self._runtime.readiness.set(
                         part, is_ready=False, why="the history was lost, a new snapshot follows"
@@ -91,10 +91,11 @@ class BusCopies:
                     and change.value is not None
                     and change.value == self._state.alignments.get(change.parts["node"])
                 ):
-                    # A sign of life of the node's topology: nothing to decide anew.
+                    # A sign of life of the node's topology, with the values that are already known:
+                    # nothing depends on it.
                     continue
-                # A version of its own for each change: after a lost store a
-                # revision may stand for another value.
+                # Each change has its own version: after a lost store a revision may belong to
+                # another value.
                 self._queue.run_now(key, object(), partial(apply, change), name=" ".join(key))
                 self._changed()
 

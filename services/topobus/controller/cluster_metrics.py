@@ -30,7 +30,7 @@ FOREIGN_SLICES = GaugeDescriptor(
 
 
 class ClusterMetrics:
-    """All metrics of this home, registered once."""
+    """All metrics of the cluster home, registered once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.writes = CLUSTER_WRITES.register(registry)

@@ -19,7 +19,9 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cluster's API server as the controller's home; read with `home = "cluster"` only."""
+    """The API server of the cluster that is the controller's home. Read with `home = "cluster"`
+    only.
+    """
 
     kubeconfig: str = ""
     """Path of a kubeconfig file; empty: the service account of the pod in which the controller

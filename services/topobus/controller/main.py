@@ -7,7 +7,7 @@ import sys
 from topobus.process.packages import needing_extra
 from topobus.process.probe import answer_probe
 
-# What typing.TYPE_CHECKING is; the import of typing would double the cost of a probe.
+# The value of typing.TYPE_CHECKING. Importing typing would double the cost of a probe.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from topobus.controller.config import ControllerSettings
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the controller; the exit code is the process's."""
+    """Run the controller and end the process with its exit code."""
     answer_probe("controller")
     with needing_extra("controller"):
         from topobus.controller.config import ControllerSettings, check

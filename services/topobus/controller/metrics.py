@@ -1,4 +1,4 @@
-"""Metrics of the controller; those that it has in a cluster alone stand in `cluster_metrics`."""
+"""Metrics of the controller. Those of the cluster home alone are in `cluster_metrics`."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class ControllerMetrics:
         self.set_aside = OBJECTS_SET_ASIDE.register(registry)
 
     def count_refused(self, err: Exception) -> None:
-        """Count a stored object that a copy did not take in: one that nobody can read, or one that
-        failed in a way that nobody thought of.
+        """Count a stored object that a copy did not accept: it cannot be read, or reading it failed
+        in an unforeseen way.
         """
         if isinstance(err, ContractError):
             self.malformed.inc()

@@ -1,9 +1,9 @@
-"""Names the nodes that speak another release, whose clock is wrong, or of which something stored
+"""Names the nodes that run another release, whose clock is wrong, or that published a value that
 cannot be read.
 
-Flows in: who wrote what the nodes publish, and what nobody can read. Flows out: a log line for each
-change, one of a node and topic at most each ten seconds, a remark of readiness, a metric. Nothing
-is decided by it: such a node is served as far as it can be understood, and the others never notice.
+Each change gives a log line (at most one per node and topic in ten seconds), a remark in the
+readiness answer, and a metric. No decision depends on these remarks: such a node is served as far
+as its values can be read, and other nodes are not affected.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from topobus.process.readiness import Readiness
 
 __all__ = ["NodeRemarks"]
 
-# As many as a person reads; the metric counts all.
+# As many as a person reads. The metric counts all.
 _SHOWN = 16
 _MOST_TEXT = 300
 _CLOCK = "clock"
-# Whoever fills a bucket with keys of nodes that do not exist fills no memory here; beyond so
-# many, further nodes are not named.
+# Keys of nodes that do not exist must not fill the memory: beyond so many nodes, no more are named.
 _MOST_NODES = 4096
 
 
 class NodeRemarks:
-    """What is to be said of nodes, by node and topic."""
+    """The remarks on nodes, by node and topic."""
 
     def __init__(self, readiness: Readiness, own_release: str, nodes: Gauge, quiet: QuietLog) -> None:
         self._quiet = quiet
@@ -43,12 +42,12 @@ class NodeRemarks:
         """When the newest write of a node with a remark on its clock was stored."""
 
     def note(self, state: State[Any], parts: dict[str, str], origin: Origin) -> None:
-        """Take in that a node's value was read, and who wrote it."""
+        """Record that a node's value was read, and which service wrote it."""
         node = parts["node"]
         self._put(node, _unreadable(state, parts), "")
         writer = _writer_of(state, parts)
         if writer:
-            # What was written with NATS' own tools says nothing of the service.
+            # A value written with NATS' own tools carries no release of the service.
             is_said = standing(origin.release, self._own) is not Standing.UNSAID
             self._put(node, writer, release_remark(writer, origin.release, self._own) if is_said else "")
         if origin.ahead_s is not None and origin.time_ns >= self._clocks.get(node, 0):
@@ -60,7 +59,7 @@ class NodeRemarks:
                 self._clocks.pop(node, None)
 
     def note_rejected(self, state: State[Any], key: str, why: str) -> None:
-        """Take in that nobody can read a node's value. It is logged by who reads it."""
+        """Record that a node's value cannot be read. The reader logs it."""
         node, _, rest = key.partition(".")
         self._put(
             from_token(node)[:_MOST_TEXT],
@@ -70,12 +69,12 @@ class NodeRemarks:
         )
 
     def drop(self, state: State[Any], parts: dict[str, str]) -> None:
-        """Forget what was said of a value that is gone."""
+        """Drop the remarks on a value that was deleted."""
         self._put(parts["node"], _unreadable(state, parts), "")
         self._put(parts["node"], _writer_of(state, parts), "")
 
     def clear(self, state: State[Any]) -> None:
-        """Forget what could not be read of a state: its values come anew."""
+        """Drop the remarks on unreadable values of a bucket, whose values will be sent again."""
         for node, remarks in list(self._remarks.items()):
             for topic in [topic for topic in remarks if topic.partition(" ")[0] == state.name]:
                 self._put(node, topic, "")
@@ -127,9 +126,9 @@ class NodeRemarks:
 
 
 def _writer_of(state: State[Any], parts: dict[str, str]) -> str:
-    """Name who wrote a value, where the value is written again at each start.
+    """Name the service that wrote a value which it writes again at each start.
 
-    Empty for others, which may be of a release that runs no more.
+    Empty for other values: a release that no longer runs may have written them.
     """
     if state is INVENTORY:
         return parts["device_class"]

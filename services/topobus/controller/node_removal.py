@@ -1,11 +1,11 @@
-"""Removes all that stands of a node that is gone: its keys of every bucket, and the present state
-of its devices.
+"""Removes the records of a node that is gone: its keys in every bucket, and the present state of
+its devices.
 
-Flows in: FORGET requests. Flows out: deletions at the revisions that were read, so that what a
-service writes anew meanwhile stays, and a last event for each device. Refused while a service of
-the node answers, or listens without answering, and (unless it is forced) while the node's ledger
-gives something to somebody or an operator keeps a device back. The machine goes first, so that what
-is left of a node after an interruption is a node without a machine; the ledger goes last.
+A key is deleted at the revision that was read, so a value that a service writes meanwhile stays.
+Each device gets a last event. FORGET is refused while a service of the node answers, or listens
+without answering. Unless it is forced, it is also refused while the node's ledger has an owner or
+an operator withholds a device. The machine is deleted first, so an interrupted removal leaves a
+node without a machine. The ledger is deleted last.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["NodeRemoval"]
 
-# A service that is well answers within milliseconds; whoever listens and says
-# nothing may be starting, or hang.
+# A service that is well answers within milliseconds. One that listens and does not answer may be
+# starting, or hang.
 _PATIENCE_S = 2.0
-# Before this release a server does not say that nobody listens in another account: an ask
-# there waits for its whole time.
+# Servers before this release do not report that another account has no listener: such a request
+# waits for its whole time-out.
 _TELLS_NOBODY_ELSEWHERE = (2, 10, 0)
 _SHOWN = 16
 
 
 @dataclass(frozen=True)
 class _Key:
-    """One key with the one bucket in which it was found."""
+    """A key and the one bucket in which it was found."""
 
     bucket: State[Any]
     parts: dict[str, str]
     revision: int
     value: Any
-    """The newest that can be read; None where nothing can."""
+    """The newest value that can be read, or None."""
 
     def with_outcome(self, outcome: KeyOutcome, why: str = "") -> ForgottenKey:
-        """Say what became of it."""
+        """Add the outcome of the deletion."""
         return ForgottenKey(bucket=self.bucket.bucket, key=self.bucket.key(**self.parts), outcome=outcome, why=why)
 
 
@@ -68,10 +68,11 @@ class NodeRemoval:
         self._clock = clock
 
     async def forget(self, request: ForgetRequest) -> ForgetReply:
-        """Remove what stands of a node, or say why not. Asked again it goes on with what is left.
+        """Remove the records of a node, or return why not. A repeated request continues with what
+        is left.
 
-        Errors: raises PeerUnavailable when what stands there cannot be read, or whether the node is
-        gone cannot be told; nothing was removed then.
+        Errors: raises PeerUnavailable when the records cannot be read, or when it cannot be found
+        out whether the node is gone. Nothing was removed then.
         """
         node = request.node
         keys = await self._keys_of(node)
@@ -109,9 +110,7 @@ class NodeRemoval:
         return ForgetReply(node=node, keys=outcomes, events=counts)
 
     async def _keys_of(self, node: str) -> list[_Key]:
-        """Find the keys that name a node, each in the bucket where it stands, in the order in which
-        they go.
-        """
+        """Find the keys that name a node, each in its bucket, in the order of deletion."""
         keys = []
         for state in _states():
             for bucket in state.buckets():
@@ -126,7 +125,8 @@ class NodeRemoval:
     async def _why_not_gone(self, node: str, keys: Sequence[_Key]) -> Refusal | None:
         """Ask for signs of life of the node's services.
 
-        A dead one's connection is closed, and its server says that nobody listens.
+        The connection of a dead service is closed, and its server reports that the subject has no
+        listener.
         """
         classes = sorted(
             {*DEVICE_SERVICES, *(key.parts["device_class"] for key in keys if key.bucket.name == INVENTORY.name)}
@@ -157,7 +157,7 @@ class NodeRemoval:
     async def _remove(self, keys: Sequence[_Key]) -> tuple[ForgottenKey, ...]:
         """Delete key by key at the revisions that were read.
 
-        Ends at the first that somebody has written meanwhile, for then the node is not gone.
+        Stops at the first key that was written meanwhile, for then the node is not gone.
         """
         outcomes: list[ForgottenKey] = []
         for key in keys:
@@ -180,7 +180,7 @@ class NodeRemoval:
         return tuple(outcomes)
 
     async def _end(self, event: Event[Any], received: Received[Any]) -> None:
-        """Say of a device's present state that it is over: subscribers that start later begin with
+        """Publish that a device's present state is over. Subscribers that start later begin with
         the newest event of each device.
         """
         now = rfc3339(self._clock.now())
@@ -203,13 +203,13 @@ class NodeRemoval:
 
 
 def _states() -> Iterator[State[Any]]:
-    """Give what stands of a node: its machine first, who holds what last."""
+    """Yield the states of a node: its machine first, its ledger last."""
     states = [noun for noun in up_nouns() if isinstance(noun, State) and noun is not LEDGER]
     yield from (*states, LEDGER)
 
 
 def _events() -> Iterator[Event[Any]]:
-    """Give the events whose newest is a present state; decisions are the past."""
+    """Yield the events whose newest message is a present state. Decisions are past events."""
     yield from (noun for noun in up_nouns() if isinstance(noun, Event) and noun is not DECISION)
 
 
@@ -228,8 +228,8 @@ def _readable(stored: Entry[Any] | Unreadable[Any]) -> Any:
 
 
 def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
-    """Name what is lost with a node's records: who holds what there, and which devices an operator
-    keeps back.
+    """Name what is lost with a node's records: the owners in its ledger, and the devices that an
+    operator withholds.
     """
     holders = sorted(
         str(allocation.shown)

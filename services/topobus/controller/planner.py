@@ -1,11 +1,11 @@
 """The planner: finds a node for a pod by asking the nodes themselves, and commits at the best one.
 
-Flows in: PLAN requests. Flows out: PLACE requests, first as dry runs when there are several nodes.
-A node that does not answer is unknown, not refused: it is listed as silent. The operation id goes
-through to the node, so asking again (any replica) gives the same answer.
+When there are several nodes, each is first asked for a dry run. A node that does not answer is
+unknown, not refused: it is listed as silent. The operation id is passed on to the node, so a
+repeated request to any replica gives the same answer.
 
-Plans may come in masses: those over several nodes run few at a time, asker by asker, behind those
-that need one node, and what the reconcile loops ask of nodes never waits for them.
+Many plans may arrive at once. Plans over several nodes run few at a time, in turn by requester,
+after plans for one node. Requests of the reconcile loops to nodes never wait for them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from topobus.values.request import PodRequest
 
 __all__ = ["Planner"]
 
-# More names than these say nothing to a person; the count does.
+# A person does not read more names than these. The count is given, and it matters more.
 _SHOWN_SILENT = 16
 _SHOWN_NODES = 64
 # Weight of the plans over several nodes that wait for their turn: what four at a time finish within
 # the ten seconds of an asker on a fleet that answers.
 _MOST_WAITING = 256
-# A node's own words, as far as a condition shows them.
+# Characters of a node's error text that a condition shows.
 _MAX_ERROR = 500
 
 
@@ -49,14 +49,13 @@ class Planner:
         self._bus = runtime.bus
         self._state = state
         self._metrics = metrics
-        # Two of them: plans that come in masses must not take the places of who
-        # allocates claims and schedules pods.
+        # Separate limits: a burst of plans must not delay claim allocation and pod scheduling.
         self._free = asyncio.Semaphore(settings.parallel_asks)
         self._free_for_plans = asyncio.Semaphore(settings.parallel_asks)
         self._silent: dict[str, str] = {}
 
     def workload(self) -> Workload[PlanRequest, PlanReply]:
-        """Say which plans are expensive, and how many of those may run and wait."""
+        """Define which plans are expensive, and how many of those may run and wait."""
         return Workload(
             is_heavy=self._asks_many,
             at_once=self._settings.parallel_plans,
@@ -65,7 +64,7 @@ class Planner:
         )
 
     async def plan(self, request: PlanRequest) -> PlanReply:
-        """Place a pod on the best node, or say what each node said.
+        """Place a pod on the best node, or return each node's refusal.
 
         Errors: raises PeerUnavailable when no node is known at all.
         """
@@ -111,8 +110,8 @@ class Planner:
 
     def _nodes_to_ask(self, request: PlanRequest) -> tuple[str, ...]:
         known_nodes = self._state.nodes()
-        # A node without a machine can place nothing: its topology does not know what there is. An
-        # inventory alone is anybody's word for it.
+        # A node without a machine can place nothing: its topology does not know the node's
+        # hardware. An inventory alone proves no node, since any device service can publish one.
         able = tuple(node for node in known_nodes if node in self._state.machines) or known_nodes
         return self._where_placed(request.pod) or ((request.node,) if request.node else able)
 
@@ -135,8 +134,8 @@ class Planner:
         results = {node: reply.result for node, reply in replies.items()}
         silent = [node for node in nodes if node not in replies]
         chosen: PlaceReply | None = None
-        # A node may know before we do that it holds the pod (our copy of its ledger is behind): it
-        # alone is asked, and says what it said before.
+        # A node may know before we do that it holds the pod, as our copy of its ledger may be
+        # behind. Then only that node is asked, and it repeats its earlier answer.
         for node in holding_nodes(results)[:1] or rank_nodes(results):
             committed = (
                 replies[node]
@@ -171,9 +170,10 @@ class Planner:
     ) -> PlaceReply | None:
         """Ask one node for a reconcile loop.
 
-        None when it does not answer, or not so that it is known whether something was
-        placed. A node that refuses the question, or whose answer to a dry run nobody can
-        read, has refused: other nodes go on.
+        None when the node does not answer, or when its answer leaves open whether something was
+        placed. A node that refuses the request, or whose answer to a dry run cannot be read, counts
+        as a refusal, so that other nodes are still tried.
+
         Shapes: besides — for a dry run: devices to count as held, by class.
         """
         return await self._ask(node, op_id, pod, is_dry_run=is_dry_run, besides=besides, free=self._free)
@@ -199,10 +199,10 @@ class Planner:
             except PeerUnavailable as err:
                 self._note_silence(node, err)
                 return None
-            except Exception as err:  # noqa: BLE001 - boundary: one node of a plan; whatever it answers, the other nodes and the loop go on
+            except Exception as err:  # noqa: BLE001 - boundary: one node of a plan; its failure must not stop the other nodes or the loop
                 get_logger().warning("node.failed", node=node, op_id=op_id, error=str(err), kind=type(err).__name__)
-                # With a code it is the node's own word, given before anything was placed; without
-                # one the answer itself could not be read.
+                # An error with a code comes from the node, and was sent before anything was placed.
+                # Without one the answer itself could not be read.
                 is_refused = isinstance(err, TopobusError) and "code" in err.facts
                 if not is_refused and not is_dry_run:
                     return None
@@ -214,11 +214,11 @@ class Planner:
                 return PlaceReply(decision_id="", node=node, result=Refusal(reasons=(reason,)))
 
     def _note_silence(self, node: str, err: PeerUnavailable) -> None:
-        """Collect the nodes that keep silent: one line tells of all of them."""
+        """Collect the silent nodes, which one log line then names together."""
         self._silent[node] = str(err)
 
     def log_silent_nodes(self) -> None:
-        """Log which nodes kept silent since the last line, once for all of them."""
+        """Log which nodes were silent since the last line, all in one line."""
         if self._silent:
             nodes = sorted(self._silent)
             shown, first = nodes[:_SHOWN_SILENT], self._silent[nodes[0]]
@@ -227,6 +227,6 @@ class Planner:
 
 
 def _some_of(names: tuple[str, ...]) -> str:
-    """List names for a person, cut where nobody would read on."""
+    """List names for a person, cut to a number that is still read."""
     more = f" and {len(names) - _SHOWN_NODES} more" if len(names) > _SHOWN_NODES else ""
     return ", ".join(names[:_SHOWN_NODES]) + more

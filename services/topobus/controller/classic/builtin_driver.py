@@ -1,10 +1,10 @@
 """The built-in classic driver, one instance for each device class: it allocates whole devices of
 the nodes' inventories.
 
-Flows in: classes, claims and parameters; inventories and ledgers of the controller's state. Flows
-out: PLACE and RELEASE requests. Its node state is the node's ledger, which also holds structured
-claims, pods and device plugins: a device that the ledger refuses is not allocated, whatever was
-chosen here. A claim that the ledger already holds devices for gets those devices.
+It places and releases through requests to the nodes. Its node state is the node's ledger, which
+also holds structured claims, pods and device plugins: a device that the ledger refuses is not
+allocated, whatever was chosen here. A claim that the ledger already holds devices for gets those
+devices.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BuiltinDriver:
         self._refusals: RefusalBackoff[DeviceId] = RefusalBackoff(runtime.clock, settings.retry_s)
 
     async def get_class_parameters(self, resource_class: ApiObject) -> parameters.DeviceClassParameters:
-        """Read a class's parameters; a class without a reference has them all by default."""
+        """Read a class's parameters. A class without a reference gets the defaults."""
         reference = classic_lifecycle.read_class(resource_class).parameters_ref
         kind = parameters.DeviceClassParameters
         return await self._parameters(resource_class, reference, CLASS_PARAMETERS, "", kind) if reference else kind()
@@ -82,7 +82,7 @@ class BuiltinDriver:
     async def get_claim_parameters(
         self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any
     ) -> parameters.ClaimParameters:
-        """Read a claim's parameters; a claim without a reference wants one device."""
+        """Read a claim's parameters. A claim without a reference gets one device."""
         reference = classic_lifecycle.read_claim(claim).parameters_ref
         namespace = metadata_of(claim).namespace or "default"
         kind = parameters.ClaimParameters
@@ -93,7 +93,7 @@ class BuiltinDriver:
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Choose on each node for all claims together.
 
-        Where that fails, the node is unsuitable for each of them.
+        A node where that fails is unsuitable for each of them.
         """
         reasons: dict[str, dict[str, Reason]] = {claim.entry: {} for claim in claims}
         for node in potential_nodes:
@@ -107,9 +107,9 @@ class BuiltinDriver:
         return reasons
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
-        """Choose for all claims together, and have the node's ledger take each.
+        """Choose for all claims together, and place each in the node's ledger.
 
-        What a claim holds there already it keeps.
+        A claim keeps what the node's ledger already holds for it.
         """
         results: dict[int, AllocationResult | Refusal] = {}
         open_claims: list[int] = []
@@ -131,14 +131,14 @@ class BuiltinDriver:
         return [results[index] for index in range(len(claims))]
 
     async def deallocate(self, claim: ApiObject) -> Refusal | None:
-        """Have every node let go that may hold something of the claim.
+        """Release the claim on every node that may hold something of it.
 
-        A claim that is prepared keeps it.
+        A claim that is prepared is refused and keeps its devices.
         """
         nodes = self._nodes_of(claim)
         if not nodes:
-            # An attempt on any node whose answer nobody wrote down: only
-            # the ledgers themselves can tell.
+            # An attempt on any node may have no recorded answer: only the ledgers themselves show
+            # what it holds.
             owner = owner_of(claim)
             attempts = classic_lifecycle.attempt_of(claim).number
             ledgers = await self._bus.list(catalogue.LEDGER) if attempts and not claim.status.get("allocation") else ()
@@ -151,8 +151,8 @@ class BuiltinDriver:
         return None
 
     async def tidy(self, claim: ApiObject) -> None:
-        """Give back what an allocated claim holds besides: two replicas may have tried two nodes,
-        and one result was written.
+        """Release what an allocated claim holds on other nodes: two replicas may have tried two
+        nodes, and only one result was written.
         """
         nodes = self._state.stock.nodes_holding(owner_of(claim).key)
         if len(nodes) > 1:
@@ -170,9 +170,9 @@ class BuiltinDriver:
         namespace: str,
         kind: type[P],
     ) -> P:
-        """Read what a reference refers to.
+        """Read the object that a reference names.
 
-        Errors: raises ContractError that says what is referred to and what is wanted.
+        Errors: raises ContractError that names the referenced kind and the wanted one.
         """
         where = f"{name_of(claim)}: parametersRef"
         if (reference.api_group, reference.kind) != (self._group, wanted):
@@ -192,8 +192,8 @@ class BuiltinDriver:
     def _find(
         self, claims: Sequence[ClaimWork], selected_node: str
     ) -> tuple[str, tuple[tuple[str, ...], ...] | Refusal]:
-        """Choose on the selected node, or on the first by name that the class allows and that can
-        serve.
+        """Choose on the selected node, or else on the first suitable node, by name, that the class
+        allows.
         """
         if not claims:
             return selected_node, ()
@@ -246,7 +246,7 @@ class BuiltinDriver:
         return chosen if isinstance(chosen, Refusal) else with_policy_cpus(given.node, wanted, devices, taken, chosen)
 
     async def _place(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult | Refusal:
-        """Have the node's ledger take the devices for the claim; its word is the result."""
+        """Place the devices in the node's ledger for the claim, and return the ledger's answer."""
         owner = owner_of(claim_work.claim)
         uid = owner.uid
         request = PodRequest(
@@ -264,16 +264,16 @@ class BuiltinDriver:
         try:
             reply = await self._ledgers.place(node, PlaceRequest(op_id=op_id, pod=request))
         except PeerUnavailable as err:
-            # Neither done nor undone. The claim may go elsewhere, for no result is written: what it
-            # got here is given back once the node is seen again.
+            # Neither done nor undone. The claim may be placed elsewhere, for no result is written.
+            # What it holds here is released once the node answers again.
             ids = list(self._state.devices_of(node))
             self._refusals.add(uid, ids, f"it did not answer: {err.message}")
             raise
         if isinstance(reply.result, Placement):
             self._refusals.drop(lambda asker: asker == uid)
             return self._result(claim_work, node, devices)
-        # Another replica may have been here with other devices: a claim holds but
-        # once, and what it holds is its.
+        # Another replica may have placed other devices here. A claim holds devices once, so those
+        # are the claim's.
         ledger = await self._ledgers.read(node)
         held = self._held_in(ledger, owner) if ledger is not None else ()
         if held:
@@ -284,7 +284,7 @@ class BuiltinDriver:
         return reply.result
 
     async def _held(self, claim_work: ClaimWork, selected_node: str) -> AllocationResult | None:
-        """Show what the claim holds already: from an attempt whose result nobody wrote down."""
+        """Return what the claim holds already from an attempt whose result was never written."""
         owner = owner_of(claim_work.claim)
         for node in (selected_node,) if selected_node else self._state.stock.nodes_holding(owner.key):
             ledger = self._state.ledgers.get(node)
@@ -292,14 +292,14 @@ class BuiltinDriver:
             if held and len(held) == claim_work.claim_parameters.count:
                 return self._result(claim_work, node, held)
             if held:
-                # Its parameters were changed between two attempts: what nobody
-                # has been told of is given back.
+                # Its parameters changed between two attempts. No result was published, so the old
+                # devices are released.
                 await self._release(owner, node)
         return None
 
     async def _leave_others(self, claim: ApiObject, selected_node: str) -> Refusal | None:
-        """Give back what the claim holds on other nodes than the selected one: the scheduler
-        changed its mind before a result was written.
+        """Release what the claim holds on other nodes than the selected one, for the scheduler may
+        have selected another node before a result was written.
         """
         owner = owner_of(claim)
         for node in self._state.stock.nodes_holding(owner.key) if selected_node else ():
@@ -310,10 +310,10 @@ class BuiltinDriver:
         return None
 
     async def _release(self, owner: Owner, node: str) -> Refusal | None:
-        """Have one node let go.
+        """Release a claim on one node.
 
-        The ledger is read first: its sequence makes a release after a
-        later placement another operation.
+        The ledger is read first: its sequence makes a release after a later placement another
+        operation.
         """
         ledger = await self._ledgers.read(node)
         if ledger is None or owner.key not in ledger.allocations:
@@ -336,7 +336,7 @@ class BuiltinDriver:
         return tuple(sorted(device_id.device for device_id in held if device_id.driver == self.name))
 
     def _holding(self, claim: ApiObject) -> str:
-        """Name the node on which a claim holds devices already; empty when there is none."""
+        """Name the node on which a claim holds devices already. Empty when there is none."""
         return next(iter(self._state.stock.nodes_holding(owner_of(claim).key)), "")
 
     def _nodes_of(self, claim: ApiObject) -> tuple[str, ...]:
@@ -348,14 +348,13 @@ class BuiltinDriver:
             nodes.add(classic_lifecycle.attempt_of(claim).node)
             nodes |= {handle.node for _, handle in device_handles(classic_lifecycle.status_of(claim), name_of(claim))}
         except ContractError:
-            pass  # a claim that nobody can read must be deletable; the ledgers say what it holds
+            pass  # a claim that cannot be read must be deletable, and the ledgers record what it holds
         return tuple(sorted(nodes - {""}))
 
 
 def _config(sharing: parameters.Sharing | None) -> tuple[dict[str, Any], ...]:
-    """Give the node the sharing strategy as opaque configuration.
-
-    Nothing when none was asked for.
+    """Pass the sharing strategy to the node as opaque configuration. Empty when none was
+    requested.
     """
     if sharing is None:
         return ()

@@ -1,9 +1,8 @@
 """Runs the classic DRA drivers of the stand-alone home, each in a task of its own, and reports
 claims that no driver serves.
 
-Flows in: the controller's state, the installed third-party drivers. Flows out: reconciled
-claims and contexts. A driver's calls may take long or hang; each driver has its own task, so
-that the claims of the others go on.
+Third-party drivers are found by their entry point. A driver's calls may take long or hang, and its
+own task keeps that from delaying the claims of other drivers.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = ["ClassicDriverRunner", "StoreContext"]
 
 
 class StoreContext:
-    """What drivers are offered: parameters from the store, the nodes that are known."""
+    """Gives drivers the parameters from the store and the known nodes."""
 
     def __init__(self, state: StandaloneState) -> None:
         self._state = state
@@ -80,13 +79,13 @@ class ClassicDriverRunner:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """Say that something changed."""
+        """Wake the reconcilers after a change."""
         self._news.set()
         for event in self._changed.values():
             event.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         for skipped in self._found.skipped:
             get_logger().warning("classic.driver-skipped", driver=skipped.name, value=skipped.value, why=skipped.why)
         async with asyncio.TaskGroup() as group:
@@ -95,7 +94,7 @@ class ClassicDriverRunner:
             await self._whenever(self._news, self._queue, partial(self._keep_house, group))
 
     async def _keep_house(self, group: asyncio.TaskGroup) -> None:
-        """Start what is new, and do what belongs to no driver."""
+        """Start new reconcilers, and do the work that belongs to no driver."""
         for device_class in sorted(self._state.device_classes - self._own.keys()):
             own = BuiltinDriver(device_class, self._settings, self._runtime, self._state, self._context)
             self._own[device_class] = own
@@ -113,8 +112,8 @@ class ClassicDriverRunner:
         group.create_task(self._whenever(self._changed[driver.name], reconciler.queue, reconciler.reconcile_all))
 
     async def _reconcile_claim(self, key: ObjectKey, stored: Stored) -> None:
-        """Delete a claim that nothing holds any more, give back what it holds twice, and tell one
-        without a driver.
+        """Delete a claim that nothing holds any more, release what it holds twice, and report a
+        claim without a driver.
         """
         claim = stored.value
         metadata = stored.metadata
@@ -151,7 +150,7 @@ class ClassicDriverRunner:
         await self._writer.write(key, stored.revision, api_object)
 
     async def _whenever(self, changed: asyncio.Event, queue: WorkQueue, work: Callable[[], Awaitable[None]]) -> None:
-        """Work whenever something changed, and when an object is due."""
+        """Do the work after each change, and when an object is due."""
         while True:
             try:
                 async with self._runtime.clock.timeout(queue.wait_s()):

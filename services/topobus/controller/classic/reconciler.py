@@ -1,10 +1,11 @@
 """The reconciler of one classic driver: advances the driver's claims, and its part of each
 negotiation, by one write.
 
-Flows in: the controller's state. Flows out: calls of the driver, and compare-and-set writes in this
-order: finalizer and attempt, the driver's `allocate`, the status; for deallocation: `deallocate`,
-the status, the finalizer. Each step may be repeated, by this replica after a crash or by another
-one. A write that loses its compare-and-set is dropped, since the watch brings the newer object.
+The order of an allocation is: the finalizer and the attempt, the driver's `allocate`, the status.
+The order of a deallocation is: `deallocate`, the status, the finalizer. Each step may be repeated,
+by this replica after a crash or by another one. A write that loses its compare-and-set is dropped,
+since the watch brings the newer object.
+
 Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30.
 """
 
@@ -44,8 +45,8 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClassicClaimReconciler"]
 
-# What is free at a driver may change unseen, so a negotiation is looked at again after a while;
-# upstream waits 30 s (controller.go, "recheckDelay").
+# A driver's free devices may change unseen, so a negotiation is checked again after a while.
+# Upstream waits 30 s (controller.go, "recheckDelay").
 _REFRESH_S = 10.0
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class ClassicClaimReconciler:
         self._log = get_logger().bind(driver=driver.name)
 
     async def reconcile_all(self) -> None:
-        """Bring everything of this driver as far as it goes now."""
+        """Advance every object of this driver as far as possible now."""
         looked_at: set[ObjectKey] = set()
         for key, stored in self._state.classic_claims():
             if _may_have_work(stored.value):
@@ -88,13 +89,11 @@ class ClassicClaimReconciler:
         self.queue.keep(looked_at)
 
     async def _bounded(self, key: ObjectKey, depends_on: Sequence[ObjectKey], work: _Work) -> None:
-        """Do one piece of work, and set its object aside when it fails in a way that nobody thought
-        of.
-        """
+        """Do one piece of work, and set its object aside when it fails in an unforeseen way."""
         objects = self._state.objects
         stored = objects.get(key)
         if stored is None:
-            return  # gone while the objects before it were worked on
+            return  # deleted while the objects before it were worked on
 
         async def report(reason: Reason) -> None:
             if key.kind == "resourceclaim":
@@ -127,12 +126,12 @@ class ClassicClaimReconciler:
             return None
 
     async def _claim(self, key: ObjectKey, stored: Stored, version: Hashable) -> Result:
-        """One claim by itself: taken back, allocated at once, or left to wait."""
+        """Advance a claim by itself: take it back, allocate it at once, or leave it waiting."""
         claim = stored.value
         try:
             status = classic_lifecycle.status_of(claim)
         except ContractError:
-            # A claim that nobody can read must be deletable; the ledgers say what it holds.
+            # A claim that cannot be read must be deletable, and the ledgers record what it holds.
             if not stored.metadata.deletion_timestamp:
                 raise
             status = classic.ClaimStatus()
@@ -157,9 +156,10 @@ class ClassicClaimReconciler:
         return Again(version=version) if isinstance(outcome, Refusal) else Done(version)
 
     async def _context(self, key: ObjectKey, stored: Stored, version: Hashable) -> Result:
-        """This driver's part of one negotiation.
+        """Do this driver's part of one negotiation.
 
-        It is due again as long as it goes on, for what is free at a driver's may change unseen.
+        The context is due again while the negotiation lasts, for a driver's free devices may change
+        unseen.
         """
         context = stored.value
         spec = negotiation.read_spec(context)
@@ -191,14 +191,14 @@ class ClassicClaimReconciler:
         for entry, claim_key in pending:
             if nodes and all(node in unsuitable[entry] for node in nodes):
                 await self._report_unsuitable(claim_key, nodes, unsuitable[entry])
-        # What was refused is tried again soon, for another choice may do.
+        # A refused claim is tried again soon, for the driver may make another choice.
         return Again(None if refused else _REFRESH_S, version)
 
     def _pending_of(self, pod: ApiObject) -> list[tuple[str, ObjectKey]]:
         """List the pod's claims that this driver is to allocate: its own, delayed, without an
         allocation.
 
-        One made for another pod is none of it.
+        A claim that was generated for another pod is left out.
         """
         pending: list[tuple[str, ObjectKey]] = []
         metadata = metadata_of(pod)
@@ -223,9 +223,9 @@ class ClassicClaimReconciler:
     async def _allocate_all(
         self, pod: ApiObject, pending: Sequence[tuple[str, ObjectKey]], works: Sequence[ClaimWork], node: str
     ) -> dict[str, Refusal]:
-        """Allocate all claims of the pod on the selected node, and write what came out.
+        """Allocate all claims of the pod on the selected node, and write the outcomes.
 
-        Gives those that were refused, by entry.
+        Returns the refusals by entry.
         """
         begun: list[Stored] = []
         for _, claim_key in pending:
@@ -274,9 +274,9 @@ class ClassicClaimReconciler:
         )
 
     async def _begin(self, key: ObjectKey, stored: Stored, node: str) -> Stored | None:
-        """Write finalizer and attempt, unless they stand there.
+        """Write the finalizer and the attempt, unless the claim has them.
 
-        None when somebody else wrote first.
+        None when the write lost its compare-and-set.
         """
         begun = classic_lifecycle.with_attempt(stored.value, self._name, node)
         return stored if begun is stored.value else await self._writer.write(key, stored.revision, begun)
@@ -292,7 +292,7 @@ class ClassicClaimReconciler:
     async def _settle(
         self, key: ObjectKey, begun: Stored, outcome: classic.AllocationResult | Refusal, pod: ApiObject | None
     ) -> None:
-        """Write an allocation, with the pod it was made for, or why there is none."""
+        """Write an allocation together with its pod, or the reason for a refusal."""
         if isinstance(outcome, Refusal):
             await self._set_condition(key, begun, "DoesNotFit", summarize(outcome.reasons))
             return
@@ -311,7 +311,7 @@ class ClassicClaimReconciler:
             self._log.info("claim.allocated", claim=name_of(done), pod=name_of(pod) if pod is not None else "")
 
     async def _give_back(self, key: ObjectKey, stored: Stored, status: classic.ClaimStatus) -> None:
-        """Take a claim back: first what the driver holds for it, then the status, then the
+        """Take a claim back: first the driver's devices for it, then the status, then the
         finalizer, then the object.
         """
         claim = stored.value
@@ -319,7 +319,7 @@ class ClassicClaimReconciler:
             claim, self._name
         ):
             return
-        # Without an allocation, too: an attempt may be half done.
+        # Also without an allocation: an attempt may be half done.
         refusal = await self._call("deallocate", lambda: self.driver.deallocate(claim))
         if refusal is not None:
             await self._set_condition(key, stored, "Prepared", summarize(refusal.reasons), kind=conditions.RELEASED)
@@ -339,7 +339,7 @@ class ClassicClaimReconciler:
     async def _report(
         self, key: ObjectKey, stored: Stored, nodes: Sequence[str], unsuitable: dict[str, dict[str, Reason]]
     ) -> None:
-        """Write where the claims cannot be had, when that is news."""
+        """Write the nodes where the claims cannot be allocated, if they changed."""
         newest = self._state.objects.get(key)
         if newest is None or newest.revision != stored.revision:
             return
@@ -359,7 +359,7 @@ class ClassicClaimReconciler:
     async def _set_condition(
         self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED
     ) -> None:
-        """Put a reason into the claim's condition, once."""
+        """Write a reason into the claim's condition, unless it is there already."""
         if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
             return
         self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
@@ -369,8 +369,8 @@ class ClassicClaimReconciler:
         await self._writer.write(key, stored.revision, api_object)
 
     def _is_for_this_driver(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
-        """Say whether this driver is the claim's: by its status, its
-        finalizer, or else its class.
+        """Say whether the claim belongs to this driver: by its status, its finalizer, or else its
+        class.
         """
         if status.driver_name:
             return status.driver_name == self._name
@@ -380,7 +380,7 @@ class ClassicClaimReconciler:
         return stored is not None and stored.value.spec.get("driverName") == self._name
 
     async def _call(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Call the driver; whatever goes wrong in it is its own affair and tried again.
+        """Call the driver. Its failures become PeerUnavailable, so the call is tried again.
 
         Errors: raises ContractError as the driver does, else PeerUnavailable.
         """
@@ -395,7 +395,7 @@ class ClassicClaimReconciler:
             raise
         except (
             Exception
-        ) as err:  # boundary: a third party's driver may fail in any way; its claims wait, and all others go on
+        ) as err:  # boundary: a third party's driver may fail in any way; its claims wait, and other claims are served
             raise PeerUnavailable(f"driver {self._name}: {what} failed: {type(err).__name__}: {err}") from err
 
     def _now(self) -> str:
@@ -403,7 +403,7 @@ class ClassicClaimReconciler:
 
 
 def _may_have_work(claim: ApiObject) -> bool:
-    """Say by a glance whether a claim may need something from its driver besides a negotiation.
+    """Say, without parsing the claim, whether it may need its driver besides a negotiation.
 
     Most claims of a running system do not.
     """

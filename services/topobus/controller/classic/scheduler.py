@@ -1,10 +1,8 @@
 """The scheduler's part of classic DRA in the stand-alone home: scheduling contexts of pods,
 reservations, and requests for deallocation.
 
-Flows in: the controller's state. Flows out: PodSchedulingContexts with potential and selected
-nodes, reservations of allocated claims, requests for deallocation; and for the pod scheduler,
-whether a pod's classic claims are ready. It binds no pod: the pod scheduler does, once they are.
-The decisions are made in `negotiation`.
+It does not bind pods. The pod scheduler does, once `waits` reports that a pod's classic claims are
+ready. The decisions are made in `negotiation`.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["ClassicScheduler", "LookWithout"]
 
 LookWithout = Callable[[ObjectKey, Collection[str]], Awaitable[tuple[tuple[str, ...], tuple[Reason, ...]]]]
-"""On which nodes a pod could run if it were not for these of its `resourceClaims` entries, best
-first; and, when on none, why."""
+"""On which nodes a pod could run without these of its `resourceClaims` entries, best first, and why
+when there are none."""
 
-# How long a pod that waits is left alone while nothing that can be seen changes.
+# How long a waiting pod is left alone while no visible change happens.
 _LOOK_AGAIN_S = 5.0
 _ENDED = ("Succeeded", "Failed")
 
@@ -89,22 +87,22 @@ class ClassicScheduler:
         self._uses = {key: use for key, use in self._uses.items() if key in self._state.objects}
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, version: Hashable) -> Again:
-        """Bring one pod one step further, and note why it waits."""
+        """Bring one pod one step further, and record why it waits."""
         try:
             self._waiting[key] = await self._schedule(key, stored)
         except ContractError as err:
             self._waiting[key] = (Reason(code="malformed", message=err.message),)
             return Again()
-        # At the version before the step: what was written meanwhile, by itself or by others, is
-        # looked at in the next round. What drivers say of nodes may change unseen.
+        # At the version before the step: a write made meanwhile, by this step or by others, is seen
+        # in the next round. What drivers report of nodes may change unseen.
         return Again(_LOOK_AGAIN_S, version)
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
-        """Say why a pod's classic claims are not all allocated and reserved for it.
+        """Return why a pod's classic claims are not all allocated and reserved for it.
 
         Empty when they are, or when it has none.
 
-        Errors: raises ContractError for a claim that nobody can read.
+        Errors: raises ContractError for a claim that cannot be read.
         """
         stored = self._state.objects[pod]
         for use in self._uses_of(pod, stored):
@@ -125,9 +123,9 @@ class ClassicScheduler:
         return ()
 
     async def take_back(self, key: ObjectKey) -> bool:
-        """Give up an allocation that is nobody else's, because the pod does not fit where it is.
+        """Give up an allocation that no other pod uses, because the pod does not fit where it is.
 
-        False when somebody else wrote first.
+        False when the write lost its compare-and-set.
 
         Errors: raises AmbiguousWrite.
         """
@@ -142,8 +140,8 @@ class ClassicScheduler:
         return await self._writer.write(key, stored.revision, asked) is not None
 
     def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
-        """Name what a pod's next step depends on: the pod, its context, its claims, and what became
-        free.
+        """Return the version of what a pod's next step depends on: the pod, its context, its
+        claims, and the free devices.
         """
         keys = [ObjectKey("podschedulingcontext", key.namespace, key.name)]
         keys += [ObjectKey("resourceclaim", key.namespace, use.claim) for use in self._uses_of(key, stored)]
@@ -153,7 +151,7 @@ class ClassicScheduler:
         return stored.revision, revisions, self._state.supply
 
     def _uses_of(self, key: ObjectKey, stored: Stored) -> tuple[ClaimUse, ...]:
-        """List a pod's claims, read once a revision; none for a pod that nobody can read."""
+        """List a pod's claims, parsed once per revision. Empty for a pod that cannot be read."""
         uses = self._uses.get(key)
         if uses is None or uses[0] != stored.revision:
             uses = self._uses[key] = stored.revision, _uses(stored.value)
@@ -175,7 +173,7 @@ class ClassicScheduler:
         return stored is not None and classic.is_classic(stored.value)
 
     async def _schedule(self, key: ObjectKey, stored: Stored) -> tuple[Reason, ...]:
-        """Take the next step for one pod; gives why it waits."""
+        """Take the next step for one pod, and return why it waits."""
         pod = stored.value
         views: list[PodClaimView] = []
         keys: dict[str, ObjectKey] = {}
@@ -246,7 +244,7 @@ class ClassicScheduler:
         )
 
     async def _negotiate(self, key: ObjectKey, stored: Stored | None, pod: ApiObject, step: Negotiate) -> None:
-        """Write the scheduler's word into the pod's context."""
+        """Write the scheduler's selection into the pod's context."""
         if stored is None:
             # A name made of the pod's uid: two replicas make the same context.
             identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{metadata_of(pod).uid}/context"))
@@ -260,7 +258,7 @@ class ClassicScheduler:
 
     async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
         """Reserve all claims for the pod."""
-        # In one order for all pods: none waits for a claim while it keeps one that comes later.
+        # All pods reserve in the same order, so none waits for a claim while it keeps a later one.
         for claim_key in sorted(keys.values()):
             stored = self._state.objects[claim_key]
             reserved = classic_lifecycle.with_reservation(stored.value, pod)
@@ -272,7 +270,7 @@ class ClassicScheduler:
     async def _drop_gone_users(self, key: ObjectKey, stored: Stored) -> None:
         """Take pods out of a claim's reservedFor that are gone or have ended.
 
-        A delayed claim that nobody uses any more is asked back.
+        A delayed claim without users is requested back.
         """
         if not self._has_gone_users(key, stored.value):
             return
@@ -286,7 +284,7 @@ class ClassicScheduler:
                 and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
             )
         except ContractError:
-            return  # its driver's reconciler tells
+            return  # its driver's reconciler reports it
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=sorted(gone))
             await self._writer.write(
@@ -294,8 +292,8 @@ class ClassicScheduler:
             )
 
     def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
-        """Say by a glance whether a claim is reserved for a pod that is
-        not stored, or has ended.
+        """Say, without parsing the claim, whether it is reserved for a pod that is not stored or
+        has ended.
         """
         users = claim.status.get("reservedFor")
         for user in users if isinstance(users, list) else ():
@@ -313,8 +311,8 @@ class ClassicScheduler:
         return False
 
     async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
-        """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a
-        second look either.
+        """Say whether a pod no longer uses its claims: it ended, or the store has no such pod
+        either.
         """
         key = ObjectKey("pod", namespace, user.name)
         stored = self._state.objects.get(key)

@@ -1,14 +1,11 @@
 """The lifecycle of a classic claim as a value: pending, allocated, reserved, deallocation
 requested, deallocated.
 
-It reads a claim and makes its next version.
-
 An allocation takes three writes, each of which records enough to continue from it: the finalizer
 with the attempt (its number and the node), then the driver's own node state, then the status.
 Deallocation goes backwards: node state, status, finalizer. A new attempt changes the object, so the
 result of an older attempt cannot be written any more: its compare-and-set fails.
 
-Flows in: a stored ResourceClaim of v1alpha2. Flows out: its next version.
 Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30;
 docs/knowledge/dynamic-resource-allocation.md#life-of-a-classic-claim.
 """
@@ -56,7 +53,8 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     node: str = ""
     is_over: bool = False
-    """True once what it brought was given back: the next one is another, on the same node, too."""
+    """True once the devices of the attempt were released. The next attempt is another one, even on
+    the same node."""
 
 
 def read_claim(claim: ApiObject) -> classic.ClaimSpec:
@@ -90,9 +88,9 @@ def status_of(api_object: ApiObject) -> classic.ClaimStatus:
 
 
 def attempt_of(api_object: ApiObject) -> Attempt:
-    """Find the newest attempt; number 0 when there was none.
+    """Find the newest attempt. Its number is 0 when there was none.
 
-    Errors: raises ContractError when somebody wrote something else there.
+    Errors: raises ContractError when the annotation cannot be read.
     """
     text = metadata_of(api_object).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
     return (
@@ -110,7 +108,7 @@ def has_protection(claim: ApiObject, driver: str) -> bool:
 def with_attempt(api_object: ApiObject, driver: str, node: str) -> ApiObject:
     """Begin an attempt: the driver's finalizer and the attempt's number, in one write.
 
-    The same object when that very attempt is under way.
+    Returns the same object when that very attempt is under way.
     """
     attempt = attempt_of(api_object)
     if has_protection(api_object, driver) and attempt.number > 0 and attempt.node == node and not attempt.is_over:
@@ -129,8 +127,8 @@ def with_allocation(
     now: str,
     reserved_for: classic.ConsumerReference | None = None,
 ) -> ApiObject:
-    """Write the result, and the pod for which it was made: all in one write, so that nobody else
-    takes it in between.
+    """Write the result and its pod in one write, so that no other pod takes the claim in
+    between.
     """
     status = {**api_object.status, "driverName": driver, "allocation": _wire(result)}
     if reserved_for is not None:
@@ -140,8 +138,8 @@ def with_allocation(
 
 
 def deallocated(api_object: ApiObject) -> ApiObject:
-    """Clear what the driver has given back: allocation, driver's name and the request for it, in
-    one write.
+    """Clear what the driver has released: the allocation, the driver's name and the request for
+    deallocation, in one write.
 
     The attempt's number stays.
     """
@@ -152,7 +150,7 @@ def deallocated(api_object: ApiObject) -> ApiObject:
     try:
         over = msgspec.structs.replace(attempt_of(api_object), is_over=True)
     except ContractError:
-        return cleared  # somebody else's writing: such a claim must be deletable
+        return cleared  # not our format: such a claim must be deletable
     return with_annotations(cleared, {classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()})
 
 
@@ -181,7 +179,7 @@ def is_free_for(status: classic.ClaimStatus, most: int) -> bool:
 
 
 def with_reservation(api_object: ApiObject, pod: ApiObject) -> ApiObject:
-    """Reserve an allocated claim for a pod; the same object when it is already."""
+    """Reserve an allocated claim for a pod. Returns the same object when it is reserved already."""
     status = status_of(api_object)
     if is_reserved_for(status, pod):
         return api_object
@@ -192,7 +190,8 @@ def with_reservation(api_object: ApiObject, pod: ApiObject) -> ApiObject:
 def without_reservations(api_object: ApiObject, gone: frozenset[str], *, asks_back: bool) -> ApiObject:
     """Drop the reservations of pods that are gone.
 
-    When none is left, ask for deallocation if told to. The same object when nothing changes.
+    With `asks_back`, requests deallocation when none is left. Returns the same object when nothing
+    changes.
     """
     changed = reservations.without_reservations(api_object, gone)
     if changed is api_object:
@@ -201,7 +200,7 @@ def without_reservations(api_object: ApiObject, gone: frozenset[str], *, asks_ba
 
 
 def with_deallocation_request(api_object: ApiObject) -> ApiObject:
-    """Ask the driver to take an allocation back."""
+    """Request that the driver takes an allocation back."""
     return (
         _replace(api_object, status={**api_object.status, "deallocationRequested": True})
         if api_object.status.get("allocation")
@@ -216,7 +215,7 @@ def _refuse(api_object: ApiObject) -> None:
 
 
 def _wire(value: Struct) -> dict[str, Any]:
-    """Give a value the very shape that it has when it is read again: lists, not tuples."""
+    """Convert a value to the shape that it has when it is read again: lists, not tuples."""
     return decode(encode(value), dict[str, Any], where="status")
 
 

@@ -1,9 +1,8 @@
 """Chooses which CPUs classic claims get: those that kubelet's static policy would take out of all
 that could serve each claim.
 
-Flows in: a choice that says that the claims fit, and what it was made from. Flows out: the same
-with the policy's CPUs, or a Refusal (full-pcpus-only). Structured claims have the same in
-`topobus.engine.allocation.cpu_policy`.
+It starts from a choice that fits, and refuses where the policy forbids it (full-pcpus-only).
+`topobus.engine.allocation.cpu_policy` does the same for structured claims.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ Names = tuple[tuple[str, ...], ...]
 def with_policy_cpus(
     node: Node, wanted: Sequence[Wanted], devices: Sequence[Candidate], taken: Mapping[DeviceId, str], chosen: Names
 ) -> Names | Refusal:
-    """Exchange chosen CPUs for those of the node's policy; what is no CPU of such a node stays.
+    """Replace chosen CPUs by those of the node's policy. Other devices stay.
 
     Shapes: chosen — names for each of `wanted`, as `choose` gives them for these devices.
-    Order: claims in order. A claim may take what was chosen for a later one; where that is then
-    left without, each keeps to what the others did not get.
+    Order: claims in order. A claim may take a CPU that was chosen for a later one. Where the later
+    one then gets none, each claim is limited to CPUs that no other claim got.
     Errors: raises nothing; Refusal code smt-alignment.
     """
     if node.cpus is None or not devices or not all(is_policy_cpu(device, node.name) for device in devices):

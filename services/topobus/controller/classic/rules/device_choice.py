@@ -1,9 +1,8 @@
 """Chooses devices of a node for classic claims: all claims together, each with the number that it
 asks for, or the reasons why they do not fit.
 
-Flows in: the node's devices with the facts that selectors read, their holders, and what each claim
-asks for. Flows out: device names, or a Refusal that counts the failed checks. The claims compete
-for devices, so this is a bipartite matching found by augmenting paths, not a first fit.
+The reasons count the failed checks. The claims compete for devices, so this is a bipartite matching
+found by augmenting paths, not a first fit.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["Wanted", "choose", "fitting_devices"]
 
-# Effects of a taint with which a device is not handed out; what is new to us
-# must not be handed out either.
+# Effects of a taint with which a device may still be allocated. A device with an unknown effect
+# must not be.
 _HARMLESS = ("None",)
 
 
@@ -31,7 +30,7 @@ class Wanted:
     """What one claim wants of the node."""
 
     name: str
-    """For messages: `default/fast`."""
+    """Name in messages: `default/fast`."""
     count: int
     of_class: DeviceSelector
     of_claim: DeviceSelector
@@ -42,14 +41,14 @@ def choose(
 ) -> tuple[tuple[str, ...], ...] | Refusal:
     """Choose devices for all claims at once.
 
-    Shapes: devices — those of one driver on the node; taken — device to why it cannot be had;
-    result — the names for each claim, sorted.
-    Order: claims and devices as given; the first device that leaves room for all is taken, so the
+    Shapes: devices — those of one driver on the node; taken — device to why it is not free; result
+    — the names for each claim, sorted.
+    Order: claims and devices as given. The first device that leaves room for all is taken, so the
     same input gives the same choice.
     Cost: O(devices wanted x devices x claims).
 
-    Errors: none raised; refuses with one reason a claim that cannot be served by itself, or with
-    one about all of them together.
+    Errors: raises nothing. Refuses with a reason for each claim that does not fit by itself, or
+    with one reason about all of them together.
     """
     usable: list[list[int]] = []
     reasons: list[Reason] = []
@@ -84,8 +83,8 @@ def choose(
 def fitting_devices(
     node: str, claim: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]
 ) -> tuple[list[int], Reason]:
-    """Find what a claim could use, and count why the rest cannot be used: the first check that
-    fails of each device.
+    """Find the devices that a claim could use, and count the others by the first check that each
+    fails.
     """
     fitting: list[int] = []
     counts: dict[str, int] = {}
@@ -120,7 +119,9 @@ def _first_failure(claim: Wanted, device: Candidate, taken: Mapping[DeviceId, st
 
 
 def _match(slots: Sequence[int], usable: Sequence[Sequence[int]]) -> dict[int, int] | None:
-    """Give every slot a device of its own; None when there is no way. Device index to slot."""
+    """Give every slot a device of its own, as device index to slot. None when that is
+    impossible.
+    """
     holds: dict[int, int] = {}
     for slot in range(len(slots)):
         came_from: dict[int, int] = {}

@@ -1,9 +1,9 @@
 """The negotiation of a pod's node: the scheduler proposes nodes, drivers report unsuitable ones,
 the scheduler selects one, drivers allocate there.
 
-Flows in: a pod's classic claims, the nodes that the pod may run on, and the PodSchedulingContext.
-Flows out: the scheduler's next step, and the drivers' next status. Where kube-scheduler chooses at
-random, the first by name is chosen. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.30;
+Where kube-scheduler chooses at random, the first node by name is chosen.
+
+Source: pkg/scheduler/framework/plugins/dynamicresources, 1.30;
 docs/knowledge/dynamic-resource-allocation.md#negotiation.
 """
 
@@ -51,7 +51,7 @@ class PodClaimView:
     is_delayed: bool
     is_allocated: bool = False
     nodes: NodeSelector | None = None
-    """Where it can be used: what its allocation says, or, before, what its class does. None:
+    """Where it can be used: by its allocation, or by its class before it is allocated. None:
     anywhere."""
     is_mine: bool = False
     """Reserved for the pod."""
@@ -69,7 +69,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Negotiate:
-    """Write this into the context; an empty node means that none is selected now."""
+    """Write this into the context. An empty node means that none is selected now."""
 
     selected: str
     potential: tuple[str, ...]
@@ -79,8 +79,8 @@ class Negotiate:
 
 @dataclass(frozen=True)
 class TakeBack:
-    """No node fits while this claim stays where it is allocated: it is nobody else's, so its driver
-    is asked to take it back.
+    """No node fits while this claim keeps its allocation. No other pod uses it, so its driver is
+    asked to deallocate it.
     """
 
     claim: str
@@ -106,17 +106,16 @@ def next_step(
 ) -> Step:
     """Decide what the scheduler does next for a pod.
 
-    Shapes: nodes — where the pod may go otherwise, in order of preference; spec — the
-    context's, None when there is none; unsuitable — entry to the nodes that its driver has said
-    no to; an entry that is absent has not been reported on; rivals — node to how many other
-    pods are negotiating for it: the node with the fewest is selected, or a crowd of pods would
-    go from node to node together.
+    Shapes: nodes — where the pod may run otherwise, in order of preference; spec — the context's,
+    None when there is none; unsuitable — entry to the nodes that its driver refused, without the
+    entries that have no report yet; rivals — node to how many other pods are negotiating for it.
+    The node with the fewest is selected, or many pods would move from node to node together.
     """
     in_use = [claim for claim in claims if claim.is_allocated and not claim.is_mine and not claim.is_free]
     if in_use:
         reasons = (_reason("claim-in-use", f"claim {in_use[0].name} is reserved for others, or is being taken back"),)
-        # Two pods with the same two claims may have been allocated one each: who waits for the
-        # first by name gives up the others, so that nobody waits in a ring.
+        # Two pods with the same two claims may each hold one of them. The pod that waits for the
+        # first by name gives up the others, so that pods never wait in a circle.
         first = min(pod_claim_view.name for pod_claim_view in in_use)
         held = sorted(
             claim.name
@@ -146,7 +145,8 @@ def next_step(
         )
         if movable:
             return TakeBack(movable[0], reasons)
-        # The context stays, without a selected node: its drivers say when one becomes suitable.
+        # The context stays without a selected node. Its drivers report when a node becomes
+        # suitable.
         return Negotiate("", _potential(allowed, good), reasons) if allowed else Wait(reasons)
     potential = _potential(allowed, good)
     selected = spec.selected_node if spec is not None else ""
@@ -155,7 +155,7 @@ def next_step(
     asked = spec.potential_nodes if spec is not None else ()
     suitable: list[str] = []
     if len(pending) == 1:
-        suitable = good  # its driver alone has a say: it allocates there, or refuses
+        suitable = good  # its driver alone decides: it allocates there, or refuses
     elif all(pod_claim_view.entry in unsuitable for pod_claim_view in pending):
         suitable = [node for node in good if node in asked]
     if suitable:
@@ -198,7 +198,7 @@ def read_status(context: ApiObject) -> classic.PodSchedulingStatus:
 
 
 def with_spec(context: ApiObject, step: Negotiate) -> ApiObject:
-    """Write the scheduler's next word; the same value when nothing changes."""
+    """Write the scheduler's next step. Returns the same value when nothing changes."""
     spec: dict[str, Any] = {"potentialNodes": list(step.potential)}
     if step.selected:
         spec["selectedNode"] = step.selected
@@ -206,7 +206,7 @@ def with_spec(context: ApiObject, step: Negotiate) -> ApiObject:
 
 
 def unsuitable_by_claim(context: ApiObject) -> dict[str, frozenset[str]]:
-    """List what drivers have said no to, by entry.
+    """List the nodes that drivers refused, by entry.
 
     Errors: raises ContractError.
     """
@@ -217,13 +217,13 @@ def unsuitable_by_claim(context: ApiObject) -> dict[str, frozenset[str]]:
 
 
 def with_unsuitable(context: ApiObject, unsuitable: Mapping[str, Sequence[str]]) -> ApiObject:
-    """Write one driver's word on its claims, an empty list included: it says that the driver has
-    looked.
+    """Write one driver's report on its claims. An empty list is written as well, for it shows that
+    the driver has answered.
 
-    What other drivers said stays.
+    Reports of other drivers stay.
 
-    Shapes: unsuitable — entry to nodes in the order of the potential ones; cut at 128
-    without losing the selected one.
+    Shapes: unsuitable — entry to nodes in the order of the potential ones; cut at 128 without
+    losing the selected one.
     """
     selected = read_spec(context).selected_node
     entries = {
@@ -242,8 +242,8 @@ def with_unsuitable(context: ApiObject, unsuitable: Mapping[str, Sequence[str]])
 
 
 def _potential(allowed: Sequence[str], good: Sequence[str]) -> tuple[str, ...]:
-    """Name the nodes to ask about: all of them, and where they are too many those first that nobody
-    has said no to.
+    """Name the nodes to ask about: all of them, or, where they are too many, first those that no
+    driver refused.
     """
     if len(allowed) <= MAX_NODES:
         return tuple(sorted(allowed))

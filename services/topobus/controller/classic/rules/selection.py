@@ -1,8 +1,7 @@
 """Evaluates a classic selector on a device.
 
-Flows in: a selector and a device's facts, the same that CEL reads. Flows out: whether the device is
-selected. An attribute that the device does not publish, or publishes with another type, makes its
-condition false, whatever the operator.
+It reads the same facts as CEL. An attribute that the device does not publish, or publishes with
+another type, makes its condition false, whatever the operator.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def is_wanted(device_selector: DeviceSelector, device: DeviceFacts) -> bool:
     """Say whether a device is wanted: all conditions of a level hold, all of `andExpression`, one
     of `orExpression`.
 
-    Cost: one visit of each condition; a pattern costs at most length times length.
+    Cost: one visit of each condition. A pattern costs at most length times length.
     """
     return (
         all(
