@@ -1,3 +1,3 @@
-"""What both homes of the controller do alike: find an allocation, write it to the ledger, take it
-back.
+"""What both homes of the controller have in common: find an allocation, write it to the ledger,
+take it back.
 """

@@ -1,8 +1,8 @@
 """Runs searches: a short one at once, a long one in a thread, so that probes and watches never wait
 for it.
 
-Flows in: an AllocationInput and, for claims with an alignment request, the node. Flows out: the
-outcome of the search, with its duration measured.
+A search for claims with an alignment request also needs the node. The duration of each search is
+measured.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ten milliseconds."""
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
 LONGEST_S = 10.0
-"""As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have
-their turn, and the nodes left are told as given up."""
+"""As long as kube-scheduler tries a pod. A longer search gives up, so that other claims are
+searched, and the nodes left are reported as given up."""
 
 
 class AllocationRunner:
@@ -50,14 +50,15 @@ class AllocationRunner:
         self._metrics = metrics
 
     async def search(self, given: AllocationInput, *, is_brief: bool = False, is_cheap: bool = False) -> Outcome:
-        """Search for claims that wish nothing; a brief miss comes without reasons.
+        """Search for claims without an alignment request. A brief miss comes without reasons.
 
-        When nobody waits any more it ends at once, so that a stop is not held up. A cheap search
-        gives up where others wait: after a thousand steps, and before selectors that are heavy.
+        The search ends when its caller is cancelled, so that a stop is not delayed. A cheap search
+        gives up where other claims would wait: after a thousand steps, and before selectors that
+        are heavy.
         """
         started = self._clock.monotonic()
-        # Most searches take less than handing them to a thread does; one that turns out to be long
-        # must not keep probes and watches waiting.
+        # Most searches take less time than passing them to a thread. A long one must not keep
+        # probes and watches waiting.
         is_heavy = any(has_heavy_selector(claim.spec, self._compiler) for claim in given.claims)
         quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
         outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
@@ -85,8 +86,8 @@ class AllocationRunner:
     ) -> Outcome:
         """Search place after place.
 
-        When nobody waits any more it ends with the place that it is at,
-        so that a stop is not held up.
+        When its caller is cancelled, the search ends with its current place, so that a stop is not
+        delayed.
         """
         started = self._clock.monotonic()
         near = partial(allocate_near, pod=pod, step_budget=self._budget)
@@ -98,8 +99,8 @@ class AllocationRunner:
         return self._measured(outcome, started)
 
     async def bring_closer(self, given: AllocationInput, outcome: Allocated, view: NodeView) -> Allocated:
-        """Exchange what a search found for equal devices that lie closer together, where there are
-        some.
+        """Exchange the devices of an outcome for equal ones that lie closer together, where there
+        are some.
         """
         started = self._clock.monotonic()
         abandoned = threading.Event()
@@ -114,7 +115,7 @@ class AllocationRunner:
         return closer
 
     async def advise(self, given: AllocationInput) -> tuple[Reason, ...]:
-        """Find out what would fit; some dozen short searches, in a thread."""
+        """Find out what would fit, by a few dozen short searches in a thread."""
 
         def search(changed: AllocationInput) -> Outcome:
             return allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True)

@@ -1,8 +1,7 @@
 """Finds devices for claims of the stand-alone home that are allocated together, with or without a
 pod.
 
-Flows in: the controller's state, stored claims, devices to exclude (refused by their node, or
-quarantined). Flows out: the search's outcome.
+It excludes devices that their node refused and quarantined devices.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Member(NamedTuple):
 def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec] | None = None) -> Member:
     """Read a claim that is to be allocated.
 
-    Shapes: classes — by name; what they wish counts where the claim itself wishes nothing.
+    Shapes: classes — by name; their alignment request counts where the claim itself has none.
 
     Errors: raises ContractError.
     """
@@ -95,9 +94,9 @@ class Allocator(NodeSearch):
         """Devices that nodes refused, by the claim's place."""
 
     async def warm(self) -> None:
-        """Show new nodes to selectors before a claim has to wait for that.
+        """Evaluate selectors on new nodes before a claim has to wait for that.
 
-        Gives way now and then, for it takes a second for some thousand nodes.
+        Yields to other tasks between nodes, for it takes a second for some thousand nodes.
         """
         nodes = self._state.nodes()
         if nodes is self._warmed:
@@ -107,7 +106,7 @@ class Allocator(NodeSearch):
         for place, node in enumerate(nodes):
             try:
                 self._state.stock.table_of(node).warm()
-            except Exception as err:  # noqa: BLE001 - boundary: one node; it is told of when it is searched
+            except Exception as err:  # noqa: BLE001 - boundary: one node; its search reports the failure
                 self.node_failed(node, err)
             if place % _WARMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -115,39 +114,41 @@ class Allocator(NodeSearch):
     async def search_on(
         self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False
     ) -> Outcome:
-        """Search one node, or give the cached result for claims of this shape.
+        """Search one node, or return the cached result for claims of this shape.
 
-        A miss may come without reasons (see `refresh`). What a node publishes concerns that
-        node only: one that makes a search fail in a way that nobody thought of is at fault by
-        itself, and the others are searched.
+        A miss may come without reasons (see `refresh`). What a node publishes must not affect other
+        nodes: an unforeseen failure of the search is a fault of this node only, and the other nodes
+        are searched.
+
         Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`);
         is_cheap — give up where more than a short search is needed.
         """
         try:
             return await self._look(node, members, pod=pod, is_cheap=is_cheap)
         except (ContractError, PeerUnavailable):
-            raise  # the claim's own, which its loop tells
+            raise  # the claim's own fault, which its loop reports
         except Exception as err:  # noqa: BLE001 - boundary: one node of a search
             return self.node_failed(node, err)
 
     async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None, is_cheap: bool) -> Outcome:
         if pod is not None or not self._are_plain(members) or self._are_barred(members, node):
             return await self.search_members(node, members, pod=pod, is_cheap=is_cheap)
-        # Nothing is excluded there.
+        # Such claims exclude no device of this node.
         outcome, _ = await self.search_cached(node, members, self._shape(members), {}, is_cheap=is_cheap)
         return outcome
 
     async def first(
         self, nodes: Sequence[str], members: Sequence[Member], *, is_cheap: bool = False
     ) -> tuple[str, Allocated] | list[Outcome]:
-        """Find the first node that fits, or say what each node answered.
+        """Find the first node that fits, or return the outcome of each node.
 
-        A node on which the like of these claims did not fit is not looked at again before something
+        A node on which claims of this shape did not fit is not searched again before something
         becomes free there. A cheap search ends at the first node on which it gives up, or when all
-        nodes together took too many steps: the same claims are to be searched in full then, for a
-        node before the one that fits may fit, too.
+        nodes together took too many steps. The same claims must then be searched in full, for a
+        node before the one that fits may fit as well.
+
         Shapes: nodes — in order, by name when there are several; result — with the node, or one
-        outcome a node, only one for what is wrong on all.
+        outcome per node, only one for a fault on all nodes.
         """
         is_everywhere = nodes is self._state.nodes() and self._are_plain(members)
         shape = self._shape(members) if is_everywhere else None
@@ -163,16 +164,18 @@ class Allocator(NodeSearch):
             if is_cheap and (isinstance(outcome, GaveUp) or self.spent - spent > CHEAP_STEPS):
                 return [GaveUp(self.spent - spent)]
             if isinstance(outcome, Fault) and not outcome.is_local:
-                return [outcome]  # wrong on every node: the others would only repeat it
+                return [outcome]  # a fault on every node: the others would only repeat it
             outcomes[node] = outcome
-            # What did not fit because this node has refused a device of these
-            # claims fits others of their shape.
+            # A miss because this node refused one of their devices does not apply to other claims
+            # of this shape.
             if shape is not None and isinstance(outcome, NoFit) and not self._are_barred(members, node):
                 self.results.close(shape, node)
         return [outcomes.get(node, NoFit((), 0)) for node in nodes]
 
     def _shape(self, members: Sequence[Member]) -> RequestShape:
-        """Tell what is asked; the same claims are asked about on node after node."""
+        """Return the shape of the request. It is computed once, as the same claims are searched on
+        node after node.
+        """
         asked, epoch, request_shape = self._asked
         if request_shape is None or asked is not members or epoch != self._state.class_epoch:
             request_shape = self.results.shape([each_member.spec for each_member in members])
@@ -180,8 +183,8 @@ class Allocator(NodeSearch):
         return request_shape
 
     def _wrong(self, members: Sequence[Member]) -> Fault | None:
-        """Say what an API server would have refused of these claims: admin access outside of a
-        namespace for it, a selector that may cost too much.
+        """Return the fault for which an API server would have refused these claims: admin access
+        outside of a namespace for it, or a selector that may cost too much.
         """
         return objection_to_claims(
             [(each_member.stored.claim, each_member.spec) for each_member in members],
@@ -190,8 +193,8 @@ class Allocator(NodeSearch):
         )
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
-        """Say whether nothing tells these claims from others with the same specs, and they may be
-        judged at once.
+        """Say whether these claims differ in nothing from others with the same specs, and can be
+        searched at once.
         """
         return self._wrong(members) is None and not any(
             each_member.wishes is not None
@@ -202,11 +205,11 @@ class Allocator(NodeSearch):
         )
 
     def _are_barred(self, members: Sequence[Member], node: str) -> bool:
-        """Say whether devices that these claims must not get now may lie on a node: our own lie on
-        the node whose name their pool has, others' anywhere.
+        """Say whether a node may have devices that are excluded for these claims: our own devices
+        are on the node that names their pool, others' may be on any.
 
-        One refused device must not have all other nodes searched anew: two replicas that fill a
-        fleet meet at a node now and then.
+        One refused device must not cause a new search of all other nodes: two replicas that fill a
+        fleet choose the same node now and then.
         """
         return any(
             device.pool == node or class_of_driver(device.driver) is None
@@ -217,7 +220,7 @@ class Allocator(NodeSearch):
     async def search_members(
         self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False
     ) -> Outcome:
-        """Search one node now, whatever is remembered of it."""
+        """Search one node now, without the cache."""
         return self._wrong(members) or await self.search(
             node, members, self._excluded(members), pod=pod, is_cheap=is_cheap
         )
@@ -225,8 +228,8 @@ class Allocator(NodeSearch):
     async def refresh(
         self, nodes: Sequence[str], outcomes: list[Outcome], members: Sequence[Member], *, pod: PodRequest | None = None
     ) -> None:
-        """Look again at the first nodes that miss: what is remembered may be another claim's miss,
-        of some time ago, and people are told how it is now.
+        """Search the first nodes that miss again: a cached miss may be an old one of another claim,
+        and the reasons shown to users must be current.
         """
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
             if isinstance(outcomes[index], NoFit):
@@ -246,13 +249,13 @@ class Allocator(NodeSearch):
     async def brought_closer(
         self, node: str, members: Sequence[Member], outcome: Allocated, *, pod: PodRequest | None
     ) -> Allocated:
-        """Exchange what was found on a node for equal devices that lie closer together, where there
+        """Exchange the devices found on a node for equal ones that lie closer together, where there
         are some.
         """
         return await self.bring_closer(node, members, self._excluded(members), outcome, pod=pod)
 
     def _excluded(self, members: Sequence[Member]) -> dict[DeviceId, str]:
-        """Name the devices that a node has refused to one of the claims a moment ago."""
+        """Map the devices that nodes lately refused to one of the claims to the reasons."""
         return {
             device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()
         }

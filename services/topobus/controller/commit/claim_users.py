@@ -1,7 +1,6 @@
 """Indexes which pods use which claims, from the stored pods.
 
-Flows in: the controller's state. Flows out: the users of a claim, and those of them that wait for a
-node. A pod is parsed once for each revision.
+A pod is parsed once for each revision.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ClaimUsers:
         self._queue.keep(read.keys())
 
     def _names(self, key: ObjectKey, pod: Stored) -> tuple[str, ...]:
-        """Read which claims a pod uses; one that nobody can read uses none."""
+        """Read which claims a pod uses. A pod that cannot be read uses none."""
         names: list[str] = []
         self._queue.run_now(key, pod.revision, lambda: names.extend(_names(pod)), name=pod.shown)
         return tuple(names)
@@ -80,7 +79,7 @@ def is_waiting(pod: Stored) -> bool:
 def consuming_pods(claim: Stored) -> tuple[Consumer, ...]:
     """List the pods that have reserved a claim.
 
-    A claim that nobody can read is reserved for nobody.
+    Empty for a claim that cannot be read.
     """
     return tuple(consumer for consumer in claim.known_consumers if consumer.resource == "pods")
 

@@ -6,13 +6,10 @@ records the operation and its node, and its id consists of the claim's uid and t
 so the node gets the same request again. A claim is written only at the version that has the
 attempt, so a concurrent change is read first.
 
-The homes differ in `CommitRules`. Stand-alone, no other component allocates, so the ledger decides
-and the revision is the check; a pod's reservation follows when all of its claims are allocated. In
-a cluster others allocate too, so an attempt counts only when the copy shows everything before it,
-and the allocation includes the reservation.
-
-Flows in: claims with the devices chosen for them. Flows out: writes of claims,
-requests to nodes, decision events.
+The homes differ in `CommitRules`. In the stand-alone home no other component allocates, so the
+ledger decides and the revision is the check. A pod's reservation follows when all of its claims are
+allocated. In a cluster others allocate as well, so an attempt counts only when the copy shows
+everything before it, and the allocation includes the reservation.
 """
 
 from __future__ import annotations
@@ -49,11 +46,11 @@ class Progress(Enum):
     """How a commit went."""
 
     ON = "on"
-    """Something was written, or is another now: look again."""
+    """Something was written or has changed: reconcile again."""
     LATER = "later"
-    """The copy is not far enough yet."""
+    """The copy is not recent enough yet."""
     COSTLY = "costly"
-    """It takes more than a short search to see whether the devices may still be had."""
+    """More than a short search is needed to find out whether the devices are still free."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,9 @@ class Attempted:
 
     @property
     def op_id(self) -> str:
-        """The operation at the node: whoever goes on with the attempt repeats the very same."""
+        """The id of the operation at the node. A replica that continues the attempt repeats the
+        same operation.
+        """
         return self.attempt.op_id(self.stored.uid)
 
 
@@ -76,43 +75,43 @@ class Draft:
 
     key: ObjectKey
     revision: int
-    """At which it is to be written."""
+    """The revision at which it is to be written."""
     value: ApiObject
     attempt: Attempt
 
 
 class CommitRules(Protocol):
-    """What differs between the homes when attempts are made true."""
+    """What differs between the homes when attempts are committed."""
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """What the log says of each decision beside the claim and the node."""
+        """Fields that the log line of a decision has besides the claim and the node."""
         ...
 
     async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult] | Progress:
-        """See whether the attempts may be made true: give what a search finds among the attempts'
-        devices, one result a claim, or how the commit went.
+        """Check whether the attempts may be committed. Returns a result per claim from a search
+        among the attempts' devices, or the progress.
 
         Errors: raises PeerUnavailable.
         """
         ...
 
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
-        """Say what it means that the node does not answer.
+        """Return the refusal that follows from a node that does not answer.
 
-        Errors: raises the error where the same is to be asked again.
+        Errors: raises the error where the same request is to be sent again.
         """
         ...
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject | Reason:
         """Make the claim's next version, which has the allocation.
 
-        A Reason when it cannot have it.
+        Returns a Reason when the claim cannot have it.
         """
         ...
 
     async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
-        """Undo what was begun, and exclude the devices for a while.
+        """Undo the attempt, and exclude the devices for a while.
 
         Errors: raises PeerUnavailable.
         """
@@ -120,7 +119,7 @@ class CommitRules(Protocol):
 
 
 class AllocationCommitter:
-    """Writes attempts and makes them true; reserves claims and takes reservations off."""
+    """Writes attempts and commits them. Reserves claims and removes reservations."""
 
     def __init__(
         self, writer: ObjectWriter, ledgers: NodeLedgers, decisions: DecisionPublisher, metrics: ControllerMetrics
@@ -140,17 +139,17 @@ class AllocationCommitter:
         pod: str = "",
         refused: Sequence[str] = (),
     ) -> list[Attempted]:
-        """Write an attempt into each claim of a group; ends early when a claim is another by now.
+        """Write an attempt into each claim of a group. Stops at a claim that changed meanwhile.
 
-        Shapes: results — one a claim; pod, refused — as in `Attempt`; result — those
-        that have their attempt, in order.
+        Shapes: results — one per claim; pod, refused — as in `Attempt`; result — the claims that
+        have their attempt, in order.
         """
         return await self.write_attempts(next_attempts(node, claims, results, pod=pod, refused=refused))
 
     async def write_attempts(self, drafts: Sequence[Draft]) -> list[Attempted]:
-        """Write the attempts of a group's claims; ends early when a claim is another by now.
+        """Write the attempts of a group's claims. Stops at a claim that changed meanwhile.
 
-        Shapes: result — those that have their attempt, in order.
+        Shapes: result — the claims that have their attempt, in order.
         """
         group: list[Attempted] = []
         for draft in drafts:
@@ -161,11 +160,11 @@ class AllocationCommitter:
         return group
 
     async def commit(self, group: Sequence[Attempted], rules: CommitRules) -> Progress | Refusal:
-        """Make the attempts of a group true.
+        """Commit the attempts of a group.
 
-        A Refusal is a node's, or a claim's that cannot have what it was to get.
+        A Refusal is the node's, or that of a claim that cannot have its allocation.
 
-        Errors: raises PeerUnavailable: neither done nor undone.
+        Errors: raises PeerUnavailable, which leaves open whether the node did it.
         """
         with entered("commit allocations", claims=len(group), node=group[0].attempt.node if group else ""):
             return await self._commit(group, rules)
@@ -193,10 +192,10 @@ class AllocationCommitter:
             devices = [granted_device.device for granted_device in attempted.attempt.allocation.devices.results]
             self._log.info("claim.allocated", **self._fields(attempted, rules), devices=devices)
             committed.append((attempted, held))
-        # Not before: a bus that is slow must not keep a pod half served.
+        # After the writes: a slow bus must not delay the other claims of the pod.
         for attempted, held in committed:
             if held.placement is None:
-                # Else the node has told it already, as its `place`.
+                # Otherwise the node has published the decision already, as its `place`.
                 await self._decisions.publish(
                     "allocate", attempted.stored.claim.owner, None, op_id=attempted.op_id, node=attempted.attempt.node
                 )
@@ -205,7 +204,7 @@ class AllocationCommitter:
     async def reserve(self, pod: PodRef, claims: Iterable[tuple[ObjectKey, Stored]]) -> Reason | bool:
         """Write a pod into the reservedFor of claims that are allocated.
 
-        A Reason when one is full, False when one is another by now.
+        Returns a Reason when a claim is full, False when a claim changed meanwhile.
 
         Errors: raises PeerUnavailable.
         """
@@ -218,7 +217,7 @@ class AllocationCommitter:
         return True
 
     async def unreserve(self, uids: Collection[str], claims: Iterable[tuple[ObjectKey, Stored]]) -> None:
-        """Take users off claims; a claim that is another by now is left to the next look.
+        """Remove users from claims. A claim that changed meanwhile is left to the next round.
 
         Errors: raises PeerUnavailable.
         """
@@ -264,7 +263,7 @@ def next_attempts(
 ) -> list[Draft]:
     """Make the next attempt of each claim of a group.
 
-    Shapes: results — one a claim; pod, refused — as in `Attempt`.
+    Shapes: results — one per claim; pod, refused — as in `Attempt`.
     """
     drafts: list[Draft] = []
     for claim, result in zip(claims, results, strict=True):
@@ -283,8 +282,8 @@ def next_attempts(
 
 
 def refused_devices(attempt: Attempt, refusal: Refusal, all_of_node: Iterable[DeviceId]) -> Collection[DeviceId]:
-    """Name the devices to keep away from after a refusal: where the node forbids what is wished, or
-    does not answer, no other of its own devices helps.
+    """Name the devices to exclude after a refusal: all of the node's own where the node forbids the
+    request itself or does not answer, as no other device there helps.
     """
     if any(reason.code in ("policy-forbidden", "node-silent", NODE_FAILED) for reason in refusal.reasons):
         return [device for device in all_of_node if class_of_driver(device.driver) is not None]

@@ -2,14 +2,14 @@
 cluster.
 
 Other modules decide when: an eviction, a failed binding, a pod that fits nowhere, an unused or
-deleted claim, and in a cluster a pod that kube-scheduler cannot place. The order of writes differs
-with the component that binds. Stand-alone pods are bound here: first a mark in the claim, then a
-write of each pod that makes a concurrent binding fail, then the node's ledger, and the status last;
-until then no other claim gets the devices. In a cluster kube-scheduler binds without writing to the
-claim, so the status is cleared first, by compare-and-set, and the ledgers follow from the copy.
+deleted claim, or (in a cluster) a pod that kube-scheduler cannot place. The order of writes differs
+with the component that binds. Stand-alone pods are bound by this controller: first a mark in the
+claim, then a write of each pod that makes a concurrent binding fail, then the node's ledger, and
+the status last. Until then no other claim gets the devices. In a cluster kube-scheduler binds
+without writing to the claim, so the status is cleared first, by compare-and-set, and the ledgers
+follow from the copy.
 
-Flows in: stored claims. Flows out: writes of claims and pods, RELEASE requests. After a crash the
-object shows the steps already taken, and the rest is continued.
+After a crash the object shows the steps already taken, and any replica continues with the rest.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["ClaimDeallocation", "ClusterDeallocation"]
 
 
 class _Fence(Enum):
-    """Whether the pods of a claim can be bound to what it is about to lose."""
+    """Whether the pods of a claim can still be bound while it loses its devices."""
 
     CLOSED = "closed"
-    """Nobody can bind them any more."""
+    """They can no longer be bound."""
     KEPT = "kept"
     """A pod was bound already: the claim keeps its allocation."""
     LOST = "lost"
-    """A pod was written by somebody else: look again."""
+    """A pod changed meanwhile: try again."""
 
 
 class ClaimDeallocation:
@@ -66,16 +66,16 @@ class ClaimDeallocation:
         self._ledgers = ledgers
         self._metrics = metrics
         self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
-        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the
-        claim's attempt."""
+        """Uids of the pods that can no longer be bound to a claim that loses its devices, with the
+        number of the claim's attempt."""
         self._log = get_logger()
 
     def keep(self) -> None:
-        """Drop the notes about claims that no longer exist. Call it once each round."""
+        """Drop the notes about claims that no longer exist. Called once each round."""
         self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._state.objects}
 
     async def begin(self, key: ObjectKey, stored: Stored, why: str) -> bool:
-        """Mark a claim for deallocation; False when another writer was first.
+        """Mark a claim for deallocation. False when another writer was first.
 
         `finish` does the rest.
         """
@@ -126,7 +126,7 @@ class ClaimDeallocation:
         self._log.info("claim.released", claim=stored.shown)
 
     async def release_leftovers(self, key: ObjectKey, stored: Stored) -> None:
-        """Release what nodes hold for a claim beside its allocation: a placement arrived after its
+        """Release what nodes hold for a claim besides its allocation: a placement arrived after its
         attempt was dropped.
 
         Errors: raises PeerUnavailable.
@@ -147,9 +147,9 @@ class ClaimDeallocation:
                 or newest is None
                 or newest.revision != stored.revision
             ):
-                continue  # another replica has gone on: what is held may be its next attempt's
-            # An attempt is written before it is placed, and the claim has none: what
-            # this decision gave is nobody's.
+                continue  # another replica continued: the devices held may be its next attempt's
+            # An attempt is written before it is placed, and the claim has none: no attempt owns
+            # what this decision placed.
             decision_id = ledger.allocations[owner.key].decision_id
             self._log.info("claim.left-node", claim=stored.shown, node=node)
             await self._ledgers.release_on(
@@ -157,12 +157,12 @@ class ClaimDeallocation:
             )
 
     async def _fence(self, key: ObjectKey, stored: Stored) -> _Fence:
-        """Make sure that nobody binds a pod to what is about to be taken from it.
+        """Make sure that no pod can be bound to the devices that the claim is about to lose.
 
-        A replica that read the claim before the mark may be about to bind the pod: a write of
-        the pod makes its write lose. Whoever reads the pod after that has read the mark
-        before, for both stand in one stream. A bound pod that is not on its way out keeps its
-        claim: the mark is taken off again.
+        A replica that read the claim before the mark may be about to bind the pod. A write of the
+        pod makes that binding's write fail. A replica that reads the pod after this write has read
+        the mark before, for both are in one stream. A bound pod that is not being deleted keeps its
+        claim, and the mark is removed.
         """
         claim = stored.value
         number, fence = attempts.number_of(claim), self._fenced.get(key)
@@ -189,9 +189,10 @@ class ClaimDeallocation:
         return _Fence.CLOSED
 
     async def _release(self, key: ObjectKey, stored: Stored) -> bool:
-        """Have every node let go of the claim's devices.
+        """Release the claim's devices on every node.
 
-        False when one has not, which the claim is told if the node refuses.
+        False while a node has not released them. If the node refused, the claim's condition gives
+        the reason.
 
         Errors: raises PeerUnavailable.
         """
@@ -204,12 +205,12 @@ class ClaimDeallocation:
             attempt, allocation = (
                 None,
                 None,
-            )  # a claim that nobody can read must be deletable; the ledgers say what it holds
+            )  # a claim that cannot be read must be deletable; the ledgers record what it holds
         if attempt is not None:
             nodes.add(attempt.node)
         nodes |= _nodes_of(allocation) & set(self._state.nodes())
-        # The revision makes a later release another operation: another replica may have placed in
-        # between. All of them at once: a node that answers must not wait for one that does not.
+        # The revision makes a later release another operation, as another replica may have placed
+        # in between. All nodes are asked: one that does not answer must not delay one that does.
         op_id = f"release-{owner.uid}-{stored.revision}"
         refusals = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
         for node, refusal in refusals.items():
@@ -221,7 +222,7 @@ class ClaimDeallocation:
         return True
 
     async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
-        """Say in the claim why it is still there."""
+        """Write into the claim's condition why it still exists."""
         if lifecycle.has_condition(stored.value, reason=reason, message=message, kind=lifecycle.RELEASED):
             return
         self._log.info("claim.release-waiting", claim=stored.shown, why=message)
@@ -247,7 +248,7 @@ class ClusterDeallocation:
         self._log = get_logger()
 
     async def deallocate(self, key: Key, claim: Stored, why: str) -> bool:
-        """Clear a claim's allocation and reservations; False when another writer was first.
+        """Clear a claim's allocation and reservations. False when another writer was first.
 
         `release` updates the ledgers afterwards.
 
@@ -263,7 +264,7 @@ class ClusterDeallocation:
         return True
 
     async def release(self, key: Key, before: Stored) -> Result:
-        """Release the ledgers of an allocation that is gone, whoever removed it.
+        """Release the ledgers of an allocation that is gone, no matter which component removed it.
 
         Due again while a node has not answered.
 
@@ -276,8 +277,8 @@ class ClusterDeallocation:
             now.claim.is_allocated or (self._state.gated_pods.is_pending(key) and not self._state.is_taken_back(key))
         )
         if not (is_same and is_served):
-            # What has devices again, or is about to, holds them by its own right. A node that has
-            # them prepared keeps them until its gateway has undone that.
+            # A claim that is allocated again, or soon will be, keeps what it holds. A node that has
+            # the devices prepared keeps them until its gateway has unprepared the claim.
             answer = await self._ledgers.release(before.claim, f"over-{before.revision}")
             if isinstance(answer, UnderWay):
                 return Again()
@@ -286,5 +287,5 @@ class ClusterDeallocation:
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:
-    """Name the nodes whose devices an allocation has: our pools are named like their nodes."""
+    """Name the nodes whose devices an allocation has. Our pools have the names of their nodes."""
     return {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()

@@ -1,8 +1,8 @@
 """Publishes decisions: one event for each, which users, `topobus explain` and dashboards follow.
 
-Flows in: a decision that is already written into an object. Flows out: a DecisionEvent whose id is
-the operation's, so a repeated one is the same event. An event that cannot be published is logged;
-the decision in the object stands without it.
+A decision is published after it is written into an object. The event's id is the operation's, so a
+repeated event is the same event. An event that cannot be published is logged. The decision in the
+object is valid without it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class DecisionPublisher:
         node: str = CLUSTER,
         ledger_sequence: int = 0,
     ) -> None:
-        """Publish one decision of now.
+        """Publish one decision with the present time.
 
-        Shapes: op_id — the same for the same decision, whoever makes it; ledger_sequence — the
+        Shapes: op_id — the same for the same decision on every replica; ledger_sequence — the
         ledger's after the decision, 0 where no ledger has changed.
-        Errors: raises nothing but what is no failure of a peer or of the event itself.
+        Errors: a peer's failure and a rejected event are logged, not raised.
         """
         event = DecisionEvent(
             id=op_id,

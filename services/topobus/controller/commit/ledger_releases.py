@@ -1,10 +1,9 @@
 """Sends RELEASE requests beside the reconcile rounds, so that a frozen node delays only its own
 devices.
 
-Flows in: the node and the owner to release. Flows out: the node's answer in a later round,
-for which the loop is woken. If a round awaited them, each request to a frozen node would
-delay all others by its time limit. A request in flight is not repeated; its operation id
-makes it safe to repeat one that was lost.
+If a round awaited the answers, each request to a frozen node would delay all others by its time
+limit. Instead a later round takes the answer, for which the loop is woken. A request in flight is
+not repeated. Its operation id makes it safe to repeat one that was lost.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from topobus.formats.messages.messages import ReleaseReply, ReleaseRequest
 
 __all__ = ["LedgerReleases", "UnderWay"]
 
-# As many as a node answers at once without delaying its other work; a frozen node keeps
-# so many tasks of ours at most.
+# As many as a node answers at once without delaying its other work. A frozen node occupies at most
+# so many of our tasks.
 _PARALLEL_PER_NODE = 8
-# Answers that nobody came for: their object is gone or was changed meanwhile.
+# Answers that were not collected: their object is gone or was changed meanwhile.
 _KEPT_ANSWERS = 4096
 
 _Place = tuple[str, str, str]
@@ -31,16 +30,16 @@ _Place = tuple[str, str, str]
 
 
 class UnderWay(Enum):
-    """The node has not answered yet: the loop is woken when it has."""
+    """The node has not answered yet. The loop is woken when it has."""
 
     UNDER_WAY = "under-way"
 
 
 class LedgerReleases:
-    """Asks nodes to let go, a bounded number of asks a node.
+    """Sends RELEASE requests, a bounded number per node.
 
-    Without `run` each ask is simply awaited. Args: wake — called when an answer has
-    come, or room for another ask.
+    Without `run` each request is simply awaited. Args: wake — called when an answer has arrived or
+    another request may be sent.
     """
 
     def __init__(self, bus: Bus, timeout_s: float, wake: Callable[[], None] = lambda: None) -> None:
@@ -53,7 +52,7 @@ class LedgerReleases:
         self._answers: OrderedDict[_Place, ReleaseReply | Exception] = OrderedDict()
 
     async def run(self) -> None:
-        """Own the asks until cancelled."""
+        """Own the tasks of the requests until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -62,10 +61,10 @@ class LedgerReleases:
                 self._group = None
 
     async def ask(self, node: str, request: ReleaseRequest) -> ReleaseReply | UnderWay:
-        """Give the node's answer, or begin to ask for it.
+        """Return the node's answer, or send the request.
 
-        Errors: raises what the ask ended with (PeerUnavailable, HardwareError, ContractError),
-        once; the next call asks again.
+        Errors: raises the request's failure once (PeerUnavailable, HardwareError, ContractError);
+        the next call sends it again.
         """
         if self._group is None:
             return await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._timeout_s, node=node)
@@ -85,7 +84,7 @@ class LedgerReleases:
         try:
             reply = await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._timeout_s, node=place[0])
             self._answers[place] = reply
-        except Exception as err:  # noqa: BLE001 - boundary: one node's answer; whoever asked is told, and the asks of others go on
+        except Exception as err:  # noqa: BLE001 - boundary: one node's answer; the requester gets the error, and other requests continue
             self._answers[place] = err
         finally:
             self._asked.discard(place)

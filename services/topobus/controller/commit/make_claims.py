@@ -1,13 +1,11 @@
 """Makes the claims that pods ask for, from templates and for extended resources, in both homes.
 
-The stand-alone one also deletes those of deleted pods.
-
-Flows in: stored pods and templates. Flows out: created claims, and their names in the pods' status.
-It neither places pods nor waits for their claims. Stand-alone, every pod is served
-(`ClaimTemplateReconciler`), and a claim is deleted only on evidence: its pod was stored here once
-and is missing after a complete snapshot. In a cluster this is kube-controller-manager's job; where
-it does not run (`cluster.housekeeping = "own"`), gated pods are served (`GatedPodClaims`), and an
-existing claim for an entry is accepted as it is.
+The stand-alone home also deletes the claims of deleted pods. This module neither places pods nor
+waits for their claims. In the stand-alone home every pod is served (`ClaimTemplateReconciler`), and
+a claim is deleted only on evidence: its pod was stored here once and is missing after a complete
+snapshot. In a cluster this is kube-controller-manager's job. Where it does not run
+(`cluster.housekeeping = "own"`), gated pods are served (`GatedPodClaims`), and an existing claim
+for an entry is accepted as it is.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ __all__ = ["ClaimTemplateReconciler", "GatedPodClaims"]
 
 
 class _ClaimMaker:
-    """Stores claims that are there once, whoever else makes them: their names and uids follow from
-    the pod's uid.
+    """Stores claims once, even when another replica makes the same claim: names and uids are
+    derived from the pod's uid.
     """
 
     def __init__(self, clock: Clock, writer: ObjectWriter) -> None:
@@ -57,9 +55,9 @@ class _ClaimMaker:
         self._writer = writer
 
     async def make(self, pod: ApiObject, wanted: WantedClaim, template: ApiObject) -> None:
-        """Make the claim of one entry; one of its name that is there already is left as it is.
+        """Make the claim of one entry. An existing claim of that name is left as it is.
 
-        Errors: raises ContractError for a template that nobody can read, PeerUnavailable.
+        Errors: raises ContractError for a template that cannot be read, PeerUnavailable.
         """
         await self.store(
             pod, claim_from_template(pod, wanted, template, now=rfc3339(self._clock.now())), wanted.template
@@ -73,7 +71,7 @@ class _ClaimMaker:
 
 
 class GatedPodClaims:
-    """Makes the claims of gated pods in a cluster where nobody else does."""
+    """Makes the claims of gated pods in a cluster where kube-controller-manager does not."""
 
     def __init__(self, clock: Clock, state: ApiServerState, writer: ObjectWriter) -> None:
         self._state = state
@@ -81,7 +79,7 @@ class GatedPodClaims:
         self._maker = _ClaimMaker(clock, writer)
 
     async def make(self, key: Key, stored: Stored) -> None:
-        """Make what is missing of one pod's claims, and write the names into its status."""
+        """Make the missing claims of one pod, and write the names into its status."""
         pod = stored.value
         missing = {use.entry for use in stored.pod.uses if not use.claim}
         written = pod.status.get("resourceClaimStatuses")
@@ -101,7 +99,7 @@ class GatedPodClaims:
             await self._writer.write(ObjectKey("pod", *key), stored.revision, named)
 
     def _claim_of(self, key: Key, pod: Stored, entry: str) -> str:
-        """Name the claim that was made for an entry already, by whom ever.
+        """Name the claim that any component has made for an entry already.
 
         Empty when there is none.
         """
@@ -113,7 +111,7 @@ class GatedPodClaims:
 
 
 class ClaimTemplateReconciler:
-    """Reconciles pods with their claims."""
+    """Makes the claims of pods, and ends those of deleted pods."""
 
     def __init__(self, runtime: Runtime, state: StandaloneState, queue: WorkQueue) -> None:
         self._queue = queue
@@ -123,7 +121,7 @@ class ClaimTemplateReconciler:
         self._maker = _ClaimMaker(runtime.clock, self._writer)
         self._logged: dict[ObjectKey, str] = {}
         self._seen: tuple[int, int, int] | None = None
-        """What pods, claims and templates there were when no pod had anything left to be done."""
+        """Versions of pods, claims and templates at which no pod had work left."""
 
     async def reconcile_all(self) -> None:
         """Bring every pod's claims up to date."""
@@ -133,8 +131,8 @@ class ClaimTemplateReconciler:
             version = (stored.revision, self._state.shared_epoch)
             await self._queue.run(key, version, partial(self._guarded, key, stored), name=stored.shown)
         self._seen = epochs if self._queue.wait_s() is None else None
-        # As it is now, and at once with the claims: while the pods were worked on others may have
-        # come, with claims that another replica made.
+        # Read after the pods: while they were reconciled, other pods may have appeared with claims
+        # that another replica made.
         for key, stored in self._state.claims_of_gone_pods():
             await self._queue.run(key, stored.revision, partial(self._end_orphan, key, stored), name=stored.shown)
         self._logged = {key: why for key, why in self._logged.items() if key in self._state.objects}
@@ -143,7 +141,7 @@ class ClaimTemplateReconciler:
     async def _guarded(self, key: ObjectKey, stored: Stored) -> None:
         """Bring one pod's claims up to date.
 
-        What is wrong with the pod or its templates is told, once.
+        A fault of the pod or its templates is logged once.
         """
         try:
             await self._reconcile(key, stored)
@@ -193,14 +191,14 @@ class ClaimTemplateReconciler:
         marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))
         get_logger().info("claim.ended", claim=stored.shown, why="its pod is gone")
         if marked is None:
-            # What another replica has attempted since is protected: it ends in its own
-            # turn, when its devices are let go.
+            # An attempt that another replica has made since is protected by its finalizer: that
+            # claim ends after its devices are released.
             await self._writer.delete(key, stored.revision)
         else:
             await self._writer.write(key, stored.revision, marked)
 
     def _log_once(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
-        """Log what is wrong with a pod, once."""
+        """Log a fault of a pod once."""
         if self._logged.get(key) != why:
             self._logged[key] = why
             get_logger().warning("pod.waiting", pod=name_of(pod), why=why)

@@ -1,11 +1,10 @@
 """Requests to the ledgers of Topobus nodes: PLACE before a claim's status is written, RELEASE after
 a deallocation.
 
-Flows in: claims with their chosen devices, and owners to release. Flows out: PLACE and RELEASE
-requests to the node's topology service. Operation ids consist of the claim's uid and the attempt's
-number, so any replica repeats the same operation. Devices of other vendors' drivers have no ledger:
-for them the claim alone counts. A node that answers with an error or an invalid message is treated
-as unavailable: its own devices are not allocated, other nodes are not affected.
+Operation ids consist of the claim's uid and the attempt's number, so any replica repeats the same
+operation. Devices of other vendors' drivers have no ledger: for them the claim alone counts. A node
+that answers with an error or an invalid message is treated as unavailable: its own devices are not
+allocated, other nodes are not affected.
 """
 
 from __future__ import annotations
@@ -34,24 +33,23 @@ from topobus.values.request import Owner
 __all__ = ["NODE_FAILED", "Held", "NodeLedgers", "Overtaken"]
 
 NODE_FAILED = "node-failed"
-"""The code of a reason, and of an error: a node answered, but with an error or with what is no
-answer."""
+"""The code of a reason and of an error: a node answered with an error or an invalid message."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Held:
-    """The node holds the attempt's devices, or has no say in them."""
+    """The node holds the attempt's devices, or no ledger is needed for them."""
 
     placement: Placement | None = None
-    """What the node placed; None when it held this very attempt before, or has no say."""
+    """What the node placed. None when it held this very attempt before, or needs no ledger."""
     ledger_sequence: int = 0
 
 
 class Overtaken(Enum):
-    """The attempt is not the claim's newest any more: what is held may be what another replica got
-    by a later one, and is its.
+    """The attempt is no longer the claim's newest: what the node holds may belong to a later
+    attempt of another replica.
     """
 
     OVERTAKEN = "overtaken"
@@ -60,8 +58,8 @@ class Overtaken(Enum):
 class NodeLedgers:
     """Sends PLACE and RELEASE requests to nodes.
 
-    Args: releases — how a RELEASE is asked: beside the rounds while it runs; without `run` of it,
-    and without one at all, each ask is awaited.
+    Args: releases — how a RELEASE is sent: beside the rounds while its `run` is active. Without
+    that, each request is awaited.
     """
 
     def __init__(self, bus: Bus, state: ClusterState, timeout_s: float, releases: LedgerReleases | None = None) -> None:
@@ -74,13 +72,15 @@ class NodeLedgers:
     async def hold(
         self, claim: Claim, attempt: Attempt, is_newest: Callable[[], Awaitable[bool]]
     ) -> Held | Refusal | Overtaken:
-        """Have the node hold what a claim is to get.
+        """Place an attempt's devices in the node's ledger.
 
-        A node keeps only its newest operations while its ledger keeps what is held: a refusal of
-        what the ledger shows as done is no refusal, and what an older attempt left there is let go.
-        Shapes: is_newest — reads the claim anew and says whether the attempt is still its newest.
-        Errors: raises PeerUnavailable when the node does not answer, or not as it should: neither
-        done nor undone. Raises what `is_newest` raises.
+        A node remembers only its newest operations, while its ledger keeps every holding. So a
+        refusal is ignored when the ledger shows the attempt as done, and what an older attempt left
+        there is released.
+        Shapes: is_newest — reads the claim again and returns whether the attempt is still its
+        newest.
+        Errors: raises PeerUnavailable when the node does not answer or answers with an error, which
+        leaves open whether it placed. Raises what `is_newest` raises.
         """
         request = placement_request(claim.object, attempt.allocation, attempt.node, attempt.wishes)
         if request is None:
@@ -95,12 +95,12 @@ class NodeLedgers:
         if self.devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
             return Held()
         # In this order: each attempt is written before it is placed, so as long as the claim still
-        # has ours, what was held before is from an older one.
+        # has ours, the ledger's holding is from an older one.
         if not await is_newest():
             return Overtaken.OVERTAKEN
         try:
-            # Another replica may let go of it, and have the next attempt placed, before this
-            # is heard: what that holds stays.
+            # Before this request arrives, another replica may release the holding and place the
+            # next attempt. The decision id keeps that one from being released.
             decision_id = ledger.allocations[owner.key].decision_id
             await self.release_on(node, owner, f"release-{owner.uid}-stale-{ledger.sequence}", decision_id=decision_id)
         except PeerUnavailable as err:
@@ -108,17 +108,17 @@ class NodeLedgers:
         return reply.result
 
     async def place(self, node: str, request: PlaceRequest) -> PlaceReply:
-        """Ask a node to hold what was chosen on it.
+        """Place the chosen devices on a node.
 
-        Errors: raises PeerUnavailable when the node does not answer, or not as it
-        should: neither done nor undone.
+        Errors: raises PeerUnavailable when the node does not answer or answers with an error, which
+        leaves open whether it placed.
         """
         return await _from_node(node, self._bus.ask(catalogue.PLACE, request, timeout_s=self._timeout_s, node=node))
 
     async def read(self, node: str) -> Ledger | None:
-        """Read a node's ledger as it is now, not as the copy shows it; None when it has none.
+        """Read a node's ledger from the store, not from the copy. None when it has none.
 
-        Errors: raises PeerUnavailable; ContractError for a ledger that nobody can read.
+        Errors: raises PeerUnavailable, or ContractError for a ledger that cannot be read.
         """
         entry = await self._bus.get(catalogue.LEDGER, node=node)
         return entry.value if entry is not None else None
@@ -126,11 +126,11 @@ class NodeLedgers:
     async def release(self, claim: Claim, why: str) -> Refusal | UnderWay | None:
         """Release what every node holds for a claim.
 
-        A node refuses while containers may be using the devices. None: all have let go. UnderWay:
-        one was asked and has not answered yet, which says more than another's refusal. Only what
-        our copy of a ledger shows is let go: what another replica had placed since is its own.
-        Errors: raises PeerUnavailable when a node does not answer, or not as it should; the other
-        nodes have been asked then all the same.
+        A node refuses while containers may be using the devices. None: all nodes have released.
+        UnderWay: a node has not answered yet, which takes precedence over another's refusal. Only
+        what our copy of a ledger shows is released, not what another replica has placed since.
+        Errors: raises PeerUnavailable when a node does not answer or answers with an error. The
+        other nodes have been asked nevertheless.
         """
         owner = claim.owner
         trouble: PeerUnavailable | None = None
@@ -156,11 +156,11 @@ class NodeLedgers:
     ) -> Refusal | UnderWay | None:
         """Release what one node holds for an owner.
 
-        It refuses while containers may be using the devices, which only the node can know.
+        The node refuses while containers may be using the devices, which only the node can know.
 
-        Shapes: decision_id — let go only of what this decision gave;
-        empty for whatever the owner holds.
-        Errors: raises PeerUnavailable when the node does not answer, or not as it should.
+        Shapes: decision_id — release only what this decision placed; empty for whatever the owner
+        holds.
+        Errors: raises PeerUnavailable when the node does not answer or answers with an error.
         """
         ledger = self._state.ledgers.get(node)
         held = ledger.allocations.get(owner.key) if ledger is not None else None
@@ -178,15 +178,15 @@ class NodeLedgers:
         return reply.refusal
 
     def devices_held(self, ledger: Ledger, owner: Owner) -> Collection[DeviceId]:
-        """Name the devices that a ledger gives to an owner."""
+        """Name the devices that an owner holds in a ledger."""
         return devices_of_owner(ledger, owner, self._state.cpu_devices(ledger.node))
 
 
 async def _from_node(node: str, answer: Awaitable[T]) -> T:
-    """Await a node's answer: a node that fails, or answers what is no answer, is as unavailable as
-    a silent one, and its neighbours go on.
+    """Await a node's answer. An error or an invalid answer counts as silence, so that other nodes
+    are not affected.
 
-    Errors: raises PeerUnavailable; with the fact `code` "node-failed" for a node that answered.
+    Errors: raises PeerUnavailable, with the fact `code` "node-failed" for a node that answered.
     """
     try:
         return await answer

@@ -1,9 +1,8 @@
 """Searches one node for claims that are allocated together, for both homes, and caches the results
 by the claims' shape.
 
-Flows in: a node, claims with their alignment requests, devices to exclude. Flows out: the search's
-outcome, or why the node cannot be searched. Each home decides which nodes are searched and in which
-order: `Allocator` stand-alone, `NodeChooser` in a cluster.
+Each home decides which nodes are searched and in which order: `Allocator` stand-alone,
+`NodeChooser` in a cluster.
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ class NodeSearch:
         self._runner = AllocationRunner(settings, clock, compiler, metrics)
         self._failed: dict[str, str] = {}
         self.results = results
-        """What the like of a claim got on a node."""
+        """Results of searches by the claims' shape and the node."""
         self.spent = 0
-        """Steps of all searches so far: what a round may spend is measured by it, not by time."""
+        """Steps of all searches so far. A round's budget is measured in steps, not in time."""
         self.quarantined: dict[DeviceId, str] = {}
-        """Devices whose owner was deleted by force, and who that was: held until their node has let
-        go."""
+        """Devices whose owner was deleted by force, with that owner. They are excluded until their
+        node has released them."""
 
     async def search_cached(
         self,
@@ -80,12 +79,12 @@ class NodeSearch:
         *,
         is_cheap: bool,
     ) -> tuple[Outcome, int]:
-        """Search one node, or give the cached result for claims of this shape.
+        """Search one node, or return the cached result for claims of this shape.
 
-        A miss comes without reasons. Also gives the steps that it took now.
+        A miss comes without reasons. The result includes the steps taken now, 0 for a cached
+        result.
 
-        Shapes: question — what is asked, of claims that nothing tells
-        from others with the same specs.
+        Shapes: shape — of claims that differ in nothing from others with the same specs.
         """
         cache_key = self.results.key_of(shape, node)
         cached = self.results.find(cache_key)
@@ -106,9 +105,9 @@ class NodeSearch:
         is_brief: bool = False,
         is_cheap: bool = False,
     ) -> Outcome:
-        """Search one node now, whatever is remembered of it.
+        """Search one node now, without the cache.
 
-        What would break a limit of the API is no fit.
+        An allocation that would exceed a limit of the API does not fit.
 
         Shapes: excluded — devices that the claims must not get now, and why; pod — the claims' pod,
         when it wishes for their alignment with it; is_brief — a miss comes without reasons;
@@ -133,20 +132,20 @@ class NodeSearch:
         *,
         pod: PodRequest | None = None,
     ) -> Allocated:
-        """Exchange what was found on a node for equal devices that lie closer together.
+        """Exchange the devices found on a node for equal ones that lie closer together.
 
-        Claims that wish for a place have what they wish already.
+        Claims with an alignment request are left as they are.
         """
         if not self._prefers_near or not has_closer(outcome.results) or is_aligned(claims, pod):
             return outcome
         if self._state.lie_together(node, our_devices(outcome.results, node)):
-            return outcome  # most are: a look at the devices alone is a thousandth of what follows
+            return outcome  # most are: this check costs a thousandth of what follows
         view = self._state.view_of(node)
         if view is None:
             return outcome
         try:
             closer = await self._runner.bring_closer(self.given(node, claims, excluded), outcome, view)
-        except Exception as err:  # noqa: BLE001 - boundary: one node, and what was found there stands
+        except Exception as err:  # noqa: BLE001 - boundary: one node; the outcome found before is kept
             self.node_failed(node, err)
             return outcome
         self.spent += closer.steps - outcome.steps
@@ -154,7 +153,7 @@ class NodeSearch:
         return limited if isinstance(limited, Allocated) else outcome
 
     async def search_only(self, given: AllocationInput, *, is_cheap: bool) -> Outcome:
-        """Search what was collected by `given`, and say only whether something fits."""
+        """Search the input that `given` collected, and return an outcome without reasons."""
         return await self._runner.search(given, is_brief=True, is_cheap=is_cheap)
 
     async def advise(
@@ -168,7 +167,7 @@ class NodeSearch:
     ) -> tuple[Reason, ...]:
         """Name the nearest miss, and what would fit there instead.
 
-        Claims that wish for alignment, alone or with their pod, are only told the first.
+        Claims that wish for alignment, alone or with their pod, get only the nearest miss.
         """
         miss, node = nearest_miss(nodes, outcomes, claims, pod)
         return (*miss, *await self._runner.advise(self.given(node, claims, excluded))) if node else miss
@@ -183,7 +182,7 @@ class NodeSearch:
     ) -> AllocationInput:
         """Collect what a search for the claims on a node depends on.
 
-        Shapes: ignoring — uids of claims whose intents count for nothing here.
+        Shapes: ignoring — uids of claims whose intents are ignored here.
         """
         given = self._state.input_for(node, specs_of(claims), mode=self._mode, excluded=excluded, ignoring=ignoring)
         if not self.quarantined.keys() & given.usage.holders.keys():
@@ -192,10 +191,10 @@ class NodeSearch:
         return replace(given, usage=replace(given.usage, holders=holders))
 
     def node_failed(self, node: str, err: Exception) -> Fault:
-        """Log and count a node whose search failed in a way that nobody thought of, once as long as
-        it stays the same.
+        """Log and count a node whose search failed in an unforeseen way, once while the failure
+        stays the same.
 
-        Gives what is told of the node.
+        Returns the fault that is reported for the node.
         """
         fault = failed_node(node, err)
         if self._failed.get(node) != fault.reason.message:

@@ -2,8 +2,7 @@
 pod, for a time that grows with each refusal.
 
 A node's ledger does not explain every refusal (a reserved CPU, a device that became unhealthy a
-moment ago), so the same search would choose the same devices again and again. Flows in: refusals.
-Flows out: what to exclude now, and for how long.
+moment ago), so the same search would choose the same devices again and again.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ __all__ = ["RefusalBackoff"]
 
 T = TypeVar("T", bound=Hashable)
 
-# A device that a node keeps refusing is tried at least so often: the refusal
-# may have had a cause that went.
+# A device that a node keeps refusing is tried at least so often, for the cause of the refusal may
+# have ended.
 _LONGEST_WAIT_S = 60.0
 
 
@@ -32,7 +31,7 @@ class _Refused(Generic[T]):
 
 
 class RefusalBackoff(Generic[T]):
-    """Refused things by the claim or pod that was refused."""
+    """The refused things of each claim or pod."""
 
     def __init__(self, clock: Clock, first_wait_s: float) -> None:
         self._clock = clock
@@ -40,21 +39,21 @@ class RefusalBackoff(Generic[T]):
         self._refused: dict[Hashable, _Refused[T]] = {}
 
     def add(self, asker: Hashable, things: Iterable[T], why: str) -> None:
-        """Exclude what a node refused to a claim or pod; each refusal doubles the time."""
-        # What was excluded before and is over does not come back. The count stays: a node that
-        # refuses for ever is asked ever more seldom.
+        """Exclude what a node refused to a claim or pod. Each refusal doubles the time."""
+        # An exclusion that has ended does not return. The count stays: a node that keeps refusing
+        # is asked less and less often.
         refused, count = self.refused(asker), self.count(asker)
         wait_s = min(self._first_wait_s * 2 ** min(count + 1, 16), _LONGEST_WAIT_S)
         refused = refused | dict.fromkeys(things, f"refused by the node: {why}")
         self._refused[asker] = _Refused(refused, count + 1, self._clock.monotonic() + wait_s)
 
     def refused(self, asker: Hashable) -> dict[T, str]:
-        """Map what a claim or pod must not get now to the reason."""
+        """Map what is excluded for a claim or pod now to the reason."""
         refused = self._refused.get(asker)
         return refused.things if refused is not None and self._clock.monotonic() < refused.until_s else {}
 
     def wait_s(self, askers: Iterable[Hashable]) -> float:
-        """Say after how many seconds one of these may be given what it must not get now.
+        """Return after how many seconds the first exclusion of these claims or pods ends.
 
         Infinite where nothing is excluded.
         """
@@ -63,7 +62,7 @@ class RefusalBackoff(Generic[T]):
         return min((wait_s for wait_s in waits if wait_s > 0), default=math.inf)
 
     def count(self, asker: Hashable) -> int:
-        """Count the refusals of a claim or pod: a try after one is another operation."""
+        """Count the refusals of a claim or pod. A try after a refusal is another operation."""
         return self._refused.get(asker, _Refused[T]()).count
 
     def drop(self, is_done: Callable[[Hashable], bool]) -> None:

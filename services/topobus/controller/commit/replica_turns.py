@@ -1,13 +1,12 @@
 """Decides for how long this replica leaves a pod to the others, so that replicas which see the same
 pods do not all plan each of them.
 
-There is no leader and no list of replicas: each works on every pod, and of two intents for
-one claim the API server takes one. That is safe and costs a lost write, a read and a second
-search for most pods when two replicas see them at one moment. While another replica is at
-work, each waits with a pod for a random part of a short time: who has the shortest wait
-writes first, and the others see its intent. Nothing depends on it: a replica that waits for
-one that is dead goes on after its own wait.
-Flows in: that another replica was seen. Flows out: seconds.
+There is no leader and no list of replicas: each works on every pod, and of two intents for one
+claim the API server accepts one. That is safe, but costs a lost write, a read and a second search
+for most pods when two replicas see them at the same moment. While another replica is active, each
+replica delays a pod by a random part of a short time. The replica with the shortest delay writes
+first, and the others see its intent. Correctness does not depend on it: a replica that waits for a
+dead one continues after its own delay.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from topobus.process.clock import Clock
 
 __all__ = ["ReplicaTurns", "Stage"]
 
-# How long one intent of somebody else shows that there is another replica: a pod that comes
-# now and then is worth no wait.
+# How long one intent of another replica shows that it is active. A pod now and then is not worth a
+# delay.
 _SEEN_S = 10.0
 # The longest wait for a turn: some writes long, so that in most cases the first intent is seen
 # before the second replica's turn.
@@ -32,13 +31,13 @@ class Stage(Enum):
     """What a pod waits for."""
 
     PLAN = "plan"
-    """A node and devices: whoever's turn it is."""
+    """A node and devices, by the replica whose delay ends first."""
     FINISH = "finish"
-    """The last write, by the replica that made those before."""
+    """The last write, by the replica that made the writes before."""
 
 
 class ReplicaTurns:
-    """The waits of one replica.
+    """The delays of one replica.
 
     Args: grace_s — how long a replica that is between two of its writes is left to finish.
     """
@@ -50,13 +49,13 @@ class ReplicaTurns:
         self._until_s: dict[tuple[str, Stage], float] = {}
 
     def see_another(self) -> None:
-        """Note that another replica is at work now."""
+        """Record that another replica is active now."""
         self._seen_s = self._clock.monotonic()
 
     def wait_s(self, uid: str, stage: Stage) -> float:
-        """Say for how long a pod, by its uid, is left to others from now on.
+        """Return for how many seconds a pod, by its uid, is left to other replicas.
 
-        Counted from the first time that this is asked, and 0 when no other replica is at work.
+        Counted from the first call for the pod and stage. 0 when no other replica is active.
         """
         now_s = self._clock.monotonic()
         if self._seen_s is None or now_s - self._seen_s > _SEEN_S:
