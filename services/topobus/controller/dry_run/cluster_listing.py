@@ -1,7 +1,6 @@
 """Lists the objects of a cluster that a dry run needs, once.
 
-Flows in: a kubeconfig. Flows out: a Situation with the cluster's slices, classes, templates, claims
-and nodes added. It only reads.
+It only reads: slices, classes, templates, claims and nodes.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ _KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, TAINT_RULES, NODES)
 
 
 async def list_situation(situation: Situation, kubeconfig: Path | None, context: str) -> Situation:
-    """Add what the API server lists to a situation.
+    """Add the objects that the API server lists to a situation.
 
-    Objects of the situation stand for those of the same name.
+    An object of the situation takes precedence over a listed one of the same name.
 
     Errors: raises ConfigError for a configuration that cannot be used, PeerUnavailable for a server
     that does not answer or forbids a list.
     """
     api = KubernetesApi.open(ClusterSettings(kubeconfig=str(kubeconfig or ""), context=context))
     try:
-        # Namespaces decide on admin access alone; who does not ask for
-        # it needs no right to list them.
+        # Namespaces matter for admin access alone. Without such a request the right to list them is
+        # not needed.
         kinds = (*_KINDS, NAMESPACES) if any(map(_asks_admin, (*situation.wanted, *situation.objects))) else _KINDS
         listed = [api_object for kind in kinds for api_object in await _list(api, kind)]
     finally:
@@ -60,7 +59,7 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
 def _asks_admin(api_object: ApiObject) -> bool:
     """Say whether a claim, or a template's, asks for admin access.
 
-    One that nobody can read is the dry run's to tell of.
+    False for an object that cannot be read: the dry run reports it.
     """
     spec = api_object.spec.get("spec") if api_object.kind == "ResourceClaimTemplate" else api_object.spec
     try:

@@ -1,10 +1,10 @@
 """A dry run as a process: reads the situation from standard input and writes the answers to
 standard output.
 
-`topobus allocate --dry-run` starts it, since only the controller has a CEL evaluator and a dry
-run needs neither NATS nor a running controller. With `--cluster` the slices, classes, claims and
-nodes come from an API server instead. An error is one JSON object on standard error; the exit
-codes are those of sysexits.h.
+`topobus allocate --dry-run` starts it, since only the controller has a CEL evaluator and a dry run
+needs neither NATS nor a running controller. With `--cluster` the slices, classes, claims and nodes
+come from an API server instead. An error is one JSON object on standard error. The exit codes are
+those of sysexits.h.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _EXITS: tuple[tuple[type[TopobusError], int], ...] = ((ConfigError, 78), (Contra
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes to standard output."""
+    """The document on standard output."""
 
     answers: tuple[DryAnswer, ...]
     faults: tuple[str, ...] = ()
-    """What is wrong with other objects that nobody can read: they count as absent."""
+    """What is wrong with other objects that cannot be read. They count as absent."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one situation; gives the exit code."""
+    """Answer one situation, and return the exit code."""
     parser = argparse.ArgumentParser(prog="topobus-controller dry run", description=__doc__)
     parser.add_argument(
         "--cluster", action="store_true", help="take slices, classes, claims and nodes from an API server"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         situation = decode(sys.stdin.buffer.read(), Situation, where="standard input")
         if asked.cluster:
-            # Only here: without it no Kubernetes client is needed.
+            # Imported here, as only this option needs a Kubernetes client.
             from topobus.controller.dry_run.cluster_listing import list_situation
 
             situation = asyncio.run(

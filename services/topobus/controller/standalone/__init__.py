@@ -1,3 +1,3 @@
-"""The controller as the API server of its own objects: claims and pods
-that Topobus itself stores.
+"""The stand-alone home: the controller as the API server of the claims and pods that Topobus itself
+stores.
 """

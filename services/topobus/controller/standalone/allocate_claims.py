@@ -1,10 +1,9 @@
 """Allocates claims: advances each stored claim by one write until it is allocated, its condition
-says why not, or it is deleted.
+gives the reason why not, or it is deleted.
 
-Flows in: the controller's state. Flows out: requests to nodes, compare-and-set writes of claims,
-decision events. Every step may be repeated, by this replica after a crash or by another one:
-operation ids at nodes consist of the claim's uid and the attempt's number, and a write that loses
-its compare-and-set is dropped, since the watch brings the newer object.
+Every step may be repeated, by this replica after a crash or by another one: operation ids at nodes
+consist of the claim's uid and the attempt's number, and a write that loses its compare-and-set is
+dropped, since the watch brings the newer object.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ __all__ = ["ClaimReconciler"]
 
 _Work = Callable[[], Coroutine[None, None, Result]]
 # Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for
-# one device nobody reads the advice of each.
+# one device, the advice of each is not read.
 _MOST_ADVICE = 16
-# Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its
-# turn. One search more may be begun, and may take the whole step budget.
+# Steps of costly searches in one round, some hundred milliseconds. Then new work comes first. One
+# search more may be begun, and may take the whole step budget.
 _ROUND_STEPS = 20_000
 
 
@@ -88,7 +87,7 @@ class ClaimReconciler:
         self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
         self.commits = CommitTasks(settings.parallel_asks, wake)
-        """The writes of decided claims, beside the rounds."""
+        """The writes of decided claims, which run beside the rounds."""
         self._turns = turns or ReplicaTurns(runtime.clock, settings.retry_s)
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
@@ -96,18 +95,18 @@ class ClaimReconciler:
         self._log = get_logger()
 
     async def reconcile_all(self) -> None:
-        """Advance every claim as far as it goes now."""
+        """Advance every claim as far as possible now."""
         await self._allocator.warm()
         self._allocator.refusals.drop(self._is_served)
         self._advice_left = _MOST_ADVICE
         waiting = 0
-        # Claims are decided on one after the other, for each sees what those before it took; what
-        # follows for one concerns no other, so that goes side by side.
+        # Claims are decided one after the other, for each decision sees the devices taken by those
+        # before it. The writes of a decision affect no other claim, so they run concurrently.
         async with self.commits.during_round():
             for key in self._state.unsettled_claims():
                 stored = self._state.objects.get(key)
                 if stored is None:
-                    continue  # gone while the claims before it were worked on
+                    continue  # deleted while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
                 if not self.commits.is_busy(key):
                     await self._bounded(key, stored, partial(self._reconcile, key, stored))
@@ -116,9 +115,9 @@ class ClaimReconciler:
         self._deallocation.keep()
 
     async def reconcile_costly(self) -> bool:
-        """Search for claims that need more than a short search, as far as one round's budget goes.
+        """Search for claims that need more than a short search, within one round's budget.
 
-        True says that more of them are due at once.
+        True when more of them are due at once.
         """
         spent = self._allocator.spent
         async with self.commits.during_round():
@@ -133,23 +132,23 @@ class ClaimReconciler:
         return False
 
     def _read(self, key: ObjectKey) -> Hashable:
-        """Name what a search for a claim reads and may be freed: while it is the same, the search
-        finds the same.
+        """Return the version of what a search for a claim reads and of what may become free. While
+        it is the same, the search has the same result.
         """
         stored = self._state.objects.get(key)
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work, *, is_costly: bool = False) -> Result:
-        """Do one piece of work for a claim, and set the claim aside when it fails in a way that
-        nobody thought of.
+        """Do one piece of work for a claim, and set the claim aside when it fails in an unforeseen
+        way.
         """
 
         async def guarded() -> Result:
             try:
                 return await work()
             except ContractError as err:
-                # Telling is a write, too, and may fail as any other.
+                # Reporting the fault is a write, which may fail as any other.
                 await self.set_condition(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
                 return None
 
@@ -168,18 +167,18 @@ class ClaimReconciler:
         )
 
     def _world(self) -> Hashable:
-        """Name what a claim's next step depends on beside itself: what is free, and what it refers
-        to.
+        """Return the version of what a claim's next step depends on besides the claim: the free
+        devices, and the objects that it refers to.
         """
         return self._state.supply, self._state.shared_epoch
 
     def _own(self, key: ObjectKey, stored: Stored) -> Hashable:
-        """Name what there is of a claim itself: its version, and whether a pod brings it along."""
+        """Return the version of the claim itself, and whether a waiting pod uses it."""
         return stored.revision, bool(self._consumers.waiting(key))
 
     def _peer(self, stored: Stored) -> Hashable:
-        """Name what changes when there is a reason to ask a claim's silent node again: one such
-        node must not keep all tasks.
+        """Return the version of what gives a reason to ask a claim's silent node again: one such
+        node must not occupy all tasks.
         """
         attempt = stored.known_attempt
         ledger = self._state.ledgers.get(attempt.node) if attempt is not None else None
@@ -188,7 +187,7 @@ class ClaimReconciler:
     def _is_served(self, key: Hashable) -> bool:
         """Say whether a claim is gone or has its devices.
 
-        What is being taken back is on its way to be tried again.
+        A claim under deallocation is not served, for it will be tried again.
         """
         claim = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
@@ -215,7 +214,7 @@ class ClaimReconciler:
         if wait_s > 0:
             return Again(wait_s)  # left to another replica for a moment
         if attempt is not None:
-            # A pod's claims are committed before the pods have their next turn: the oldest goes
+            # A pod's claims are committed before pods are scheduled again: the oldest pod goes
             # first, however long its claim's write takes.
             has_users = bool(self._consumers.users(key))
             await self.commits.begin(
@@ -231,7 +230,7 @@ class ClaimReconciler:
     async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> Busy:
         """Write a decision beside the round.
 
-        From now on its devices count as taken, so that the next decision sees it.
+        Its devices count as taken from now on, so that the next decision sees it.
         """
         for draft in drafts:
             self._state.assume(draft.key, draft.value)
@@ -239,7 +238,7 @@ class ClaimReconciler:
         return Busy()
 
     async def _write(self, stored: Stored, drafts: Sequence[Draft]) -> None:
-        """Write the attempts of a decision's claims, and make them true."""
+        """Write the attempts of a decision's claims, and commit them."""
         group: list[Attempted] = []
 
         async def write_attempts() -> Busy:
@@ -249,8 +248,8 @@ class ClaimReconciler:
         try:
             result = await self._bounded(drafts[0].key, stored, write_attempts)
         finally:
-            # Conflict or silence: what is stored counts, and a write that takes
-            # effect later comes by the watch.
+            # Conflict or silence: the stored claim counts, and a write that takes effect later
+            # arrives by the watch.
             for draft in drafts[len(group) :]:
                 self._state.restore(draft.key)
         if len(group) < len(drafts) and not isinstance(result, Again):
@@ -266,17 +265,17 @@ class ClaimReconciler:
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """What the log says of each decision beside the claim and the node: nothing."""
+        """Fields of the log line of each decision besides the claim and the node: none."""
         return {}
 
     async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult]:
-        """Accept the attempts as they are: nobody else allocates, so the node's ledger decides, and
-        the revision of the claim is the check.
+        """Accept the attempts as they are: no other component allocates, so the node's ledger
+        decides, and the revision of the claim is the check.
         """
         return [attempted.attempt.allocation for attempted in group]
 
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
-        """Ask the node again; whoever waits for the claim is told what for.
+        """Have the node asked again. The claim's condition names a node that failed.
 
         Errors: raises the error.
         """
@@ -286,14 +285,14 @@ class ClaimReconciler:
         raise error
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject:
-        """Make the claim's next version, which has the allocation and no reservation: the pod's
-        follows when all of its claims are allocated.
+        """Make the claim's next version, which has the allocation and no reservation. The pod's
+        reservation follows when all of its claims are allocated.
         """
         spanned = spanned_nodes(allocation, self._state.numa_nodes_of)
         return lifecycle.with_allocation(claim, allocation, now=rfc3339(self._runtime.clock.now()), spanned=spanned)
 
     async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
-        """Drop an attempt that its node refuses; the next round searches again."""
+        """Drop an attempt that its node refuses. The next round searches again."""
         key, stored, attempt = attempted.key, attempted.stored, attempted.attempt
         devices = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
         self._allocator.refusals.add(key, devices, summarize(refusal.reasons))
@@ -302,8 +301,8 @@ class ClaimReconciler:
             await self.set_condition(key, dropped, "RefusedByNode", refusal.reasons)
 
     async def _is_independent(self, key: ObjectKey, stored: Stored) -> bool:
-        """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod
-        brings along, is not.
+        """Say whether a claim is to be allocated by itself. One that waits for a pod, or that a
+        pod's scheduling allocates, is not.
         """
         mode = stored.claim.mode
         if self._consumers.waiting(key):
@@ -320,18 +319,18 @@ class ClaimReconciler:
         return False
 
     async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
-        """Search for devices, and begin to write what was decided.
+        """Search for devices, and begin to write the decision.
 
-        A claim without a way forward is told so.
+        A claim that cannot be allocated gets the reason in its condition.
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
         if any(self.commits.is_busy(mate) for mate, _ in self._state.mates(stored.claim)):
-            return None  # on which node it gets its devices decides on this one's, and is being written
+            return None  # another claim of its pod decides on the node, and is being written
         members = self._together(key, stored)
         world = self._world()
         nodes = self._state.nodes_for(stored.claim)
-        # A number for each node, and only a costly search's entry needs it.
+        # A number for each node, which only a costly search's entry needs.
         read = None if is_cheap else self._read(key)
         choice = await self._allocator.first(nodes, members, is_cheap=is_cheap)
         if isinstance(choice, tuple):
@@ -354,10 +353,11 @@ class ClaimReconciler:
         return Done((own, world)) if is_cheap else Behind(own, read)
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
-        """List the claims to be allocated at once: this one, and those of its pod that wait, too.
+        """List the claims to be allocated together: this one, and those of its pod that wait as
+        well.
 
-        Errors: raises ContractError when the first cannot be read; another that
-        cannot is told so in its own turn.
+        Errors: raises ContractError when this claim cannot be read. Another unreadable claim is
+        reported in its own turn.
         """
         members = [member(key, stored, self._state.classes)]
         if self._state.holds_devices(stored.claim):
@@ -366,7 +366,7 @@ class ClaimReconciler:
             try:
                 is_waiting = mate.claim.held is None and not mate.metadata.deletion_timestamp
                 if self._consumers.waiting(mate_key):
-                    continue  # the pod brings it along when it is scheduled
+                    continue  # allocated with the pod when it is scheduled
                 if is_waiting and not self._state.holds_devices(mate.claim):
                     members.append(member(mate_key, mate, self._state.classes))
             except ContractError:
@@ -381,12 +381,12 @@ class ClaimReconciler:
         reasons: tuple[Reason, ...],
         advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
     ) -> Stored:
-        """Put the reasons into the claim's condition, once.
+        """Write the reasons into the claim's condition, once.
 
-        Gives the claim with them, or as it was when another writer was first.
+        Returns the claim with them, or as it was when another writer was first.
 
-        Shapes: advise — finds the nearest miss and what would fit; asked only when
-        there is something new to tell.
+        Shapes: advise — finds the nearest miss and what would fit; called only when the reasons are
+        new.
         """
         claim = stored.value
         message = "; ".join(each_reason.message for each_reason in reasons)

@@ -1,9 +1,8 @@
 """Handles binding conditions: deallocates devices whose binding failed or timed out, and names the
 claims that a pod has to wait for.
 
-Flows in: allocated claims. Flows out: claims marked for deallocation, their devices excluded
-for a while so that others are tried. A driver reports conditions in the claim's status, so a
-restart loses only the exclusions.
+The devices of a failed binding are excluded for a while, so that others are tried. A driver reports
+conditions in the claim's status, so a restart loses only the exclusions.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class BindingConditions:
         return Again() if isinstance(verdict, BindingWaits) else None
 
     def wait_for(self, keys: tuple[ObjectKey, ...]) -> Reason | None:
-        """Name the claim that a pod has to wait for; None when all are ready."""
+        """Name the claim that a pod has to wait for. None when all are ready."""
         for key in keys:
             stored = self._state.objects.get(key)
             verdict = self._verdict_of(stored) if stored is not None else None
@@ -80,7 +79,7 @@ class BindingConditions:
         try:
             return binding_state(stored.claim.status, now=self._clock.now(), timeout_s=self._timeout_s)
         except ContractError:
-            return None  # told so by the reconciler of claims
+            return None  # reported by the reconciler of claims
 
     async def _give_back(self, key: ObjectKey, stored: Stored, verdict: BindingFailed) -> None:
         allocation = stored.claim.status.allocation

@@ -1,9 +1,7 @@
 """Cleans up deleted pods: releases their devices and reservations, and removes the object.
 
-Flows in: pods marked for deletion, and reservations of pods that no longer exist. Flows out:
-RELEASE requests, claims without the reservation, the object's deletion. A pod's finalizer stays
-until its nodes have released it, so any replica can continue after a crash. A pod that was deleted
-in spite of its finalizer is found through the objects that still name it.
+A pod's finalizer stays until its nodes have released it, so any replica can continue after a crash.
+A pod that was deleted in spite of its finalizer is found through the objects that still name it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ __all__ = ["PodCleanup", "own_request"]
 
 
 class PodCleanup:
-    """Releases what pods held."""
+    """Releases what deleted pods held."""
 
     def __init__(self, state: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers) -> None:
         self._ledgers = ledgers
@@ -48,7 +46,7 @@ class PodCleanup:
             nodes = {node for node, ledger in self._state.ledgers.items() if owner.key in ledger.allocations}
             nodes |= {stored.pod.node} & set(self._state.nodes()) if _asks(stored.pod) else set()
             op_id = f"release-{owner.uid}-{stored.revision}"
-            # All of them at once: a node that answers must not wait for one that does not.
+            # All nodes are asked: one that does not answer must not delay one that does.
             answers = {node: await self._ledgers.release_on(node, owner, op_id) for node in sorted(nodes)}
             for node, answer in answers.items():
                 if isinstance(answer, UnderWay):
@@ -105,8 +103,8 @@ class PodCleanup:
             try:
                 entry = await self._writer.read(pod_key)
             except ContractError:
-                # Something stands there that nobody can read, or no pod can have this name: no
-                # evidence, and the other users of the claim go on.
+                # The store has an object of this key that cannot be read, or no pod can have this
+                # name. That is no evidence, and the claim's other users are checked.
                 continue
             if entry is None or metadata_of(entry.value).uid != user.uid:
                 gone.append(user.uid)
@@ -118,7 +116,7 @@ class PodCleanup:
         reserved: list[tuple[ObjectKey, Stored]] = []
         for key, stored in self._state.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
-                continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then  # noqa: E501
+                continue  # a classic claim's user is dropped once it is gone, as its driver then deallocates
             if any(user.uid == who.uid for user in stored.known_consumers):
                 reserved.append((key, stored))
         return sorted(reserved)
@@ -128,4 +126,4 @@ def _asks(pod: Pod) -> bool:
     try:
         return own_request(pod) is not None
     except ContractError:
-        return False  # never placed, then
+        return False  # no node: it was never placed

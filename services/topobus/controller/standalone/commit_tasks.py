@@ -1,11 +1,9 @@
-"""Runs the writes of claims that were decided on beside the reconcile rounds, so many at a time.
+"""Runs the writes of decided claims beside the reconcile rounds, a bounded number at a time.
 
-A round decides on one claim after the other, for each sees what those before it took; the writes of
-a decision concern no other claim, and each waits for the store and a node. So they go side by side,
-and the next round does not wait for them.
-
-Flows in: a decision's claims, and the work that writes it. Flows out: which claims are busy, so
-that no round decides on them meanwhile; a wake-up when work has ended.
+A round decides on one claim after the other, for each decision sees what those before it took. The
+writes of a decision affect no other claim, and each waits for the store and a node. So they run
+concurrently, and the next round does not wait for them. While its writes run a claim is busy, and
+no round decides on it.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ __all__ = ["CommitTasks"]
 class CommitTasks:
     """Owns the tasks. While `run` runs they outlive the round that began them.
 
-    Without it a round ends when they have ended. Args: parallel — how many at a time;
-    wake — called when work has ended.
+    Without it a round waits for its tasks. Args: parallel — how many at a time; wake — called when
+    a task has ended.
     """
 
     def __init__(self, parallel: int, wake: Callable[[], None] = lambda: None) -> None:
@@ -44,7 +42,7 @@ class CommitTasks:
 
     @asynccontextmanager
     async def during_round(self) -> AsyncIterator[None]:
-        """Own the tasks that are to end with this round: all of them, unless `run` runs."""
+        """Own the tasks that must end with this round: all of them, unless `run` runs."""
         async with asyncio.TaskGroup() as group:
             self._round = group
             try:
@@ -59,11 +57,11 @@ class CommitTasks:
     async def begin(
         self, keys: Collection[ObjectKey], work: Callable[[], Awaitable[None]], *, ends_with_round: bool = False
     ) -> None:
-        """Begin the work on these claims; waits while as many as may are being written.
+        """Begin the work on these claims, after waiting for a free place among the tasks.
 
-        Shapes: ends_with_round — the next round must see what comes of it.
-        Errors: raises RuntimeError outside of a round. What the work
-        raises ends the owner of the tasks.
+        Shapes: ends_with_round — the next round must see the result.
+        Errors: raises RuntimeError outside of a round. What the work raises ends the owner of the
+        tasks.
         """
         group = self._round if ends_with_round or self._group is None else self._group
         if group is None:

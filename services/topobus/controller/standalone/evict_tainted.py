@@ -1,11 +1,11 @@
 """Evicts claims from tainted devices: deallocates claims whose devices carry a taint that they do
 not tolerate, and marks their pods for deletion.
 
-Flows in: the taints of drivers and rules, and allocated claims. Flows out: an event that
-names the pods, pods marked for deletion with the condition of Kubernetes' device taint
-eviction, claims marked for deallocation, and each rule's condition. A service that does not
-answer evicts nothing. Every step may be repeated: the event's id follows from the claim's
-allocation, the marks are in the objects.
+Taints come from drivers and from rules. An eviction publishes an event that names the pods, marks
+the pods for deletion with the condition of Kubernetes' device taint eviction, and marks the claim
+for deallocation. Each rule's condition shows the progress. A service that does not answer evicts
+nothing. Every step may be repeated: the event's id is derived from the claim's allocation, and the
+marks are in the objects.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Evictor:
             self._first_seen = {}
             self._queue.keep(frozenset())
             return
-        # What is not seen in this round is gone: if it comes back, its time begins anew.
+        # A taint that is not seen in this round is gone. If it returns, its time starts again.
         self._seen_before, self._first_seen = self._first_seen, {}
         held = [
             (key, stored, allocation)
@@ -94,7 +94,7 @@ class Evictor:
         self._queue.keep({*(key for key, _, _ in held), *rules})
 
     def _claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
-        """List all claims that may hold devices, those of classic DRA too."""
+        """List all claims that may hold devices, including classic ones."""
         return (*self._state.claims(), *self._state.classic_claims())
 
     def _version(self, stored: Stored) -> Hashable:
@@ -115,7 +115,9 @@ class Evictor:
         return None
 
     def _since(self, device: DeviceId, taint: Taint) -> datetime:
-        """Say since when a taint is there; one without a time counts from when we saw it first."""
+        """Return since when a taint is there. A taint without a time counts from when it was first
+        seen here.
+        """
         written = _moment(taint.time_added)
         if written is not None:
             return written
@@ -124,8 +126,8 @@ class Evictor:
         return self._first_seen.setdefault(key, seen)
 
     async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
-        """Tell first, then mark the pods, then the claim: after a crash in between the claim is
-        still there to be found.
+        """Publish the event, then mark the pods, then the claim: after a crash in between, the
+        claim is still found.
         """
         claim = stored.value
         if stored.claim.deallocation or claim.status.get("deallocationRequested") or stored.metadata.deletion_timestamp:
@@ -141,7 +143,7 @@ class Evictor:
             "claim.evicted", claim=stored.shown, device=str(eviction.device), rule=eviction.rule, why=reason.message
         )
         if is_classic(claim):
-            # Its driver takes it back when its pods have gone, which are on their way now.
+            # Its driver deallocates it when its pods, which are being deleted now, are gone.
             await self._writer.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
         else:
             await self._deallocation.begin(key, stored, reason.message)
@@ -160,8 +162,8 @@ class Evictor:
             return
         written = await self._writer.write(key, stored.revision, api_object)
         if written is not None:
-            # Nothing holds it: it may go at once, as it is now. A pod of its name
-            # that a user makes meanwhile stays.
+            # Nothing holds it, so it is deleted at once at this revision. A pod that a user creates
+            # meanwhile under its name stays.
             await self._writer.delete(key, written.revision)
 
     async def _announce(self, stored: Stored, eviction: Eviction, reason: Reason) -> None:
@@ -174,7 +176,7 @@ class Evictor:
     async def _write_rule_status(
         self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
     ) -> None:
-        """Write how far a rule's evictions are into its status, when that changed."""
+        """Write the progress of a rule's evictions into its status, when that changed."""
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
             return
@@ -196,7 +198,7 @@ def _allocation(claim: Stored) -> AllocationResult | None:
     try:
         return claim.structured.allocation
     except ContractError:
-        return None  # told so by the reconciler of claims
+        return None  # reported by the reconciler of claims
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -1,8 +1,7 @@
 """Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what
-each node would give the pod itself.
+each node would place for the pod itself.
 
-Flows in: a pod's plan, the controller's state, the nodes' answers to dry runs. Flows out: the nodes
-that fit, best first, and why the others do not. It writes nothing.
+It writes nothing: nodes are asked for dry runs.
 """
 
 from __future__ import annotations
@@ -53,15 +52,15 @@ from topobus.values.request import Owner, PodRequest
 
 __all__ = ["NodeFilter", "is_held"]
 
-# With which a node refuses a pod that it holds already.
+# Code with which a node refuses a pod that it holds already.
 _HELD = "already-placed"
-# Of a pod that fits on hundreds of nodes: on so many its devices are brought together, 1 to 2 ms a
-# node, before the nodes are compared.
+# Of a pod that fits on hundreds of nodes: on so many its devices are exchanged for closer ones, 1
+# to 2 ms per node, before the nodes are compared.
 _BROUGHT_CLOSER = 16
 
 
 class NodeFilter:
-    """Filter and Score over the nodes of the world."""
+    """Filter and Score over all nodes."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class NodeFilter:
         self._planner = planner
         self._consumers = consumers
         self.refused: RefusalBackoff[str] = RefusalBackoff(runtime.clock, settings.retry_s)
-        """Nodes that said no to a pod a moment ago, by the pod's place."""
+        """Nodes that refused a pod a moment ago, by the pod's key."""
 
     async def filter_nodes(
         self,
@@ -90,11 +89,11 @@ class NodeFilter:
         *,
         is_cheap: bool = False,
     ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool] | None:
-        """Look at the nodes: those that fit, best first, with what each would give the pod itself,
-        and why the others do not.
+        """Filter all nodes. Returns those that fit, best first, with what each would place for the
+        pod itself, and why the others do not fit.
 
-        Shapes: is_cheap — None is given, and nobody asked, when the pod's claims
-        need more than a short search.
+        Shapes: is_cheap — None is returned, and no node asked, when the pod's claims need more than
+        a short search.
         """
         members = self.members(plan)
         wishing = aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
@@ -140,8 +139,9 @@ class NodeFilter:
         if wanted is not None and fits:
             placements, is_due = await self._ask(fits, wanted, misses)
             if plan.claims and not plan.pending:
-                # Said yes before the claims took their devices: without a memory of that they would
-                # be taken back and allocated there for ever.
+                # The node accepted the pod before the claims took their devices. Unless this
+                # refusal is recorded, they would be deallocated and allocated there again and
+                # again.
                 for miss in misses:
                     if (
                         miss.node in by_name
@@ -160,10 +160,10 @@ class NodeFilter:
     async def nodes_without(
         self, key: ObjectKey, left_out: Collection[str]
     ) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
-        """Say on which nodes a pod could run if it were not for these of its `resourceClaims`
-        entries, best first; and, when on none, why.
+        """List the nodes, best first, on which a pod could run without these of its
+        `resourceClaims` entries, and why when there are none.
 
-        Errors: raises ContractError for a pod that nobody can read.
+        Errors: raises ContractError for a pod that cannot be read.
         """
         whole = self._state.objects[key].value
         rest = [
@@ -188,7 +188,9 @@ class NodeFilter:
     async def _as_it_is_now(
         self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None
     ) -> list[NodeMiss]:
-        """Search again where people will read what was found: it may have been remembered."""
+        """Repeat the searches whose results users will read, for a result may come from the
+        cache.
+        """
         again = [miss for miss in misses if miss.node in searched]
         outcomes = [node_miss.outcome for node_miss in again]
         await self._allocator.refresh([node_miss.node for node_miss in again], outcomes, members, pod=wishing)
@@ -201,9 +203,9 @@ class NodeFilter:
     async def _ask(
         self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]
     ) -> tuple[dict[str, Placement], bool]:
-        """Ask the nodes what they would give the pod itself.
+        """Ask the nodes what they would place for the pod itself.
 
-        Those that refuse, or keep silent, become misses.
+        Those that refuse or do not answer become misses.
         """
         async with asyncio.TaskGroup() as group:
             asked = {
@@ -232,7 +234,7 @@ class NodeFilter:
                 )
                 misses.append(NodeMiss(node, NoFit((reason,), 0)))
             elif isinstance(reply.result, Refusal) and is_held(reply.result):
-                placements[node] = Placement(containers=())  # by another replica, a moment ago
+                placements[node] = Placement(containers=())  # placed by another replica a moment ago
             elif isinstance(reply.result, Refusal):
                 misses.append(refusal_of(node, reply.result))
             else:
@@ -240,12 +242,12 @@ class NodeFilter:
         return placements, is_due
 
     def members(self, plan: PodPlan) -> list[Member]:
-        """List the pod's claims that are to be allocated, as the search wants them."""
+        """List the pod's claims that are to be allocated, as input of the search."""
         keys = [ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name) for pod_claim in plan.pending]
         return [member(key, self._state.objects[key], self._state.classes) for key in keys]
 
     def _candidates(self, pod: Pod, misses: list[NodeMiss]) -> list[str]:
-        """List the nodes that the pod may go to by its own word; the others become misses."""
+        """List the nodes that the pod's own rules allow. The others become misses."""
         selector = node_selector(pod)
         candidates: list[str] = []
         for name in self._state.nodes():
@@ -257,7 +259,7 @@ class NodeFilter:
         return candidates
 
     def node_of(self, owner: Owner) -> str | None:
-        """Name the node in whose ledger the pod stands already: a crash came before its binding."""
+        """Name the node whose ledger holds the pod already, after a crash before its binding."""
         return next(
             (node for node, ledger in sorted(self._state.ledgers.items()) if owner.key in ledger.allocations), None
         )

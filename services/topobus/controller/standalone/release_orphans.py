@@ -1,12 +1,9 @@
 """Releases holdings of claims and pods that were deleted in spite of their finalizers.
 
-Their devices are quarantined until the node has released them.
-
-Flows in: ledgers, stored objects, deletions. Flows out: RELEASE requests, and the quarantined
-devices with the reason. An owner is an orphan only on evidence: it was seen here and deleted, the
-store's history has it, or its name belongs to another object now. Owners that were never stored
-here (pods of `topobus place`, a cluster's claims) are left alone. The node decides: it refuses
-while a container may be using the devices.
+Their devices are quarantined until the node has released them. An owner is an orphan only on
+evidence: it was seen here and deleted, the store's history has it, or its name belongs to another
+object now. Owners that were never stored here (pods of `topobus place`, a cluster's claims) are
+left alone. The node decides: it refuses while a container may be using the devices.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OrphanedAllocations"]
 
-# Owners remembered beyond those that a ledger names: a ledger's copy may be behind, and after that
-# the store's own history has the answer.
+# Deleted owners remembered besides those that a ledger names: a ledger's copy may be behind. For
+# older ones the store's own history has the answer.
 _MOST_REMEMBERED = 4096
 
 _SHOWN = 16
@@ -68,7 +65,8 @@ class OrphanedAllocations:
         self._allocator = allocator
         self._metrics = metrics
         self._evidence = 0
-        """Counts what may make an orphan of any holding: each ledger is searched again."""
+        """Grows with each event that may make an orphan of any holding: then each ledger is
+        searched again."""
         self._gone: set[str] = set()
         self._foreign: set[str] = set()
         self._found: dict[str, dict[str, Owner]] = {}
@@ -77,21 +75,21 @@ class OrphanedAllocations:
         self._log = get_logger()
 
     def note(self, gone: Stored) -> None:
-        """Note that an object was deleted: the ledgers are searched again for its holdings."""
+        """Record that an object was deleted: the ledgers are searched again for its holdings."""
         kind = _OWNER_KINDS.get(gone.value.kind)
         if kind is not None:
             metadata = metadata_of(gone.value)
             self._gone.add(gone.uid)
-            # It was here: what the store did not know after it had been lost has
-            # been restored since, and deleted.
+            # It was stored here: an object that the store lost has been restored since, and
+            # deleted.
             self._foreign.discard(
                 Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid).key
             )
             self._evidence += 1
 
     def clear_conclusions(self) -> None:
-        """Drop all conclusions from the store: it was lost, so a missing
-        object proves nothing now.
+        """Drop all conclusions from the store: it was lost, so a missing object proves
+        nothing now.
         """
         self._evidence += 1
         self._gone.clear()
@@ -101,7 +99,7 @@ class OrphanedAllocations:
         """Search the ledgers that changed, and release orphans."""
         for node, ledger in sorted(self._state.ledgers.items()):
             version = (ledger.epoch, ledger.sequence, self._evidence)
-            if self._queue.is_ready(node, version):  # most are not: nothing is made for them
+            if self._queue.is_ready(node, version):  # most are not: the work is created only for those that are
                 await self._queue.run(
                     node, version, partial(self._find_in_ledger, node, ledger, Done(version)), name=f"ledger {node}"
                 )
@@ -129,8 +127,8 @@ class OrphanedAllocations:
         return done
 
     def _report_foreign(self, node: str, ledger: Ledger, keys: Collection[str]) -> None:
-        """Warn of holders that were found just now and have no object here: after an older copy of
-        the store what was applied since is gone, and its devices stay held.
+        """Warn of newly found holders that have no object here. If an older copy of the store was
+        restored, objects applied since are missing, and their devices stay held.
         """
         owners = [ledger.allocations[key].owner for key in sorted(keys) if key in ledger.allocations]
         lost = [
@@ -147,11 +145,13 @@ class OrphanedAllocations:
 
     @property
     def conclusion_count(self) -> int:
-        """Count the owners of which something was concluded."""
+        """Count the owners with a conclusion."""
         return len(self._gone) + len(self._foreign)
 
     def _drop_unnamed(self) -> None:
-        """Keep what was concluded of owners that a ledger names: objects come and go for years."""
+        """Drop the conclusions on owners that no ledger names, for objects come and go for
+        years.
+        """
         if self.conclusion_count > _MOST_REMEMBERED:
             named = [
                 allocation.owner
@@ -162,7 +162,7 @@ class OrphanedAllocations:
             self._foreign &= {owner.key for owner in named}
 
     def _show(self) -> None:
-        """Say of each device why nobody gets it."""
+        """Set the reason for which each quarantined device is not allocated."""
         shown = {}
         for node, owners in self._found.items():
             ledger = self._state.ledgers[node]
@@ -183,8 +183,8 @@ class OrphanedAllocations:
                 owners[key] = owner
         if not owners:
             return {}
-        # The object goes after its devices; a copy of the ledger that is behind
-        # shows both the other way round.
+        # An object is deleted after its devices are released. A copy of the ledger that is behind
+        # would show the opposite order.
         newest = await self._ledgers.read(ledger.node)
         return {key: owner for key, owner in owners.items() if newest is not None and key in newest.allocations}
 
@@ -196,7 +196,7 @@ class OrphanedAllocations:
         try:
             entry = await self._bus.get(catalogue.OBJECT, **place._asdict())
         except ContractError:
-            return False  # something stands there that nobody can read: no evidence
+            return False  # the store has an object there that cannot be read: no evidence
         if entry is not None:
             return metadata_of(entry.value).uid != owner.uid
         if owner.uid in self._gone:
@@ -209,7 +209,7 @@ class OrphanedAllocations:
         return False
 
     async def _release(self, node: str, owner: Owner) -> Result:
-        """Ask the node to let go."""
+        """Ask the node to release the owner's holdings."""
         ledger = self._state.ledgers[node]
         held = ledger.allocations.get(owner.key)
         if held is None:
@@ -234,7 +234,7 @@ class OrphanedAllocations:
         return None
 
     async def _report_quarantine(self, node: str, owner: Owner, code: str, why: str) -> None:
-        """Say in the log and in an event that devices are in quarantine, once for each reason."""
+        """Log and publish that devices are in quarantine, once for each reason."""
         if self._reported.get(owner.key) == code:
             return
         self._reported[owner.key] = code

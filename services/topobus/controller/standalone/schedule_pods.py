@@ -1,12 +1,10 @@
 """Schedules stored pods: chooses a node for each, allocates and reserves its claims, and reserves
 its own devices and CPUs there.
 
-Flows in: the controller's state, and the nodes' answers. Flows out: attempts and reservations
-in claims, PLACE and RELEASE requests, the pod's node and condition. The decisions are in
-`scheduling.decisions`. Order of writes: the pod's finalizer; an attempt in each pending
-claim, which `ClaimReconciler` commits; the reservation in each claim; the node's ledger for
-what the pod itself asks; the pod's node. The objects show which of these were done, so any
-replica continues with the next.
+The decisions are in `scheduling.decisions`. Order of writes: the pod's finalizer; an attempt in
+each pending claim, which `ClaimReconciler` commits; the reservation in each claim; the node's
+ledger for what the pod itself requests; the pod's node and condition. The objects show which of
+these were done, so any replica continues with the next.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ class PodScheduler:
         self._log = get_logger()
 
     async def reconcile_all(self) -> None:
-        """Advance every pod as far as it goes now."""
+        """Advance every pod as far as possible now."""
         self._nodes.refused.drop(self._is_done)
         looked_at: set[Hashable] = set()
         for key, stored in self._state.claims_with_gone_users():
@@ -114,10 +112,10 @@ class PodScheduler:
         self._queue.keep(looked_at)
 
     async def reconcile_costly(self) -> bool:
-        """Look for nodes for pods whose claims need more than a short search, as far as one round's
-        budget goes.
+        """Search nodes for pods whose claims need more than a short search, within one round's
+        budget.
 
-        True says that more are due at once.
+        True when more of them are due at once.
         """
         spent = self._allocator.spent
         for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
@@ -127,7 +125,7 @@ class PodScheduler:
         return False
 
     async def _bounded(self, key: ObjectKey, *, is_cheap: bool) -> None:
-        """Advance one pod; what is wrong with it concerns no other."""
+        """Advance one pod, so that its failure does not affect other pods."""
         pod = self._state.objects.get(key)
         if pod is not None:
             await self._queue.run(
@@ -141,24 +139,24 @@ class PodScheduler:
             )
 
     def _read(self, key: ObjectKey) -> Hashable:
-        """Name what a search for a pod's claims reads: while it is the same, the search finds the
-        same.
+        """Return the version of what a search for a pod's claims reads. While it is the same, the
+        search has the same result.
         """
         return self._claim_revisions(key), self._freedoms()
 
     def _freedoms(self) -> Hashable:
-        """Name what may be freed, and what all claims refer to."""
+        """Return the version of what may become free, and of what all claims refer to."""
         state = self._state
         return state.shared_epoch, state.class_epoch, tuple(state.freedom_of(node) for node in state.nodes())
 
     def _world(self, key: ObjectKey) -> Hashable:
-        """Name what a pod's next step depends on beside itself: its claims, what they refer to, and
-        what is free.
+        """Return the version of what a pod's next step depends on besides the pod: its claims, what
+        they refer to, and the free devices.
         """
         return self._claim_revisions(key), self._state.shared_epoch, self._state.supply
 
     async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
-        """Say in a pod's condition that it is set aside."""
+        """Write into a pod's condition that it is set aside."""
         await self._report_waiting(key, stored, "Malformed", (reason,))
 
     def _is_done(self, key: Hashable) -> bool:
@@ -197,8 +195,8 @@ class PodScheduler:
             await self._report_waiting(key, stored, "Unschedulable", waiting)
             return None
         claims, world = self._claims_of(key), self._world(key)
-        # An immediate claim that is still free when its pod comes is
-        # best allocated where the pod fits.
+        # An immediate claim that is still unallocated when its pod arrives is best allocated where
+        # the pod fits.
         plan = pre_filter(
             stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False
         )
@@ -207,7 +205,7 @@ class PodScheduler:
             if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(
                 key, version
             ):
-                return Again(version=version)  # for a node to let go: people are not told of what is over in a moment
+                return Again(version=version)  # waits only until a node has released: too short to report
             reported = await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
             return Done((reported.revision, world))
         wanted = with_claims(
@@ -232,8 +230,8 @@ class PodScheduler:
             )
             if excluded_s < math.inf:
                 return Again(excluded_s, (reported.revision, world))
-            # Claims as they are now that they have been told; what is free as it was before a long
-            # search, so that nothing freed meanwhile is missed.
+            # The claims' revisions are taken after their conditions were written. Those of the free
+            # devices are taken before a long search, so that no device freed meanwhile is missed.
             return (
                 Done((reported.revision, world))
                 if is_cheap
@@ -250,8 +248,8 @@ class PodScheduler:
         misses: list[NodeMiss],
         wanted: PodRequest | None,
     ) -> Result:
-        """Go through with the best node: allocate, or, when all claims are allocated, reserve,
-        place and bind.
+        """Use the best node: allocate, or, when all claims are allocated, reserve, place and
+        bind.
         """
         if plan.claims or wanted is not None:
             protected = await self._protect(key, stored)
@@ -269,7 +267,7 @@ class PodScheduler:
                 return await self._bind(key, stored, node)
             answer = await self._place(stored, node, wanted)
             if answer is None:
-                return Again()  # neither done nor undone: only that node can tell
+                return Again()  # neither done nor undone: only that node knows
             if not isinstance(answer, Refusal):
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
@@ -286,14 +284,14 @@ class PodScheduler:
     async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
         """Write the pod into each claim's reservedFor.
 
-        False when one is full or somebody else wrote first.
+        False when a claim is full or another writer was first.
         """
         planned: list[tuple[ObjectKey, Stored]] = []
         for pod_claim in plan.claims:
             claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
             claim = self._state.objects.get(claim_key)
             if claim is not None and is_classic(claim.value):
-                continue  # reserved already: the pod would wait for it otherwise
+                continue  # reserved already, or the pod would still wait for it
             if claim is None or claim.value is not pod_claim.claim.object:
                 return False
             planned.append((claim_key, claim))
@@ -313,13 +311,13 @@ class PodScheduler:
         )
 
     async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
-        """Have the node's ledger take what the pod itself asks.
+        """Place what the pod itself requests in the node's ledger.
 
         None when the node does not answer.
         """
         ledger = self._state.ledgers.get(node)
-        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash
-        # the same one is repeated, or the ledger shows the pod.
+        # A refusal raises the ledger's sequence, so a later try is another operation. After a crash
+        # the same operation is repeated, or the ledger shows the pod.
         op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
         reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
         if reply is None:
@@ -333,7 +331,8 @@ class PodScheduler:
     async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> Stored:
         """Take one allocation back where that may help.
 
-        Else say why the pod waits, to it and to its claims. Gives the pod as it is then.
+        Otherwise write into the pod's and its claims' conditions why the pod waits. Returns the pod
+        as it is then.
         """
         answer = post_filter(plan, misses)
         if isinstance(answer, TakeBack):
@@ -343,8 +342,9 @@ class PodScheduler:
                 if await self._retreat(key, stored) is not None:
                     await self._classic.take_back(claim_key)
             elif claim is not None:
-                # The mark comes first: whoever sees the pod's next version has seen it, for both
-                # stand in one stream. The reconciler of claims keeps others from binding it.
+                # The mark comes first: both objects are in one stream, so a replica that has the
+                # pod's next version has seen the mark. The reconciler of claims keeps others from
+                # binding the pod.
                 await self._deallocation.begin(claim_key, claim, answer.why)
             return stored
         condition, reasons = explain_misses(misses)
@@ -365,9 +365,9 @@ class PodScheduler:
         return reported
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
-        """Make sure that nobody else binds the pod to what is about to be taken from it.
+        """Make sure that no other replica binds the pod to the devices that it is about to lose.
 
-        None when somebody has, or changed it otherwise.
+        None when the pod was bound or changed meanwhile.
         """
         return await self._writer.write(key, stored.revision, with_retreat(stored.value))
 
@@ -386,9 +386,9 @@ class PodScheduler:
         return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
 
     async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> Stored:
-        """Put the reasons into the pod's condition and into an event, once.
+        """Write the reasons into the pod's condition and into an event, once.
 
-        Gives the pod with them, or as it was when another writer was first.
+        Returns the pod with them, or as it was when another writer was first.
         """
         message = "; ".join(each_reason.message for each_reason in reasons)
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
@@ -409,12 +409,12 @@ class PodScheduler:
         return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
 
     def _claims_of(self, key: ObjectKey) -> dict[str, Stored]:
-        """Give the claims of a pod that are stored, by name."""
+        """Map the stored claims of a pod by name."""
         objects = self._state.objects
         return {name: objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in objects}
 
     def _claim_revisions(self, key: ObjectKey) -> tuple[int, ...]:
-        """Tell states of a pod's claims apart."""
+        """Return the revisions of a pod's claims."""
         objects = self._state.objects
         return tuple(
             objects[claim_key].revision if claim_key in objects else 0 for claim_key in self._claim_keys(key).values()

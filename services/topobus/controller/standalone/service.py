@@ -1,6 +1,6 @@
 """The stand-alone controller: keeps a copy of the stored objects, allocates claims and plans pods.
 
-Any number of replicas may run: plans go to one of them (queue group); claims are guarded by
+Any number of replicas may run. Each plan goes to one of them (queue group). Claims are guarded by
 compare-and-set and by operation ids at the nodes.
 """
 
@@ -132,7 +132,7 @@ class _Controller:
         self._drivers = ClassicDriverRunner(settings, runtime, self._state, metrics, lambda: self._is_whole)
 
     def _queue(self, loop: str) -> WorkQueue:
-        """Make the queue of one loop; each object that it comes to is a step of the pass."""
+        """Make the queue of one loop. Each object that it runs counts as a step of the pass."""
         queue = WorkQueue(
             loop,
             self._runtime.clock,
@@ -144,7 +144,7 @@ class _Controller:
         return queue
 
     async def run(self) -> None:
-        """Follow all copies and work on what they bring."""
+        """Follow all copies and reconcile their changes."""
         async with asyncio.TaskGroup() as group:
             self._copies.start(group)
             group.create_task(self._objects.run())
@@ -155,24 +155,24 @@ class _Controller:
             group.create_task(self._presence.run())
 
     def _wake(self) -> None:
-        """Have everybody look at the world again."""
+        """Wake all loops."""
         self._changed.set()
         self._drivers.wake()
 
     def _on_objects(self) -> None:
-        """Have everybody look at objects that changed, unless the copy is not whole yet."""
+        """Wake all loops for changed objects, unless the copy is not complete yet."""
         self._runtime.readiness.set("objects", is_ready=self._objects.is_whole, why=self._objects.trouble)
         self._wake()
 
     @property
     def _is_whole(self) -> bool:
-        """Say whether every copy is whole: before that no claim is
-        decided on, and no pod planned.
+        """Say whether every copy is complete. Before that no claim is decided on and no pod is
+        planned.
         """
         return self._copies.is_whole and self._objects.is_whole
 
     async def _reconcile(self) -> None:
-        """Work whenever something changed, and when an object is due."""
+        """Run a pass after each change, and when an object is due."""
         wait_s: float | None = None
         is_planning = False
         while True:
@@ -187,15 +187,15 @@ class _Controller:
             if not self._is_whole:
                 continue
             if not is_planning:
-                # Only now: a replica in the queue group that knows nothing yet would take
-                # plans away from those that do.
+                # Only now: a replica in the queue group without a complete copy would take plans
+                # away from those that have one.
                 await self._runtime.bus.answer(
                     catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER
                 )
                 await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
                 is_planning = True
-                # The copies of a fleet live as long as the process: the garbage collector would
-                # walk over all of them at each full round, a second with 1,000 DGX.
+                # The copies of a fleet live as long as the process. Without this the garbage
+                # collector would traverse them in each full collection, a second with 1,000 DGX.
                 gc.freeze()
                 get_logger().info("controller.ready", nodes=len(self._state.nodes()), objects=len(self._state.objects))
             await self._orphans.reconcile_all()
@@ -207,7 +207,7 @@ class _Controller:
             await self._classic.reconcile_all()
             await self._scheduler.reconcile_all()
             await self._claims.reconcile_all()
-            # Behind all that is cheap, and a part of it a round: what is new meanwhile goes first.
+            # After all cheap work, and only a part in each round, so that new work comes first.
             has_more = await self._scheduler.reconcile_costly()
             has_more = await self._claims.reconcile_costly() or has_more
             if has_more:

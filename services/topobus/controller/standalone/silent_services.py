@@ -1,14 +1,13 @@
 """Detects device services that do not answer, because an inventory stays stored after its service
 has ended.
 
-Flows in: the nodes and classes with inventories, heartbeats over the bus. Flows out: the silent
-services, into the state, and a callback when they change. Each node's topology service checks this
-as well and decides; this module keeps the controller from choosing devices that would be refused.
+Each node's topology service checks this as well and decides. This module keeps the controller from
+choosing devices that would be refused.
 
 So it asks by need: while something waits for devices, and until each service has been heard once.
 With nothing to choose, a fleet of 1,000 nodes cost the hub 857 messages a second for each replica
-(docs/explanation/large-fleets.md). A service that dies meanwhile is noticed a few seconds after the
-next claim or pod comes, and until then its node refuses.
+(docs/explanation/large-fleets.md). A service that ends meanwhile is noticed a few seconds after the
+next claim or pod arrives, and until then its node refuses.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ _CLASSES_A_NODE = 4
 
 
 class SilentServices:
-    """One roll call a node, so many at a time; `is_needed` says whether
-    anything waits for devices.
+    """Checks the services of each node, a bounded number of nodes at a time.
+
+    Args: is_needed — whether anything waits for devices.
     """
 
     def __init__(
@@ -49,21 +49,19 @@ class SilentServices:
         self._state = state
         self._on_change = on_change
         self._is_needed = is_needed
-        # A node's services are asked at the same time: so many nodes that there are about
-        # `parallel` asks under way, for claims wait behind them.
+        # A node's services are asked at the same time. The number of nodes keeps about `parallel`
+        # requests in flight, as requests for claims wait behind them.
         self._gate = asyncio.Semaphore(max(1, parallel // _CLASSES_A_NODE))
         self._calls: dict[str, ServiceLiveness] = {}
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check the services at each tick until cancelled."""
         while True:
             await self.check()
             await self._runtime.clock.sleep(until_tick(self._runtime.clock.monotonic(), self._settings.every_s))
 
     async def check(self) -> None:
-        """Check the services that are to be looked at now, and store the
-        silent ones in the state.
-        """
+        """Check the services that are due, and store the silent ones in the state."""
         nodes = {node for node, _ in self._state.inventories}
         self._calls = {node: self._calls.get(node) or self._make(node) for node in sorted(nodes)}
         before = self._silent()

@@ -1,8 +1,7 @@
 """Validates device classes: writes into each class whether its expressions compile, so that a
 mistake shows before a claim uses the class.
 
-Flows in: the stored classes. Flows out: one condition in the status of
-each, written when it changes.
+A class is written only when its condition changes.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["VALID", "ClassReconciler", "validate"]
 
 VALID = "Valid"
-"""The condition of a DeviceClass; Kubernetes has none, there the API
-server refuses such a class."""
+"""The condition of a DeviceClass. Kubernetes has none, as its API server refuses such a class."""
 
 
 class ClassReconciler:
-    """Judges classes, each revision once."""
+    """Validates classes, each revision once."""
 
     def __init__(self, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, queue: WorkQueue) -> None:
         self._runtime = runtime
@@ -51,7 +49,7 @@ class ClassReconciler:
         self._queue.keep(classes.keys())
 
     async def _validate_class(self, key: ObjectKey, stored: Stored) -> Done:
-        """Judge one class and say so in its status."""
+        """Validate one class and write the result into its status."""
         reason, message = validate(stored.value, self._compiler)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(
@@ -65,8 +63,8 @@ class ClassReconciler:
 
 
 def validate(api_object: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
-    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that cannot be parsed,
-    `Invalid` for an expression that does not compile.
+    """Return a condition's reason and message: `Valid`, `Malformed` for a spec that cannot be
+    parsed, `Invalid` for an expression that does not compile.
     """
     try:
         spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))

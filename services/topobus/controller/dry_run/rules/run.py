@@ -1,12 +1,11 @@
 """A dry run: where claims would be allocated among given nodes, slices and classes, or why not,
 without any write.
 
-Flows in: a Situation (objects listed from a file, a running system or a cluster). Flows out: one
-answer for each claim or pod. The state is the controller's own `StandaloneState`, and so are the
-admission checks, the construction of the search's input, the search, the limits and the order of
-nodes, so the answer is what the controller would do with the same objects. An allocation is stored
-in the state before the next claim is answered. A dry run does not know what the controller holds in
-memory only: nodes that refused a moment ago, and quarantine.
+The state is the controller's own `StandaloneState`, and so are the admission checks, the
+construction of the search's input, the search, the limits and the order of nodes, so the answer is
+what the controller would do with the same objects. An allocation is stored in the state before the
+next claim is answered. A dry run does not know what the controller holds in memory only: nodes that
+refused a moment ago, and quarantine.
 """
 
 from __future__ import annotations
@@ -102,16 +101,16 @@ from topobus.values.request import PodRequest
 
 __all__ = ["DryRun", "dry_run"]
 
-# What an API server would give; a dry run has no clock and needs no order but the one given.
+# A time as an API server would set it. A dry run has no clock and keeps the given order.
 _NOW = "2026-01-01T00:00:00Z"
 
 
 class _Claim(NamedTuple):
-    """A claim to find a place for."""
+    """A claim to be allocated."""
 
     shown: str
-    """Its name in the answer: `default/fast`; of one made from a template the pod's and the entry's
-    names."""
+    """Its name in the answer: `default/fast`. For a claim made from a template, the names of the
+    pod and the entry."""
     claim: Claim
     wishes: AlignmentRequest | None
 
@@ -122,23 +121,23 @@ class _Claim(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """A node that serves the claims."""
+    """A node on which the claims fit."""
 
     node: NodeFit
     own: Placement | None = None
-    """What it would give the pod itself."""
+    """What it would place for the pod itself."""
 
 
 def dry_run(situation: Situation, compiler: SelectorCompiler) -> tuple[DryAnswer, ...]:
     """Answer each pod, then each claim that no pod names, in the order given.
 
-    Errors: raises ContractError for a wanted object that nobody can read.
+    Errors: raises ContractError for a wanted object that cannot be read.
     """
     return DryRun(situation, compiler).answer_all(situation.wanted)
 
 
 class DryRun:
-    """The copies, and what the answers so far have taken."""
+    """The copies, and what the answers so far have allocated."""
 
     def __init__(self, situation: Situation, compiler: SelectorCompiler) -> None:
         self.state = StandaloneState()
@@ -160,8 +159,8 @@ class DryRun:
         for alignment in situation.alignments:
             self.state.put_alignment(alignment.node, alignment)
         for ledger in situation.ledgers:
-            # What is asked about may be stored and allocated already: its own
-            # devices do not stand in its way.
+            # A wanted claim may be stored and allocated already. Its own devices must not count as
+            # held by another.
             kept = {
                 key: allocation for key, allocation in ledger.allocations.items() if str(allocation.owner) not in asked
             }
@@ -172,7 +171,7 @@ class DryRun:
             if api_object.kind not in ("Pod", "ResourceClaim") or holder_of(api_object) not in asked
         ]
         self.faults = tuple(fault for api_object in others if (fault := _put(self.state, api_object)))
-        """What is wrong with objects that nobody can read; they count as absent, as in the
+        """What is wrong with objects that cannot be read. They count as absent, as in the
         controller."""
         self._slices = readable_slices(situation.objects)
         for driver in sorted(
@@ -183,7 +182,7 @@ class DryRun:
             }
             - self.state.classes.keys()
         ):
-            # As the controller offers one for each driver of ours.
+            # The controller has a built-in class for each driver of ours.
             _put(self.state, built_in_class_object(driver))
         self._nodes = self._all_nodes(situation)
         self._shares = 0
@@ -191,7 +190,7 @@ class DryRun:
     def answer_all(self, wanted: Sequence[ApiObject]) -> tuple[DryAnswer, ...]:
         """Answer the pods with their claims, then the other claims.
 
-        Errors: raises ContractError for one that nobody can read.
+        Errors: raises ContractError for a wanted object that cannot be read.
         """
         claims = {place_of(api_object): api_object for api_object in wanted if api_object.kind == "ResourceClaim"}
         for claim in claims.values():
@@ -214,7 +213,7 @@ class DryRun:
         return tuple(answers)
 
     def _answer_pod(self, wanted: Pod) -> DryAnswer | None:
-        """Answer a pod; None for one that has no claim to allocate."""
+        """Answer a pod. None for a pod that has no claim to allocate."""
         pod, shown = self._with_claims(wanted)
         namespace = pod.ref.namespace
         plan = pre_filter(pod, lambda name: self._claim(namespace, name), waits_for_immediate=False)
@@ -236,8 +235,8 @@ class DryRun:
         return self._answer(pod.shown, claims, (named,) if named else self._in_order(pod), pod=pod, plan=plan)
 
     def _in_order(self, pod: Pod) -> Sequence[str]:
-        """List the nodes to try: in a cluster the most preferred ones first, as the pod's node
-        affinity has it, then by name.
+        """List the nodes to try: in a cluster the most preferred ones first, by the pod's node
+        affinity, then by name.
         """
         if self._is_running:
             return self._nodes
@@ -270,8 +269,8 @@ class DryRun:
         fits: list[_Fit] = []
         outcomes: list[Outcome] = []
         enough = self._enough(nodes, plan)
-        # kube-scheduler looks at that many that fit, and what is wrong on one
-        # of the others ends the attempt.
+        # kube-scheduler searches until so many nodes fit, and a fault on one of the others ends the
+        # attempt.
         looked_at = enough_nodes(len(nodes)) if self._mode is Mode.COMPATIBLE else enough
         for node in nodes:
             answer = self._filter_node(node, claims, wishing, pod, plan)
@@ -298,8 +297,8 @@ class DryRun:
         return DryAnswer(name=name, condition=condition, reasons=(*reasons, *miss, *advice))
 
     def _enough(self, nodes: Sequence[str], plan: PodPlan | None) -> int:
-        """Say among how many nodes that fit the best one is chosen: a claim of its own goes to the
-        first, a pod as the scheduler of its home has it.
+        """Return among how many fitting nodes the best one is chosen: the first for a claim without
+        a pod, for a pod as many as the scheduler of its home compares.
         """
         if plan is None:
             return 1
@@ -308,7 +307,7 @@ class DryRun:
     def _allocated(
         self, name: str, claims: Sequence[_Claim], fit: NodeFit, pod: Pod | None, plan: PodPlan | None
     ) -> DryAnswer:
-        """Store what the claims get on a node, and tell it."""
+        """Store the claims' allocations on a node, and return the answer."""
         results = [self._with_own_shares(result) for result in fit.results]
         allocations = {claim.shown: result for claim, result in zip(claims, results, strict=True)}
         stored = tuple(
@@ -323,8 +322,8 @@ class DryRun:
         )
 
     def _with_own_shares(self, result: AllocationResult) -> AllocationResult:
-        """Number shares through all answers: each search begins anew, and two shares of one device
-        must differ.
+        """Number shares through all answers: each search starts from the first number, and two
+        shares of one device must differ.
         """
         granted: list[GrantedDevice] = []
         for device in result.devices.results:
@@ -337,8 +336,8 @@ class DryRun:
     def _filter_node(
         self, node: str, claims: Sequence[_Claim], wishing: PodRequest | None, pod: Pod | None, plan: PodPlan | None
     ) -> _Fit | Outcome:
-        """Judge one node: what the pod says of nodes, where its other claims are, the search, and
-        what the pod itself asks there.
+        """Filter one node: by the pod's placement rules, by its other claims, by the search, and by
+        what the pod itself requests there.
         """
         try:
             if pod is None or plan is None:
@@ -350,7 +349,7 @@ class DryRun:
             judged = filter_node(plan, self.state.describe(node), lambda *_: self._search(node, claims, wishing))
             return judged.outcome if isinstance(judged, NodeMiss) else self._with_own_part(judged, pod, plan)
         except ContractError:
-            raise  # the claim's own
+            raise  # the claim's own fault
         except Exception as err:  # noqa: BLE001 - boundary: one node; the others are tried
             return failed_node(node, err)
 
@@ -369,16 +368,16 @@ class DryRun:
         return within_limits(node, claims, outcome)
 
     def _static_objection(self, pod: Pod, node: str) -> Reason | None:
-        """Say why the pod does not go to a node by its own word, or the node's."""
+        """Return why the pod's placement rules, or the node's taints, exclude the node."""
         stored = self.state.objects.get(ObjectKey("node", CLUSTER, node))
         if stored is not None and not self._is_running:
             return why_not(read_placing(pod.object), node_facts(stored.value))
         return selector_objection(node_selector(pod), self.state.describe(node))
 
     def _with_own_part(self, fit: NodeFit, pod: Pod, plan: PodPlan) -> _Fit | Outcome:
-        """Ask the node's engine for what the pod itself wants beside its claims.
+        """Place on the node's view what the pod itself requests besides its claims.
 
-        A node that says nothing of its machine is not asked.
+        A node that published no machine is not checked.
         """
         view = self.state.view_of(fit.node)
         request = own_request(pod)
@@ -395,10 +394,10 @@ class DryRun:
         return self.state.input_for(node, specs_of(claims), mode=self._mode)
 
     def _with_claims(self, pod: Pod) -> tuple[Pod, Mapping[str, str]]:
-        """Store a pod as the API would have it, with the claims made that its templates and its
-        extended resources ask for.
+        """Store a pod as the API would have it, with the claims of its templates and its extended
+        resources.
 
-        Shapes: result — the pod, and for claims that were made how they are shown.
+        Shapes: result — the pod, and how the claims that were made are shown.
         """
         namespace = pod.ref.namespace
         admitted = admit(pod.object, uid=pod.uid or made_up_uid(pod), now=_NOW)
@@ -455,8 +454,8 @@ class DryRun:
         return DryAnswer(name=name, condition="DoesNotFit", reasons=(reason,))
 
     def _all_nodes(self, situation: Situation) -> tuple[str, ...]:
-        """List the nodes by name: of a running system those that say so themselves, else those that
-        are described and those that slices name.
+        """List the nodes by name: of a running system those that published a machine or an
+        inventory, else those that are described and those that slices name.
         """
         if self._is_running:
             return self.state.nodes()
@@ -474,12 +473,12 @@ def _owners(claims: Sequence[PodClaim]) -> dict[str, str]:
 
 
 def _put(state: StandaloneState, api_object: ApiObject) -> str:
-    """Take an object into the copies.
+    """Put an object into the copies.
 
-    Says what is wrong with one that nobody can read, which counts as absent.
+    Returns what is wrong with an object that cannot be read, which counts as absent.
     """
     if api_object.kind == "ResourceClaim" and not api_object.metadata.get("uid"):
-        # Out of a manifest that nobody has applied yet.
+        # It comes from a manifest that was not applied yet.
         api_object = msgspec.structs.replace(
             api_object, metadata={**api_object.metadata, "uid": made_up_uid(Claim(api_object))}
         )

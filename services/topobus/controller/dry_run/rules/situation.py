@@ -1,8 +1,4 @@
-"""The input and the answers of a dry run, and the names of objects that are not stored.
-
-Flows in: objects listed from a file, a running system or a cluster. Flows out: values that `topobus
-allocate --dry-run` reads and prints.
-"""
+"""The input and the answers of a dry run, and the names of objects that are not stored."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ __all__ = [
 
 
 class Silence(Struct, frozen=True, kw_only=True):
-    """A device service that does not answer: nothing of it is allocated."""
+    """A device service that does not answer: its devices are not allocated."""
 
     node: str
     device_class: str
@@ -48,14 +44,13 @@ class Silence(Struct, frozen=True, kw_only=True):
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """All that a dry run depends on. Whatever of it is not known is left out."""
+    """The input of a dry run. What is not known is left out."""
 
     wanted: tuple[ApiObject, ...]
-    """ResourceClaims and Pods to find a place for, with the templates and claims that the pods
-    name."""
+    """ResourceClaims and Pods to be allocated, with the templates and claims that the pods name."""
     objects: tuple[ApiObject, ...] = ()
-    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated
-    already; Nodes, for their labels and taints."""
+    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, claims that are allocated
+    already, and Nodes (for their labels and taints)."""
     machines: tuple[Machine, ...] = ()
     inventories: tuple[Inventory, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
@@ -66,21 +61,21 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 class DryAnswer(Struct, frozen=True, kw_only=True):
-    """What one claim, or all claims of one pod, would be told."""
+    """The answer for one claim, or for all claims of one pod."""
 
     name: str
-    """`ResourceClaim default/fast`, or the pod that brings several along."""
+    """`ResourceClaim default/fast`, or the pod that uses the claims."""
     condition: str
     """`Allocated`, or the condition's reason for which it would wait."""
     node: str = ""
     allocations: dict[str, AllocationResult] = {}
     """Claim to its allocation."""
     reasons: tuple[Reason, ...] = ()
-    """Why not, node by node; then the nearest miss, and what would fit."""
+    """Why not, node by node, then the nearest miss and what would fit."""
     stored: tuple[ApiObject, ...] = ()
     """The claims as they would be stored, allocated."""
     request: PodRequest | None = None
-    """What the pod itself asks of its node beside its claims; None: nothing."""
+    """What the pod itself requests of its node besides its claims. None: nothing."""
 
 
 def place_of(api_object: ApiObject) -> tuple[str, str]:
@@ -121,7 +116,7 @@ def pod_holder_of(claim: ApiObject) -> str:
 def readable_slices(objects: Iterable[ApiObject]) -> tuple[SliceSpec, ...]:
     """Read the ResourceSlices among some objects.
 
-    Those that nobody can read are left out, as in the copies.
+    Those that cannot be read are left out, as in the copies.
     """
     slices: list[SliceSpec] = []
     for api_object in objects:
