@@ -1,3 +1,3 @@
 """Copies of stored objects, updated by watches: machines, inventories, ledgers, API objects, and
-indexes derived from them. No I/O; mutable.
+indexes derived from them. They are mutable and do no I/O.
 """

@@ -1,6 +1,5 @@
-"""Keeps keys of objects in order of age, so that a round need not sort all of them.
-
-Flows in: keys with the time of creation. Flows out: the keys, oldest first; of the same age by key.
+"""Keeps keys of objects in order of age, so that a round need not sort all of them. Keys of the
+same age are in order of the keys.
 """
 
 from __future__ import annotations
@@ -34,15 +33,13 @@ class AgeOrder:
         return key in self._created
 
     def __iter__(self) -> Iterator[ObjectKey]:
-        """Iterate over the keys that are there now: what is put or dropped meanwhile is not
-        noticed.
-        """
+        """Iterate over the keys of this moment. Later changes do not affect the iteration."""
         return iter([key for _, key in self._order])
 
     def put(self, key: ObjectKey, created: str) -> None:
         """Add a key, or change its time. Cost: O(log n) comparisons.
 
-        Nothing where it has this time already.
+        Does nothing if the key has this time already.
         """
         if self._created.get(key) == created:
             return
@@ -51,7 +48,7 @@ class AgeOrder:
         insort(self._order, (created, key))
 
     def drop(self, key: ObjectKey) -> None:
-        """Remove a key; one that is not there is no error. Cost: O(log n) comparisons."""
+        """Remove a key, if it is there. Cost: O(log n) comparisons."""
         created = self._created.pop(key, None)
         if created is not None:
             del self._order[bisect_left(self._order, (created, key))]

@@ -1,11 +1,11 @@
 """Converts objects of an API server to the controller's form: the shape of resource.k8s.io/v1,
 reduced to the fields in use.
 
-Flows in: plain objects of a served version. Flows out: ApiObjects. A cluster has many pods
-and nodes, so most fields are dropped; a pod that has no claims and is not behind the
-scheduling gate is not kept at all.
-Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with
-`basic`), v1beta2 and v1, 1.36.
+A cluster has many pods and nodes, so most fields are dropped. A pod that has no claims and is not
+behind the scheduling gate is not kept at all.
+
+Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with `basic`), v1beta2 and
+v1, 1.36.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LONGEST_NAME = 253
 
 
 def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject | None:
-    """Read what a server sent, and keep what is needed; None for an object that is of no interest.
+    """Read a server's object, and keep the fields in use. None for an object that is not needed.
 
     Errors: raises ContractError for what is no object of this kind.
     """
@@ -110,7 +110,7 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
 
 
 def is_path_segment(name: str) -> bool:
-    r"""Say whether a name can be a part of an API server's path, which every name of an object can
+    r"""Say whether a name can be a part of an API server's path, as every object's name must be
     (ValidatePathSegmentName).
 
     >>> is_path_segment("a.b"), is_path_segment(".."), is_path_segment("a/b"), is_path_segment("a\0")
@@ -125,8 +125,8 @@ def is_path_segment(name: str) -> bool:
 
 
 def salvaged_claim(key: tuple[str, str], plain: Mapping[str, Any]) -> ApiObject:
-    """Make a claim of what can be made out of one that nobody can read: its name, and the devices
-    that its status names.
+    """Make a claim of the readable parts of one that cannot be read: its name, and the devices that
+    its status names.
     """
     metadata, status = plain.get("metadata"), plain.get("status")
     uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
@@ -145,7 +145,7 @@ def salvaged_claim(key: tuple[str, str], plain: Mapping[str, Any]) -> ApiObject:
 
 
 def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Write a claim's spec of v1 for a server that serves another version."""
+    """Write a v1 claim's spec in the form of the version that the server serves."""
     if version != "v1beta1":
         return dict(spec)
     devices = dict(spec.get("devices") or {})
@@ -159,7 +159,7 @@ def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def _sized(container: object) -> dict[str, Any]:
-    """Keep of a container what it asks for; of its ports those of the host."""
+    """Keep a container's resource requests, and of its ports those of the host."""
     fields = container if isinstance(container, Mapping) else {}
     ports = [port for port in _list(fields.get("ports")) if isinstance(port, Mapping) and port.get("hostPort")]
     return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields} | (
@@ -168,9 +168,7 @@ def _sized(container: object) -> dict[str, Any]:
 
 
 def _upgraded_claim(devices: object) -> dict[str, Any]:
-    """Show a v1beta1 claim's requests as v1 does: what stood beside the name stands under
-    `exactly`.
-    """
+    """Convert a v1beta1 claim's requests to v1: the fields beside the name move under `exactly`."""
     fields = dict(devices) if isinstance(devices, Mapping) else {}
     requests = []
     for request in _list(fields.get("requests")):
@@ -187,15 +185,15 @@ def _upgraded_claim(devices: object) -> dict[str, Any]:
 
 
 def _upgraded_device(device: object) -> object:
-    """Show a v1beta1 device as v1 does: what stood under `basic` stands beside the name."""
+    """Convert a v1beta1 device to v1: the fields under `basic` move beside the name."""
     if not isinstance(device, Mapping) or not isinstance(device.get("basic"), Mapping):
         return device
     return {**{key: value for key, value in device.items() if key != "basic"}, **device["basic"]}
 
 
 def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
-    """Refuse metadata of which a part is not what it should be: read as absent, a malformed
-    annotation of ours would mean that there is none.
+    """Refuse metadata with a malformed part: read as absent, a malformed annotation of ours would
+    look as if there were none.
     """
     try:
         msgspec.convert(metadata, Metadata)

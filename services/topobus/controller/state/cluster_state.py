@@ -1,11 +1,10 @@
 """The state that both homes share, and the only place that builds a search's input: everything that
 an allocation of claims on one node depends on.
 
-Flows in: what nodes publish (`NodeState`), classes, slices, taint rules and claims. Flows out: the
-input of an allocation for a node. The homes differ in where the objects come from:
-`StandaloneState` makes slices of inventories, `ApiServerState` takes those that gateways publish; a
-dry run is the former, filled from a Situation. No I/O; the copy is the only mutable thing and
-belongs to the event loop that runs the controller.
+The homes differ in where the objects come from: `StandaloneState` derives slices from inventories,
+`ApiServerState` uses those that gateways publish. A dry run uses the former, filled from a
+Situation. There is no I/O. The copy is the only mutable value, and belongs to the event loop that
+runs the controller.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ __all__ = ["ClusterState", "read_class", "read_slice"]
 
 
 class ClusterState(NodeState):
-    """What both homes keep; what is free where is its `stock`.
+    """The copies that both homes keep. The free devices are in its `stock`.
 
     `class_epoch` grows with every change of the classes.
     """
@@ -73,17 +72,17 @@ class ClusterState(NodeState):
         return self._classes
 
     def freedom_of(self, node: str) -> Hashable:
-        """Number the states of a node's free devices: while the number is equal, nothing became
-        free, so a request that did not fit still does not fit.
+        """Return a value that changes when devices of the node become free. While it is the same, a
+        request that did not fit still does not fit.
         """
         return self.stock.freedom_of(node)
 
     def describe(self, node: str) -> Node:
-        """Show a node as node selectors see it."""
+        """Return a node as node selectors see it."""
         return node_of(node)
 
     def described_with_cpus(self, node: str) -> Node:
-        """Show a node as a search needs it: with how it takes exclusive CPUs, where it has
+        """Return a node as a search needs it: with how it takes exclusive CPUs, where it has
         published a machine.
         """
         if node not in self._cpu_policies:
@@ -107,7 +106,7 @@ class ClusterState(NodeState):
         """Collect what an allocation of these claims on one node depends on.
 
         Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get
-        now, and why; ignoring — uids of claims whose intents count for nothing here.
+        now, and why; ignoring — uids of claims whose intents are ignored here.
         """
         owners = [claim.owner for claim, _ in wanted]
         described = self.described_with_cpus(node)
@@ -135,7 +134,7 @@ class ClusterState(NodeState):
         )
 
     def put_machine(self, machine: Machine) -> None:
-        """Take in a machine."""
+        """Store a machine."""
         was_asked = machine.node in self._cpu_policies
         before = self._cpu_policies.pop(machine.node, None)
         is_new = machine.node not in self.machines
@@ -152,7 +151,7 @@ class ClusterState(NodeState):
             self.stock.outdate(node)
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """Take in an inventory."""
+        """Store an inventory."""
         super().put_inventory(inventory)
         if inventory.device_class == "cpu":
             self.stock.put_cpus(inventory.node, inventory.devices)
@@ -164,7 +163,7 @@ class ClusterState(NodeState):
             self.stock.put_cpus(node, ())
 
     def put_ledger(self, ledger: Ledger) -> None:
-        """Take in a ledger."""
+        """Store a ledger."""
         super().put_ledger(ledger)
         self.stock.put_ledger(ledger.node, ledger)
 
@@ -174,14 +173,14 @@ class ClusterState(NodeState):
         self.stock.put_ledger(node, None)
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
-        """Store a node's alignment options; None removes them."""
+        """Store a node's alignment options, or remove them with None."""
         if self.alignments.get(node) != alignment:
             super().put_alignment(node, alignment)
             self._cpu_policies.pop(node, None)
             self.stock.outdate(node)
 
     def _put_class(self, name: str, device_class: DeviceClassSpec | None) -> None:
-        """Take in a class, or None for one that is gone."""
+        """Store a class, or remove it with None."""
         self._classes.pop(name, None)
         if device_class is not None:
             self._classes[name] = device_class
@@ -189,11 +188,11 @@ class ClusterState(NodeState):
         self.stock.free(None)
 
     def _put_slices(self, origin: Origin, slices: tuple[Slice, ...]) -> None:
-        """Take in all slices of an origin; none takes them out."""
+        """Replace all slices of an origin."""
         self.stock.put_slices(origin, _unreserved(self.taints.put(origin, slices)))
 
     def _put_rule(self, key: Hashable, rule: TaintRule | None) -> None:
-        """Take in a taint rule, or None for one that is gone."""
+        """Store a taint rule, or remove it with None."""
         for origin, slices in self.taints.put_rule(key, rule).items():
             self.stock.put_slices(origin, _unreserved(slices))
 
@@ -209,7 +208,8 @@ def read_class(api_object: ApiObject) -> DeviceClassSpec:
 
 
 def read_slice(api_object: ApiObject) -> SliceSpec:
-    """Read and check a stored slice: one wrong amount in it would end every search that meets it.
+    """Read and check a stored slice: one wrong amount in it would make every search that reads it
+    fail.
 
     Errors: raises ContractError.
     """
@@ -224,10 +224,9 @@ def _refuse(problems: Sequence[Problem], api_object: ApiObject) -> None:
 
 
 def _unreserved(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
-    """Show slices without the taint that only keeps kube-scheduler away from what is ours to
-    allocate.
+    """Return slices without the taint that only keeps kube-scheduler from allocating our devices.
 
-    Those without it stay the same objects.
+    Slices without that taint stay the same objects.
     """
     return tuple(map(_without_reserved_taint, slices))
 

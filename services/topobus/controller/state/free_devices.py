@@ -1,9 +1,8 @@
 """Tracks the free devices of each node: slices, what claims and ledgers hold of them, and which
 nodes changed since a mark.
 
-Flows in: slices, claims and ledgers as they change. Flows out: a node's devices and which of them
-are in use, cached for each node and rebuilt only when something of that node changed, so the cost
-of a query does not depend on other nodes.
+A node's devices and their use are cached, and rebuilt only when something of that node changed, so
+the cost of a query does not depend on other nodes.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from topobus.values.request import Owner
 
 __all__ = ["Changes", "FreeDevices", "Mark", "TakenDevices"]
 
-# Changes that are remembered for those who ask; who was away for longer looks at all nodes again.
+# Changes remembered for readers. A reader with an older mark searches all nodes again.
 _REMEMBERED_CHANGES = 20_000
-# Numbers of columns kept, some 100 bytes each; then they are made anew, for they grow with every
+# Numbers of columns kept, some 100 bytes each. Then they are made again, for they grow with every
 # kind of node that was ever seen.
 _MOST_NUMBERS = 1_000_000
 
 Mark = tuple[int, int]
-"""Up to which change somebody looked; (0, -1) is never."""
+"""The last change that a reader has seen. (0, -1) means none."""
 
 
 class TakenDevices(NamedTuple):
@@ -51,8 +50,8 @@ class TakenDevices(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The nodes that changed since a mark; `nodes` is None when that is
-    unknown, or when all did.
+    """The nodes that changed since a mark. `nodes` is None when that is unknown, or when all
+    did.
     """
 
     mark: Mark
@@ -66,18 +65,18 @@ class _Taken(NamedTuple):
 
 
 class FreeDevices:
-    """Slices and what is taken of them.
+    """Slices and the devices in use.
 
-    `count` grows with every change that may let a waiting claim fit. Args: describe — a node as
-    node selectors see it, by its name; who changes the answer calls `outdate`. views — works out
-    what searches need of a device.
+    `count` grows with every change that may let a waiting claim fit. Args: describe — returns a
+    node as node selectors see it, by its name; a change of its answer requires a call of `outdate`;
+    views — derives what searches need of a device.
     """
 
     def __init__(self, describe: Callable[[str], Node] = node_of, views: DeviceViews | None = None) -> None:
         self._describe = describe
         self.count = 0
         self.epoch = 0
-        """Grows when everything may be different."""
+        """Grows when everything may have changed."""
         self._book = SliceIndex(views)
         self._held = ClaimHoldings()
         self._ledgers: dict[str, Ledger] = {}
@@ -90,7 +89,7 @@ class FreeDevices:
         self._forgotten = 0
 
     def put_slices(self, origin: Origin, slices: tuple[Slice, ...]) -> None:
-        """Take in all slices of an origin; none takes them out."""
+        """Replace all slices of an origin."""
         nodes = self._book.put(origin, slices)
         if self._book.numbers > _MOST_NUMBERS:
             self._book.clear_tables()
@@ -110,21 +109,20 @@ class FreeDevices:
         self._taken.pop(node, None)
 
     def put_claim(self, key: Hashable, claim: Stored | None) -> None:
-        """Take in a claim, or None for one that is gone."""
+        """Store a claim, or remove it with None."""
         shift = self._held.put(key, claim)
         for pool in shift.touched:
             nodes = self._book.nodes_of(pool)
             is_freed = pool in shift.freed
             if nodes is None:
-                # Any node may reach it. What is only taken closes no door that
-                # a search would not find closed.
+                # Any node may reach the pool. If devices were only taken, cached misses stay valid.
                 self.free(None) if is_freed else self._taken.clear()
                 continue
             for node in sorted(nodes):
                 self.free(node) if is_freed else self._note(node, is_freed=False)
 
     def put_ledger(self, node: str, ledger: Ledger | None) -> None:
-        """Take in a node's ledger, or None for one that is gone."""
+        """Store a node's ledger, or remove it with None."""
         before = self._ledgers.pop(node, None)
         if ledger is not None:
             self._ledgers[node] = ledger
@@ -143,7 +141,7 @@ class FreeDevices:
             self._note(node, is_freed=False)
 
     def free(self, node: str | None) -> None:
-        """Note that something may be free now: on one node, or (None) on all."""
+        """Record that something may be free now: on one node, or (None) on all."""
         self.count += 1
         if node is None:
             self.epoch += 1
@@ -155,8 +153,8 @@ class FreeDevices:
             self._note(node, is_freed=True)
 
     def freedom_of(self, node: str) -> Hashable:
-        """Number the states of a node's free devices: while the number is equal, nothing became
-        free, so a request that did not fit still does not fit.
+        """Return a value that changes when devices of the node become free. While it is the same, a
+        request that did not fit still does not fit.
         """
         return self._freedom.get(node, 0), self.epoch
 
@@ -171,11 +169,11 @@ class FreeDevices:
         return tuple(sorted(self._holding.get(owner, ())))
 
     def is_new(self, key: Hashable, owner: Owner) -> bool:
-        """Say whether a claim holds nothing yet; all such claims see the same free devices."""
+        """Say whether a claim holds nothing yet. All such claims see the same free devices."""
         return owner.key not in self._holding and not self._held.holds(key)
 
     def table_of(self, node: str) -> NodeTable:
-        """Show a node's devices."""
+        """Return a node's devices."""
         return self._book.table(self._describe(node))
 
     def outdate(self, node: str) -> None:
@@ -184,17 +182,17 @@ class FreeDevices:
         self.free(node)
 
     def state_of(self, node: str) -> TakenDevices:
-        """Give the devices in use on a node."""
+        """Return the devices in use on a node."""
         return self._taken_on(node).state
 
     def usage_for(
         self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()
     ) -> Usage:
-        """Give the devices in use on a node, without those that these claims hold themselves.
+        """Return the devices in use on a node, without those that these claims hold themselves.
 
-        A claim that holds devices in the ledger already (a crash came between ledger and
-        status) is to get those or none.
-        Shapes: ignoring — uids of claims whose own word on what they hold counts for nothing here.
+        A claim that holds devices in the ledger already (a crash came between ledger and status) is
+        to get those or none.
+        Shapes: ignoring — uids of claims whose own record of what they hold is ignored here.
         """
         own_owners = self._in_ledger(node)
         own = {device for device, holder in own_owners.items() if holder in owners}
@@ -224,7 +222,7 @@ class FreeDevices:
         )
 
     def _note(self, node: str, *, is_freed: bool) -> None:
-        """Remember that a node changed."""
+        """Record that a node changed."""
         self._taken.pop(node, None)
         self._changes.append((node, is_freed))
         if len(self._changes) > _REMEMBERED_CHANGES:
@@ -243,7 +241,7 @@ class FreeDevices:
     def _with_pods(
         self, node: str, consumed: dict[DeviceId, dict[str, Quantity]]
     ) -> dict[DeviceId, dict[str, Quantity]]:
-        """Add what pods have of shared devices by another way than a claim."""
+        """Add what pods hold of shared devices without a claim."""
         ledger = self._ledgers.get(node)
         for device, amounts in consumed_by_pods(ledger).items() if ledger is not None else ():
             used = consumed.setdefault(device, {})

@@ -1,8 +1,7 @@
 """An index from devices to their holders, from claims and ledgers.
 
-Flows in: stored claims and ledgers. Flows out: the holder of each device, and the amounts in use of
-shared devices. Indexed by pool, since a node reaches its own pools only: the cost of a query does
-not depend on the claims of other nodes.
+It also has the amounts in use of shared devices. It is indexed by pool, since a node reaches its
+own pools only: the cost of a query does not depend on the claims of other nodes.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ __all__ = ["ClaimHoldings", "Shift"]
 
 
 class Shift(NamedTuple):
-    """What a change of a claim changed."""
+    """The pools that a change of a claim affects."""
 
     touched: frozenset[PoolId] = frozenset()
-    """Pools in which something is taken or free now that was not."""
+    """Pools in which a device was taken or released."""
     freed: frozenset[PoolId] = frozenset()
-    """Those in which something is free now that was not."""
+    """Those in which a device was released."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class _Held:
     """What one claim holds."""
 
     source: ApiObject | None = None
-    """What this was read from."""
+    """The claim that this was read from."""
     uid: str = ""
     holder: str = ""
     devices: frozenset[DeviceId] = frozenset()
@@ -51,7 +50,7 @@ class _Held:
 
 @dataclass
 class ClaimHoldings:
-    """What all claims hold, allocated or about to be."""
+    """What all claims hold, by an allocation or an attempt."""
 
     _claims: dict[Hashable, _Held] = field(default_factory=dict)
     _by_pool: dict[str, set[Hashable]] = field(default_factory=dict)
@@ -61,13 +60,13 @@ class ClaimHoldings:
         return key in self._claims
 
     def put(self, key: Hashable, claim: Stored | None) -> Shift:
-        """Take in a claim, or None for one that is gone; gives the pools that this changes.
+        """Store a claim, or remove it with None. Returns the pools that this changes.
 
-        A claim that nobody can read holds nothing here: what it has stands in the ledger.
+        A claim that cannot be read holds nothing here, for the ledger has what it holds.
         """
         counted = self._claims.get(key)
         if counted is not None and claim is not None and counted.source is claim.value:
-            return Shift()  # assumed before it was written, and written as it was assumed
+            return Shift()  # assumed before it was written, and written unchanged
         before = self._claims.pop(key, _Held())
         for pool in before.pools:
             self._by_pool[pool].discard(key)
@@ -83,11 +82,11 @@ class ClaimHoldings:
         return Shift(gave | frozenset([PoolId(device_id.driver, device_id.pool) for device_id in taken]), gave)
 
     def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
-        """Say who holds devices of these pools, some claims left out."""
+        """Map devices of these pools to their holders, except for some claims."""
         return {device: held.holder for held in self._others(pools, except_uids) for device in held.devices}
 
     def consumed(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, dict[str, Quantity]]:
-        """Add up the shares taken of devices of these pools, some claims left out."""
+        """Add up the shares in use of devices of these pools, except for some claims."""
         quantities: dict[DeviceId, dict[str, Quantity]] = {}
         for held in self._others(pools, except_uids):
             for device, amounts in held.shares:
@@ -105,9 +104,9 @@ def _read(stored: Stored) -> _Held:
     try:
         value = as_structured(stored.value)
         if not value.status.get("allocation") and ATTEMPT_ANNOTATION not in metadata_of(value).annotations:
-            return _Held()  # most of those that come: nothing to read
-        # Read here and let go of: most claims are never asked for again, and their parts would
-        # keep the garbage collector busy.
+            return _Held()  # most claims that arrive: nothing to read
+        # Parsed here and not kept: most claims are never read again, and their parts would keep the
+        # garbage collector busy.
         allocation, owner = allocation_of(value), owner_of(value)
         results = allocation.devices.results if allocation is not None else ()
         return _Held(

@@ -1,9 +1,8 @@
 """Converts inventories to ResourceSlices for the stand-alone home: the same slices that a gateway
 publishes in a cluster.
 
-Flows in: a node's inventories and ledger. Flows out: one slice for each class (driver
-`<class>.topobus.dev`, pool = the node), and the holders. The conversion of a device is in
-`topobus.formats.kubernetes.slices`, which the gateway uses as well.
+Each class gives a slice (driver `<class>.topobus.dev`, pool = the node). The conversion of a device
+is in `topobus.formats.kubernetes.slices`, which the gateway uses as well.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ __all__ = ["consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slice
 def slices_from_inventory(
     inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device
 ) -> tuple[Slice, ...]:
-    """Show an inventory as slices; counters have slices of their own, as in a cluster.
+    """Convert an inventory to slices. Counters have slices of their own, as in a cluster.
 
-    Shapes: form — shows one device, as `slice_device` does.
-    Order: devices as `slice_order` has them; slice names carry an index, so
-    the order of slices is theirs.
+    Shapes: form — converts one device, as `slice_device` does.
+    Order: devices as `slice_order` has them. Slice names carry an index, so the order of slices is
+    theirs.
     """
     driver = driver_name(inventory.device_class)
     devices = tuple(form(device) for device in slice_order(inventory.devices))
@@ -68,14 +67,15 @@ def slices_from_inventory(
 def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
     """Map the devices that are held whole on a node to their holders.
 
-    CPUs too, by their device names. Of shares the claims tell, with their amounts.
+    CPUs are included, by their device names. Shares are not: the claims have them, with their
+    amounts.
     """
     return {device: owner for device, owner, by_share in _held_in(ledger, cpu_devices) if not by_share}
 
 
 def consumed_by_pods(ledger: Ledger) -> dict[DeviceId, dict[str, Quantity]]:
-    """Add up what others than claims have of shared devices: kubelet gave it by its device plugins,
-    and no claim tells it.
+    """Add up what owners other than claims hold of shared devices: kubelet allocated it by its
+    device plugins, and no claim records it.
     """
     consumed: dict[DeviceId, dict[str, Quantity]] = {}
     for _, allocation in sorted(ledger.allocations.items()):

@@ -1,10 +1,9 @@
 """What the nodes publish on the bus: machines, inventories, ledgers, alignments, and the services
 that do not answer.
 
-Flows in: values from watches. Flows out: the nodes by name, and the view of a node that an
-alignment needs. The planner of both homes uses this class alone; what is free for claims
-is in `ClusterState`. No I/O; the copy is the only mutable thing and belongs to the event
-loop that runs the controller.
+The planner of both homes uses this class alone. What is free for claims is in `ClusterState`. There
+is no I/O. The copy is the only mutable value, and belongs to the event loop that runs the
+controller.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ __all__ = ["NodeState"]
 
 
 class NodeState:
-    """Copies of what each node published. Removing an unknown value is no error."""
+    """Copies of what each node published. Removing an unknown value has no effect."""
 
     def __init__(self) -> None:
         self.shared = SharedValues()
-        """Machines and inventories pass through it before they are put here."""
+        """Shares equal parts of machines and inventories before they are put here."""
         self.machines: dict[str, Machine] = {}
         self.inventories: dict[tuple[str, str], Inventory] = {}
         """By node and device class."""
         self.ledgers: dict[str, Ledger] = {}
         self.alignments: dict[str, NodeAlignment] = {}
         self.silent: dict[tuple[str, str], str] = {}
-        """Services that do not answer, by node and class, and since when (RFC 3339)."""
+        """Services that do not answer, by node and class, with the time of the first silence (RFC
+        3339)."""
         self._inventories_of: dict[str, dict[str, Inventory]] = {}
         self._by_name: dict[tuple[str, str], dict[str, Device]] = {}
         self._nodes: tuple[str, ...] | None = None
@@ -45,14 +45,14 @@ class NodeState:
     def nodes(self) -> tuple[str, ...]:
         """List all nodes that published a machine or an inventory, by name.
 
-        The same tuple as long as they are the same.
+        Returns the same tuple while the names are the same.
         """
         if self._nodes is None:
             self._nodes = tuple(sorted(self.machines.keys() | self._inventories_of.keys()))
         return self._nodes
 
     def put_machine(self, machine: Machine) -> None:
-        """Take in a machine."""
+        """Store a machine."""
         if machine.node not in self.machines:
             self._nodes = None
         self.machines[machine.node] = machine
@@ -63,12 +63,12 @@ class NodeState:
         self.machines.pop(node, None)
 
     def clear_machines(self) -> None:
-        """Remove all machines: the store was lost, a new snapshot follows."""
+        """Remove all machines: the store was lost, and a new snapshot follows."""
         for node in tuple(self.machines):
             self.drop_machine(node)
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """Take in an inventory."""
+        """Store an inventory."""
         node, device_class = inventory.node, inventory.device_class
         if node not in self._inventories_of:
             self._nodes = None
@@ -86,12 +86,12 @@ class NodeState:
             del self._inventories_of[node]
 
     def clear_inventories(self) -> None:
-        """Remove all inventories: the store was lost, a new snapshot follows."""
+        """Remove all inventories: the store was lost, and a new snapshot follows."""
         for node, device_class in tuple(self.inventories):
             self.drop_inventory(node, device_class)
 
     def put_ledger(self, ledger: Ledger) -> None:
-        """Take in a ledger."""
+        """Store a ledger."""
         self.ledgers[ledger.node] = ledger
 
     def drop_ledger(self, node: str) -> None:
@@ -99,16 +99,17 @@ class NodeState:
         self.ledgers.pop(node, None)
 
     def clear_ledgers(self) -> None:
-        """Remove all ledgers: the store was lost, a new snapshot follows."""
+        """Remove all ledgers: the store was lost, and a new snapshot follows."""
         for node in tuple(self.ledgers):
             self.drop_ledger(node)
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
-        """Store a node's alignment options; None removes them, and kubelet's defaults apply."""
+        """Store a node's alignment options. None removes them, and kubelet's defaults apply."""
         self.alignments[node] = alignment or NodeAlignment(node=node)
 
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
-        """Store the services that do not answer, by node and class, with the time since when.
+        """Store the services that do not answer, by node and class, with the time of the first
+        silence.
 
         Their devices are Unknown and are not allocated.
         """
@@ -124,7 +125,7 @@ class NodeState:
         return cpus.devices if cpus is not None else ()
 
     def view_of(self, node: str) -> NodeView | None:
-        """Build the view of a node that a plan needs; None when it has published no machine.
+        """Build the view of a node that a plan needs. None when it has published no machine.
 
         Without alignment options kubelet's defaults apply.
         """
@@ -139,16 +140,16 @@ class NodeState:
         return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
 
     def numa_nodes_of(self, device_id: DeviceId) -> NodeSet | None:
-        """Give the NUMA nodes of a device; None when they are unknown."""
+        """Return the NUMA nodes of a device. None when they are unknown."""
         device = self.device(device_id)
         return device.numa_nodes if device is not None else None
 
     def device(self, device_id: DeviceId) -> Device | None:
-        """Give one of our devices as its node published it.
+        """Return one of our devices as its node published it.
 
         None for another vendor's, and for one that is not published.
 
-        Cost: O(1); the first device of an inventory is looked up in O(devices).
+        Cost: O(1). The first device of an inventory is found in O(devices).
         """
         place = (device_id.pool, class_of_driver(device_id.driver) or "")
         by_name = self._by_name.get(place)
@@ -162,7 +163,7 @@ class NodeState:
     def lie_together(self, node: str, devices: Iterable[DeviceId]) -> bool:
         """Say whether devices lie so close that nothing on the node lies closer.
 
-        False where that takes a closer look.
+        False where only a search can find that out.
         """
         machine = self.machines.get(node)
         published = [self.device(device_id) for device_id in devices]

@@ -1,8 +1,7 @@
 """Indexes which claims belong to pods: those that a pod owns, and those that a pod has reserved.
 
-Flows in: claims and pods as they change. Flows out: the claims whose pod is not stored any more.
-The cost of a query depends on the number of pods that own or reserve claims by one set difference
-alone, so a round may ask each time.
+It finds the claims whose pod is no longer stored. Such a query costs one set difference over the
+pods that own or reserve claims, so a round may ask each time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["PodLinks"]
 H = TypeVar("H", bound=Hashable)
 
 _Pod = tuple[str, str, str]
-"""Namespace, name and uid: another pod of the same name is another one."""
+"""Namespace, name and uid: a later pod of the same name is a different pod."""
 
 
 class PodLinks:
@@ -33,19 +32,21 @@ class PodLinks:
         self._users: _Links[_Pod] = _Links()
 
     def put_claim(self, key: ObjectKey, owner_uid: str | None, users: Iterable[Consumer]) -> None:
-        """Take in a claim's owner and who has reserved it, or neither for one that is gone."""
+        """Store a claim's owner and the pods that have reserved it, or neither for a claim that is
+        gone.
+        """
         self._owners.put(key, () if owner_uid is None else (owner_uid,))
         self._users.put(key, {(key.namespace, user.name, user.uid) for user in users if user.resource == "pods"})
 
     def put_pod(self, key: ObjectKey, uid: str) -> None:
-        """Take in a pod."""
+        """Store a pod."""
         self.drop_pod(key)
         pod = self._pods[key] = (key.namespace, key.name, uid)
         self._stored.add(pod)
         self._uids[uid] = self._uids.get(uid, 0) + 1
 
     def drop_pod(self, key: ObjectKey) -> None:
-        """Remove a pod; one that is not there is no error."""
+        """Remove a pod, if it is there."""
         pod = self._pods.pop(key, None)
         if pod is None:
             return
@@ -59,12 +60,12 @@ class PodLinks:
         return self._owners.without(self._uids.keys())
 
     def reserved_by_gone_pods(self) -> list[ObjectKey]:
-        """List the claims that a pod has reserved that is not stored."""
+        """List the claims that a pod has reserved which is not stored."""
         return self._users.without(self._stored)
 
 
 class _Links(Generic[H]):
-    """Claims by what they refer to."""
+    """Claims by the pods that they refer to."""
 
     def __init__(self) -> None:
         self._of_claim: dict[ObjectKey, frozenset[H]] = {}
@@ -81,5 +82,5 @@ class _Links(Generic[H]):
                 self._claims.setdefault(target, set()).add(key)
 
     def without(self, targets: AbstractSet[H]) -> list[ObjectKey]:
-        """List the claims that refer to anything but these."""
+        """List the claims that refer to any other pod than these."""
         return sorted({key for target in self._claims.keys() - targets for key in self._claims[target]})

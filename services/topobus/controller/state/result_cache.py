@@ -1,14 +1,13 @@
 """Caches results of searches by kind of node, and the nodes worth trying for a request.
 
-Claims of one template are equal but for their names, and so are most nodes. Results are
-cached by (fingerprint of what the claim can observe of the node, devices in use); the
-fingerprint is `NodeTable.fingerprint`. Another node with the same key gets the cached
-result with its own device names substituted. A node on which a request did not fit is
-skipped until a device becomes free there.
+Claims of one template are equal but for their names, and so are most nodes. Results are cached by
+(fingerprint of what the claim can observe of the node, devices in use). The fingerprint is
+`NodeTable.fingerprint`. Another node with the same key gets the cached result with its own device
+names substituted. A node on which a request did not fit is skipped until a device becomes free
+there.
 
-Flows in: requests, nodes and outcomes. Flows out: the outcomes that a search would give, and the
-nodes to try in order. Misses are cached without their reasons, because reasons name devices; a
-caller that needs the reasons searches again.
+Misses are cached without their reasons, because reasons name devices. A caller that needs the
+reasons searches again.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from topobus.formats.messages.codec import encode
 
 __all__ = ["CacheKey", "RequestShape", "ResultCache"]
 
-# Different questions remembered; beyond that all is forgotten and found again. Each keeps the list
+# Different requests remembered. Beyond that all are dropped and searched again. Each keeps the list
 # of its nodes: 512 of 5,000 nodes are 20 MB.
 _MOST_SHAPES = 512
-# Answers remembered, some 500 bytes each.
+# Results remembered, some 500 bytes each.
 _MOST_RESULTS = 100_000
 
 
 @dataclass(eq=False)
 class _Frontier:
-    """The nodes that are worth a look, in order."""
+    """The nodes that are worth trying, in order."""
 
     mark: Mark = (0, -1)
     nodes: tuple[str, ...] = ()
@@ -70,15 +69,16 @@ class RequestShape:
 
     number: int
     reads: tuple[Reads, ...] | None
-    """What their selectors read; None when that cannot be told, and nothing is shared between nodes
-    then."""
+    """What their selectors read. None when that is unknown: then no result is shared between
+    nodes."""
     attributes: tuple[str, ...]
     """What their constraints compare."""
     specs: tuple[ClaimSpec, ...] = ()
     plans: dict[int, BitsetPlan | None] = field(default_factory=dict)
-    """By kind of node; None where it takes a search."""
+    """By kind of node. None where a search is needed."""
     samples: list[Allocated] = field(default_factory=list)
-    """An allocation, whichever: where bits say which devices, all else is as in this one."""
+    """Any one allocation: where the bit masks choose the devices, the rest of the result is as in
+    this one."""
     frontier: _Frontier = field(default_factory=_Frontier)
 
 
@@ -88,7 +88,7 @@ class CacheKey:
 
     table: NodeTable
     key: Hashable = None
-    """None when the answer holds for this node alone."""
+    """None when the result holds for this node alone."""
     shape: RequestShape | None = None
     plan: BitsetPlan | None = None
     taken: int = 0
@@ -102,10 +102,10 @@ class _CachedResult:
 
 
 class ResultCache:
-    """Caches results for one stock of devices and one mode; it decides nothing.
+    """Caches results for one stock of devices and one mode. It decides nothing.
 
-    Args: nodes — all nodes by name, the same tuple as long as they are the same; classes
-    — all classes as they are now.
+    Args: nodes — all nodes by name, the same tuple while they are the same; classes — all classes
+    as they are now.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class ResultCache:
         self._results: dict[Hashable, _CachedResult] = {}
 
     def shape(self, specs: Sequence[ClaimSpec]) -> RequestShape:
-        """Give the shape of these specs.
+        """Return the shape of these specs.
 
-        The same object for equal specs as long as their classes are the same.
+        The same object for equal specs while their classes are the same.
         """
         classes = self._classes()
         wanted = [
@@ -160,7 +160,7 @@ class ResultCache:
     def key_of(self, shape: RequestShape, node: str) -> CacheKey:
         """Build the cache key of a shape on a node in its present state.
 
-        Errors: raises ValueError for a slice with an amount that is none, as a search would.
+        Errors: raises ValueError for a slice with an invalid amount, as a search would.
         """
         table = self._stock.table_of(node)
         if shape.reads is None or not table.is_own:
@@ -171,7 +171,7 @@ class ResultCache:
         return CacheKey(table, (shape.number, fingerprint, state), shape, shape.plans[fingerprint], state.taken)
 
     def find(self, cache_key: CacheKey) -> Outcome | None:
-        """Give the cached result with this node's device names; None when there is none."""
+        """Return the cached result with this node's device names. None when there is none."""
         if cache_key.plan is not None and cache_key.shape is not None:
             places = cache_key.plan.solve(cache_key.taken)
             if places is None:
@@ -209,7 +209,7 @@ class ResultCache:
             self._results[cache_key.key] = _CachedResult(outcome)
 
     def get_or_search(self, shape: RequestShape, node: str, search: Callable[[], Outcome]) -> Outcome:
-        """Give the cached result, or search and cache it."""
+        """Return the cached result, or search and cache it."""
         cache_key = self.key_of(shape, node)
         outcome = self.find(cache_key)
         if outcome is None:
@@ -218,7 +218,7 @@ class ResultCache:
         return outcome
 
     def open_nodes(self, shape: RequestShape) -> Iterator[str]:
-        """Iterate over the nodes worth trying for a shape, by name; `close` may be called for the
+        """Iterate over the nodes worth trying for a shape, by name. `close` may be called for the
         current one.
 
         Cost: O(nodes that changed since the last walk), not O(nodes).
@@ -232,8 +232,8 @@ class ResultCache:
             place = bisect_right(frontier.open, node)
 
     def close(self, shape: RequestShape, node: str) -> None:
-        """Leave a node out until something becomes free there: what does not fit does not fit when
-        more is taken.
+        """Leave a node out until something becomes free there: a request that does not fit will not
+        fit when more is taken.
 
         In mode `compatible` upstream's defects may make it fit then, so any change opens it.
         """
@@ -277,7 +277,7 @@ def _expressions(request: ExactRequest | SubRequest, classes: Mapping[str, Devic
 
 
 def _placed(cached: Allocated, places: Sequence[tuple[int, ...]], table: NodeTable) -> Allocated:
-    """Give each claim the devices at these places of a node."""
+    """Return an allocation with each claim's devices taken from these places of a node."""
     return Allocated(
         tuple(
             [_renamed(result, claim_places, table) for result, claim_places in zip(cached.results, places, strict=True)]
@@ -287,13 +287,13 @@ def _placed(cached: Allocated, places: Sequence[tuple[int, ...]], table: NodeTab
 
 
 def _renamed(result: AllocationResult, places: tuple[int, ...], table: NodeTable) -> AllocationResult:
-    """Give a node's own names to an allocation that was found on one like it."""
+    """Put a node's own names into an allocation that was found on an equal node."""
     devices = []
     for granted, place in zip(result.devices.results, places, strict=True):
         device = table.candidates[place].id
         devices.append(structs.replace(granted, driver=device.driver, pool=device.pool, device=device.device))
-    # All devices are the node's own, so the allocation names the node and nothing else;
-    # without a device it names none.
+    # All devices are the node's own, so the allocation names only the node. Without a device it
+    # names no node.
     only = NodeRequirement(key="metadata.name", operator="In", values=(table.node.name,))
     selector = (
         NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(only,)),))

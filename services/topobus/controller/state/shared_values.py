@@ -1,12 +1,11 @@
 """Keeps equal values of different nodes once, since most nodes of a fleet are alike.
 
-Flows in: machines and inventories as they were read. Flows out: equal values, made of parts that
-other nodes have, too; and what a search needs of a device, worked out once for all nodes that have
-its like. Values are frozen, so nobody can tell a shared one from another. What is a node's own
-stays its own: devices with a uuid, health, names.
+It also keeps what a search needs of a device, derived once for all nodes that have an equal device.
+Values are frozen, so a shared value behaves like an own one. What differs between nodes is not
+shared: devices with a uuid, health, names.
 
 Measured with DGX nodes (242 devices, 224 of them CPUs): 0.33 MiB a node instead of 1.35, and half
-of the processor time to take one in (docs/explanation/large-fleets.md).
+of the processor time to store a node (docs/explanation/large-fleets.md).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ __all__ = ["SharedValues"]
 
 T = TypeVar("T")
 
-# Different values kept; beyond that all are forgotten, and kept anew as they come. A kind of node
+# Different values kept. Beyond that all are dropped, and kept again as they arrive. A kind of node
 # has some hundred, each of some kilobytes.
 _MOST_VALUES = 50_000
 
 
 @dataclass(eq=False)
 class _Form:
-    """A device as slices show it, with what searches derive of it."""
+    """A device as slices show it, with what searches derive from it."""
 
     device: SliceDevice
     driver: str
@@ -53,7 +52,7 @@ class _Form:
 
 @dataclass(eq=False)
 class _Kind:
-    """Devices that differ in their health alone."""
+    """Devices that differ only in their health."""
 
     device: Device
     form: _Form | None = None
@@ -71,7 +70,7 @@ class SharedValues(DeviceViews):
         """By the identity of the slice's device."""
 
     def machine(self, machine: Machine) -> Machine:
-        """Give an equal machine. Cost: one encoding."""
+        """Return an equal machine. Cost: one encoding."""
         self._bound()
         return structs.replace(
             machine,
@@ -82,7 +81,7 @@ class SharedValues(DeviceViews):
         )
 
     def inventory(self, inventory: Inventory) -> Inventory:
-        """Give an equal inventory. Cost: one encoding of the devices without a uuid."""
+        """Return an equal inventory. Cost: one encoding of the devices without a uuid."""
         self._bound()
         healths: dict[tuple[HealthState, str], DeviceHealth] = {}
         return structs.replace(
@@ -90,7 +89,7 @@ class SharedValues(DeviceViews):
         )
 
     def slice_device(self, device: Device) -> SliceDevice:
-        """Show a device as a slice does; healthy devices of one kind are one value."""
+        """Convert a device to its form in a slice. Healthy devices of one kind are one value."""
         kind = self._kinds_by_attributes.get(id(device.attributes))
         is_plain = (
             device.health.state is HealthState.HEALTHY and not device.health.conditions and device.maintenance is None
@@ -103,7 +102,7 @@ class SharedValues(DeviceViews):
         return kind.form.device
 
     def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
-        """Give what selectors see.
+        """Return what selectors see.
 
         Errors: raises ValueError for a capacity that is no quantity.
         """
@@ -112,7 +111,7 @@ class SharedValues(DeviceViews):
         return form.facts if form is not None and is_known else facts_of(driver, device)
 
     def unreadable(self, device: SliceDevice) -> tuple[str, str]:
-        """Say why selectors fail on the device whatever they ask."""
+        """Return why every selector fails on the device."""
         form = self._forms.get(id(device))
         return form.unreadable if form is not None and form.device is device else reasons_unreadable(device)
 
@@ -122,7 +121,7 @@ class SharedValues(DeviceViews):
 
     def _device(self, device: Device, healths: dict[tuple[HealthState, str], DeviceHealth]) -> Device:
         if device.uuid:
-            return device  # no other node has its like
+            return device  # no other node has an equal one
         kind = self._kinds.setdefault(encode(structs.replace(device, health=HEALTHY)), _Kind(device))
         self._kinds_by_attributes[id(kind.device.attributes)] = kind
         health = device.health
@@ -131,7 +130,7 @@ class SharedValues(DeviceViews):
         return structs.replace(kind.device, health=health)
 
     def _bound(self) -> None:
-        """Forget all when there is too much, so that what nodes had years ago does not stay."""
+        """Drop all values when there are too many, so that values of former nodes do not stay."""
         if len(self._kinds) + len(self._parts) > _MOST_VALUES:
             self._parts.clear()
             self._kinds.clear()

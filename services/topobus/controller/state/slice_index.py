@@ -1,10 +1,9 @@
 """An index of all slices by node and by pool, so that the devices of a node are built from its own
 slices only.
 
-Flows in: slices, by origin (an inventory or an object). Flows out: a NodeTable for each
-node, built at its first use and cached until a slice that concerns the node changes.
-Upstream walks all slices of the cluster for each node; the index gives the same result from
-the pools that the node can reach.
+Slices are stored by origin (an inventory or an object). A node's table is built at its first use
+and cached until a slice that concerns the node changes. Upstream reads all slices of the cluster
+for each node. The index gives the same result from the pools that the node can reach.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from topobus.engine.allocation.values import (
 __all__ = ["Origin", "SliceIndex"]
 
 Origin = tuple[int, Hashable]
-"""What brought slices: a rank, then a name. Slices of one pool with equal names are tried in this
+"""The source of slices: a rank, then a name. Slices of one pool with equal names are tried in this
 order."""
 
 
@@ -41,9 +40,9 @@ class SliceIndex:
         self._numbers = Numbers()
 
     def put(self, origin: Origin, slices: tuple[Slice, ...]) -> frozenset[str] | None:
-        """Take in all slices of an origin; none takes it out.
+        """Replace all slices of an origin.
 
-        Gives the nodes that this may concern, None for all.
+        Returns the nodes that this may concern, None for all.
         """
         before = self._slices.pop(origin, ())
         if slices:
@@ -60,7 +59,7 @@ class SliceIndex:
         return frozenset().union(*node_sets) if len(node_sets) == len(concerned) else None
 
     def table(self, node: Node) -> NodeTable:
-        """Give a node's devices; made once until a slice changes that matters there."""
+        """Return a node's devices, built once until a slice that concerns the node changes."""
         node_table = self._tables.get(node.name)
         if node_table is None:
             node_table = self._tables[node.name] = NodeTable(
@@ -85,7 +84,7 @@ class SliceIndex:
         return len(self._numbers)
 
     def nodes_of(self, pool: PoolId) -> frozenset[str] | None:
-        """Name the nodes to which a pool belongs; None when it may be reached from any."""
+        """Name the nodes to which a pool belongs. None when any node may reach it."""
         nodes = [
             resource_slice.spec.node_name
             for origin in self._by_pool.get(pool, ())
@@ -118,8 +117,8 @@ class SliceIndex:
         slices = [resource_slice for resource_slice in slices if _pool_of(resource_slice) == pool]
         was_broken = pool in self._broken
         self._broken.discard(pool)
-        # Upstream takes counters to concern every node, whatever node they name: all that another
-        # node sees of them is whether their pool is whole.
+        # Upstream lets counters concern every node, whatever node they name. Another node observes
+        # only whether their pool is complete.
         if any(
             resource_slice.spec.shared_counters and resource_slice.spec.node_name for resource_slice in slices
         ) and not self._is_whole(pool):
@@ -140,9 +139,7 @@ class SliceIndex:
         return all(other_pool.state is PoolState.READY for other_pool in pools if other_pool.id == pool)
 
     def _relevant(self, node: str) -> list[Slice]:
-        """Collect the slices that an allocation on a node may have to look at, in the order in
-        which they would all stand.
-        """
+        """Collect the slices that an allocation on a node may read, in the order of all slices."""
         origins = self._by_node.get(node, set()) | self._unbound
         pools = {
             _pool_of(resource_slice) for origin in origins for resource_slice in self._slices[origin]

@@ -1,8 +1,8 @@
 """The stand-alone home's part of the state: the objects of the store, the users of each claim, and
 slices and classes derived from inventories.
 
-Flows in: values from watches. Flows out: the nodes to try for a claim. No I/O; the copy is the only
-mutable thing and belongs to the event loop that runs the controller.
+There is no I/O. The copy is the only mutable value, and belongs to the event loop that runs the
+controller.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from topobus.values.machine import Machine
 
 __all__ = ["StandaloneState"]
 
-# Nothing but these objects themselves, and what is free, decides on their next step; all
-# other kinds are read for them.
+# The next step of these objects depends only on themselves and on the free devices. All other kinds
+# are read for them.
 _OWN_KINDS = ("pod", "resourceclaim", "podschedulingcontext")
 
 
 class StandaloneState(ClusterState):
-    """All copies of the stand-alone home: objects by their place in the store, and slices made of
-    inventories.
+    """All copies of the stand-alone home: objects by their key in the store, and slices derived
+    from inventories.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class StandaloneState(ClusterState):
         self.objects: dict[ObjectKey, Stored] = {}
         self.shared_epoch = 0
         """Grows with every change of an object that others refer to: classes, templates, slices,
-        rules, parameters, nodes; not of claims and pods."""
+        rules, parameters and nodes, but not claims and pods."""
         self.pod_epoch = 0
         """Grows with every change of a pod."""
         self.claim_set_epoch = 0
-        """Grows when a claim comes or goes, not when it changes."""
+        """Grows when a claim is created or deleted, not when it changes."""
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
@@ -69,16 +69,17 @@ class StandaloneState(ClusterState):
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
 
     def put_machine(self, machine: Machine) -> None:
-        """Take in a machine."""
+        """Store a machine."""
         before = self.machines.get(machine.node)
         super().put_machine(machine)
         if before is None or before.node_set != machine.node_set:
-            # Devices on nodes that the machine lacked, or lacks from now on.
+            # Their slices change, if they lie on NUMA nodes that the machine did not have before or
+            # no longer has.
             for device_class in self.classes_on(machine.node):
                 self._publish(self.inventories[machine.node, device_class])
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """Take in an inventory, and offer its devices."""
+        """Store an inventory, and the slices of its devices."""
         super().put_inventory(inventory)
         self._publish(inventory)
         name = driver_name(inventory.device_class)
@@ -96,7 +97,8 @@ class StandaloneState(ClusterState):
             self.class_epoch += 1
 
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
-        """Store the services that do not answer, by node and class, with the time since when.
+        """Store the services that do not answer, by node and class, with the time of the first
+        silence.
 
         Their devices are Unknown and are not allocated.
         """
@@ -120,10 +122,10 @@ class StandaloneState(ClusterState):
         self._put_slices((0, place), slices)
 
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
-        """Take in an object.
+        """Store an object.
 
-        Errors: raises ContractError for a class, slice or rule that nobody can
-        read; it counts as absent then.
+        Errors: raises ContractError for a class, slice or rule that cannot be read, which then
+        counts as absent.
         """
         self._drop_derived(key)
         self.shared_epoch += key.kind not in _OWN_KINDS
@@ -149,7 +151,7 @@ class StandaloneState(ClusterState):
             self._put_rule(key, rule)
 
     def _drop_derived(self, key: ObjectKey) -> None:
-        """Forget what was made of a class or slice."""
+        """Drop what was derived from a class or slice."""
         if key.kind == "deviceclass":
             self._put_class(key.name, None)
         elif key.kind == "resourceslice":
@@ -158,7 +160,7 @@ class StandaloneState(ClusterState):
             self.stock.free(None)
 
     def _put_claim(self, key: ObjectKey, claim: Stored) -> None:
-        """Put a claim into its order; a changed one may have a next step."""
+        """Put a claim into its order. A changed claim may have a next step."""
         self.claim_set_epoch += key not in self._claims and key not in self._classic
         created = _creation_of(claim)
         if is_classic(claim.value):
@@ -169,7 +171,7 @@ class StandaloneState(ClusterState):
             self._classic.discard(key)
             self._claims.put(key, created)
             self._unsettled.put(key, created)
-        # Another than is kept: what is read of a claim stays as long as that does.
+        # A copy, as the parts that are parsed of a stored claim stay in memory as long as the claim.
         users = claim.unread().known_consumers if claim.value.status.get("reservedFor") else ()
         self._links.put_claim(
             key, owner_pod_uid(claim.value) if claim.value.metadata.get("ownerReferences") else None, users
@@ -178,16 +180,16 @@ class StandaloneState(ClusterState):
     def assume(self, key: ObjectKey, claim: ApiObject) -> None:
         """Count a claim's devices as taken while its next version is being written.
 
-        What is stored stays as it is, until `put_object` or `restore`.
+        The stored object stays as it is, until `put_object` or `restore`.
         """
         self.stock.put_claim(key, Stored(0, claim))
 
     def restore(self, key: ObjectKey) -> None:
-        """Count of a claim what is stored: what was assumed has not been written."""
+        """Count the devices of the stored claim again, as the assumed version was not written."""
         self.stock.put_claim(key, self.objects.get(key))
 
     def _put_pod(self, key: ObjectKey, pod: Stored | None) -> None:
-        """Remember which claims a pod uses."""
+        """Record which claims a pod uses."""
         self.pod_epoch += 1
         for name in self._claims_of.pop(key, ()):
             self._users[key.namespace, name].discard(key)
@@ -199,7 +201,7 @@ class StandaloneState(ClusterState):
                 self._users.setdefault((key.namespace, name), set()).add(key)
 
     def drop_object(self, key: ObjectKey) -> Stored | None:
-        """Remove an object; gives the removed one."""
+        """Remove an object, and return it."""
         self._drop_derived(key)
         self.shared_epoch += key.kind not in _OWN_KINDS
         if key.kind == "resourceclaim":
@@ -219,7 +221,7 @@ class StandaloneState(ClusterState):
         return self.objects.pop(key, None)
 
     def of_kind(self, kind: str) -> Mapping[ObjectKey, Stored]:
-        """Give the objects of one kind, in time independent of the number of other objects."""
+        """Return the objects of one kind, in time independent of the number of other objects."""
         return self._of_kind.get(kind, {})
 
     @property
@@ -228,7 +230,7 @@ class StandaloneState(ClusterState):
         return frozenset(class_of_driver(name) or "" for name in self._built_in)
 
     def clear_objects(self) -> None:
-        """Remove all objects: the store was lost, a new snapshot follows."""
+        """Remove all objects: the store was lost, and a new snapshot follows."""
         for key in tuple(self.objects):
             self.drop_object(key)
 
@@ -237,11 +239,11 @@ class StandaloneState(ClusterState):
         return tuple((key, self.objects[key]) for key in self._claims)
 
     def claims_of_gone_pods(self) -> list[tuple[ObjectKey, Stored]]:
-        """List the claims, classic ones too, that were made for a pod that is not stored."""
+        """List the claims, including classic ones, that were made for a pod that is not stored."""
         return [(key, self.objects[key]) for key in self._links.owned_by_gone_pods()]
 
     def claims_with_gone_users(self) -> list[tuple[ObjectKey, Stored]]:
-        """List the claims of structured parameters that a pod has reserved that is not stored."""
+        """List the claims of structured parameters that a pod has reserved which is not stored."""
         return [(key, self.objects[key]) for key in self._links.reserved_by_gone_pods() if key not in self._classic]
 
     def unsettled_claims(self) -> tuple[ObjectKey, ...]:
@@ -252,13 +254,13 @@ class StandaloneState(ClusterState):
         return tuple(self._unsettled)
 
     def settle(self, key: ObjectKey) -> None:
-        """Note that nothing but a change of the claim itself gives it a next step."""
+        """Record that only a change of the claim itself gives it a next step."""
         self._unsettled.drop(key)
 
     def has_waiting(self) -> bool:
         """Say whether any claim waits for its devices, or any pod for its node.
 
-        Cost: each claim and pod is looked at, until one waits.
+        Cost: reads each claim and pod until it finds one that waits.
         """
         return any(
             not stored.value.status.get("allocation") for stored in self.of_kind("resourceclaim").values()
@@ -271,8 +273,8 @@ class StandaloneState(ClusterState):
     def nodes_for(self, claim: Claim) -> tuple[str, ...]:
         """List the nodes to try, in order.
 
-        The one where the claim holds devices already, else the one it names, else that of other
-        claims of its pod, else all by name.
+        These are the nodes where the claim holds devices already, else the node that it names, else
+        that of other claims of its pod, else all by name.
         """
         holding = self.stock.nodes_holding(claim.owner.key)
         if holding:
@@ -295,10 +297,10 @@ class StandaloneState(ClusterState):
         return tuple((key, self.objects[key]) for key in keys if key in self.objects)
 
     def missing_mates(self, claim: Claim) -> tuple[str, ...]:
-        """List claims that are not stored yet and without which no pod that uses this one can
+        """List the claims that are not stored yet and without which no pod that uses this one can
         start.
 
-        None when one pod has all of its claims.
+        Empty when one pod has all of its claims.
         """
         namespace, own_name = claim.owner.namespace, claim.owner.name
         missing = [
@@ -328,7 +330,7 @@ class StandaloneState(ClusterState):
 
     @property
     def classes(self) -> Mapping[str, DeviceClassSpec]:
-        """Give all classes: the built-in one of each Topobus driver, and the stored ones, which
+        """Return all classes: the built-in one of each Topobus driver, and the stored ones, which
         take precedence.
         """
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:
@@ -343,7 +345,7 @@ class StandaloneState(ClusterState):
         )
 
     def describe(self, node: str) -> Node:
-        """Show a node as node selectors see it: its host name, and the labels of its Node object
+        """Return a node as node selectors see it: its host name, and the labels of its Node object
         where one is stored.
         """
         known_node = self._described.get(node)
@@ -358,7 +360,7 @@ class StandaloneState(ClusterState):
         self.stock.outdate(node)
 
     def labels_of(self, namespace: str) -> Mapping[str, str]:
-        """Give the labels of a namespace; none when it is not stored."""
+        """Return the labels of a namespace. Empty when it is not stored."""
         stored = self.objects.get(ObjectKey("namespace", CLUSTER, namespace))
         return stored.metadata.labels if stored is not None else {}
 
@@ -367,7 +369,7 @@ class StandaloneState(ClusterState):
         return stored.metadata.creation_timestamp if stored is not None else ""
 
     def holds_devices(self, claim: Claim) -> bool:
-        """Say whether a ledger holds devices for the claim, whatever its status says."""
+        """Say whether a ledger holds devices for the claim, regardless of its status."""
         return bool(self.stock.nodes_holding(claim.owner.key))
 
 

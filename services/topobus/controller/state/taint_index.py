@@ -1,10 +1,9 @@
 """Taints of devices from three sources: slices, DeviceTaintRules, and device services that do not
 answer.
 
-Flows in: slices as published, stored rules. Flows out: the slices with all taints that an
-allocation has to respect, and the devices with a taint that evicts. A rule selects by driver,
-pool and device, each of which may be omitted; a rule without a selector taints nothing, one
-with an empty selector everything.
+A rule selects by driver, pool and device, each of which may be omitted. A rule without a selector
+taints nothing, one with an empty selector everything.
+
 Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
 
@@ -48,9 +47,9 @@ def read_rule(rule: ApiObject) -> TaintRule:
 
 
 def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slice, ...]:
-    """Add the rules' taints to the devices that they mean.
+    """Add the rules' taints to the devices that they select.
 
-    Slices that none means stay the same objects.
+    Slices that no rule selects stay the same objects.
 
     Shapes: rules — in order of name, which is the order of their taints.
     """
@@ -73,7 +72,7 @@ def _tainted(resource_slice: Slice, rules: tuple[TaintRule, ...]) -> Slice:
 
 
 def silenced(slices: tuple[Slice, ...], since: str) -> tuple[Slice, ...]:
-    """Mark the devices of a service that does not answer."""
+    """Add a taint to the devices of a service that does not answer."""
     mark = Taint(key=SILENT_TAINT, value=since, effect="NoSchedule", time_added=since or None)
     return tuple(
         replace(
@@ -97,7 +96,7 @@ def _with_devices(spec: SliceSpec, devices: tuple[SliceDevice, ...]) -> SliceSpe
 class TaintIndex:
     """All slices as published and all rules.
 
-    It has one owner, who applies the changed slices that each update returns.
+    It has one owner, which applies the changed slices that each update returns.
     """
 
     def __init__(self) -> None:
@@ -105,16 +104,16 @@ class TaintIndex:
         self._rules: dict[Hashable, TaintRule] = {}
         self._evicting: dict[Origin, dict[DeviceId, tuple[Taint, ...]]] = {}
         self.has_seen_binding = False
-        """Whether any device with binding conditions was ever published: without one nobody has to
-        look at all claims for them."""
+        """Whether any device with binding conditions was ever published. Without one, claims need
+        not be checked for them."""
 
     @property
     def rules(self) -> Mapping[Hashable, TaintRule]:
-        """The rules, by what stores them."""
+        """The rules, by their keys."""
         return self._rules
 
     def put(self, origin: Origin, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
-        """Take in the slices of an origin; gives them with the rules' taints."""
+        """Store the slices of an origin, and return them with the rules' taints."""
         self._published.pop(origin, None)
         self._evicting.pop(origin, None)
         if not slices:
@@ -136,7 +135,7 @@ class TaintIndex:
     def put_rule(self, key: Hashable, rule: TaintRule | None) -> dict[Origin, tuple[Slice, ...]]:
         """Store a rule, or remove it with None.
 
-        Gives the slices of the origins whose taints changed.
+        Returns the slices of the origins whose taints changed.
         """
         before = self._in_order()
         self._rules.pop(key, None)
@@ -167,7 +166,7 @@ class TaintIndex:
         return bool(self._evicting) or any(rule.taint.effect == EXECUTES for rule in self._rules.values())
 
     def count(self, rule: TaintRule) -> int:
-        """Count the published devices that a rule means."""
+        """Count the published devices that a rule selects."""
         return sum(
             matches(rule.selector, DeviceId(resource_slice.spec.driver, resource_slice.spec.pool.name, device.name))
             for slices in self._published.values()

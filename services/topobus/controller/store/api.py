@@ -1,10 +1,9 @@
 """The protocol of a Kubernetes API server as the controller uses it.
 
-No other module of the cluster home depends on a client library.
+No other module of the cluster home depends on a client library. Objects have Kubernetes' wire
+shape, and the server's refusals are values. A request without an answer raises PeerUnavailable, and
+a write without an answer may or may not have taken effect.
 
-Flows in: kinds, names, merge patches. Flows out: objects in Kubernetes' wire shape; refusals of the
-server as values. A request without an answer raises PeerUnavailable, and a write without an answer
-may or may not have taken effect.
 Source: Kubernetes API concepts (resource versions, bookmarks, 410, preconditions of a patch).
 """
 
@@ -102,7 +101,7 @@ class Api(ReadApi, Protocol):
     """
 
     async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
-        """Make an object; the answer is what the server stored."""
+        """Create an object. Returns what the server stored."""
         ...
 
     async def patch(
@@ -110,7 +109,7 @@ class Api(ReadApi, Protocol):
     ) -> Plain | Rejected:
         """Change an object by a merge patch.
 
-        One that carries metadata.resourceVersion is refused when the object is another by now.
+        A patch that carries metadata.resourceVersion is refused when the object has changed since.
 
         Shapes: part — `status` changes the status and nothing else.
         """
@@ -119,6 +118,6 @@ class Api(ReadApi, Protocol):
     async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
         """Delete an object that is still at this version.
 
-        The server marks one that has finalizers.
+        The server only marks an object that has finalizers.
         """
         ...

@@ -1,9 +1,8 @@
 """The object store on an API server: the revision is the resource version.
 
-Flows in: the next version of an object; its difference to the copy is sent as a merge patch that
-names the version of the copy. Flows out: the stored object, which is put into the state at once.
-After a conflict, or a write without an answer, the object is read again, so that the next
-decision starts from the stored state.
+The difference between an object's next version and the copy is sent as a merge patch that names the
+version of the copy. The stored object is put into the state at once. After a conflict, or a write
+without an answer, the object is read again, so that the next decision starts from the stored state.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from topobus.values.errors import InvariantError, PeerUnavailable
 __all__ = ["ApiServerStore", "bound_patch", "merge_patch"]
 
 _KINDS = {kind.name.lower(): kind for kind in WATCHED}
-# What a server sets by itself when an object is made (apimachinery, ObjectMeta).
+# Fields that the server sets itself when an object is created (apimachinery, ObjectMeta).
 _SET_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation")
 
 
@@ -46,7 +45,7 @@ class ApiServerStore:
         self._metrics = metrics
 
     async def get(self, key: ObjectKey) -> Stored | None:
-        """Read an object as it is now; None when it is gone."""
+        """Read an object from the server. None when it is gone."""
         kind = _KINDS[key.kind]
         plain = await self._api.get(kind, key.namespace, key.name)
         if plain is None:
@@ -55,7 +54,11 @@ class ApiServerStore:
         return await self._update_copy(kind, key, plain)
 
     async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
-        """Make an object, in the version that the server serves."""
+        """Create an object, in the version that the server serves.
+
+        Errors: raises PeerUnavailable when the server refuses it for another reason than a
+        conflict.
+        """
         kind = _KINDS[key.kind]
         version = await self._api.version_of(kind)
         metadata = {field: content for field, content in value.metadata.items() if field not in _SET_BY_SERVER}
@@ -70,16 +73,16 @@ class ApiServerStore:
         except PeerUnavailable as err:
             return await self._unknown(kind, key, err)
         if isinstance(made, Rejected) and made.code == NOT_FOUND:
-            # Not the object is gone but its namespace: nothing of this name was made by anybody.
+            # The namespace is gone, not the object: no writer has created an object of this name.
             self._count(kind, "refused")
             raise _refusal(kind, key, made)
         return await self._outcome(kind, key, made)
 
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
-        """Write the difference to the copy as a patch; a copy at another revision is a conflict.
+        """Write the difference to the copy as a patch. A copy at another revision is a conflict.
 
-        Errors: raises InvariantError when the status and something else
-        differ: no one write changes both.
+        Errors: raises InvariantError when the status and something else differ: no one write
+        changes both.
         """
         stored = self._known(key)
         if stored is None or stored.revision != revision:
@@ -96,7 +99,7 @@ class ApiServerStore:
         return await self._outcome(kind, key, written)
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
-        """Delete an object at a revision; the watch updates the state."""
+        """Delete an object at a revision. The watch updates the state."""
         kind = _KINDS[key.kind]
         try:
             rejected = await self._api.delete(kind, key.namespace, key.name, version=str(revision))
@@ -114,7 +117,7 @@ class ApiServerStore:
         return await self._update_copy(kind, key, written)
 
     async def _lost(self, kind: Kind, key: ObjectKey, rejected: Rejected) -> Conflict:
-        """Take in what was there before our write.
+        """Put the object that was there before our write into the copy.
 
         Errors: raises PeerUnavailable when the server refuses the write for another reason.
         """
@@ -126,7 +129,7 @@ class ApiServerStore:
         return Conflict(rejected.message)
 
     async def _unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> Unknown:
-        """Look what became of a write that nobody answered."""
+        """Read the object after a write without an answer."""
         self._count(kind, "unknown")
         get_logger().warning(
             "write.ambiguous", kind=kind.name, namespace=key.namespace, name=key.name, error=str(error)
@@ -144,9 +147,9 @@ class ApiServerStore:
         return self._state.objects.get(key)
 
     async def _update_copy(self, kind: Kind, key: ObjectKey, plain: dict[str, Any]) -> Stored:
-        """Take in what the server shows.
+        """Put the server's object into the copy.
 
-        One that nobody can read is not "gone": who asked sets aside what it was about to do.
+        An object that cannot be read is not "gone": the caller sets its work on it aside.
 
         Errors: raises ContractError.
         """
@@ -155,14 +158,14 @@ class ApiServerStore:
         kept = self._known(key)
         if kept is not None:
             return kept
-        # Of no interest to the copy, and yet what was asked for.
+        # The copy does not keep this object, but the caller asked for it.
         parts = {part: plain.get(part) or {} for part in ("metadata", "spec", "status")}
         api_object = ApiObject(api_version=str(plain.get("apiVersion")), kind=kind.name, **parts)
         return Stored(version_of(api_object), api_object)
 
 
 def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:
-    """Make the error of a write that the server refuses whatever anybody else does."""
+    """Make the error of a write that the server refuses regardless of other writers."""
     return PeerUnavailable(
         f"API server: {kind.name} {key.namespace}/{key.name}: {rejected.code} {rejected.message}",
         next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml), and that the "
@@ -172,12 +175,12 @@ def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:
 
 
 def bound_patch(before: ApiObject, after: ApiObject) -> dict[str, Any]:
-    """Give the merge patch of an object's next version, bound to the very version on which that was
+    """Return the merge patch of an object's next version, bound to the version on which that was
     decided.
 
     Fields that the server keeps and the copy does not are in neither, so they stay as they are.
-    Errors: raises InvariantError when the status and something else
-    differ: no one write changes both.
+    Errors: raises InvariantError when the status and something else differ: no one write changes
+    both.
     """
     parts = ("metadata", "spec", "status")
     patch = {part: changes for part in parts if (changes := merge_patch(getattr(before, part), getattr(after, part)))}
@@ -190,7 +193,7 @@ def bound_patch(before: ApiObject, after: ApiObject) -> dict[str, Any]:
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the merge patch that makes `after` of `before` (RFC 7386); empty when they are equal.
+    """Return the merge patch from `before` to `after` (RFC 7386). Empty when they are equal.
 
     >>> merge_patch({"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}, {"a": 1, "b": {"c": 4}, "e": [1, 2]})
     {'b': {'c': 4, 'd': None}, 'e': [1, 2]}

@@ -1,12 +1,12 @@
 """Writes Kubernetes Events on pods and claims, deduplicated, aggregated and rate-limited, for
 `kubectl describe`.
 
-Flows in: an object, a reason, a message. Flows out: v1 Events. The same message within a short time
-is dropped; later it raises the count of the existing Event. An object whose messages change too
-often has its Events limited by a token bucket. When many objects of a namespace are told one
-reason, all but the first ones share one Event that counts them: a cluster that is full must not
-have an Event written for each of thousands of pods. An Event that cannot be written is logged and
-dropped, since no decision depends on it.
+The same message within a short time is dropped. Later it raises the count of the existing Event. An
+object whose messages change too often has its Events limited by a token bucket. When many objects
+of a namespace have the same reason, all but the first ones share one Event that counts them: a
+cluster that is full must not write an Event for each of thousands of pods. An Event that cannot be
+written is logged and dropped, since no decision depends on it.
+
 Source: client-go tools/record (EventCorrelator: 25 at once, then one in 5 minutes for each object).
 """
 
@@ -29,15 +29,15 @@ from topobus.values.errors import TopobusError
 
 __all__ = ["EventRecorder"]
 
-# What `kubectl describe` shows in three lines of a terminal; an API server takes 1,024 and refuses
-# more. Whoever has more to say has it in a condition.
+# What `kubectl describe` shows in three lines of a terminal. An API server accepts 1,024 and
+# refuses more. A condition has room for longer messages.
 _MAX_MESSAGE = 300
 _SAME_S = 300.0
 _BURST = 25.0
 _REFILL_S = 300.0
 _MOST_KNOWN = 4096
-# Objects of a namespace that are told one reason in Events of their own: so many at once, then one
-# more in so many seconds. The others are counted in one Event.
+# Objects of a namespace that get Events of their own for one reason: so many at once, then one more
+# in so many seconds. The others are counted in one Event.
 _ALIKE_BURST = 25.0
 _ALIKE_REFILL_S = 1.0
 _COUNTED_EVERY_S = 10.0
@@ -86,8 +86,8 @@ class EventRecorder:
     async def warn(self, stored: Stored, reason: str, message: str, *, more: str = "") -> None:
         """Write a Warning Event on a pod, a claim or a node: 300 characters of the message at most.
 
-        Shapes: more — where the rest stands, for a message that is cut: `its
-        condition topobus.dev/Allocated`.
+        Shapes: more — where the rest of a cut message is found: `its condition
+        topobus.dev/Allocated`.
         """
         await self._write_event(stored, "Warning", reason, _shorten(message, more))
 
@@ -102,7 +102,7 @@ class EventRecorder:
         if len(self._written) >= _MOST_KNOWN:
             self._written.clear()
             self._budgets.clear()
-        # Events of an object without a namespace stand in this one (client-go tools/record).
+        # The namespace for Events of objects without one (client-go tools/record).
         namespace = metadata.namespace or "default"
         is_new = before is None or before.message != shown
         if is_new and not self._is_within_budget((namespace, reason), _ALIKE_BURST, _ALIKE_REFILL_S, now_s):
@@ -118,8 +118,8 @@ class EventRecorder:
                 )
                 if not isinstance(patched, Rejected):
                     return
-            # The name follows from what is told: neither a repeated write nor
-            # another replica makes a second event.
+            # The name is derived from the message: neither a repeated write nor another replica
+            # creates a second Event.
             digest = hashlib.sha256(f"{metadata.uid}/{reason}/{shown}".encode()).hexdigest()[:16]
             name = f"{metadata.name[:200]}.{digest}"
             self._written[metadata.uid, reason] = _Written(shown, name, 1, now, now_s)
@@ -132,7 +132,7 @@ class EventRecorder:
     async def tell_counts(self) -> float | None:
         """Write the counts of Events for many objects that are due.
 
-        Gives after how many seconds another is, None when none is.
+        Returns after how many seconds the next is due, None when there is none.
         """
         waits: list[float] = []
         for place, counted in tuple(self._counted.items()):
@@ -150,14 +150,14 @@ class EventRecorder:
             }
             try:
                 if isinstance(await self._api.patch(EVENTS, counted.namespace, counted.name, changes), Rejected):
-                    # A server keeps Events for an hour: the next one begins anew.
+                    # A server keeps Events for an hour: the next object creates a new one.
                     self._counted.pop(place, None)
             except TopobusError as err:
                 get_logger().warning("event.untold", object=counted.namespace, reason=place[1], error=str(err))
         return min(waits, default=None)
 
     async def _count_alike(self, stored: Stored, kind: str, reason: str, shown: str, namespace: str) -> None:
-        """Count an object in the Event of its namespace and reason, which stands at the first one
+        """Count an object in the Event of its namespace and reason, which is on the first object
         that was counted.
         """
         place, name = (namespace, reason), stored.metadata.name
@@ -211,7 +211,7 @@ class EventRecorder:
 
 
 def _of_many(count: int, message: str) -> str:
-    """Say how many objects an Event stands for, and what the last one was told."""
+    """Return how many objects an Event counts, with the message of the last one."""
     return _shorten(f"{count} more of this namespace, the last: {message}", "each pod's condition")
 
 
@@ -220,5 +220,5 @@ def _shorten(message: str, more: str) -> str:
         return message
     tail = f" … (all of it: {more})" if more else " …"
     kept = message[: _MAX_MESSAGE - len(tail)]
-    # Where a line has words it is cut between two of them.
+    # Cut between two words where the line has words.
     return (kept.rpartition(" ")[0] or kept) + tail

@@ -1,8 +1,8 @@
 """The API server client of the controller: kinds in the best version served, paged lists, watches
 (`ApiReader`), merge patches.
 
-Flows in: settings. Flows out: an Api. Connections and requests are in `topobus.kubernetes`, which
-the gateway uses as well. Only the cluster home imports this module.
+Connections and requests are in `topobus.kubernetes`, which the gateway uses as well. Only the
+cluster home imports this module.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class KubernetesApi(ApiReader):
 
     @classmethod
     def open(cls, settings: ClusterSettings) -> KubernetesApi:
-        """Read the configuration; no request is sent yet.
+        """Read the configuration. No request is sent yet.
 
-        Errors: raises ConfigError when there is no configuration where the
-        settings say, or it cannot be used.
+        Errors: raises ConfigError when the settings name a configuration that does not exist or
+        cannot be used.
         """
         access = AccessSettings(
             kubeconfig=settings.kubeconfig,
@@ -38,14 +38,14 @@ class KubernetesApi(ApiReader):
             setting="controller: cluster.kubeconfig",
             next_step="set TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG to a kubeconfig file, or run in a pod with a "
             "service account",
-            # A person's dry run reads that person's kubeconfig, which
-            # names a program on most clouds.
+            # A person's dry run reads that person's kubeconfig, which names a credential program on
+            # most clouds.
             runs_programs=True,
         )
         return cls(KubernetesClient.open(access), settings.page, "deploy/kubernetes/controller.yaml")
 
     async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
-        """Make an object; the answer is what the server stored."""
+        """Create an object. Returns what the server stored."""
         path = await self.path_of(kind, str((plain.get("metadata") or {}).get("namespace", "")))
         return await self.ask("POST", path, params=_WRITER, body=plain)
 
@@ -54,14 +54,14 @@ class KubernetesApi(ApiReader):
     ) -> Plain | Rejected:
         """Change an object by a merge patch.
 
-        One that carries metadata.resourceVersion is refused when the object is another by now.
+        A patch that carries metadata.resourceVersion is refused when the object has changed since.
         """
         return await self.ask("PATCH", await self.path_of(kind, namespace, name, part), params=_WRITER, body=patch)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
         """Delete an object that is still at this version.
 
-        The server marks one that has finalizers.
+        The server only marks an object that has finalizers.
         """
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"resourceVersion": version}}
         answer = await self.ask("DELETE", await self.path_of(kind, namespace, name), body=body)

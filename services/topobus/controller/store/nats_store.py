@@ -1,8 +1,7 @@
 """The object store on a NATS bucket: the revision is the message's sequence in the bucket's stream.
 
-Flows in: the next versions of objects, and changes of the bucket. Flows out: compare-and-set
-writes. Each written object is put into the state at once, so that the next decision sees it;
-objects that others wrote arrive by the watch.
+Each written object is put into the state at once, so that the next decision sees it. Objects of
+other writers arrive by the watch.
 """
 
 from __future__ import annotations
@@ -36,16 +35,18 @@ class NatsStore:
         self._state = state
 
     async def get(self, key: ObjectKey) -> Stored | None:
-        """Read an object from the stream's leader; None when there is none."""
+        """Read an object from the stream's leader. None when there is none."""
         entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
         return Stored(entry.revision, entry.value) if entry is not None else None
 
     async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
-        """Make an object that does not exist."""
+        """Create an object."""
         return await self.put(key, 0, value)
 
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
-        """Write an object onto a revision; 0: that of an object that does not exist."""
+        """Write an object if its stored revision is `revision`, 0 for an object that does not
+        exist.
+        """
         try:
             written = await self._bus.compare_and_set(catalogue.OBJECT, value, revision, **key._asdict())
         except AmbiguousWrite as err:
@@ -57,13 +58,13 @@ class NatsStore:
         try:
             self._state.put_object(key, stored)
         except ContractError as err:
-            # It is written, and known as far as it can be read; that its content is malformed is
-            # what may have been told by this very write.
+            # The write succeeded, and the copy keeps what can be read of it. This very write may
+            # have reported that the content is malformed.
             get_logger().debug("object.written-malformed", object=name_of(value), error=str(err))
         return stored
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
-        """Delete an object at a revision; the watch updates the state."""
+        """Delete an object at a revision. The watch updates the state."""
         try:
             conflict = await self._bus.compare_and_delete(catalogue.OBJECT, revision, **key._asdict())
         except AmbiguousWrite as err:
@@ -80,9 +81,9 @@ class NatsWatch:
     """Keeps the copy of all kinds: the `ObjectWatch` of the bucket.
 
     After the bucket was lost, the copy is emptied before the new content arrives. Args: changed —
-    called after each change; refused — hears of objects that the copy does not take in; dropped —
-    hears of each object that is gone, as it was known;
-    forgotten — called when the bucket was lost.
+    called after each change; refused — called for each object that the copy does not accept;
+    dropped — called with the last known version of each object that is gone; forgotten — called
+    when the bucket was lost.
     """
 
     def __init__(
@@ -107,23 +108,23 @@ class NatsWatch:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether a whole snapshot has been taken in."""
+        """Say whether a complete snapshot has arrived."""
         return self._feed.is_whole
 
     @property
     def trouble(self) -> str:
-        """Why the copy is not whole; empty while it is."""
+        """Why the copy is not complete. Empty while it is."""
         return self._trouble
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
         """Wait until the copy shows everything up to a revision.
 
-        False when it does not come so far in time.
+        False when that takes longer than the time-out.
         """
         return await self._feed.reached(revision, timeout_s)
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow the bucket until cancelled."""
         self._feed.begin_list()
         async with aclosing(self._bus.watch_to_write(catalogue.OBJECT)) as changes:
             async for change in changes:
@@ -155,11 +156,11 @@ class NatsWatch:
             self._feed.advance(change.revision)
 
     def _fall_back(self, key: ObjectKey, change: Change[ApiObject]) -> None:
-        """Go on with the newest version that can be read, as if it stood at the key's present
-        revision: what is written next heals the key.
+        """Continue with the newest version that can be read, at the key's present revision, so that
+        the next write replaces the unreadable one.
 
-        What another release wrote may be right, and is not written over: the
-        copy goes on with what it has.
+        A value that another release wrote may be right, and is not overwritten: the copy then keeps
+        what it has.
         """
         last = change.value or (stored.value if (stored := self._state.objects.get(key)) is not None else None)
         is_others = standing(change.origin.release, self._bus.release) not in (Standing.SAME, Standing.UNSAID)
@@ -174,7 +175,9 @@ class NatsWatch:
         self._feed.put(key, change.revision, partial(self._put, key, Stored(change.revision, last)))
 
     def _is_known(self, key: ObjectKey, revision: int) -> bool:
-        """Say whether the copy is as far: our own write, which it learned when it was made."""
+        """Say whether the copy is at least as new: our own write was put into it when it was
+        made.
+        """
         stored = self._state.objects.get(key)
         return stored is not None and stored.revision >= revision
 

@@ -1,10 +1,8 @@
 """The writes of reconcilers: a lost compare-and-set is dropped, and a write without an answer ends
 the work on the object.
 
-That work starts again from the stored state.
-
-Flows in: the next versions of objects. Flows out: the stored object; None when another writer was
-first, since the copy then has the newer object or the watch brings it.
+After a lost write the copy has the newer object, or the watch brings it. The work starts again from
+the stored state.
 """
 
 from __future__ import annotations
@@ -23,21 +21,21 @@ class ObjectWriter:
         self._store = store
 
     async def read(self, key: ObjectKey) -> Stored | None:
-        """Read an object from the store, not from the copy; None when there is none.
+        """Read an object from the store, not from the copy. None when there is none.
 
-        Errors: raises PeerUnavailable; ContractError when nobody can read it.
+        Errors: raises PeerUnavailable, or ContractError when it cannot be read.
         """
         return await self._store.get(key)
 
     async def create(self, key: ObjectKey, value: ApiObject) -> Stored | None:
-        """Create an object; None when it exists already.
+        """Create an object. None when it exists already.
 
-        Errors: raises PeerUnavailable when it is not known whether it was made.
+        Errors: raises PeerUnavailable when it is not known whether it was created.
         """
         return confirmed(await self._store.create(key, value))
 
     async def write(self, key: ObjectKey, revision: int, value: ApiObject) -> Stored | None:
-        """Write an object if its stored revision is `revision`; None when it is not.
+        """Write an object if its stored revision is `revision`. None when it is not.
 
         Errors: raises PeerUnavailable when it is not known whether it was written.
         """
@@ -57,7 +55,7 @@ class ObjectWriter:
 
 
 def confirmed(outcome: WriteOutcome) -> Stored | None:
-    """Give the stored object; None when another writer was first.
+    """Return the stored object. None when another writer was first.
 
     Errors: raises the PeerUnavailable of a write whose outcome is not known.
     """

@@ -1,15 +1,14 @@
 """The object store's protocol for both homes: keys, revisions, the three outcomes of a write, and a
 watch that keeps a copy.
 
-A NATS stream counts its messages and an API server its resource versions; both refuse a write whose
+A NATS stream counts its messages and an API server its resource versions. Both refuse a write whose
 revision is not the stored one, and both may leave a write without an answer. So one protocol serves
 both homes, and one contract suite holds both stores to it
 (`tests/integration/controller/test_object_store.py`).
 
-Flows in: the next versions of objects. Flows out: the stored object, or why it was not stored.
 A store puts what it wrote into its copy at once, so that the next decision sees it. Writes of
-others arrive by a watch (`NatsWatch`, or an `Informer` for each kind); `ObjectFeed` applies
-both to the copy in the same way.
+others arrive by a watch (`NatsWatch`, or an `Informer` for each kind). `ObjectFeed` applies both to
+the copy in the same way.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Deleted:
-    """The object is gone, or, on an API server, on its way out as soon
-    as its finalizers are off.
-    """
+    """The object is gone, or, on an API server, will be when its finalizers are removed."""
 
 
 WriteOutcome = Stored | Conflict | Unknown
@@ -58,22 +55,22 @@ WriteOutcome = Stored | Conflict | Unknown
 class ObjectStore(Protocol):
     """A store of objects with compare-and-set.
 
-    Errors: each method raises ContractError for an object that nobody can read, and
-    PeerUnavailable when the store refuses what it is asked for another reason than a conflict (a
-    right is missing, the object is invalid): then nothing was written. `get` raises
-    PeerUnavailable when there is no answer.
+    Errors: each method raises ContractError for an object that cannot be read, and PeerUnavailable
+    when the store refuses a request for another reason than a conflict (a right is missing, the
+    object is invalid): then nothing was written. `get` raises PeerUnavailable when there is no
+    answer.
     """
 
     async def get(self, key: ObjectKey) -> Stored | None:
-        """Read an object as it is now, not as the copy shows it; None when there is none."""
+        """Read an object from the store, not from the copy. None when there is none."""
         ...
 
     async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
-        """Make an object that does not exist; Conflict when it does."""
+        """Create an object. Conflict when it exists."""
         ...
 
     async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
-        """Write an object onto the revision on which that was decided.
+        """Write an object if its stored revision is still the one on which the write was decided.
 
         Shapes: value — differs from what was stored in its status or in all else: an API server
         changes the one or the other by one write, never both.
@@ -81,41 +78,41 @@ class ObjectStore(Protocol):
         ...
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
-        """Delete an object as it was at a revision: what a user has made under the same name since,
-        and what another replica has protected, stays.
+        """Delete an object at a revision. What a user has created under the same name since, and
+        what another replica has protected, stays.
         """
         ...
 
 
 class ObjectWatch(Protocol):
-    """Keeps a copy of the objects in step with a store, whoever writes there.
+    """Keeps a copy of the objects in step with a store.
 
     Order: the objects that exist, then each change by its revision. After a gap (a connection that
-    was cut, a history that the store forgot) the objects that exist are told anew, and those that
-    went meanwhile are dropped. An object that nobody can read is counted and logged once a
-    revision, and the others go on.
+    was cut, a history that the store forgot) the objects that exist are sent again, and those that
+    were deleted meanwhile are dropped. An object that cannot be read is counted and logged once per
+    revision, and does not affect the others.
     """
 
     @property
     def is_whole(self) -> bool:
-        """Say whether all objects that existed have been taken in.
+        """Say whether all objects that existed have arrived.
 
-        False again only where the store itself was lost.
+        False again only when the store itself was lost.
         """
         ...
 
     @property
     def trouble(self) -> str:
-        """What keeps the copy from being followed; empty while all is well."""
+        """Why the copy cannot be followed. Empty while it can."""
         ...
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
         """Wait until the copy shows everything up to a revision.
 
-        False when it does not come so far in time.
+        False when that takes longer than the time-out.
         """
         ...
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow the store until cancelled."""
         ...
