@@ -1,8 +1,8 @@
-"""Tells pods how their claims stand: the condition topobus.dev/Allocated, and events of the pod and
-of its claims that wait.
+"""Reports the allocation of a pod's claims: the condition topobus.dev/Allocated, and events on the
+pod and on its claims that wait.
 
-Flows in: a pod, a reason, a message. Flows out: a status write where it says something new, and
-events of at most 300 characters that name the condition with the rest.
+The status is written only when it changes. An event has at most 300 characters, and names the
+condition that has the rest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from topobus.values.outcome import Reason
 __all__ = ["ALLOCATED", "REST", "AllocatedCondition"]
 
 REST = f"condition {ALLOCATED_CONDITION} of the pod"
-"""Where an event that is cut says that the rest stands."""
+"""Where the rest of a cut event is found, in the event's own text."""
 ALLOCATED = "its claims are allocated and reserved"
-"""What a pod is told that was told before why it waits."""
+"""Message for a pod whose condition had a reason for waiting before."""
 
 
 class AllocatedCondition:
-    """Writes the condition and what goes with it."""
+    """Writes the condition and the events that go with it."""
 
     def __init__(self, clock: Clock, state: ApiServerState, writer: ObjectWriter, events: EventRecorder) -> None:
         self._clock = clock
@@ -37,15 +37,16 @@ class AllocatedCondition:
         self._log = get_logger()
 
     async def write(self, key: Key, pod: Stored, *, is_true: bool, reason: str, message: str) -> Stored | None:
-        """Write the condition; None when it says so already, or another writer was first."""
+        """Write the condition. None when it is there already, or another writer was first."""
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         value = with_allocated_condition(pod.value, is_true=is_true, reason=reason, message=message, now=now)
         return await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
 
     async def tell_waiting(self, key: Key, pod: Stored, reason: str, reasons: Sequence[Reason]) -> Stored | None:
-        """Tell why a pod waits: the condition, and events of the pod and its claims, each once.
+        """Report why a pod waits: in the condition, and in events on the pod and its claims, each
+        once.
 
-        Gives the pod as written, None where nothing was.
+        Returns the pod as written, None where nothing was written.
         """
         message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)

@@ -3,12 +3,9 @@ it, or withdraws it.
 
 Two replicas cannot allocate one device twice. An intent is ordered by the version at which it was
 written, and it is committed only when the copy shows everything up to that version and the devices
-are free of all earlier intents; of two intents the later one sees the earlier and is withdrawn.
-The writes themselves are in `commit_allocations`, as for the stand-alone home; this module adds
-the checks that a cluster needs.
-
-Flows in: a pod's plan and the chosen fit. Flows out: attempts that may
-be committed, and withdrawals.
+are free of all earlier intents. Of two intents the later one sees the earlier and is withdrawn. The
+writes themselves are in `commit_allocations`, as for the stand-alone home. This module adds the
+checks that a cluster needs.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ __all__ = ["Intents"]
 
 
 class Intents:
-    """Writes intents and makes them true."""
+    """Writes, commits and withdraws intents."""
 
     def __init__(
         self,
@@ -70,7 +67,8 @@ class Intents:
         self._call_s = settings.cluster.call_s
         self._written: set[tuple[str, int]] = set()
         self._writing: set[tuple[str, int]] = set()
-        """Intents under way: the watch may bring one before the answer does."""
+        """Intents that are being written: the watch may deliver one before the write is
+        answered."""
         self._clock = clock
         self._state = state
         self._writer = writer
@@ -82,7 +80,7 @@ class Intents:
         self._log = get_logger()
 
     def find(self, plan: PodPlan) -> list[Attempted]:
-        """List the pending claims for which something is intended and still to be done."""
+        """List the pending claims that have an intent which is not committed yet."""
         intents: list[Attempted] = []
         for pod_claim in plan.pending:
             key = _key(plan, pod_claim)
@@ -92,7 +90,7 @@ class Intents:
         return intents
 
     async def clear(self, plan: PodPlan) -> bool:
-        """Have ledgers let go of what the pending claims hold from before.
+        """Release what nodes still hold for the pending claims from before.
 
         False when a node refuses.
 
@@ -104,9 +102,9 @@ class Intents:
         return True
 
     def begin(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> list[Draft]:
-        """Say what each pending claim is to get.
+        """Draft the intent of each pending claim.
 
-        From now until `write` is done its devices count as taken. Empty when a claim is gone.
+        Its devices count as taken until `write` is done. Empty when a claim is gone.
         """
         members: list[Member] = []
         for pod_claim in plan.pending:
@@ -125,7 +123,7 @@ class Intents:
         return group
 
     async def write(self, group: Sequence[Draft]) -> None:
-        """Write down what each claim is to get; ends early when a claim is another by now.
+        """Write the intents. Stops at a claim that changed meanwhile.
 
         Errors: raises PeerUnavailable.
         """
@@ -142,12 +140,12 @@ class Intents:
     async def commit(
         self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool = False
     ) -> Progress | Refusal:
-        """Make intents true: see what came before them, have the node hold the devices, write the
+        """Commit intents: check the earlier ones, place the devices at the node, write the
         statuses.
 
         A Refusal is the node's.
 
-        Shapes: is_cheap — only if a short search shows that the devices may still be had.
+        Shapes: is_cheap — commit only if a short search shows that the devices are still free.
         """
         return await self.committer.commit(intents, _PodRules(self, plan, is_cheap=is_cheap))
 
@@ -163,7 +161,8 @@ class Intents:
         node = intents[0].attempt.node
         bound_to = await self._bound_to(plan)
         if bound_to not in ("", node):
-            # Somebody bound it while this was intended: on the intended node it can never start.
+            # The pod was bound to another node meanwhile: it can never start with devices of the
+            # intended one.
             self._log.info("pod.bound-elsewhere", pod=str(plan.pod), node=bound_to, intended=node)
             await self.withdraw(plan)
             return Progress.ON
@@ -183,9 +182,9 @@ class Intents:
         return fit.results
 
     async def _bound_to(self, plan: PodPlan) -> str:
-        """Name the node that the pod has by now; empty while it has none.
+        """Return the pod's node. Empty while it has none.
 
-        Behind a gate nobody can bind it, so it is read only when its gate is open.
+        A pod behind a gate cannot be bound, so the store is read only when the gate is open.
         """
         key = (plan.pod.namespace, plan.pod.name)
         pod = self._state.pods.get(key)
@@ -212,9 +211,9 @@ class Intents:
         return tuple(nodes)
 
     def drop_gone(self) -> bool:
-        """Remove the notes about intents that no longer exist.
+        """Drop the records of intents that no longer exist.
 
-        True says that there are intents of somebody else.
+        True when there are intents of another replica.
         """
         living = self._state.gated_pods.pending()
         self._written &= living
@@ -228,13 +227,13 @@ class Intents:
         is_final: bool = False,
         refused: tuple[str, ...] = (),
     ) -> None:
-        """Take intents back.
+        """Withdraw intents.
 
-        The note of a pod whose gate is open stays, without an intent, so that its
-        claims are still known as ours.
+        The note of a pod whose gate is open stays, without an intent, so that its claims are still
+        known as ours.
 
-        Shapes: intents — None stands for all of the pod; refused — nodes that such a note is to
-        name as those on which kube-scheduler could not place the pod.
+        Shapes: intents — None means all of the pod; refused — nodes to record in such a note as
+        those on which kube-scheduler could not place the pod.
         """
         pod = self._state.pods.get((plan.pod.namespace, plan.pod.name))
         is_open = pod is not None and not pod.pod.has_gate and not is_final
@@ -272,12 +271,12 @@ class Intents:
                 self._log.warning("ledger.silent", node=attempt.node, error=str(err))
 
     def now(self) -> str:
-        """Give the time as Kubernetes writes it in an object's status."""
+        """Return the time as Kubernetes writes it in an object's status."""
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class _PodRules:
-    """What the home asks for when a pod's intents are made true."""
+    """The cluster home's rules for committing a pod's intents."""
 
     def __init__(self, intents: Intents, plan: PodPlan, *, is_cheap: bool) -> None:
         self._intents = intents
@@ -289,8 +288,8 @@ class _PodRules:
         return await self._intents.revalidate(self._plan, group, is_cheap=self._is_cheap)
 
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
-        """Go elsewhere: it may be held by now, but whatever comes of it, the node's gateway lets go
-        of what no claim's status says.
+        """Return a refusal, so that the pod is tried elsewhere. The silent node may hold the
+        devices by now, but its gateway releases what no claim's status has.
         """
         node = attempted.attempt.node
         code = "node-failed" if error.facts.get("code") == NODE_FAILED else "node-silent"

@@ -5,10 +5,9 @@ kube-controller-manager's resourceclaim controller makes claims from templates, 
 of ended pods, deallocates unused claims and deletes those made for a pod. Where it runs
 (`cluster.housekeeping = "cluster"`), this module only withdraws intents of deleted pods, which that
 controller cannot see. With `own` it does all of this for gated pods and for the claims that this
-controller allocated, and for no others.
+controller allocated, and for no others. Each write is conditional on a version, so two controllers
+may do the same without harm.
 
-Flows in: the copy of the cluster. Flows out: writes, each conditional on a version, so that two
-controllers doing the same do no harm.
 Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 """
 
@@ -89,7 +88,9 @@ class ClaimHousekeeping:
     async def _guard(
         self, what: str, key: Key, guarded: Stored, work: Callable[[], Awaitable[Result]], looked_at: set[Hashable]
     ) -> None:
-        """Do one piece of work for a claim or a pod; what goes wrong with it concerns no other."""
+        """Do one piece of work for a claim or a pod, so that its failure does not affect the
+        others.
+        """
 
         async def report(reason: Reason) -> None:
             await self._events.warn(guarded, "Malformed", reason.message)
@@ -100,7 +101,7 @@ class ClaimHousekeeping:
     async def _reconcile_claim(self, key: Key, claim: Stored, note: Attempt, orphans: dict[str, float]) -> Result:
         """Withdraw an intent whose pod is gone.
 
-        Where nobody else does it, end a claim that nobody uses any more.
+        With housekeeping `own`, also end a claim that no pod uses any more.
         """
         other = self._state.gated_pods.pod_of(note.pod)
         pod = self._state.pods.get(other) if other is not None else None
@@ -117,7 +118,7 @@ class ClaimHousekeeping:
         return None
 
     async def _end(self, key: Key, claim: Stored) -> None:
-        """Prune reservations of pods that ended; when none is left, take the devices back."""
+        """Prune reservations of pods that ended. When none is left, deallocate the claim."""
         users = claim.claim.consumers
         gone = frozenset([user.uid for user in users if await self._has_ended(key[0], user)])
         is_unused = len(gone) == len(users) and (bool(gone) or claim.claim.is_deleting)
@@ -129,7 +130,7 @@ class ClaimHousekeeping:
     async def _has_ended(self, namespace: str, user: Consumer) -> bool:
         """Say whether a user of a claim is a pod that has ended.
 
-        One that our copy lacks is asked for.
+        A pod that our copy lacks is read from the server.
         """
         if user.resource != "pods" or user.api_group:
             return False
@@ -139,12 +140,12 @@ class ClaimHousekeeping:
             try:
                 pod = await self._writer.read(ObjectKey("pod", namespace, user.name))
             except ContractError:
-                return False  # nobody can read it, so it is there: what it has reserved stays reserved
+                return False  # it exists but cannot be read: its reservation stays
         return pod is None or pod.uid != user.uid or pod.pod.is_over
 
     async def _finish(self, key: Key, claim: Stored) -> None:
-        """Delete a claim made for a pod that has ended, and let go of a deleted one that holds
-        nothing.
+        """Delete a claim made for a pod that has ended, and remove the finalizer of a deleted one
+        that holds nothing.
         """
         metadata = claim.metadata
         if metadata.deletion_timestamp:

@@ -1,8 +1,7 @@
-"""A queue of the gated pods of a cluster: it gives the pods to work on, and skips those whose
+"""A queue of the gated pods of a cluster: it returns the pods to work on, and skips those whose
 inputs have not changed since their last result.
 
-Flows in: the copy of the cluster, and the results of `GatedPodReconciler`. Flows out: the pods to
-work on now. It writes nothing.
+It writes nothing. `GatedPodReconciler` does the work.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from topobus.values.outcome import Reason
 __all__ = ["PATIENCE", "GatedPodQueue", "PodVersions", "Waiting"]
 
 PATIENCE = 5
-"""Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between
-the first two explanations of why it does not fit."""
+"""Times `cluster.retry_s` for which a pod may wait for its claims before its condition reports it,
+and between the first two explanations of why it does not fit."""
 _LONGEST_WAIT_S = 30.0
-# A pod that waits reads words that are so old at most.
+# The oldest reason that a waiting pod may show.
 _LONGEST_SILENCE_S = 60.0
 
 
@@ -39,45 +38,49 @@ class PodVersions:
     volumes: Hashable = ()
     """What its volumes depend on."""
     moves: int = field(default=0, compare=False)
-    """How often pods had come to nodes or gone, as of some seconds ago at most."""
+    """How many moves of pods (to a node, or off it) there had been, at most some seconds ago."""
 
     @property
     def own_versions(self) -> Hashable:
-        """Give the versions of the pod and its claims alone."""
+        """The versions of the pod and its claims alone."""
         return self.pod, self.claims
 
     @property
     def with_moves(self) -> Hashable:
-        """Give versions that change with the pods on nodes, too, for a pod that others keep off."""
+        """Versions that also change with the pods on nodes, for a pod that other pods keep off."""
         return self, self.moves
 
 
 @dataclass
 class Waiting:
-    """Since when a pod waits for what, and when it was told why it does not fit."""
+    """Since when a pod waits for each thing, and when its condition last got the reason."""
 
     uid: str
     since_s: dict[str, float] = field(default_factory=dict)
     told_s: float = 0.0
     pause_s: float = 0.0
-    """For so long it is not told again, whatever changes elsewhere."""
+    """For so long the reason is not written again, even when the state changes."""
 
     def tell(self, now_s: float, first_pause_s: float) -> None:
-        """Note that the pod is told.
+        """Record that the pod's reason was written.
 
-        Each time the pause until it is told again doubles, up to a minute: what others do
-        changes the words all the time.
+        Each time the pause until the next report doubles, up to a minute, as other pods' changes
+        alter the reason all the time.
         """
         self.told_s = now_s
         self.pause_s = min(self.pause_s * 2, max(first_pause_s, _LONGEST_SILENCE_S)) if self.pause_s else first_pause_s
 
     def silence_s(self, now_s: float) -> float:
-        """Say for how long the pod is not to be told again; 0 when it may be told now."""
+        """Return for how many seconds the pod's reason must not be written again. 0 when it may be
+        now.
+        """
         return max(0.0, self.told_s + self.pause_s - now_s)
 
 
 class GatedPodQueue:
-    """The gated pods on their work queue: a round costs what changed, not what there is."""
+    """The gated pods on their work queue. The cost of a round depends on the changes, not on the
+    number of pods.
+    """
 
     def __init__(self, clock: Clock, state: ApiServerState, retry_s: float, failures: Counter | None = None) -> None:
         self._clock = clock
@@ -89,18 +92,18 @@ class GatedPodQueue:
         self._pending: dict[Key, Waiting] = {}
         """The pods to be advanced."""
         self._touched: set[Key] = set()
-        """Pods to look at in the next round."""
+        """Pods to check in the next round."""
         self._released: set[Key] = set()
         """Pods on which work has ended since the last round."""
         self._moves = 0
         self._moves_due_s = 0.0
         self._supply: Hashable = None
-        """What was free, which classes and volumes there were, and how often pods had moved, in the
-        last round."""
+        """The free devices, classes, volumes and moves of pods in the last round."""
 
     def pending_pods(self) -> Collection[Key]:
-        """Take in what changed, and give the pods to be advanced. Cost: O(what changed since the
-        last call); O(all of them) when something became free.
+        """Apply the changes, and return the pods to be advanced.
+
+        Cost: O(changes since the last call), or O(all pending pods) when something became free.
         """
         changed = self._state.changed_pods.take() | self._released
         self._released.clear()
@@ -116,8 +119,8 @@ class GatedPodQueue:
             else:
                 self._forget(key)
         if self._clock.monotonic() >= self._moves_due_s:
-            # Pods come and go all the time, and each look of a pod that others keep
-            # off costs a look at every node.
+            # Pods move all the time, and a pod that other pods keep off costs a check of every
+            # node.
             self._moves, self._moves_due_s = (
                 self._state.room.changes,
                 self._clock.monotonic() + PATIENCE * self._retry_s,
@@ -129,13 +132,13 @@ class GatedPodQueue:
         return self._pending.keys()
 
     def release(self, key: Key) -> None:
-        """End the work on a pod: it is looked at again in the next round, whatever came of it."""
+        """End the work on a pod. It is checked again in the next round."""
         self._busy.discard(key)
         self._released.add(key)
 
     def take_ready(self) -> list[Key]:
-        """Name the pods to work on now, which are busy from now on, those of the highest priority
-        first.
+        """Return the pods to work on now, those of the highest priority first, and mark them as
+        busy.
         """
         touched = self._touched | {key for key in self._pending if self._queue.is_due(key)}
         self._touched = set()
@@ -151,11 +154,11 @@ class GatedPodQueue:
         return ready
 
     def take_costly(self) -> Key | None:
-        """Name the pod whose turn for a long search it is, which is busy from now on."""
+        """Return the pod that is next for a long search, and mark it as busy."""
         freedoms: list[Hashable] = []
 
         def read_now(_: Key) -> Hashable:
-            # The same for all, and only when somebody asks: it costs a look at each node.
+            # The same for all pods, and read only when needed, since it reads each node.
             if not freedoms:
                 freedoms.append(self.freedoms())
             return freedoms[0]
@@ -166,7 +169,7 @@ class GatedPodQueue:
         return turn
 
     def wait_s(self) -> float | None:
-        """Say after how many seconds a pod is due by time alone."""
+        """Return after how many seconds a pod is due by time alone."""
         waits = [self._queue.wait_s()]
         if self._state.room.changes != self._moves:
             waits.append(self._moves_due_s - self._clock.monotonic())
@@ -189,26 +192,24 @@ class GatedPodQueue:
             )
 
     def has_waited(self, key: Key, versions: PodVersions) -> bool:
-        """Say, within the work on a pod, whether it waited for a while at its own versions,
-        whatever changed elsewhere.
-        """
+        """Say, within the work on a pod, whether it has waited at its own versions."""
         return self._queue.has_waited(key, versions.own_versions)
 
     def later(self, key: Key) -> Result:
-        """Look at a pod again after a while, or when something about it changes from now on."""
+        """Return the result that checks a pod again after a while, or when its versions change."""
         return Again(version=self.versions_of(key)) if key in self._state.pods else None
 
     def behind_others(self, key: Key) -> Result:
-        """Leave a pod that needs more than a short search, as it is now, until it is its turn."""
+        """Return the result that queues a pod for a long search, at its present versions."""
         return Behind(self.versions_of(key).own_versions) if key in self._state.pods else None
 
     def waiting(self, key: Key) -> Waiting:
-        """Give the notes on a pod's waits; those on a pod that is gone are nobody's."""
+        """Return the notes on a pod's waits. Those on a pod that is gone are not kept."""
         return self._pending.get(key) or Waiting("")
 
     def freedoms(self) -> Hashable:
-        """Name what a search reads and may be freed: while it is the same, the search finds the
-        same.
+        """Return the version of what a search reads and of what may become free. While it is the
+        same, the search has the same result.
         """
         stock = self._state.stock
         return len(self._state.classes), tuple([(node, stock.freedom_of(node)) for node in self._state.node_names])
@@ -217,8 +218,8 @@ class GatedPodQueue:
         """Say whether a pod has to be advanced: it waits behind the gate, or a claim allocated here
         for it has lost its allocation.
 
-        The latter on its node, too: a binding that overtook us must not
-        leave a pod that can never start.
+        The latter holds for a pod on a node as well: if it was bound before the claim was allocated
+        again, it could otherwise never start.
         """
         if pod.pod.is_over or pod.pod.is_deleting:
             return False
@@ -229,7 +230,7 @@ class GatedPodQueue:
         return claim is not None and note is not None and note.pod == uid and not claim.claim.is_allocated
 
     def versions_of(self, key: Key) -> PodVersions:
-        """Give the versions on which a pod's next step depends."""
+        """Return the versions on which a pod's next step depends."""
         pod = self._state.pods[key]
         claims = [self._state.claims.get(claim) for claim in self._state.claims_of(key)]
         versions = tuple((claim.uid, claim.revision) for claim in claims if claim is not None)
@@ -237,14 +238,14 @@ class GatedPodQueue:
         return PodVersions(pod.revision, versions, supply, self._state.volumes.version_for(key), self._moves)
 
     def _versions(self, key: Key) -> tuple[Hashable, ...]:
-        """Give all that a pod's result may wait for: all its versions, those of itself and its
+        """Return what a pod's result may wait for: all its versions, those of itself and its
         claims, all with the pods on nodes, and its uid, which never changes.
         """
         versions = self.versions_of(key)
         return versions, versions.own_versions, versions.with_moves, self._state.pods[key].uid
 
     def is_live(self, key: Key, note: Attempt) -> bool:
-        """Say whether the pod of an intent is still there to make it true."""
+        """Say whether the pod of an intent still exists and needs it."""
         other = self._state.gated_pods.pod_of(note.pod)
         return (
             other is not None
@@ -254,7 +255,7 @@ class GatedPodQueue:
         )
 
     def _forget(self, key: Key) -> None:
-        """Forget what is known of a pod that is not to be advanced any more, or is gone."""
+        """Drop the notes on a pod that is gone or needs no work."""
         self._pending.pop(key, None)
         self._touched.discard(key)
         self._queue.drop(key)

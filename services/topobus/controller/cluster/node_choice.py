@@ -1,9 +1,8 @@
 """Chooses a node for a gated pod's claims: tries nodes in order and takes the first that fits, or
 the best of a few.
 
-Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks
-and what would fit. It writes nothing. A node whose slices, ledger or inventory cause an error is
-skipped, logged once, and tried again when something about it changes.
+It writes nothing. A node whose slices, ledger or inventory cause an error is skipped, logged once,
+and tried again when its state changes.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ __all__ = ["NoNodeFits", "NodeChooser"]
 
 @dataclass(frozen=True)
 class NoNodeFits:
-    """What stands in the way, the nodes that were searched first, and what would fit."""
+    """The misses of the nodes that were searched first, and what would fit."""
 
     misses: tuple[NodeMiss, ...]
     advice: tuple[Reason, ...] = ()
     blockers: tuple[Reason, ...] = ()
-    """What has to be there first, wherever the pod goes; no node was looked at then."""
+    """What the pod needs before any node can serve it. No node was searched then."""
 
 
 class NodeChooser:
@@ -89,14 +88,14 @@ class NodeChooser:
         is_brief: bool = False,
         is_cheap: bool = False,
     ) -> NodeFit | NoNodeFits | None:
-        """Find a node on which all pending claims of a pod fit together and onto which
-        kube-scheduler would let the pod.
+        """Find a node on which all pending claims of a pod fit together and which kube-scheduler
+        would accept for the pod.
 
         Shapes: refused — nodes on which it could not place the pod; excluded — devices that they
-        must not get now, and why; is_brief — leave out what stands in the way; is_cheap — give up
-        (None) where more than a short search is needed, counted in steps: the same pod is to be
-        searched in full then, for a node before the one that fits may fit, too.
-        Errors: raises ContractError for a pod that nobody can read.
+        must not get now, and why; is_brief — leave out the reasons; is_cheap — give up (None) where
+        more than a short search is needed, counted in steps. The same pod must then be searched in
+        full, for a node before the one that fits may fit as well.
+        Errors: raises ContractError for a pod that cannot be read.
         Order: nodes with room for what the pod requests, then those on which preemption would make
         it; of these most preferred nodes first (`preferences`), then by name.
         """
@@ -111,15 +110,14 @@ class NodeChooser:
         fits: list[NodeFit] = []
         failures: list[tuple[str, Exception]] = []
         has_searched = False
-        spent = 0  # not the search's own count: others search meanwhile
+        spent = 0  # counted here, as other searches add to the search's own count meanwhile
         for name, is_open in chain(self._in_order(rules.points, shape), _deferred(crowded)):
             try:
                 at = self._state.node_facts.get(name)
                 if at is None or self._static_miss(rules, plan, at) is not None:
                     continue
                 if name not in crowded and rules.shortages(name):
-                    # kube-scheduler would have to send other pods away:
-                    # only when there is nothing better.
+                    # kube-scheduler would have to preempt other pods: only when no other node fits.
                     crowded[name] = False
                     continue
                 outcome, steps = await self._filter_node(name, plan, excluded, shape, wishing, is_cheap=is_cheap)
@@ -129,7 +127,7 @@ class NodeChooser:
                 answer = filter_outcome(plan, name, outcome)
             except (PeerUnavailable, InvariantError):
                 raise
-            except Exception as err:  # noqa: BLE001 - boundary: one node of a choice; the others are looked at
+            except Exception as err:  # noqa: BLE001 - boundary: one node of a choice; the others are tried
                 failures.append((name, err))
                 continue
             has_searched = True
@@ -140,11 +138,11 @@ class NodeChooser:
             elif answer.is_everywhere:
                 return NoNodeFits((answer,))
             elif is_cheap and is_open and shape is not None and isinstance(outcome, NoFit):
-                # Not after a long search: another pod's walk may have taken note
-                # meanwhile of what was freed there.
+                # Not after a long search: another pod's search may have seen devices that were
+                # freed there meanwhile.
                 self._search.results.close(shape, name)
         if failures and not has_searched and isinstance(failures[0][1], ContractError):
-            # It is the same on every node, so it is the pod or one of its claims.
+            # The error is the same on every node, so the pod or one of its claims causes it.
             raise failures[0][1]
         for name, failure in failures:
             self._search.node_failed(name, failure)
@@ -158,17 +156,17 @@ class NodeChooser:
     async def still_fits(
         self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool = False
     ) -> Allocated | GaveUp | None:
-        """Find out whether the very devices that were chosen may be had when all intents of before
-        ours are counted, and those of after (`later`) are not.
+        """Check whether the chosen devices are still free, counting all intents before ours but not
+        those after it (`later`).
 
-        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None
-        when they may not be had; GaveUp when a cheap search does not tell.
+        Shapes: result — one per pending claim, of the chosen devices, perhaps in another order;
+        None when they are not free; GaveUp when a cheap search cannot find out.
         """
         at, pod = self._state.node_facts.get(node), self._state.pods.get((plan.pod.namespace, plan.pod.name))
         if at is None:
             return None
-        # Another replica may have intended this node for a pod that does not bear this one, or has
-        # its ports or its room; of the two the later intent yields.
+        # Another replica may intend this node for a pod with an anti-affinity to this one, or for
+        # one that takes its ports or its room. The later of two intents is withdrawn.
         if (
             pod is not None
             and pod.pod.has_gate
@@ -195,8 +193,8 @@ class NodeChooser:
         return NodeFit(fit.node, closer.results, closer.steps)
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
-        """Say whether nothing tells these claims from others with the same specs, and they may be
-        judged at once.
+        """Say whether these claims differ in nothing from others with the same specs, and can be
+        searched at once.
         """
         return not excluded and all(
             pod_claim.wishes is None
@@ -208,8 +206,8 @@ class NodeChooser:
         )
 
     def _in_order(self, points: Mapping[str, int], shape: RequestShape | None) -> Iterable[tuple[str, bool]]:
-        """List the nodes to try, with whether one that does not fit may be closed to the like of
-        these claims.
+        """List the nodes to try, with whether one that does not fit may be closed for claims of
+        this shape.
         """
         if points:
             return ((name, False) for name in sorted(points, key=lambda name: (-points[name], name)))
@@ -218,7 +216,7 @@ class NodeChooser:
         return ((name, True) for name in self._search.results.open_nodes(shape))
 
     def _static_miss(self, rules: NodeRules, plan: PodPlan, at: NodeFacts) -> NodeMiss | None:
-        """Rule a node out without a search."""
+        """Return why a node is excluded without a search."""
         return static_miss(plan, at.node, refused=rules.why_not(at))
 
     async def _filter_node(
@@ -231,9 +229,9 @@ class NodeChooser:
         *,
         is_cheap: bool,
     ) -> tuple[Outcome, int]:
-        """Search one node, unless it is known what the like of these claims gets there.
+        """Search one node, or return the cached result for claims of this shape.
 
-        Gives the steps that it took now as well.
+        Returns the steps taken now as well.
         """
         if shape is None:
             outcome = await self._search.search(
@@ -251,8 +249,8 @@ class NodeChooser:
         *,
         is_cheap: bool,
     ) -> NoNodeFits | None:
-        """Say what the nodes lack now, those first on which devices are what is missing, and what
-        comes nearest.
+        """Return what the nodes lack now, first those on which only devices are missing, and the
+        nearest miss.
 
         None when that takes more than short searches.
         """
@@ -266,8 +264,8 @@ class NodeChooser:
             elif len(searched) < SHOWN_NODES:
                 outcome = await self._search_guarded(name, plan, excluded, wishing, is_cheap=is_cheap)
                 if is_cheap and isinstance(outcome, GaveUp):
-                    # That nothing fits was remembered of the like of these
-                    # claims; to say why costs a search.
+                    # The cached misses of this shape have no reasons, and finding them costs a
+                    # search.
                     return None
                 searched.append(NodeMiss(name, outcome))
             else:
@@ -279,17 +277,19 @@ class NodeChooser:
     async def _search_guarded(
         self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_cheap: bool
     ) -> Outcome:
-        """Search one node to explain what it lacks; one that cannot be worked with says so."""
+        """Search one node to explain what it lacks. A failed search is reported as the node's
+        fault.
+        """
         try:
             return await self._search.search(node, plan.pending, excluded, pod=wishing, is_cheap=is_cheap)
         except (PeerUnavailable, InvariantError):
             raise
-        except Exception as err:  # noqa: BLE001 - boundary: one node of an explanation; it says of itself that it failed
+        except Exception as err:  # noqa: BLE001 - boundary: one node of an explanation, which reports the failure
             return NoFit((self._search.node_failed(node, err).reason,), 0)
 
 
 def _alignment_request(pod: Pod, plan: PodPlan) -> PodRequest | None:
-    """Read what the pod itself wishes of its alignment with its claims; None when it says nothing.
+    """Read the pod's own alignment request. None when it has none.
 
     Errors: raises ContractError.
     """
@@ -299,5 +299,5 @@ def _alignment_request(pod: Pod, plan: PodPlan) -> PodRequest | None:
 
 
 def _deferred(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:
-    """List what was put off, when it is asked for."""
+    """Yield the deferred nodes, once the iteration arrives there."""
     yield from tuple(crowded.items())

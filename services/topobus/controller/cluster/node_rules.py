@@ -1,10 +1,9 @@
-"""What kube-scheduler's rules say of the nodes for one pod: which would take it, and which only if
-it sent other pods away.
+"""Applies kube-scheduler's rules to the nodes for one pod: which would accept it, and which only
+after preempting other pods.
 
-Flows in: a pod, the copy of the cluster. Flows out: for each node Reasons or nothing.
-What other pods mean is counted once, when the rules are made; pods for which a node is
-intended count as if they were there. The rules themselves are pure (`engine/scheduling`);
-this only brings them what they read.
+The effect of other pods is counted once, when the rules are made. Pods for which a node is intended
+count as if they were there. The rules themselves are pure (`engine/scheduling`). This module
+collects their input.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ __all__ = ["NodeRules"]
 
 
 class NodeRules:
-    """The rules for one pod, as the cluster is now."""
+    """The rules for one pod in the present state of the cluster."""
 
     def __init__(
         self, state: ApiServerState, pod: Pod, *, refused: Sequence[str] = (), ignoring: Collection[str] = ()
     ) -> None:
-        """Read the pod, and count.
+        """Read the pod, and count the other pods.
 
         Shapes: refused — nodes on which kube-scheduler could not place the pod, the last one last;
-        ignoring — uids of claims whose intents count for nothing here.
-        Errors: raises ContractError for a pod that nobody can read.
+        ignoring — uids of claims whose intents are ignored here.
+        Errors: raises ContractError for a pod that cannot be read.
         """
         self._state = state
         self._pod = pod
@@ -45,19 +44,19 @@ class NodeRules:
         self.placing: Placing = read_placing(pod.object)
         self._needs = needs_of(pod.object.spec)
         self._by_claims = _served_by_claims(state)
-        # It is bound: nobody asks again whether it may be where it is.
+        # A bound pod is not checked again for its own node.
         self._placement = self._counted() if not self.placing.node_name else None
         self._volumes = self._looked_up() if not self.placing.node_name else None
         self._short: dict[str, tuple[Shortage, ...]] = {}
 
     @property
     def blockers(self) -> tuple[Reason, ...]:
-        """What has to be there before the pod can go to any node: its volumes."""
+        """What the pod needs before any node can serve it: its volumes."""
         return self._volumes.blockers if self._volumes is not None else ()
 
     @cached_property
     def points(self) -> dict[str, int]:
-        """What the pod prefers of nodes, by node; empty when it prefers nothing.
+        """The pod's preference points by node. Empty when it prefers nothing.
 
         Errors: raises ContractError.
         """
@@ -68,20 +67,20 @@ class NodeRules:
         return points_of(wishes, self._state.node_facts, self._state.placed.groups(assumed))
 
     def why_not(self, at: NodeFacts) -> Reason | None:
-        """Give the first rule by which kube-scheduler would keep the pod off a node.
+        """Return the first rule by which kube-scheduler would keep the pod off a node.
 
-        None when none does.
+        None when there is none.
         """
         return next(self._reasons(at), None)
 
     def reasons(self, at: NodeFacts) -> tuple[Reason, ...]:
-        """Give all rules by which kube-scheduler would keep the pod off a node."""
+        """Return all rules by which kube-scheduler would keep the pod off a node."""
         return tuple(self._reasons(at))
 
     def shortages(self, node: str) -> tuple[Shortage, ...]:
         """List what a node has too little of.
 
-        Where `why_not` is silent on it, preemption may help.
+        For a node without a `why_not`, preemption may help.
         """
         if node not in self._short:
             intended = self._intended_on(node)
@@ -104,7 +103,7 @@ class NodeRules:
             if no_room is not None:
                 yield no_room
         if node in self._refused:
-            # What it said is of its last try.
+            # kube-scheduler's message is about its last try.
             said = uncovered_reasons(scheduled_message(self._pod.object)) if node == self._refused[-1] else ()
             words = f": {'; '.join(said)}, which Topobus does not look at before" if said else ""
             yield Reason(
@@ -117,7 +116,7 @@ class NodeRules:
         return self._state.intended_on(node, without=self._pod.uid, ignoring=self._ignoring)
 
     def _looked_up(self) -> PodVolumes | None:
-        """Look up the pod's volumes; None when it has none that come by claims."""
+        """Read the pod's volumes. None when no volume uses a claim."""
         state, key = self._state, (self._pod.metadata.namespace, self._pod.metadata.name)
         volumes = state.volumes.volumes_of(key)
         if not volumes:
@@ -126,7 +125,7 @@ class NodeRules:
         return read_pod_volumes(key, self._pod.uid, volumes, state.volumes, assumed)
 
     def _counted(self) -> PlacementRules | None:
-        """Count what other pods mean for this one; None when they mean nothing."""
+        """Count the other pods that affect this one. None when no rule depends on them."""
         state, placement = self._state, read_placement(self._pod.object)
         if placement.asks_nothing and not state.placed.has_anti_affinity:
             return None
@@ -139,7 +138,7 @@ class NodeRules:
 
 def _served_by_claims(state: ApiServerState) -> frozenset[str]:
     """Name the extended resources that device classes serve: by the name that a class gives itself,
-    and by that which every class has.
+    and by the implicit name of every class.
     """
     names = {
         device_class.extended_resource_name

@@ -1,9 +1,9 @@
 """Opens the scheduling gates of pods: advances each pod by one write until its claims are allocated
-and its gate is gone, or a condition says why not.
+and its gate is gone, or a condition gives the reason why not.
 
-The order of writes is: intents and finalizers into all claims, the node's ledger, allocation
-and reservation into each status, the gate off the pod. A replica may crash after any of them;
-the claims show how far it came.
+The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and
+reservation into each status, the gate off the pod. A replica may crash after any of them. The
+claims show which writes are done.
 
 A pod that needs a long search is queued behind all others (`WorkQueue.behind`). Such searches run
 one at a time beside the rest, so a pod with a cheap claim never waits for one. Devices that were
@@ -59,17 +59,15 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["GatedPodReconciler"]
 
-# Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many
-# claims come back in the next round.
+# Writes that one pod may need in a row. A pod with very many claims continues in the next round.
 _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
 _WAITING_FOR_VOLUMES = "WaitingForVolumes"
-# Answers of the API server that a person must do something about: a right is missing, or
-# it finds what we write invalid.
+# Answers of the API server that need a person: a right is missing, or it finds our write invalid.
 _REFUSALS = (400, 403, 422)
 
 _Step = Result | Literal[Progress.ON]
-"""What came of a step: the next one follows, or the pod is due as the result says."""
+"""The outcome of a step: the next one follows, or the pod is due as the result defines."""
 
 
 class GatedPodReconciler:
@@ -103,15 +101,15 @@ class GatedPodReconciler:
         self._turns = turns
         self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s, metrics.set_aside)
         self._is_searching = False
-        """Whether a costly search is under way."""
+        """Whether a costly search is running."""
         self._planning = asyncio.Lock()
         self._slots = asyncio.Semaphore(settings.cluster.parallel_pods)
         self._log = get_logger()
 
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
-        """Begin to work on every pod that may be brought further.
+        """Begin to work on every pod that may advance.
 
-        Gives after how many seconds a pod waits for time and not for a change.
+        Returns after how many seconds a pod is due by time alone.
         """
         keys = self._queue.pending_pods()
         self._intents.refusals.drop(lambda uid: self._state.gated_pods.pod_of(str(uid)) not in keys)
@@ -127,26 +125,26 @@ class GatedPodReconciler:
         return self._queue.wait_s()
 
     async def _work(self, key: Key, *, is_cheap: bool) -> None:
-        """Bring one pod as far as it goes now: with short searches, or whatever it costs, which
-        only one at a time does and which takes no slot from the others.
+        """Advance one pod as far as possible now: with short searches, or with a long one, which
+        runs alone and takes no slot from the others.
         """
         try:
-            # All of it in one slot, what it is told included: a thousand pods in trouble at once
-            # must not take the connections from those that are in none.
+            # All of it in one slot, including its reports: a thousand pods in trouble at once must
+            # not take the connections from the others.
             async with self._slots if is_cheap else nullcontext():
                 walk, report = partial(self._walk, key, is_cheap=is_cheap), partial(self._report_malformed, key)
                 await self._queue.run(key, walk, report, is_costly=not is_cheap)
         finally:
             self._is_searching = self._is_searching and is_cheap
             self._queue.release(key)
-            # Whatever was done or learned, and when this pod is due: it is looked at anew.
+            # The state or the time when this pod is due may have changed: run a round.
             self._changed()
 
     async def _walk(self, key: Key, *, is_cheap: bool) -> Result:
         """Take steps until there is nothing to do now.
 
-        Errors: raises PeerUnavailable and HardwareError of a peer, after
-        which the same is tried again.
+        Errors: raises PeerUnavailable and HardwareError of a peer, after which the same is tried
+        again.
         """
         try:
             for number in range(_MOST_STEPS):
@@ -164,9 +162,9 @@ class GatedPodReconciler:
         return self._queue.later(key)
 
     async def _step(self, key: Key, pod: Stored, *, is_first: bool, is_cheap: bool) -> _Step:
-        """Do one step, the first of this walk or a later one.
+        """Take one step, the first of this walk or a later one.
 
-        Gives when the pod is due where there is nothing to do now.
+        Returns when the pod is due if there is nothing to do now.
         """
         versions = self._queue.versions_of(key)
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
@@ -175,7 +173,7 @@ class GatedPodReconciler:
         self._queue.waiting(key).since_s.pop(_WAITING, None)
         plan = self._with_class_alignment(plan)
         if plan.is_reserved:
-            # Who made the writes before is about to make this one.
+            # The replica that made the earlier writes will also make this one.
             return (self._left(pod, Stage.FINISH, versions) if is_first else None) or await self._open(key, pod)
         if not plan.pending:
             return await self._reserve(key, pod, plan, versions)
@@ -183,7 +181,7 @@ class GatedPodReconciler:
         for intent in intents:
             if intent.attempt.pod != plan.pod.uid:
                 if self._queue.is_live(key, intent.attempt):
-                    return Done(versions)  # the other pod that shares the claim brings it further
+                    return Done(versions)  # the other pod that shares the claim advances it
                 await self._intents.withdraw(plan, (intent,), is_final=True)
                 return Progress.ON
         if not intents:
@@ -191,11 +189,11 @@ class GatedPodReconciler:
                 key, pod, plan, versions, is_cheap=is_cheap
             )
         if self._intents.are_anothers(intents) and not self._queue.has_waited(key, versions):
-            # A living replica gets its moment to commit them, or to write those that are missing,
-            # before others go on with them.
+            # A living replica gets time to commit them, or to write the missing ones, before
+            # another replica continues.
             return Again(version=versions.own_versions)
         if len(intents) < len(plan.pending) or len({intent.attempt.node for intent in intents}) > 1:
-            # A crash came between two intents of one pod: they are made anew, together.
+            # A crash came between two intents of one pod: they are made again, together.
             await self._intents.withdraw(plan, intents)
             return Progress.ON
         done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
@@ -210,14 +208,16 @@ class GatedPodReconciler:
     async def _wait_for_objects(
         self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
     ) -> Result:
-        """Wait until an object is there, or is as it has to be, and tell so after a while."""
+        """Wait until an object exists or has the state that the pod needs, and report it after a
+        while.
+        """
         now_s = self._clock.monotonic()
         if (
             now_s - self._queue.waiting(key).since_s.setdefault(reason, now_s)
             < PATIENCE * self._settings.cluster.retry_s
         ):
-            # Claims, volumes and pods come by different watches, and claims made from templates
-            # come later: that is no trouble yet.
+            # Claims, volumes and pods arrive by different watches, and claims made from templates
+            # later: that is no trouble yet.
             return self._queue.later(key)
         versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
         if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
@@ -227,7 +227,7 @@ class GatedPodReconciler:
     def _left(self, pod: Stored, stage: Stage, versions: PodVersions) -> Again | None:
         """Leave a pod to another replica for a moment.
 
-        It is looked at again after that, or when something about it changes.
+        It is due after that, or when its versions change.
         """
         wait_s = self._turns.wait_s(pod.uid, stage)
         return Again(wait_s, versions) if wait_s > 0 else None
@@ -239,7 +239,7 @@ class GatedPodReconciler:
         refused = self._intents.refused_nodes(pod, plan)
         freedoms = self._queue.freedoms() if not is_cheap else None
         again_s = self._queue.waiting(key).silence_s(self._clock.monotonic())
-        # A costly pod has its own pauses, so it is told each time.
+        # A pod with a long search has its own pauses, so its reason is written each time.
         is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
         intents: list[Draft] = []
         if is_cheap:
@@ -248,42 +248,41 @@ class GatedPodReconciler:
                 if isinstance(chosen, NodeFit):
                     intents = self._intents.begin(plan, chosen, refused)
         else:
-            # Others plan meanwhile.
+            # Without the lock: other pods are planned meanwhile.
             chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
             async with self._planning:
                 if key not in self._state.pods or self._queue.versions_of(key).own_versions != versions.own_versions:
-                    # What was searched for is another by now; who changes a pod all the time has
-                    # its turn behind the others each time.
+                    # The pod or its claims changed during the search. A pod that changes all the
+                    # time waits behind the others each time.
                     return self._queue.behind_others(key)
                 if isinstance(chosen, NodeFit):
                     intents = self._intents.begin(plan, chosen, refused)
         if isinstance(chosen, NodeFit):
-            # Beside the writes of others: what is intended counts as taken already.
+            # Beside the writes of other pods: the intended devices count as taken already.
             await self._intents.write(intents)
             return Progress.ON
         if chosen is None:
-            # What a note says of the past must keep nobody from the devices
-            # while the pod waits for its turn.
+            # While the pod waits for its turn, an old note must not keep its devices from other
+            # pods.
             await self._intents.withdraw(plan, refused=refused)
             return self._queue.behind_others(key)
-        # Nothing is intended any more: what a note says of the past
-        # must keep nobody from the devices.
+        # There is no intent any more, and an old note must not keep its devices from other pods.
         await self._intents.withdraw(plan)
         if chosen.blockers:
             return await self._wait_for_objects(key, pod, versions, _WAITING_FOR_VOLUMES, chosen.blockers)
         self._queue.waiting(key).since_s.pop(_WAITING_FOR_VOLUMES, None)
         if is_brief:
-            # Explaining costs many searches: a pod that was told a moment ago is told again after a
-            # while, not at each change of the cluster.
+            # Explaining costs many searches: a recent reason is renewed after a while, not at each
+            # change of the cluster.
             return Again(again_s, versions)
         if await self._make_room(key, pod, plan, chosen):
             return Progress.ON
         if not is_cheap and key in self._state.pods:
-            # The claims as they are without their notes: it was just us who wrote them.
+            # The versions of the claims without their notes, as we wrote those ourselves.
             versions = replace(versions, claims=self._queue.versions_of(key).claims)
         versions = await self._explain(key, pod, versions, chosen)
         if refused:
-            # Every other node was tried: those that the scheduler refused are worth another look
+            # Every other node was tried. Those that the scheduler refused are worth trying again
             # later, and no change makes that sooner.
             return Again(self._settings.cluster.unschedulable_s, pod.uid)
         version: Hashable = versions
@@ -296,11 +295,12 @@ class GatedPodReconciler:
             wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), versions.with_moves
         if wait_s < math.inf:
             return Again(wait_s, version)
-        # What is free as it was before a long search, so that nothing freed meanwhile is missed.
+        # The free devices as they were before a long search, so that no device freed meanwhile is
+        # missed.
         return Done(versions) if is_cheap else Behind(versions.own_versions, freedoms)
 
     async def _explain(self, key: Key, pod: Stored, versions: PodVersions, chosen: NoNodeFits) -> PodVersions:
-        """Tell a pod why it fits nowhere; gives its versions then."""
+        """Report why a pod fits nowhere, and return its versions after the report."""
         self._queue.waiting(key).tell(self._clock.monotonic(), PATIENCE * self._settings.cluster.retry_s)
         reason, reasons = explain_choice(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
@@ -315,8 +315,8 @@ class GatedPodReconciler:
         )
 
     async def _make_room(self, key: Key, pod: Stored, plan: PodPlan, chosen: NoNodeFits) -> bool:
-        """Take back an allocation of ours that keeps the pod's other claims from fitting: behind
-        its gate no scheduler counts on it.
+        """Deallocate a claim of ours that keeps the pod's other claims from fitting. Behind the
+        pod's gate no scheduler relies on it.
         """
         outcome = post_filter(plan, chosen.misses)
         if not isinstance(outcome, TakeBack) or not pod.pod.has_gate:
@@ -329,7 +329,7 @@ class GatedPodReconciler:
         return True
 
     async def _reserve(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions) -> _Step:
-        """Reserve claims that somebody allocated before: shared ones."""
+        """Reserve claims that are allocated already, such as shared ones."""
         planned = [
             (
                 ObjectKey("resourceclaim", key[0], pod_claim.name),
@@ -343,7 +343,7 @@ class GatedPodReconciler:
         return Progress.ON
 
     async def _open(self, key: Key, pod: Stored) -> _Step:
-        """Open the gate: all that the pod waited for is there."""
+        """Open the gate, as all that the pod waited for is there."""
         if not pod.pod.has_gate:
             return None
         is_told = has_allocated_condition(pod.value)
@@ -357,15 +357,16 @@ class GatedPodReconciler:
         return Progress.ON
 
     async def _report(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> int:
-        """Tell why a pod waits.
+        """Report why a pod waits.
 
-        Gives its revision then: our own write is no news, what came meanwhile is.
+        Returns its revision afterwards: our own write must not make the pod due again, other
+        changes must.
         """
         written = await self._condition.tell_waiting(key, pod, reason, reasons)
         return pod.revision if written is None else written.revision
 
     async def _report_malformed(self, key: Key, reason: Reason) -> None:
-        """Tell a pod that it is set aside."""
+        """Report that a pod is set aside."""
         self._metrics.malformed.inc()
         pod = self._state.pods.get(key)
         if pod is not None:
@@ -376,10 +377,9 @@ class GatedPodReconciler:
         return claim.claim if claim is not None else None
 
     def _with_class_alignment(self, plan: PodPlan) -> PodPlan:
-        """Let classes wish for claims that say nothing of their alignment themselves.
+        """Apply the classes' alignment requests to claims that have none of their own.
 
-        Errors: raises ContractError for a class that nobody can read,
-        and for classes that disagree.
+        Errors: raises ContractError for a class that cannot be read, and for classes that disagree.
         """
         classes = self._state.classes
         wished = tuple(

@@ -64,7 +64,7 @@ async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
 
 
 class ClusterController:
-    """One replica; `api` is a seam for tests that make an API server fail."""
+    """One replica. Tests replace `api` by an API server that fails."""
 
     def __init__(self, settings: ControllerSettings, runtime: Runtime, api: Api) -> None:
         self._settings = settings
@@ -135,7 +135,7 @@ class ClusterController:
         runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
 
     async def run(self) -> None:
-        """Follow all copies and work on what they bring."""
+        """Follow all copies and reconcile their changes."""
         async with asyncio.TaskGroup() as group:
             self._copies.start(group)
             group.create_task(self._releases.run())
@@ -149,7 +149,7 @@ class ClusterController:
         return queue
 
     async def _reconcile(self, group: asyncio.TaskGroup) -> None:
-        """Work whenever something changed, and after a while where something waits for time."""
+        """Run a round after each change, and when something is due by time."""
         wait_s: float | None = None
         is_planning = False
         spent_s = 0.0
@@ -159,8 +159,8 @@ class ClusterController:
                     await self._changed.wait()
             except TimeoutError:
                 pass
-            # A look costs as much as many pods wait: it takes at most half of the time, and a
-            # burst of changes becomes one look.
+            # A round costs as much as many pods wait. It takes at most half of the time, and a
+            # burst of changes causes one round.
             await self._runtime.clock.sleep(min(spent_s, _LONGEST_PAUSE_S))
             started_s = self._runtime.clock.monotonic()
             self._changed.clear()
@@ -168,8 +168,8 @@ class ClusterController:
             if not self._copies.is_whole:
                 continue
             if not is_planning:
-                # Only now: a replica in the queue group that knows nothing yet would take
-                # plans away from those that do.
+                # Only now: a replica in the queue group without a complete copy would take plans
+                # away from those that have one.
                 await self._runtime.bus.answer(
                     catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER
                 )
@@ -190,8 +190,8 @@ class ClusterController:
             spent_s = self._runtime.clock.monotonic() - started_s
 
     async def _report_foreign_slices(self) -> None:
-        """Name slices of somebody else in our pools, once each: in the log, and to the node's
-        users.
+        """Report slices in our pools that our nodes did not publish, once each: in the log, and as
+        an event on the node.
         """
         foreign = dict(self._state.foreign)
         self._metrics.foreign.set(len(foreign))
@@ -210,9 +210,9 @@ class ClusterController:
         self._told_foreign = foreign
 
     def _report_readiness(self) -> None:
-        """Keep the readiness part: ready once all lists were taken in.
+        """Update the readiness part: ready once all lists have arrived.
 
-        Trouble afterwards is a remark, for the copies stand.
+        Later trouble is only a remark, for the copies stay usable.
         """
         waiting = [kind.plural for kind, informer in self._informers.items() if not informer.is_whole]
         remarks = sorted({informer.trouble for informer in self._informers.values() if informer.trouble})

@@ -2,18 +2,16 @@
 devices that were allocated twice at one moment.
 
 kube-scheduler binds a pod whose claims are reserved without writing to them, so a binding may be in
-progress. Hence two stages: first the reservation is removed, so that any later scheduling has to
-write to the claim, and one of the two writers fails by the resource version; then, after
+progress. Hence there are two stages. First the reservation is removed, so that any later scheduling
+has to write to the claim, and one of the two writers fails by the resource version. Then, after
 `settle_s`, the pod is read, and the devices are deallocated only while it has no node. A pod that
 was bound meanwhile gets its reservation back, and one that was bound later gets devices on that
 node. After a crash the objects show the stage that was reached. A pod behind its gate is not being
-scheduled, so its allocation is removed at once.
+scheduled, so its allocation is removed at once. The reconciler of gated pods then allocates
+elsewhere. Allocations of kube-scheduler are never changed.
 
-A pod that kube-scheduler keeps off by a rule which is not looked at before devices are bound
-(`scheduler_reasons`) is told so by its condition, until it has a node.
-
-Flows in: the copy of the cluster. Flows out: status writes; the reconciler of gated pods then
-allocates elsewhere. Allocations of kube-scheduler are never changed.
+Some of kube-scheduler's rules are not checked before devices are bound (`scheduler_reasons`). The
+condition of a pod that such a rule keeps off names it, until the pod has a node.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ class UnschedulablePods:
         self._log = get_logger()
 
     async def reconcile_all(self) -> None:
-        """Look at every pod."""
+        """Check every pod."""
         doubles = self._yielding()
         seen: set[tuple[str, str, int]] = set()
         looked_at: set[Hashable] = set()
@@ -115,7 +113,7 @@ class UnschedulablePods:
         return frozenset(pod for pod in pods if pod is not None)
 
     def _versions(self, key: Key, pod: Stored) -> Hashable:
-        """Tell states of a pod and its claims apart."""
+        """Return the versions of a pod and its claims."""
         claims = [self._state.claims.get(claim_key) for claim_key in self._state.claims_of(key)]
         return pod.revision, tuple(claim.revision for claim in claims if claim is not None)
 
@@ -125,7 +123,7 @@ class UnschedulablePods:
     async def _check_pod(
         self, key: Key, pod: Stored, doubles: frozenset[Key], seen: set[tuple[str, str, int]]
     ) -> Result:
-        """Look at one pod that has its devices and no node, or that has not reserved them."""
+        """Check one pod that has its devices and no node, or that has not reserved them."""
         allocated = self._allocated_for(key, pod)
         if not allocated or pod.pod.is_over:
             return None
@@ -138,8 +136,8 @@ class UnschedulablePods:
         )
 
     async def _tell_rules(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
-        """Tell a pod by which rule kube-scheduler keeps it off that was not looked at before, and
-        take that back when it does so no more.
+        """Report in the pod's condition which unchecked rule of kube-scheduler keeps it off its
+        node, and remove that when it no longer applies.
         """
         is_kept_off = not pod.pod.node and not pod.pod.has_gate and is_unschedulable(pod.value)
         reasons = uncovered_reasons(scheduled_message(pod.value)) if is_kept_off else ()
@@ -168,7 +166,7 @@ class UnschedulablePods:
         *,
         is_double: bool,
     ) -> Result:
-        """Bring one pod's taking back further."""
+        """Advance the deallocation of one pod's claims."""
         uid = pod.uid
         number = max(owned.note.number for owned in allocated)
         ours = [owned for owned in allocated if owned.users <= {uid}]
@@ -177,7 +175,7 @@ class UnschedulablePods:
                 await self._deallocate(pod, allocated, "a device was given to another claim as well")
             return None
         if not ours:
-            return None  # other pods use them, too: they stay
+            return None  # other pods use them as well: they stay
         left = [owned for owned in ours if not owned.users]
         if left:
             return await self._second(key, pod, left, self._waited("left", uid, number, seen))
@@ -198,8 +196,8 @@ class UnschedulablePods:
         return Again(self._settings.settle_s)
 
     def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
-        """Say for how long this has been so, as far as we have watched: a replica that has just
-        started waits the whole time again.
+        """Return for how many seconds this replica has seen the state: one that has just started
+        waits the whole time again.
         """
         key = (what, uid, number)
         seen.add(key)
@@ -207,7 +205,7 @@ class UnschedulablePods:
         return now_s - self._since.setdefault(key, now_s)
 
     async def _first(self, pod: Stored, ours: list[_OwnAllocation], why: str) -> None:
-        """Take the reservations off."""
+        """Remove the reservations."""
         uid = pod.uid
         self._log.info("claim.unreserved", pod=pod.shown, claims=[owned.key[1] for owned in ours], why=why)
         for owned in ours:
@@ -217,7 +215,7 @@ class UnschedulablePods:
         )
 
     async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation], waited_s: float) -> Result:
-        """Take the devices back, or the reservation if the pod was bound after all."""
+        """Deallocate, or reserve again if the pod was bound after all."""
         rest_s = self._settings.settle_s - waited_s
         if rest_s > 0:
             return Again(rest_s)
@@ -229,8 +227,8 @@ class UnschedulablePods:
         return None
 
     async def _reserve_again(self, pod: Stored, left: list[_OwnAllocation]) -> None:
-        """Give a bound pod its reservations back: a binding that was under way when they went has
-        won.
+        """Reserve the claims of a bound pod again: its binding was in progress when the
+        reservations were removed, and succeeded.
         """
         for owned in left:
             self._log.info("claim.reserved-again", claim=owned.claim.shown, pod=pod.shown, node=pod.pod.node)
@@ -254,7 +252,7 @@ class UnschedulablePods:
         return [owned for owned in claims if owned is not None and owned.note.pod == uid]
 
     def _own_allocation(self, key: Key) -> _OwnAllocation | None:
-        """Read a claim as one that we allocated; None when it is not."""
+        """Return a claim that we allocated. None for any other claim."""
         claim, note, users = (
             self._state.claims.get(key),
             self._state.gated_pods.note(key),
@@ -265,8 +263,8 @@ class UnschedulablePods:
         return _OwnAllocation(key, claim, note, users)
 
     def _yielding(self) -> frozenset[Key]:
-        """Of each device that two claims have, name the claims that give way: ours to another's,
-        and of two of ours the later one.
+        """Of each device that two claims have, name the claims that must yield: ours to another
+        component's, and of two of ours the later one.
         """
         yielding: set[Key] = set()
         for _, keys in self._state.doubles():
@@ -278,8 +276,8 @@ class UnschedulablePods:
         return frozenset(yielding)
 
     async def _report_doubles(self, looked_at: set[Hashable]) -> None:
-        """Tell the users of claims that have one device together: where both pods run already, the
-        node's ledger lets only the first one prepare.
+        """Report the claims that have one device together, in events on them. Where both pods run
+        already, the node's ledger lets only the first one prepare.
         """
         for device, keys in self._state.doubles():
             looked_at.add(("double", device))

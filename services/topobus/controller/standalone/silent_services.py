@@ -86,7 +86,7 @@ class SilentServices:
         async with self._gate:
             try:
                 await call.check_all()
-            except Exception as err:  # noqa: BLE001 - boundary: one node's roll call; the others are looked at
+            except Exception as err:  # noqa: BLE001 - boundary: one node's check; the others are checked
                 get_logger().warning("presence.unread", node=node, error=str(err), exc_info=err)
 
     def _make(self, node: str) -> ServiceLiveness:

@@ -1,1 +1,1 @@
-"""The part of the state that only a cluster has."""
+"""The part of the state that only the cluster home has."""

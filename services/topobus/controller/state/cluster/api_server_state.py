@@ -1,9 +1,9 @@
 """The cluster home's part of the state: nodes, pods, claims and templates of the API server,
 slices, and claims that lost their allocation.
 
-Flows in: plain objects from informers. Devices are those of ResourceSlices of any driver. Their
-holders are taken from claims and, where a node has a ledger, from the ledger as well. No I/O; the
-copy is the only mutable thing and belongs to the event loop that runs the controller.
+Devices are those of ResourceSlices of any driver. Their holders are taken from claims and, where a
+node has a ledger, from the ledger as well. There is no I/O. The copy is the only mutable value, and
+belongs to the event loop that runs the controller.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class ApiServerState(ClusterState):
         super().__init__()
         self.node_facts: dict[str, NodeFacts] = {}
         self.node_names: tuple[str, ...] = ()
-        """All nodes, by name; the same tuple as long as they are the same."""
+        """All nodes, by name. The same tuple while the names are the same."""
         self.objects: dict[ObjectKey, Stored] = {}
-        """Pods and claims by kind; `pods` and `claims` have the same ones."""
+        """Pods and claims by kind. `pods` and `claims` have the same objects."""
         self.pods: dict[Key, Stored] = {}
         self.claims: dict[Key, Stored] = {}
         self.templates: dict[Key, Stored] = {}
@@ -55,17 +55,17 @@ class ApiServerState(ClusterState):
         self.placed = PlacedPods()
         self.volumes = VolumeIndex()
         self.let_go: dict[Key, Stored] = {}
-        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to
-        hear of it."""
+        """Claims as they were when they lost an allocation of ours: their nodes' ledgers must
+        release it."""
         self.foreign: dict[str, str] = {}
-        """Slices that name a driver of ours and are not of its node, with the reason: they do not
-        count."""
+        """Slices that name a driver of ours and are not from its node, with the reason. They are
+        ignored."""
         self.node_objects: dict[str, Stored] = {}
-        """Nodes as stored: whose slices are whose, and whom to tell."""
+        """Nodes as stored, for the origin of slices and as the objects of events."""
         self._slices: dict[str, Slice] = {}
         self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
         self._of_node: dict[str, set[str]] = {}
-        """Node to the slices of our drivers that are of a pool of its name."""
+        """Node to the slices of our drivers whose pool has the node's name."""
         self._devices: dict[Key, frozenset[DeviceId]] = {}
         self._holders: dict[DeviceId, set[Key]] = {}
         self.gated_pods = GatedPodsIndex()
@@ -74,14 +74,14 @@ class ApiServerState(ClusterState):
         self.changed_pods = ChangedPods()
         self.under_way = IntentsUnderWay(self.stock)
         self._unreadable: dict[Key, Stored] = {}
-        """Claims that nobody can read now, as they were before: nobody works on them, and what they
-        held stays held."""
+        """Claims that cannot be read now, as they were before. They are not reconciled, and keep
+        what they held."""
 
     def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
-        """Store an object of the API server; an older version than the stored one is ignored.
+        """Store an object of the API server. An older version than the stored one is ignored.
 
-        Errors: raises ContractError for one that nobody can read; it counts as absent then, but
-        what a claim holds stays held.
+        Errors: raises ContractError for an object that cannot be read. It counts as absent then,
+        but a claim keeps what it holds.
         """
         key = _key_of(plain)
         if self._is_kept(kind, key, plain):
@@ -118,8 +118,8 @@ class ApiServerState(ClusterState):
                 case "DeviceTaintRule":
                     self._put_rule(key[1], read_rule(api_object))
         except Exception:
-            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only
-            # what stands here has to be taken back.
+            # Any error is raised again, and the informer's boundary reports it. Here the stored
+            # object is removed.
             if kind == "ResourceClaim":
                 self._put_unreadable_claim(key, plain)
             else:
@@ -127,8 +127,8 @@ class ApiServerState(ClusterState):
             raise
 
     def _is_kept(self, kind: str, key: Key, plain: Mapping[str, Any]) -> bool:
-        """Say whether this version of a pod or claim is kept, or a later one: our own write comes
-        by the watch, too, and a list tells all again.
+        """Say whether this version of a pod or claim, or a later one, is stored. Our own writes
+        arrive by the watch as well, and a list sends all objects again.
         """
         kept, metadata = self.objects.get(ObjectKey(kind.lower(), *key)), plain.get("metadata")
         return (
@@ -179,7 +179,7 @@ class ApiServerState(ClusterState):
         self.gated_pods.put_pod(key, None)
 
     def put_pod(self, key: Key, pod: Stored) -> None:
-        """Take in a pod."""
+        """Store a pod."""
         before = self.pods.get(key)
         if before is not None and _is_older(pod, before):
             return
@@ -189,7 +189,7 @@ class ApiServerState(ClusterState):
         self.gated_pods.put_pod(key, pod)
 
     def put_claim(self, key: Key, claim: Stored) -> None:
-        """Take in a claim."""
+        """Store a claim."""
         claim.claim.check_status()
         before = self.claims.get(key) or self._unreadable.get(key)
         if before is not None:
@@ -205,8 +205,8 @@ class ApiServerState(ClusterState):
         return self.claims.pop(key, None)
 
     def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
-        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to
-        nobody else and released nowhere.
+        """Set a claim aside that cannot be read: what it held, or seems to hold now, is neither
+        allocated to another claim nor released.
         """
         before = self._pop_claim(key) or self._unreadable.get(key)
         self.changed_pods.put_claim(key)
@@ -229,7 +229,7 @@ class ApiServerState(ClusterState):
         return self.volumes.count(kind) if kind in VOLUME_KINDS else len(kept.get(kind, {}))
 
     def pool_of(self, name: str) -> str:
-        """Name the pool of a slice; empty when the slice is unknown."""
+        """Name the pool of a slice. Empty when the slice is unknown."""
         published = self._slices.get(name)
         return published.spec.pool.name if published is not None else ""
 
@@ -240,30 +240,30 @@ class ApiServerState(ClusterState):
     def is_taken_back(self, key: Key) -> bool:
         """Say whether the allocation that a claim's note records was deallocated.
 
-        The note is then no intent any more.
+        The note is no intent then.
         """
         claim, note = self.claims.get(key), self.gated_pods.note(key)
         return claim is not None and note is not None and self._taken.get(claim.uid) == note.number
 
     def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
-        """List devices that two claims or more have been given whole: two writers allocated at one
-        moment.
+        """List the devices that are allocated whole to several claims, because two writers
+        allocated at the same moment.
         """
         return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
 
     def intended_nodes(self, *, without: str, ignoring: Collection[str] = ()) -> dict[Key, str]:
-        """Say which pods that have no node yet are to go where, by the intents and allocations
-        noted in their claims.
+        """Map the pods that have no node yet to their intended nodes, by the intents and
+        allocations noted in their claims.
 
-        Shapes: without — uid of a pod that is left out; ignoring — uids of claims
-        whose notes count for nothing.
+        Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes are
+        ignored.
         """
         noted = self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
         return noted | self.under_way.nodes(without=without, ignoring=ignoring)
 
     def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
-        """Say which pods that have no node yet are to go to this one, as `intended_nodes` does for
-        all.
+        """Name the pods that have no node yet and for which this one is intended, as
+        `intended_nodes` does for all nodes.
         """
         noted = self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
         under_way = self.under_way.nodes(without=without, ignoring=ignoring)
@@ -274,8 +274,8 @@ class ApiServerState(ClusterState):
         return claim is not None and claim.uid not in ignoring and not self.is_taken_back(key)
 
     def settle(self, key: Key) -> None:
-        """Count for a claim what it says: its intent was written and is in the copy, or was not
-        written.
+        """Count a claim's devices by its stored object again: its intent was written and is in the
+        copy, or was not written.
         """
         if self.under_way.drop(key):
             self.stock.put_claim(ObjectKey("resourceclaim", *key), self.claims.get(key) or self._unreadable.get(key))
@@ -319,7 +319,7 @@ class ApiServerState(ClusterState):
             self._show_of_node(facts.node.name)
 
     def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
-        """Remember a slice, or (None) forget it."""
+        """Store a slice, or remove it with None."""
         before = self._slices.pop(name, None)
         self._owners.pop(name, None)
         self.foreign.pop(name, None)
@@ -332,15 +332,15 @@ class ApiServerState(ClusterState):
             self._of_node.setdefault(published.spec.pool.name, set()).add(name)
 
     def _show_of_node(self, node: str) -> None:
-        """Judge a node's slices of our drivers anew: what the node says
-        of itself is another now.
+        """Check again whether a node's slices of our drivers are its own, as the node's
+        publications changed.
         """
         for name in sorted(self._of_node.get(node, ())):
             self._show(name)
 
     def _show(self, name: str) -> None:
-        """Give a slice to the supply as we see it, unless it only claims
-        to be of a driver of ours.
+        """Put a slice into the stock of devices, unless it names a driver of ours and is not from
+        its node.
         """
         spec = self._slices[name].spec
         node = self.node_objects.get(spec.pool.name)
@@ -359,10 +359,10 @@ class ApiServerState(ClusterState):
         return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
 
     def _hold(self, key: Key, claim: Stored | None) -> None:
-        """Remember what a claim holds, allocated or about to be.
+        """Record what a claim holds by its allocation or its intent.
 
-        A note counts until it is withdrawn, also one that tells of the past: another replica that
-        did not see the loss may take it for an intent.
+        A note counts until it is withdrawn, even after the allocation was lost: another replica
+        that did not see the loss may take it for an intent.
         """
         self.under_way.drop(key)
         self.changed_pods.put_claim(key)
@@ -384,8 +384,8 @@ class ApiServerState(ClusterState):
                 self._doubles.discard(device)
 
     def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
-        """Notice that somebody took an allocation of ours back: the note that stays tells of the
-        past from now on.
+        """Record that an allocation of ours was removed: the note that stays is no intent from now
+        on.
         """
         note, uid = self.gated_pods.note(key), before.uid
         keeps = after is not None and after.uid == uid and after.claim.is_allocated
@@ -401,12 +401,12 @@ def _key_of(plain: Mapping[str, Any]) -> Key:
 
 
 def _is_older(stored: Stored, before: Stored) -> bool:
-    """Say whether this is late news of the same object."""
+    """Say whether this version arrived after a newer one of the same object."""
     return stored.uid == before.uid and stored.revision < before.revision
 
 
 def _devices_of(claim: Stored | None) -> frozenset[DeviceId]:
-    """List the devices that a claim's status gives it whole."""
+    """List the devices that a claim's status allocates whole."""
     if claim is None or not claim.claim.is_allocated:
         return frozenset()
     try:

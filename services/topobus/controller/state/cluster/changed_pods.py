@@ -1,8 +1,7 @@
-"""An index of which pods use which claims, and of the pods of which something changed since
-somebody looked.
+"""An index of which pods use which claims, and of the pods with changes since the last call.
 
-Flows in: pods with the claims that they use, and claims that changed. Flows out: the pods that a
-change concerns, so that a round costs what changed and not what there is.
+A change concerns the pod itself or a claim that it uses. So the cost of a round depends on the
+changes, not on the number of pods.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ Key = tuple[str, str]
 
 
 class ChangedPods:
-    """Pods, their claims, and what changed of them."""
+    """Pods, their claims, and the pods with changes."""
 
     def __init__(self) -> None:
         self._uses: dict[Key, tuple[Key, ...]] = {}
@@ -21,7 +20,7 @@ class ChangedPods:
         self._changed: set[Key] = set()
 
     def put_pod(self, pod: Key, claims: tuple[Key, ...] | None) -> None:
-        """Take in a pod with the claims that it uses, or None for one that is gone."""
+        """Store a pod with the claims that it uses, or remove it with None."""
         for claim in self._uses.pop(pod, ()):
             users = self._users[claim]
             users.discard(pod)
@@ -34,7 +33,7 @@ class ChangedPods:
         self._changed.add(pod)
 
     def put_claim(self, claim: Key) -> None:
-        """Note that a claim changed, came or went."""
+        """Record that a claim was created, changed or deleted."""
         self._changed |= self._users.get(claim, set())
 
     def claims_of(self, pod: Key) -> tuple[Key, ...]:
@@ -42,8 +41,8 @@ class ChangedPods:
         return self._uses.get(pod, ())
 
     def take(self) -> frozenset[Key]:
-        """Name the pods of which something changed since the last call: they themselves, or claims
-        that they use.
+        """Return the pods with changes since the last call, of their own or of claims that they
+        use.
         """
         taken = frozenset(self._changed)
         self._changed.clear()

@@ -1,8 +1,8 @@
 """An index of the gated pods and of their claims, updated with each change, so that a change costs
 only the objects that it concerns.
 
-Flows in: pods and claims. Flows out: pods that wait behind the scheduling gate or have lost their
-allocation, pods that have devices and no node, and the attempts noted in claims.
+It has the pods that wait behind the scheduling gate or have lost their allocation, the pods that
+have devices and no node, and the attempts noted in claims.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Noted(NamedTuple):
     note: Attempt
     users: frozenset[str]
     is_ours: bool
-    """Whether it has the very devices of the note."""
+    """Whether its allocation has exactly the devices of the note."""
 
 
 class GatedPodsIndex:
@@ -42,7 +42,7 @@ class GatedPodsIndex:
         self._unbound: set[str] = set()
         self._told: set[str] = set()
         self._unschedulable: set[str] = set()
-        """Those without a node of which kube-scheduler says that they fit nowhere."""
+        """Pods without a node that kube-scheduler reports as unschedulable."""
         self._noted: dict[Key, _Noted] = {}
         self._of_pod: dict[str, set[Key]] = {}
         self._on: dict[str, set[Key]] = {}
@@ -51,7 +51,7 @@ class GatedPodsIndex:
         self._pending: set[Key] = set()
 
     def put_pod(self, key: Key, pod: Stored | None) -> None:
-        """Take in a pod, or None for one that is gone."""
+        """Store a pod, or remove it with None."""
         before = self._uids.pop(key, "")
         self._pods.pop(before, None)
         self._unbound.discard(before)
@@ -70,7 +70,7 @@ class GatedPodsIndex:
             self._told.add(uid)
 
     def put_claim(self, key: Key, stored: Stored | None) -> None:
-        """Take in a claim, or None for one that is gone."""
+        """Store a claim, or remove it with None."""
         before = self._noted.pop(key, None)
         if before is not None:
             self._of_pod[before.note.pod].discard(key)
@@ -99,7 +99,7 @@ class GatedPodsIndex:
             self._unreserved.add(key)
 
     def note(self, key: Key) -> Attempt | None:
-        """Give the attempt noted in a claim; None when there is no readable one."""
+        """Return the attempt noted in a claim. None when there is no readable one."""
         noted = self._noted.get(key)
         return noted.note if noted is not None else None
 
@@ -120,28 +120,30 @@ class GatedPodsIndex:
         return key in self._pending
 
     def unallocated(self) -> tuple[Key, ...]:
-        """List those of them that have no devices."""
+        """List the claims with our notes that have no devices."""
         return tuple(sorted(self._lost))
 
     def pending(self) -> frozenset[tuple[str, int]]:
-        """Name the intents that are to be made true: the claim's uid and the attempt's number."""
+        """Name the intents that are to be committed: the claim's uid and the attempt's number."""
         return frozenset((self._noted[key].uid, self._noted[key].note.number) for key in self._pending)
 
     def placeless(self) -> frozenset[Key]:
-        """Name the pods for which we allocated claims and that kube-scheduler cannot place, or were
-        told why not, and those that have not reserved (any more) what we allocated for them.
+        """Name the pods for which we allocated claims and that kube-scheduler cannot place or that
+        have such a reason in their condition, and those that have not reserved, or no longer
+        reserve, what we allocated for them.
 
-        Not those that simply have no node yet: there are thousands of them while a cluster fills,
-        and nothing is to be done for them.
+        Pods that simply have no node yet are left out: there are thousands of them while a cluster
+        fills, and they need no work.
         """
         unplaced = [self._pods[uid] for uid in self._unschedulable | self._told if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
         return frozenset(unplaced) | frozenset(key for key in left if key is not None)
 
     def intended(self, counts: Callable[[Key], bool], *, without: str) -> dict[Key, str]:
-        """Name the nodes that are intended for pods which have none, by the notes in their claims.
+        """Name the nodes that are intended for pods without a node, by the notes in their claims.
 
-        Shapes: counts — says whether a claim's note does; without — uid of a pod that is left out.
+        Shapes: counts — returns whether a claim's note counts; without — uid of a pod that is left
+        out.
         """
         nodes: dict[Key, str] = {}
         for uid in self._unbound:
@@ -168,8 +170,8 @@ class GatedPodsIndex:
         return self._pods.get(uid)
 
     def later_intents(self, version: int) -> frozenset[str]:
-        """Name the claims (by uid) with an intent that was written after a version: they must see
-        the ones before, not the other way round.
+        """Name the claims (by uid) with an intent that was written after a version: a later intent
+        must respect the earlier ones, not the other way round.
         """
         return frozenset(self._noted[key].uid for key in self._pending if self._noted[key].version > version)
 
@@ -177,7 +179,7 @@ class GatedPodsIndex:
 def _note(claim: Stored) -> Attempt | None:
     """Read our note in a claim.
 
-    None when there is none, it is not for a pod, or nobody can read it.
+    None when there is none, it is not for a pod, or it cannot be read.
     """
     try:
         attempt = claim.claim.attempt

@@ -1,9 +1,8 @@
-"""The allocation intents of this replica that are being written: what they give counts as taken
-from the decision on.
+"""The allocation intents of this replica that are being written: their devices count as taken from
+the decision on.
 
-Flows in: claims with an intent that is not stored yet. Flows out: their devices to the
-count of what is free, and what pods they are for. News of a claim takes the place of
-what was being written into it.
+Each intent also has its pod. A newer version of a claim replaces the intent that was being written
+into it.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ class _Intended(NamedTuple):
 
 
 class IntentsUnderWay:
-    """Intents of ours between decision and answer."""
+    """Intents of ours between the decision and the answer to the write."""
 
     def __init__(self, stock: FreeDevices) -> None:
         self._stock = stock
         self._intents: dict[Key, _Intended] = {}
 
     def put(self, claim: Key, intended: Stored, pod: Key, note: Attempt) -> None:
-        """Take in an intent.
+        """Store an intent.
 
-        Shapes: intended — the claim as it is to be, with the intent; pod — the intent's.
+        Shapes: intended — the claim's next version, with the intent; pod — the intent's.
         """
         self._intents[claim] = _Intended(intended.uid, note.pod, pod, note.node)
         self._stock.put_claim(ObjectKey("resourceclaim", *claim), intended)
 
     def drop(self, claim: Key) -> bool:
-        """Forget an intent; False when there is none."""
+        """Remove an intent. False when there is none."""
         return self._intents.pop(claim, None) is not None
 
     def claims(self) -> frozenset[str]:
-        """Name the claims, by uid: their intents come after all that are written."""
+        """Name the claims, by uid. Their intents come after all that are written."""
         return frozenset(intent.claim_uid for intent in self._intents.values())
 
     def nodes(self, *, without: str, ignoring: Collection[str]) -> dict[Key, str]:
-        """Say which pods are to go where, but for one pod (by uid) and some claims (by uid)."""
+        """Map pods to their intended nodes, without one pod (by uid) and some claims (by uid)."""
         intents = [
             intent
             for intent in self._intents.values()

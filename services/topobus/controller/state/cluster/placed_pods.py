@@ -1,9 +1,8 @@
 """The pods of a cluster as the rules about other pods see them: their host ports by node, and
 groups of like pods with how many are on each node.
 
-Flows in: pods as the API server shows them, also those that wait behind our gate. Flows out: groups
-and ports, with the pods for which a node is intended counted as if they were there. Of each pod
-little is kept: a reference to its group, its ports, its node.
+Pods behind our gate are included, and a pod counts on the node that is intended for it. Only a
+reference to the group, the ports and the node are kept of each pod.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ class PlacedPods:
 
     @property
     def has_anti_affinity(self) -> bool:
-        """Say whether some pod, placed or waiting, does not bear others: then every pod has to be
-        looked at by the rules.
+        """Say whether any pod, placed or waiting, has a required anti-affinity: then the rules must
+        check every pod.
         """
         return self._unbearing > 0
 
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
-        """Take in a pod, or None for one that is gone.
+        """Store a pod, or remove it with None.
 
-        One that has ended, or that waits for another scheduler (not `is_ours`), counts for nothing.
+        A pod that has ended, or that waits for another scheduler (not `is_ours`), does not count.
         """
         self._forget(key)
         spec, metadata, status = ((plain or {}).get(part) for part in ("spec", "metadata", "status"))
@@ -81,8 +80,8 @@ class PlacedPods:
     def groups(self, assumed: Mapping[Key, str]) -> Iterator[tuple[PodGroup, Mapping[str, int]]]:
         """List the groups with how many of their pods are on each node.
 
-        Shapes: assumed — waiting pods to the nodes that are intended for them;
-        they count as if they were there.
+        Shapes: assumed — waiting pods to the nodes that are intended for them, where they count as
+        present.
         """
         more: dict[_GroupKey, Counter[str]] = {}
         for key, node in assumed.items():
@@ -94,7 +93,9 @@ class PlacedPods:
             yield self._groups[group_key], counts + more[group_key] if group_key in more else counts
 
     def ports_on(self, node: str, assumed: Mapping[Key, str]) -> Collection[HostPort]:
-        """List the host ports that pods have on a node, those included that are intended for it."""
+        """List the host ports in use on a node, including those of pods that are intended for
+        it.
+        """
         used = set(self._ports.get(node, ()))
         for key, intended in assumed.items():
             entry = self._pods.get(key)
@@ -130,8 +131,7 @@ class PlacedPods:
 def _group(namespace: str, metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[_GroupKey, PodGroup]:
     """Make the group of a pod.
 
-    What nobody can read of somebody else's pod counts for nothing, for
-    the API server has checked it.
+    Unreadable parts of other schedulers' pods are ignored, for the API server has checked them.
     """
     written_labels = metadata.get("labels")
     labels = (

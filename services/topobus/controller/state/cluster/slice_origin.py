@@ -1,12 +1,12 @@
 """Checks whether a ResourceSlice that names a Topobus driver was published by the node that it
 describes.
 
-Flows in: a slice, its owner reference, and the node's publications on the bus. Flows out: the
-reason why the slice does not count, or None. Anybody who may create ResourceSlices may name a
-Topobus driver and a higher generation, which hides the node's own slices from every allocation;
-kube-apiserver checks neither. Slices of other drivers are not checked.
-Source: k8s.io/dynamic-resource-allocation/structured (only the newest
-generation of a pool counts), 1.36.
+Any user who may create ResourceSlices may name a Topobus driver and a higher generation, which
+hides the node's own slices from every allocation. kube-apiserver checks neither. Slices of other
+drivers are not checked.
+
+Source: k8s.io/dynamic-resource-allocation/structured (only the newest generation of a pool counts),
+1.36.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SHOWN_DEVICES = 3
 def why_foreign(
     spec: SliceSpec, owners: Sequence[Mapping[str, Any]], *, node_uid: str | None, inventory: Collection[str] | None
 ) -> str:
-    """Say why a slice of a Topobus driver does not count.
+    """Return why a slice of a Topobus driver is ignored.
 
-    Empty for one that does, and for any slice of another driver.
+    Empty for one that counts, and for any slice of another driver.
 
     Shapes: owners — metadata.ownerReferences; node_uid — of the Node object of the pool's name,
     None while that is not known; inventory — names of the node's devices of the class, None when
@@ -60,7 +60,7 @@ def why_foreign(
 def only_known_devices(spec: SliceSpec, inventory: Collection[str] | None) -> SliceSpec:
     """Leave out devices that the node's inventory lacks: the node would refuse them.
 
-    A device that went stays in its slice until the gateway has written again.
+    A removed device stays in its slice until the gateway writes the slice again.
     """
     if (
         class_of_driver(spec.driver) is None

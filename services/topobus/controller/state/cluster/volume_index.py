@@ -1,9 +1,8 @@
 """The volumes of a cluster: claims, volumes, classes and the limits of nodes, and which pods use
 which claim.
 
-Flows in: PersistentVolumeClaims, PersistentVolumes, StorageClasses, CSINodes and pods as the API
-server shows them. Flows out: the view that the rules about volumes read. Of each object only what
-decides is kept, and of pods only those that have claims.
+It serves the rules about volumes. Only the fields that these rules read are kept of each object,
+and of pods only those that have claims.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class _User(NamedTuple):
 
 
 class VolumeIndex:
-    """A `VolumeView` of the objects that it is given."""
+    """A `VolumeView` of the stored objects."""
 
     def __init__(self) -> None:
         self.claims: dict[Key, VolumeClaim] = {}
@@ -54,7 +53,7 @@ class VolumeIndex:
         self._on: dict[str, set[Key]] = {}
         self._changes = 0
         self.revision = 0
-        """Grows with each change of anything that a pod's volumes may depend on."""
+        """Grows with each change that may affect a pod's volumes."""
         self._readers: dict[str, Callable[[Key, Mapping[str, Any]], None]] = {
             "PersistentVolumeClaim": lambda key, plain: self._put(self.claims, key, read_volume_claim(plain)),
             "PersistentVolume": lambda key, plain: self._put_volume(key[1], read_volume(plain)),
@@ -63,14 +62,14 @@ class VolumeIndex:
         }
 
     def put(self, kind: str, key: Key, plain: Mapping[str, Any]) -> None:
-        """Take in an object of one of `VOLUME_KINDS`.
+        """Store an object of one of `VOLUME_KINDS`.
 
-        Errors: raises ContractError for one that nobody can read.
+        Errors: raises ContractError for an object that cannot be read.
         """
         self._readers[kind](key, plain)
 
     def drop(self, kind: str, key: Key) -> None:
-        """Forget an object."""
+        """Remove an object."""
         if kind == "PersistentVolume":
             self._put_volume(key[1], None)
         else:
@@ -84,9 +83,9 @@ class VolumeIndex:
         return len(self._kept(kind))
 
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
-        """Take in a pod, or None for one that is gone.
+        """Store a pod, or remove it with None.
 
-        One that has ended, or that waits for another scheduler (not `is_ours`), uses nothing.
+        A pod that has ended, or that waits for another scheduler (not `is_ours`), uses nothing.
         """
         self._forget(key)
         spec, status = ((plain or {}).get(part) for part in ("spec", "status"))
@@ -103,13 +102,13 @@ class VolumeIndex:
             self._on.setdefault(node, set()).add(key)
 
     def volumes_of(self, pod: Key) -> tuple[PodVolume, ...]:
-        """List a pod's volumes that come by claims."""
+        """List a pod's volumes that use claims."""
         user = self._pods.get(pod)
         return user.volumes if user is not None else ()
 
     def version_for(self, pod: Key) -> Hashable:
-        """Give a value that changes with whatever a pod's volumes depend on: its claims, and any
-        volume, class or limit.
+        """Return a value that changes with everything that a pod's volumes depend on: its claims,
+        and any volume, class or limit.
         """
         volumes = self.volumes_of(pod)
         return (self._changes, *(self.claims.get((pod[0], volume.claim)) for volume in volumes)) if volumes else ()
@@ -119,17 +118,19 @@ class VolumeIndex:
         return self._of_class.get(name, {}).values()
 
     def users_of(self, claim: Key, assumed: Collection[Key]) -> Collection[Key]:
-        """Name the pods on nodes that use a claim, and those of `assumed`, for which a node is
-        intended.
+        """Name the pods that use a claim: those on nodes, and those of `assumed`, for which a node
+        is intended.
         """
         return [pod for pod in self._users.get(claim, ()) if self._pods[pod].node or pod in assumed]
 
     def limits_of(self, node: str) -> Mapping[str, int]:
-        """Say how many volumes each CSI driver may attach to a node."""
+        """Map each CSI driver to how many of its volumes may be attached to a node."""
         return self._limits.get(node, {})
 
     def attached_to(self, node: str, assumed: Collection[Key]) -> Collection[Attachment]:
-        """List the volumes of CSI drivers that pods on a node use, and those pods of `assumed`."""
+        """List the volumes of CSI drivers that are used by pods on a node and by those of
+        `assumed`.
+        """
         pods = {*self._on.get(node, ()), *(pod for pod in assumed if pod in self._pods)}
         keys = {(pod[0], volume.claim) for pod in pods for volume in self._pods[pod].volumes}
         claims = (self.claims[key] for key in keys if key in self.claims)
@@ -149,7 +150,7 @@ class VolumeIndex:
                 del self._on[before.node]
 
     def _put(self, kept: dict[Any, Any], key: Hashable, value: object) -> None:
-        # Of a claim alone its pods take notice, by its value.
+        # Only a claim's value concerns its pods.
         is_news = kept.get(key) != value
         self.revision += is_news
         self._changes += is_news and kept is not self.claims
