@@ -24,58 +24,58 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     kubeconfig: str = ""
-    """Path of a kubeconfig file; empty: the service account of the pod in which the controller
+    """Path of a kubeconfig file. Empty: the service account of the pod in which the controller
     runs."""
     context: str = ""
-    """Context of the file; empty: its current one."""
+    """Context of the file. Empty: its current one."""
     call_s: Seconds = 10.0
     """How long one call may take, in seconds."""
     retry_s: Annotated[float, Meta(gt=0, le=60)] = 1.0
-    """First pause after a call that failed, in seconds; doubled up to ten, by chance shortened so
-    that replicas do not come back together."""
+    """First pause after a call that failed, in seconds. It doubles up to ten, shortened at random
+    so that replicas do not return together."""
     page: Annotated[int, Meta(ge=1, le=10_000)] = 500
-    """Objects in one page of a list: no more of them are in memory as the server sent them. kubectl
+    """Objects in one page of a list: no more of them are in memory in the server's form. kubectl
     asks for 500."""
     resync_s: Annotated[float, Meta(ge=1)] = 600.0
-    """How often a copy is compared with a whole list, in seconds. Watches carry the news; this
-    mends what one may have lost."""
+    """How often a copy is compared with a whole list, in seconds. Changes arrive by watches. The
+    list repairs what a watch may have lost."""
     unschedulable_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
-    """How long kube-scheduler may call a pod unschedulable before its allocation is taken back and
-    tried elsewhere, in seconds. A minute: an autoscaler or a pod that is about to end often helps
-    within it."""
+    """How long kube-scheduler may report a pod as unschedulable before its claims are deallocated
+    and tried elsewhere, in seconds. A minute: an autoscaler or a pod that is about to end often
+    helps within it."""
     settle_s: Annotated[float, Meta(gt=0, le=600)] = 5.0
-    """Between taking the reservation off and taking the devices, in seconds: a binding that
-    kube-scheduler began before is seen by then."""
+    """Time between removing the reservation and deallocating the devices, in seconds. By then a
+    binding that kube-scheduler had begun is visible."""
     parallel_pods: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """Pods whose writes are under way at the same time. 16 keep a burst of pods far below what an
-    API server lets one client ask."""
+    """Pods whose writes are in progress at the same time. 16 keep a burst of pods far below what an
+    API server allows one client."""
     housekeeping: Literal["cluster", "own"] = "cluster"
-    """Who makes claims from templates, prunes reservations of pods that ended and deallocates:
-    kube-controller-manager (`cluster`), or, for gated pods and their claims in clusters that run
-    none, the controller itself (`own`, which needs more rights)."""
+    """Which component makes claims from templates, prunes reservations of pods that ended and
+    deallocates: kube-controller-manager (`cluster`), or, for gated pods and their claims in
+    clusters without it, the controller itself (`own`, which needs more rights)."""
 
 
 class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the controller."""
 
     home: Literal["stand-alone", "cluster"] = "stand-alone"
-    """Where classes, claims and pods live: in the stand-alone API on NATS, or at a cluster's API
-    server, where pods with the scheduling gate `topobus.dev/allocation` are served. One home a
-    controller; NATS is needed in both, for there the nodes' ledgers are."""
+    """Where classes, claims and pods are stored: in the stand-alone API on NATS, or at a cluster's
+    API server, where pods with the scheduling gate `topobus.dev/allocation` are served. A
+    controller has one home. NATS is needed in both, for it has the nodes' ledgers."""
     cluster: ClusterSettings = ClusterSettings()
     mode: Mode = Mode.CORRECTED
-    """`corrected` keeps every constraint; `compatible` has the defects of Kubernetes 1.36 too, for
-    whoever must get the very devices that kube-scheduler would choose. docs/reference/allocation.md
-    lists the differences."""
+    """`corrected` keeps every constraint. `compatible` also has the defects of Kubernetes 1.36, for
+    users who must get the very devices that kube-scheduler would choose.
+    docs/reference/allocation.md lists the differences."""
     nearness: Literal["prefer", "first-fit"] = "prefer"
-    """Which of several equal devices claims get that wish for no place: `prefer` those that lie
-    closest together (one PCIe switch, else one NUMA node, else one socket), `first-fit` the first
-    ones by name, as kube-scheduler does. Mode `compatible` is always first fit."""
+    """Which of several equal devices a claim without an alignment request gets: `prefer` those that
+    lie closest together (one PCIe switch, else one NUMA node, else one socket), `first-fit` the
+    first ones by name, as kube-scheduler does. Mode `compatible` is always first fit."""
     claim_allocation: AllocationMode = AllocationMode.IMMEDIATE
-    """When a claim of the stand-alone API is allocated that does not say so itself (annotation
-    `topobus.dev/allocation-mode`) and that no stored pod waits for: `Immediate` as soon as it is
-    stored, which is what somebody who tries a claim expects; `WaitForFirstConsumer` when a pod that
-    uses it is scheduled, and until the last such pod is gone."""
+    """When a claim of the stand-alone API is allocated that has no annotation
+    `topobus.dev/allocation-mode` and is used by no stored pod. `Immediate`: as soon as it is
+    stored, which users who try a claim expect. `WaitForFirstConsumer`: when a pod that uses it is
+    scheduled, and until the last such pod is gone."""
     step_budget: Annotated[int, Meta(ge=100)] = 200_000
     """Steps of one search on one node before it gives up, which is never reported as "does not
     fit". The default is about a second of work."""
@@ -86,24 +86,24 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     """Nodes asked at the same time for one plan. 32 keeps one plan from flooding the bus in a large
     cluster."""
     parallel_plans: Annotated[int, Meta(ge=1, le=1024)] = 4
-    """Plans (`topobus place`) over several nodes that run at the same time; others wait, asker by
-    asker, behind plans for one node, and whoever finds no room is told when to ask again. 4: each
-    asks all nodes of the fleet, `parallel_asks` at a time."""
+    """Plans (`topobus place`) over several nodes that run at the same time. Others wait behind
+    plans for one node, in turn by requester. A plan that finds no room is answered with the time of
+    the next try. 4: each asks all nodes of the fleet, `parallel_asks` at a time."""
     binding_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
-    """How long a claim may wait for its devices' binding conditions before they are given back and
+    """How long a claim may wait for its devices' binding conditions before they are released and
     others are tried, in seconds. 600 s as kube-scheduler's."""
     silence: SilenceSettings = SilenceSettings(every_s=3.0)
     """When a device service that does not answer makes its devices Unknown here: nothing is
-    allocated on them, and nothing is let go. Services are asked while a claim or a pod waits, and
-    until each has been heard: one small message a class and node every nine seconds (every three
-    while somebody on the node does not answer), `parallel_asks` at a time; each node's topology
-    judges for itself and sooner."""
+    allocated on them, and nothing is released. Services are asked while a claim or a pod waits, and
+    until each has been heard: one small message per class and node every nine seconds (every three
+    while a service on the node does not answer), `parallel_asks` at a time. Each node's topology
+    checks this itself, and sooner."""
     classic_call_s: Annotated[float, Meta(gt=0, le=300)] = 10.0
     """How long one call of a classic driver may take before it is cancelled and tried again later.
     10 s: a driver may have to ask its nodes."""
     retry_s: Annotated[float, Meta(gt=0, le=300)] = 2.0
     """How long to wait before a node that did not answer is asked again for a claim. Changes on the
-    bus are acted upon at once, without this wait."""
+    bus take effect at once, without this wait."""
 
 
 def check(settings: ControllerSettings) -> None:
