@@ -1,8 +1,7 @@
 """Follows the claims, and the pods that no node has yet, at a cluster's API server: the console's
 part where the controller's home is a cluster.
 
-Flows in: lists and watches, by the informers that the controller has. Flows out: one call for each
-object. It lists and watches, and writes nothing.
+It uses the controller's informers. It lists and watches, and writes nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from topobus.process.clock import Clock
 
 __all__ = ["ClusterObjects", "open_reader"]
 
-# Pods that run are most of a cluster's and wait for nothing; they stay at the server.
+# Most pods of a cluster run and wait for nothing. They are not requested from the server.
 _KINDS = (CLAIMS, structs.replace(PODS, fields="spec.nodeName="))
 
 Take = Callable[[str, str, str, ApiObject | None], None]
-"""Hears of an object by kind, namespace and name; None: it is gone, or waits no more."""
+"""Called with an object's kind, namespace and name. None: it is gone, or no longer waits."""
 
 
 def open_reader(settings: ClusterSettings) -> ApiReader:
-    """Read the configuration; no request is sent yet.
+    """Read the configuration. No request is sent yet.
 
-    Errors: raises ConfigError when there is none where the settings say, or it cannot be used.
+    Errors: raises ConfigError when the settings name a configuration that does not exist or cannot
+    be used.
     """
     access = AccessSettings(
         kubeconfig=settings.kubeconfig,
@@ -70,17 +70,17 @@ class ClusterObjects:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the connection; empty while all is well."""
+        """What is wrong with the connection. Empty while nothing is."""
         return next((informer.trouble for informer in self._informers if informer.trouble), "")
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow the API server until cancelled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers:
                 group.create_task(informer.run())
 
     def put(self, kind: str, version: str, plain: Plain) -> None:
-        """Take in an object; whatever in it is not as it should be counts as absent."""
+        """Store an object. Invalid parts of it count as absent."""
         metadata, spec, status = (
             part if isinstance(part := plain.get(name), dict) else {} for name in ("metadata", "spec", "status")
         )
@@ -88,5 +88,5 @@ class ClusterObjects:
         self._take(kind, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""), api_object)
 
     def drop(self, kind: str, key: Key) -> None:
-        """Forget an object."""
+        """Remove an object."""
         self._take(kind, *key, None)

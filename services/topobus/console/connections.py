@@ -1,10 +1,9 @@
-"""Keeps browsers' connections from taking all places: a request's head has a deadline, and one
-address may have half of them.
+"""Limits browsers' connections: a request's head has a deadline, and one address may have half of
+the connections.
 
-Flows in: connections and their bytes, through uvicorn's protocol. Flows out: the same, but for
-those that are ended: whoever sends half a request, or opens more than an address may have. Of an
-address that has too many the oldest one that waits for a request goes, so that a browser gets in
-beside a program that only holds on.
+A connection with half a request is ended at the deadline. When an address has too many, its oldest
+connection that waits for a request is ended, so that a browser can connect beside a program that
+only keeps connections open.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 __all__ = ["HEAD_S", "BoundedProtocol"]
 
 HEAD_S = 10.0
-"""Until a request's head must be whole, in seconds: a browser sends it in one packet, and the
+"""Seconds until a request's head must be complete: a browser sends it in one packet, and the
 services' own HTTP waits half as long."""
 
 
@@ -32,12 +31,12 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def address(self) -> str:
-        """Where it comes from; empty when that is not known."""
+        """The browser's address. Empty when it is not known."""
         return self.client[0] if self.client is not None else ""
 
     @property
     def waits_for_a_request(self) -> bool:
-        """Say whether nothing is being answered on it."""
+        """Say whether no request is being answered on it."""
         return self.conn.their_state is h11.IDLE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,7 +59,7 @@ class BoundedProtocol(H11Protocol):
             oldest.end()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; from the first of a request on its head has its time."""
+        """Receive bytes. The first byte of a request starts the deadline of its head."""
         super().data_received(data)
         if self.waits_for_a_request:
             self._await_head()
@@ -68,12 +67,12 @@ class BoundedProtocol(H11Protocol):
             self._end_wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Remove the deadline."""
         self._end_wait()
         super().connection_lost(exc)
 
     def end(self) -> None:
-        """End the connection without a word."""
+        """End the connection without an answer."""
         self.connections.discard(self)
         self._end_wait()
         self.transport.abort()

@@ -1,8 +1,7 @@
-"""Follows the bus and keeps the board equal to what it says: nodes, sick devices, waiting objects,
-health events, decisions.
+"""Follows the bus and keeps the board up to date: nodes, sick devices, waiting objects, health
+events, decisions.
 
-Flows in: the watches of inventories, ledgers, alignments and objects, and the streams of health and
-decisions. Flows out: entries of the board. Nothing is written to the bus.
+Nothing is written to the bus.
 """
 
 from __future__ import annotations
@@ -35,40 +34,41 @@ from topobus.values.view import NodeAlignment
 __all__ = ["Followers"]
 
 _LEDGER = LEDGER.read_as(Holders)
-# How often it is looked whether somebody has become silent; words come each half minute.
+# How often silent services are looked for. Topology publishes each half minute.
 _LISTEN_S = 5.0
-# All decisions that are shown, together: with the settings' most of them none may take the memory.
+# All decisions that are shown, together: the largest number that the settings allow must not take
+# the memory.
 _MOST_DECISION_BYTES = 16 * 1024 * 1024
 
 
 class Followers:
-    """What the console knows, and the board that shows it."""
+    """The console's copies of the bus, and the board that shows them."""
 
     def __init__(self, bus: Bus, settings: ConsoleSettings, clock: Clock | None = None) -> None:
         self.board = Board()
         self.is_settled = asyncio.Event()
-        """Set when all that was there at the start has been read."""
+        """Set when everything that existed at the start has been read."""
         self._bus = bus
         self._settings = settings
         self.clock = clock or SystemClock()
         self._news = asyncio.Condition()
         self._inventories: dict[str, dict[str, Inventory]] = {}
-        """By node and class, without what is needed for a drawing alone."""
+        """By node and class, without the fields that only a drawing needs."""
         self._ledgers: dict[str, Holders] = {}
         self._letters: dict[str, dict[str, str]] = {}
-        """Node to the letters that its owners have, so that they keep them."""
+        """Node to the letters of its owners in drawings, so that they keep them."""
         self._waiting = WaitingList(is_of_cluster=settings.cluster.mode != "off")
         self._trouble_since = ""
         self._words = Words()
         self._silent: dict[str, dict[str, str]] = {}
-        """Node to who is silent there, since when."""
+        """Node to its silent services, with the time of the first silence."""
         self._health: dict[tuple[str, str, str], HealthEvent] = {}
         self._decisions: dict[str, tuple[str, int]] = {}
-        """Decision to its time and what it takes."""
+        """Decision to its time and its size in bytes."""
         self._unsettled = {"inventories", "ledgers", "alignments", "objects"}
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow the bus until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 self._watch("inventories", self._bus.watch(INVENTORY), self._take_inventory, self._forget_inventories)
@@ -81,12 +81,12 @@ class Followers:
             tasks.create_task(self._follow_decisions())
 
     async def wait_newer(self, version: int) -> None:
-        """Wait until the board has something newer than a version."""
+        """Wait until the board has an entry newer than a version."""
         async with self._news:
             await self._news.wait_for(lambda: self.board.version > version)
 
     async def node(self, node: str) -> View | None:
-        """Give a node as it is drawn, with machine and devices as the bus has them now.
+        """Return a node as it is drawn, with machine and devices as the bus has them now.
 
         None when no machine of that name reports.
         """
@@ -129,8 +129,8 @@ class Followers:
             await self._tell()
 
     async def _follow_decisions(self) -> None:
-        """Follow decisions from the newest of each node on, and read the older ones that are shown
-        once that has begun: none falls between both.
+        """Follow decisions from the newest of each node on, and then read the older ones that are
+        shown, so that none is missed in between.
         """
         has_older = False
         async for received in self._bus.follow(DECISION, start=Start.PRESENT):
@@ -176,7 +176,9 @@ class Followers:
         self._words.excuse(self.clock.monotonic())
 
     async def _listen(self) -> None:
-        """See who has stopped talking; who cannot be heard, since the bus is away, has not."""
+        """Find the services that have become silent. While the bus is disconnected, no service
+        counts as silent.
+        """
         while True:
             await self.clock.sleep(until_tick(self.clock.monotonic(), _LISTEN_S))
             if not self._bus.is_connected:
@@ -197,12 +199,14 @@ class Followers:
         self._show_node(node)
 
     def take_object(self, kind: str, namespace: str, name: str, api_object: ApiObject | None) -> None:
-        """Show a claim or pod as long as it waits; None: it is gone."""
+        """Show a claim or pod while it waits. None: it is gone."""
         for key, view in self._waiting.take(kind, namespace, name, api_object).items():
             self._show("waiting", key, view)
 
     async def tell_trouble(self, trouble: str) -> None:
-        """Show that the API server cannot be read, or is again; and tell all pages what changed."""
+        """Show that the API server cannot be read, or can be read again, and send the changes to
+        all pages.
+        """
         self._trouble_since = (self._trouble_since or rfc3339(self.clock.now())) if trouble else ""
         self._show(
             "silent", API_SERVER, silence_view("", API_SERVER, self._trouble_since, (), trouble) if trouble else None
@@ -210,8 +214,8 @@ class Followers:
         await self._tell()
 
     def _take_object(self, change: Change[ApiObject]) -> None:
-        # What is stored under a key has its kind in it; of what is deleted the key alone is left,
-        # in which kinds are written small.
+        # A stored value has its kind. A deletion has only the key, in which kinds are in lower
+        # case.
         kind = (
             change.value.kind
             if change.value is not None
@@ -230,8 +234,8 @@ class Followers:
             self._health.pop(place, None)
         else:
             self._health[place] = event
-        # That a device is well is news after it was not: not at our start, nor in the first event
-        # of each of a node that is new.
+        # A healthy device is news only after it was unhealthy, not at our start and not in the
+        # first events of a new node.
         if event.health.worst is not None or (event.previous is not None and not received.is_replay):
             self._show("health", str(received.sequence), event_view(event))
             self._trim("health", self._settings.events)

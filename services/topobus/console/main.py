@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the console; the exit code is the process's."""
+    """Run the console and end the process with its exit code."""
     answer_probe("console")
     with needing_extra("console"):
         from topobus.console.config import ConsoleSettings, check_settings

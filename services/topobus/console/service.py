@@ -65,7 +65,7 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
 
 
 async def _follow_cluster(settings: ConsoleSettings, runtime: Runtime, followers: Followers) -> None:
-    # Only here: who has no cluster pays no memory for its client.
+    # Imported here: without a cluster its client must take no memory.
     from topobus.console.cluster_objects import ClusterObjects, open_reader
 
     reader, changed = open_reader(settings.cluster), asyncio.Event()

@@ -1,8 +1,8 @@
 """Answers browsers: the page's files, the live stream of the board, one node's drawing, and the
 login.
 
-Flows in: HTTP requests. Flows out: answers with headers that let the page load nothing from
-elsewhere and nobody frame it. It reads, and has no way to write to the bus.
+The headers of each answer keep the page from loading anything from elsewhere and from being framed.
+It has no way to write to the bus.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _SESSION_S = 43_200
 _MOST_SESSIONS = 1024
 _MOST_FORM_BYTES = 4096
 _LEAST_PASSWORD = 12
-# A browser that takes nothing for so long is gone, or asleep: it comes back with what it saw last.
+# A browser that reads nothing for so long is gone, or asleep. When it returns, it gets what it
+# missed.
 _SEND_LIMIT_S = 20.0
-# A comment each so often keeps proxies from ending a silent stream,
-# and finds browsers that vanished.
+# A comment at this interval keeps proxies from ending a silent stream, and detects browsers that
+# are gone.
 _KEEPALIVE_S = 15.0
 # Changes that come together are sent together.
 _SETTLE_S = 0.1
@@ -52,7 +53,7 @@ _HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # Not no-referrer: by that a browser names no origin with the page's own forms (Fetch,
+    # Not no-referrer: with that, a browser names no origin with the page's own forms (Fetch,
     # serializing a request origin), and the login would refuse them.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -70,8 +71,8 @@ _LINK_PATH = "/open"
 _OPEN_PATHS = ("/login", "/console.css", "/icon.svg", _LINK_PATH)
 # Half a form is no login.
 _FORM_LIMIT_S = 10.0
-# A page that is open for less has no other one in its place: with more pages than places each would
-# push out another all the time.
+# A page that is open for less keeps its place: with more pages than places, each would otherwise
+# replace another all the time.
 _LEAST_PAGE_S = 10.0
 
 
@@ -98,7 +99,10 @@ def read_password(path: str) -> bytes:
 
 
 def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = False, link_token: str = "") -> ASGIApp:
-    """Make the application; `link_token`: who opens /open with it is let in, and nobody else."""
+    """Make the application.
+
+    Shapes: link_token — the secret of /open, which alone gives a session; empty: none.
+    """
     contents = {
         path: (files("topobus.console").joinpath("page", name).read_bytes(), kind)
         for path, (name, kind) in _FILES.items()
@@ -145,8 +149,8 @@ def console_app(followers: Followers, settings: PageSettings, *, is_tls: bool = 
 
 
 class _Guard:
-    """Refuses what comes under another name, from another page or without a session, before
-    anything else sees it.
+    """Refuses requests for another name, from another page or without a session, before the
+    application sees them.
 
     Adds the headers to every answer.
     """
@@ -192,7 +196,7 @@ class _Guard:
 
 
 class _Sessions:
-    """Who has logged in; in memory, so a restart ends all sessions."""
+    """The sessions, in memory, so that a restart ends all of them."""
 
     def __init__(self, settings: PageSettings, *, is_secure: bool, link_token: str) -> None:
         self._settings = settings
@@ -208,11 +212,11 @@ class _Sessions:
 
     @property
     def has_link(self) -> bool:
-        """Say whether who comes must have opened the secret address."""
+        """Say whether a session needs the secret address."""
         return bool(self._link_token)
 
     def open_link(self, request: Request) -> Response:
-        """Let in who has the secret address, as often as they like."""
+        """Begin a session for a request with the secret, any number of times."""
         given = request.query_params.get("token", "")
         if not self._link_token or not hmac.compare_digest(given.encode(), self._link_token.encode()):
             return Response(
@@ -286,7 +290,7 @@ class _Streams:
         self._places = Places(most, least_s=_LEAST_PAGE_S)
         self._numbers = itertools.count()
         self._ended: dict[int, asyncio.Event] = {}
-        # Versions of another start of the console mean nothing here.
+        # Versions of another start of the console have no meaning here.
         self._instance = secrets.token_hex(4)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -322,7 +326,7 @@ class _Streams:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if ended.is_set():
-            # One that reads nothing is cut off without the last word.
+            # A browser that reads nothing is disconnected without the last message.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})

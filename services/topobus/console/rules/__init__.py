@@ -1,1 +1,1 @@
-"""What the page shows, as pure functions over frozen values; who may look at it, too."""
+"""What the page shows, as pure functions over frozen values, and the rules of access to it."""

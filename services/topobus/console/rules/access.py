@@ -1,8 +1,7 @@
-"""Who may look at the page: by which name it was asked for, whether a form came from the page
-itself, how many wrong passwords are too many.
+"""The rules of access to the page: the name that was requested, whether a form came from the page
+itself, and how many wrong passwords are too many.
 
-Flows in: headers, addresses, times of a monotonic clock. Flows out: yes or no, and when to try
-again. Pure: it compares no password and reads no clock.
+Pure: it compares no password and reads no clock.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Iterable
 
 __all__ = ["Attempts", "Places", "allowed_hosts", "is_allowed_host", "is_loopback", "is_same_origin"]
 
-# A name or an address, and a port; what else a browser could put there has no place in
-# it (`localhost:1@evil.example`).
+# A name or an address, and a port. Other characters that a browser could send are refused
+# (`localhost:1@evil.example`).
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _WINDOW_S = 60.0
-# All addresses together: who has many must not have many times as many tries.
+# All addresses together: a user with many addresses must not have many times as many tries.
 _TOGETHER = 20
-# Addresses remembered; the oldest goes first.
+# Addresses remembered. The oldest is dropped first.
 _MOST_ADDRESSES = 1024
 
 
@@ -38,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str, more: Iterable[str]) -> frozenset[str]:
-    """Give the names, in lower case and without ports, by which browsers may ask for the page.
+    """Return the names, in lower case and without ports, by which browsers may ask for the page.
 
     >>> sorted(allowed_hosts("0.0.0.0", ["Console.example"]))
     ['127.0.0.1', '::1', 'console.example', 'localhost']
@@ -48,7 +47,7 @@ def allowed_hosts(host: str, more: Iterable[str]) -> frozenset[str]:
 
 
 def is_allowed_host(header: str, allowed: frozenset[str]) -> bool:
-    """Say whether a Host header names us; an empty one does not.
+    """Say whether a Host header names us. An empty one does not.
 
     >>> names = allowed_hosts("127.0.0.1", [])
     >>> is_allowed_host("localhost:8765", names), is_allowed_host("[::1]:1", names), is_allowed_host("evil.example:8765", names)
@@ -74,7 +73,7 @@ def is_same_origin(origin: str, header: str) -> bool:
 
 
 class Attempts:
-    """Counts wrong passwords by address, within a minute; times are seconds of one monotonic clock.
+    """Counts wrong passwords by address, within a minute. Times are seconds of one monotonic clock.
 
     >>> attempts = Attempts(1)
     >>> attempts.wait_s("a", 0.0), attempts.note_wrong("a", 0.0), attempts.wait_s("a", 20.0), attempts.wait_s("b", 20.0)
@@ -87,7 +86,7 @@ class Attempts:
         self._all: list[float] = []
 
     def wait_s(self, address: str, now: float) -> float:
-        """Say how long an address has to wait until its next try counts; 0: none."""
+        """Return how long an address has to wait until its next try counts. 0: it may try now."""
         own = [at for at in self._wrong.get(address, ()) if now - at < _WINDOW_S]
         together = [at for at in self._all if now - at < _WINDOW_S]
         waits = [0.0]
@@ -98,7 +97,7 @@ class Attempts:
         return max(waits)
 
     def note_wrong(self, address: str, now: float) -> None:
-        """Remember a wrong password."""
+        """Record a wrong password."""
         self._wrong[address] = [*self._wrong.get(address, ()), now][-self._most :]
         self._wrong.move_to_end(address)
         while len(self._wrong) > _MOST_ADDRESSES:
@@ -107,7 +106,7 @@ class Attempts:
 
 
 class Places:
-    """Who has the places for open pages, by address; times are seconds of one monotonic clock.
+    """The limited places for open pages, by address. Times are seconds of one monotonic clock.
 
     >>> places = Places(2, least_s=10.0)
     >>> places.enter(1, "a", 0.0), places.enter(2, "a", 5.0), places.enter(3, "b", 9.0), places.enter(3, "b", 10.0)
@@ -123,8 +122,8 @@ class Places:
     def enter(self, page: int, address: str, now: float) -> tuple[int, ...] | None:
         """Give a place to a page.
 
-        Names the page that must go for it, or gives None when none may: of the address with the
-        most pages none is open for long enough.
+        Returns the page that loses its place, if any. None when the page gets no place: the oldest
+        page of the address with the most pages is not open for long enough.
         """
         gone: tuple[int, ...] = ()
         if len(self._taken) >= self._most:
@@ -139,7 +138,7 @@ class Places:
         return gone
 
     def leave(self, page: int) -> None:
-        """Take the place back of a page that is closed."""
+        """Free the place of a page that is closed."""
         self._taken.pop(page, None)
 
 

@@ -1,9 +1,8 @@
-"""What all open pages show, once for all of them: entries by topic and key, each with the version
-at which it last changed.
+"""The entries that all open pages show, stored once for all of them, by topic and key, each with
+the version at which it last changed.
 
-Flows in: an entry as bytes of JSON, or its end. Flows out: all that changed since a version, oldest
-first. A reader that is slow gets the newest of each entry and never a queue: what is stored does
-not grow with readers. Deleted keys are remembered for a while; who was away longer begins anew.
+A slow reader gets the newest of each entry and never a queue, so memory does not grow with readers.
+Deleted keys are remembered for a while. A reader with an older version starts from the beginning.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from msgspec import Struct
 
 __all__ = ["Board", "Posted"]
 
-# Deletions remembered: a reader that missed more than these reads everything again.
+# Deletions remembered. A reader that missed more than these reads everything again.
 _MOST_DELETIONS = 4096
 
 
 class Posted(Struct, frozen=True, kw_only=True):
-    """One entry, or (`data` is None) that there is none any more."""
+    """An entry, or its deletion (`data` is None)."""
 
     version: int
     topic: str
@@ -44,13 +43,13 @@ class Board:
         """In order of version, the newest last."""
         self._deleted = 0
         self._complete_from = 0
-        """Deletions up to this version may have been forgotten."""
+        """Deletions up to this version may have been dropped."""
 
     def __len__(self) -> int:
         return len(self._posted) - self._deleted
 
     def post(self, topic: str, key: str, data: bytes) -> bool:
-        """Store an entry; False when it stands there already."""
+        """Store an entry. False when it is the same already."""
         before = self._posted.get((topic, key))
         if before is not None and before.data == data:
             return False
@@ -60,7 +59,7 @@ class Board:
         return True
 
     def drop(self, topic: str, key: str) -> bool:
-        """Delete an entry; False when there is none."""
+        """Delete an entry. False when there is none."""
         before = self._posted.get((topic, key))
         if before is None or before.data is None:
             return False
@@ -71,7 +70,7 @@ class Board:
         return True
 
     def get(self, topic: str, key: str) -> bytes | None:
-        """Give an entry; None when there is none."""
+        """Return an entry. None when there is none."""
         posted = self._posted.get((topic, key))
         return posted.data if posted is not None else None
 
@@ -82,10 +81,10 @@ class Board:
         )
 
     def since(self, version: int) -> list[Posted] | None:
-        """Give what changed after a version, oldest first.
+        """Return what changed after a version, oldest first.
 
-        None when that cannot be told any more, or the version is none
-        of ours: then begin with `all`.
+        None when the deletions since then are no longer known, or the version is none of ours: then
+        start with `all`.
         """
         if version < self._complete_from or version > self.version:
             return None
@@ -98,7 +97,7 @@ class Board:
         return newer
 
     def all(self) -> Iterator[Posted]:
-        """Give all entries there are, oldest change first."""
+        """Return all entries, oldest change first."""
         return (posted for posted in tuple(self._posted.values()) if posted.data is not None)
 
     def _put(self, topic: str, key: str, data: bytes | None) -> None:
@@ -107,7 +106,7 @@ class Board:
         self._posted.move_to_end((topic, key))
 
     def _forget_deletions(self) -> None:
-        """Forget the older half of the deletions."""
+        """Drop the older half of the deletions."""
         deletions = [place for place, posted in self._posted.items() if posted.data is None]
         for place in deletions[: len(deletions) // 2]:
             self._complete_from = max(self._complete_from, self._posted.pop(place).version)

@@ -1,8 +1,7 @@
-"""One machine as the page draws it: the drawing of the CLI (`topobus.engine.drawing`), with what a
-device's details say.
+"""One machine as the page draws it: the drawing of the CLI (`topobus.engine.drawing`), with the
+details of each device.
 
-Flows in: a machine, its inventories and who holds what. Flows out: dictionaries for JSON, in the
-order in which the page shows them. Pure.
+The dictionaries are in the order in which the page shows them. Pure.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ _NOBODY = -1
 def node_view(
     machine: Machine, inventories: Iterable[Inventory], ledger: Holders | None, letters: Mapping[str, str] | None = None
 ) -> View:
-    """Give one machine as it is drawn: sockets with NUMA nodes, these with cores, root complexes,
-    switches and devices.
+    """Return one machine as it is drawn: sockets with NUMA nodes, these with cores, root complexes,
+    switches and devices, with their holders and the meaning of the signs.
 
-    Who holds what; and what the signs mean.
-
-    Order and signs: as in `layout_of`; `letters` are those that owners have had, by key.
+    Order and signs: as in `layout_of`. `letters` are those that owners have had, by key.
     """
     layout = layout_of(machine, inventories, ledger, letters=letters)
     users = _users(layout.holders)
@@ -66,7 +63,7 @@ def node_view(
 
 
 def conditions_view(health: DeviceHealth) -> list[View]:
-    """Give what is wrong with a device, the worst first as its service says it."""
+    """Return what is wrong with a device, the worst first, in its service's order."""
     return [
         {
             "dimension": condition.dimension.value,
@@ -82,7 +79,7 @@ def conditions_view(health: DeviceHealth) -> list[View]:
 
 
 def _users(holders: DrawnHolders) -> dict[tuple[str, str], list[DrawnHolder]]:
-    """All who hold a device, by class and name; several where it is shared."""
+    """Map devices, by class and name, to their holders. A shared device has several."""
     users: dict[tuple[str, str], list[DrawnHolder]] = {}
     for holder in holders.all:
         for device_class, names in holder.devices.items():

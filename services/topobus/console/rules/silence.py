@@ -1,9 +1,7 @@
-"""How what is silent is shown: who, since when, and what follows.
+"""How silent services are shown: which, since when, and what follows.
 
-Silence is no fault: devices are Unknown, and what is held stays held.
-
-Flows in: who is silent, by the words of each node's topology. Flows out: inventories as they are to
-be read, and entries of the list. Pure.
+Silence is no fault: devices are Unknown, and holders keep what they hold. The alignment that each
+node's topology publishes names the silent services. Pure.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ API_SERVER = "API server"
 
 
 def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) -> dict[str, Inventory]:
-    """Give the inventories as they are to be read: devices of a silent service are Unknown.
-
-    By class, and a warning says why.
+    """Return the inventories by class, with the devices of silent services as Unknown and a warning
+    with the reason.
     """
     heard = {}
     for device_class, inventory in sorted(inventories.items()):
@@ -44,7 +41,10 @@ def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) ->
 
 
 def silence_view(node: str, what: str, since: str, classes: Iterable[str], trouble: str = "") -> View:
-    """Say who is silent and what follows from it; `trouble`: what is known of the reason."""
+    """Return the entry of a silent service, with what follows from its silence.
+
+    Shapes: trouble — what is known of the reason.
+    """
     if what == API_SERVER:
         follows = f"claims and pods are shown as they last were: {trouble}"
     elif what == TOPOLOGY:

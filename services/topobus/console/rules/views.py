@@ -1,7 +1,6 @@
 """What the page lists of devices, nodes, events and decisions, as plain values for JSON.
 
-Flows in: inventories, ledgers, events. Flows out: dictionaries of texts, numbers and lists; the
-page draws them and decides nothing. Pure.
+The page draws these values and decides nothing. Pure.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from topobus.values.request import Owner
 __all__ = ["decision_view", "event_view", "for_counting", "node_row", "sick_view"]
 
 _CPU = "cpu"
-# A hint list of a big machine has hundreds of entries; the narrow ones decide.
+# A hint list of a big machine has hundreds of entries. The narrow ones decide.
 _SHOWN_HINTS = 24
 _ADVICE = ("nearest-miss", "would-fit")
 
 
 def for_counting(inventory: Inventory) -> Inventory:
-    """Keep of an inventory what rows and lists show: of a device that is well its name alone.
+    """Keep of an inventory what rows and lists show: of a healthy device only its name.
 
-    A thousand nodes have a quarter of a million devices, CPUs included, each with
-    attributes that only a drawing shows.
+    A thousand nodes have a quarter of a million devices, CPUs included, each with attributes that
+    only a drawing shows.
     """
     return structs.replace(inventory, devices=tuple(_for_counting(device) for device in inventory.devices))
 
@@ -43,8 +42,8 @@ def _for_counting(device: Device) -> Device:
 
 
 def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None, silent: Collection[str] = ()) -> View:
-    """Count one node's devices: by class how many there are, are held, are free, and are not well;
-    and name the services that are silent.
+    """Count one node's devices by class: how many there are, are held, are free, and are unhealthy.
+    Also names the silent services.
     """
     classes = []
     for inventory in sorted(inventories, key=lambda inventory: inventory.device_class):
@@ -66,10 +65,10 @@ def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None
 
 
 def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEvent | None = None) -> View | None:
-    """Say what is wrong with a device, since when, what to do and whom it affects.
+    """Return what is wrong with a device, since when, what to do and which pods it affects.
 
-    None when it is well and no operator keeps it back. None, too, when its service is silent and
-    nothing else is known of it: that is told once for the service.
+    None when it is healthy and no operator withholds it. Also None when its service is silent and
+    nothing else is known of it, as the service has an entry of its own.
     """
     worst = device.health.worst
     if (worst is None and device.is_allocatable) or (worst is not None and worst.reason == SERVICE_SILENT):
@@ -94,7 +93,7 @@ def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEv
 
 
 def event_view(event: HealthEvent) -> View:
-    """Give one health event: which device, from what to what, why, and whom it affects."""
+    """Return one health event: which device, from what to what, why, and which pods it affects."""
     worst = event.health.worst
     return {
         "time": event.time,
@@ -110,8 +109,8 @@ def event_view(event: HealthEvent) -> View:
 
 
 def decision_view(event: DecisionEvent) -> View:
-    """Take a decision apart: what was asked, hints and their merge by
-    container, picks or reasons.
+    """Return a decision in parts: the request, hints and their merge by container, picks or
+    reasons.
     """
     outcome = event.outcome
     asked = event.request.containers if event.request is not None else ()
@@ -147,7 +146,7 @@ def decision_view(event: DecisionEvent) -> View:
 
 
 def _is_aligned(outcome: Placement | Refusal | None) -> bool:
-    """Say whether the node's policy had a part in it; it has none in a claim's devices."""
+    """Say whether the node's policy affected the outcome. It does not for a claim's devices."""
     return not isinstance(outcome, Placement) or any(container.has_alignment for container in outcome.containers)
 
 

@@ -1,8 +1,8 @@
 """Which claims and pods wait, and why: of the stand-alone API and of a cluster's API server.
 
-Flows in: objects as they are stored. Flows out: the entries that change by one. A cluster's claims
-say nothing of why they wait, so the pod that waits for one says it for both. Pure; only what waits
-is remembered, and rubbish in an object breaks nothing.
+Each object changes some entries. A cluster's claims have no reason of their own for waiting, so
+they show that of the pod that waits for them. Pure. Only what waits is remembered, and malformed
+parts of an object are ignored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["WaitingList"]
 
 CLAIM, POD = "ResourceClaim", "Pod"
 _CONDITIONS = {CLAIM: ("Allocated",), POD: ("topobus.dev/Allocated", "PodScheduled")}
-# What a condition says is shown up to here; a status may hold much more,
-# and all pages hold it in memory.
+# Characters of a condition that are shown. A status may hold much more, and all pages hold it in
+# memory.
 _MOST_TEXT = 4000
 _UNSEEN, _UNUSED = "not looked at yet", "no pod waits for it"
 
@@ -31,12 +31,12 @@ class _WaitingPod(Struct, frozen=True):
 
 
 class WaitingList:
-    """What waits now; keys are kind, namespace and name."""
+    """The waiting objects. Keys are kind, namespace and name."""
 
     def __init__(self, *, is_of_cluster: bool = False) -> None:
-        """Begin with nothing.
+        """Begin with an empty list.
 
-        At a cluster's API server nobody looks at a claim that no pod uses, in the
+        At a cluster's API server no component reconciles a claim that no pod uses. In the
         stand-alone API the controller does.
         """
         self._is_of_cluster = is_of_cluster
@@ -44,9 +44,9 @@ class WaitingList:
         self._pods: dict[tuple[str, str], _WaitingPod] = {}
 
     def take(self, kind: str, namespace: str, name: str, api_object: ApiObject | None) -> dict[str, View | None]:
-        """Take in an object, or None for one that is gone.
+        """Store an object, or remove it with None.
 
-        Gives the entries that are other ones now, None for one that waits no more.
+        Returns the changed entries, None for one that no longer waits.
 
         >>> waiting = WaitingList()
         >>> claim = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "c"})
@@ -79,7 +79,7 @@ class WaitingList:
         return {_key(POD, place): after.view if after is not None else None, **claims}
 
     def clear(self) -> tuple[str, ...]:
-        """Forget everything: the store is another one now; gives the keys of what was there."""
+        """Remove everything, because the store was lost. Returns the keys."""
         keys = (*(_key(CLAIM, place) for place in self._claims), *(_key(POD, place) for place in self._pods))
         self._claims.clear()
         self._pods.clear()
@@ -116,7 +116,7 @@ def _waiting_pod(pod: ApiObject, namespace: str, name: str) -> _WaitingPod | Non
 
 
 def _claims_of(pod: ApiObject) -> Iterable[str]:
-    """Name the claims that a pod uses, those made of templates included."""
+    """Name the claims that a pod uses, including those made from templates."""
     for entry in (*_entries(pod.spec, "resourceClaims"), *_entries(pod.status, "resourceClaimStatuses")):
         if isinstance(claim := entry.get("resourceClaimName"), str):
             yield claim
